@@ -19,10 +19,10 @@ from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.host.interfaces import interface_address
 from paceline.host.machine import host_name
 from paceline.plan.trial import LOOPBACK
+from paceline.torch_internals import TCPStore
 from paceline.transports.mpi.polling import poll
 from paceline.transports.mpi.transport import Options
 from paceline.transports.mpi.world import World
-from paceline.transports.torch_internals import TCPStore
 
 if TYPE_CHECKING:
     from types import TracebackType

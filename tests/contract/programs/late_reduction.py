@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
-from torch._C._distributed_c10d import PrefixStore
+
+from paceline.torch_internals import PrefixStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 import paceline.mpi  # noqa: F401  (the backend, and where the ranks meet)
 from paceline.errors import TimedOut
-from paceline.transports.mpi import finalize
+from paceline.transports.mpi import polling
 
-finalize._PYTHON_ENDS_S = 4.0  # no machine is so busy that this program ends in 20 s only
+polling._PYTHON_ENDS_S = 4.0  # no machine is so busy that this program ends in 20 s only
 
 
 def main() -> None:

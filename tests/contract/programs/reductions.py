@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from torch._C._distributed_c10d import PrefixStore, Store
+
+from paceline.torch_internals import PrefixStore, Store
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -537,6 +538,7 @@ def _communication(way: Way) -> dict[str, object]:
     if way.stages == 1:
         return {"transport": way.transport}
     split_points = list(way.split_points or range(2, 2 * way.stages, 2))
+    bounds = [0, *split_points, max(split_points) + 2]
     return {
         "transport": way.transport,
         "stages": way.stages,
@@ -545,7 +547,7 @@ def _communication(way: Way) -> dict[str, object]:
         "balance": None if way.split_points else way.balance,
         "split_points": split_points,
         "first_layers": [f"features.{cut}" for cut in split_points],
-        "layers": 2 * way.stages + 2,
+        "layers": [[f"features.{n}" for n in range(*ends)] for ends in pairwise(bounds)],
         "bytes_forward": [1_500_000 * cut for cut in split_points],
         "bytes_backward": [1_500_000 * cut for cut in split_points],
         "theoretical_bubble": (way.stages - 1) / (way.micro_batches + way.stages - 1),

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from paceline.torch_internals import storage_number
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.passes import run_passes
 from paceline.training.task import Task
-from paceline.training.tensors import storage_number
 from paceline.workloads.build import build_model, task_of
 
 

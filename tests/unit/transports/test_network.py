@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.transports.network import GlooTransport, NcclTransport
-from paceline.transports.network_interface import check_interface, has_link
+from paceline.transports.liveness import has_link
+from paceline.transports.network import GlooTransport, NcclTransport, check_interface
 
 
 def test_loopback_is_there_and_has_a_link():

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _COPY_S = 1800.0
 _ANSWER_S = 60.0
-_LOCKED_WITHIN_S = 60.0  # after the file was made
 _PREFIX = "paceline-data-"
 
 

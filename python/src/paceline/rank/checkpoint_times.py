@@ -19,7 +19,7 @@ from paceline.costs.checkpoint_interval import daly_interval_s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.transports.torch_internals import Store
+    from paceline.torch_internals import Store
 
 _POLL_S = 0.5  # of the store, by a thread
 _LEAD_S = 1.5  # from an announcement to its step

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.plan.rank_context import RankContext
-    from paceline.transports.torch_internals import Store
+    from paceline.torch_internals import Store
 
 _ROUNDS = 8
 

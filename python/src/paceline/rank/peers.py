@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.node.memory import gather
 from paceline.rank.clock import SAME_CLOCK, ClockOffset, measure_offset
+from paceline.torch_internals import PrefixStore
 from paceline.training.resources import RankCores, check_node
 from paceline.transports import Transport, create_transport
 from paceline.transports.liveness import LivenessProbe, with_probe_result
@@ -22,14 +23,14 @@ from paceline.transports.store import (
     store_barrier,
     wait_for,
 )
-from paceline.transports.torch_internals import PrefixStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.transports.torch_internals import TCPStore
+    from paceline.records.communication import TransportResult
+    from paceline.torch_internals import TCPStore
 
 
 class Peers:
@@ -104,7 +105,7 @@ class Peers:
         with limited(f"rank {self._context.rank}: rank 0's store", self._limits.rendezvous_s):
             self._transport.open(self._context, self._trial, store)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         return {} if self._transport is None else self._transport.describe()
 
     def explain(self, error: Exception) -> PacelineError | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.records.communication import StrategyResult, TransportResult
 from paceline.records.files import write_json
 from paceline.records.rows import TrainingResult
 from paceline.training.linear import linear_parameters
@@ -15,11 +16,10 @@ from paceline.training.tensors import save_tensors, update_l2
 from paceline.workloads.build import build_model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor, nn
 
     from paceline.plan.trial import Training, Trial
+    from paceline.records.communication import Communication
     from paceline.records.layout import TrialFiles
     from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
@@ -36,7 +36,12 @@ class End:
 
     steps: int
     weights_sha256: str
-    communication: Mapping[str, Any]  # descriptions by transport and strategy
+    strategy: StrategyResult = field(default_factory=StrategyResult)
+    transport: TransportResult = field(default_factory=TransportResult)
+
+
+def _communication(trial: Trial, end: End) -> Communication:
+    return {"transport": trial.transport, **end.transport, **end.strategy}
 
 
 def write_task_result(
@@ -64,7 +69,7 @@ def write_task_result(
         update_l2=moved,
         parameters=sum(p.numel() for p in initial.parameters()),
         linear_parameters=linear_parameters(initial),
-        communication={"transport": trial.transport, **end.communication},
+        communication=_communication(trial, end),
         gradient_sensitivity=sensitivity,
         not_compared=None,
         classes=task.settings.classes,
@@ -94,7 +99,7 @@ def write_script_result(
         update_l2=moved,
         parameters=parameters,
         linear_parameters=None,
-        communication={"transport": trial.transport, **end.communication},
+        communication=_communication(trial, end),
         gradient_sensitivity=None,
         not_compared=not_compared,
         classes=None,

@@ -24,7 +24,7 @@ from paceline.rank.spans import Spans
 from paceline.records.attempts import continue_rows
 from paceline.records.files import JsonlWriter, write_json
 from paceline.strategies import LocalStrategy, create_strategy
-from paceline.training import compiler
+from paceline.torch_internals import compiler
 from paceline.training.batch_norm import batch_norms
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.resources import read_back, set_threads
@@ -303,6 +303,7 @@ class _TaskRank:
         end = End(
             steps=steps,
             weights_sha256=sha256,
-            communication={**self._peers.describe(), **strategy.describe()},
+            strategy=strategy.describe(),
+            transport=self._peers.describe(),
         )
         write_task_result(self._trial, self._files, end, task, weights, self._first_batch)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from paceline.records.communication import Communication
+
 SCHEMA = 2
 
 SpanName = Literal[
@@ -266,7 +268,7 @@ class TrainingResult:
     update_l2: dict[str, float]
     parameters: int
     linear_parameters: int | None = None  # of them in linear layers; None for a script
-    communication: dict[str, Any] = field(default_factory=dict)  # bucket sizes, transport details
+    communication: Communication = field(default_factory=Communication)
     # of a baseline whose layers normalise: largest relative change of a tensor of the first
     # gradient when the inputs change by 2^-20
     gradient_sensitivity: float | None = None

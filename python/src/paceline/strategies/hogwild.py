@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from paceline.node.barrier import Barrier
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
@@ -191,7 +192,7 @@ class HogwildStrategy(LocalStrategy):
         rows, self._rows = self._rows, []
         return rows
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         return {"update_mode": "hogwild"}
 
     def close(self, *, failed: bool) -> None:

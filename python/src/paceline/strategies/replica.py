@@ -17,7 +17,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from paceline.strategies.reduction.buckets import Buckets
 from paceline.strategies.reduction.factor_choice import setting_of
 from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.replica_factors import ReplicaFactors
+from paceline.torch_internals import exclude_from_ddp
 from paceline.training.batch_norm import batch_norms, synchronise
 from paceline.training.devices import (
     InputMover,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.training.pass_communication import PassCommunication
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
@@ -74,7 +76,7 @@ class ReplicaStrategy(LocalStrategy):
         self._device: torch.device
         self._mover: InputMover
         self._stopwatch: Stopwatch
-        self._device_settings: dict[str, Any] = {}
+        self._device_settings: StrategyResult = {}
         self._is_first = True
         self._pass_communication: PassCommunication | None = None
 
@@ -134,9 +136,7 @@ class ReplicaStrategy(LocalStrategy):
         self._buckets = Buckets(self._stopwatch, create_sum(trial), defers=bool(elsewhere))
         if elsewhere:
             bucket_mb = min(bucket_mb, _REST_BUCKET_MB)
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]  # noqa: SLF001
-                model, elsewhere
-            )
+            exclude_from_ddp(model, elsewhere)
         rest = [p for name, p in model.named_parameters() if name not in set(elsewhere)]
         if not any(parameter.requires_grad for parameter in rest):
             return  # DDP refuses a model without gradients of its own
@@ -245,7 +245,7 @@ class ReplicaStrategy(LocalStrategy):
         for optimizer in self._optimizers:
             restore_optimizer(optimizer, saved)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         if self._buckets is None:
             return self._device_settings
         return {

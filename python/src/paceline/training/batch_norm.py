@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.errors import UsageError
+from paceline.torch_internals import BatchNormLayer
 from paceline.training.pass_communication import PassCommunication
 from paceline.training.recomputation import once
 
@@ -33,7 +33,7 @@ _EXCLUDED = "paceline_excluded"  # attribute of a layer whose samples do not cou
 
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers with batch statistics, by name."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    return {name: m for name, m in model.named_modules() if isinstance(m, BatchNormLayer)}
 
 
 def statistics_width(model: nn.Module) -> int:
@@ -82,11 +82,11 @@ def placeholders(model: nn.Module) -> Iterator[None]:
             setattr(layer, _EXCLUDED, False)
 
 
-def _layers(model: nn.Module) -> Iterable[_BatchNorm]:
-    return (module for module in model.modules() if isinstance(module, _BatchNorm))
+def _layers(model: nn.Module) -> Iterable[BatchNormLayer]:
+    return (module for module in model.modules() if isinstance(module, BatchNormLayer))
 
 
-def _forward(layer: _BatchNorm, total: Total, inputs: Tensor) -> Tensor:
+def _forward(layer: BatchNormLayer, total: Total, inputs: Tensor) -> Tensor:
     if not layer.training:
         return type(layer).forward(layer, inputs)
     excluded = getattr(layer, _EXCLUDED, False)
@@ -98,7 +98,7 @@ def _forward(layer: _BatchNorm, total: Total, inputs: Tensor) -> Tensor:
     return output
 
 
-def _forward_alone(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+def _forward_alone(layer: BatchNormLayer, inputs: Tensor) -> Tensor:
     """Normalise with the statistics of the inputs; samples that do not count change none."""
     if not layer.training or not getattr(layer, _EXCLUDED, False):
         if layer.training and inputs.numel() == inputs.shape[1]:
@@ -133,7 +133,7 @@ def _statistics(inputs: Tensor, total: Total, *, excluded: bool) -> tuple[Tensor
 
 
 @torch.no_grad()
-def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: float) -> None:
+def _track(layer: BatchNormLayer, mean: Tensor, variance: Tensor, count: float) -> None:
     """Update the running statistics as torch does."""
     if not layer.track_running_stats or layer.running_mean is None:
         return

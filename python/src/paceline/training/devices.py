@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
 
 CPU = torch.device("cpu")
 
@@ -63,7 +64,7 @@ def device_name(device: torch.device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
-def use_device(device: torch.device) -> dict[str, Any]:
+def use_device(device: torch.device) -> StrategyResult:
     """Make `device` the current one, with the exact arithmetic of the CPU. Return the settings, for
     the records.
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.plan.sample_order import sample_key
+from paceline.torch_internals import DropoutLayer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,7 +88,7 @@ def use_sample_dropout(model: nn.Module, *, enabled: bool) -> None:
 
 
 def _has_own_masks(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.dropout._DropoutNd):  # noqa: SLF001
+    if isinstance(module, DropoutLayer):
         return module.p > 0
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
         return bool(module.dropout > 0)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
+
+from paceline.torch_internals import FakeTensor, FakeTensorMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

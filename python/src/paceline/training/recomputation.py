@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from paceline.torch_internals import buffers_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
@@ -35,7 +37,7 @@ class RecomputedPass:
         self._buffers = [
             (layer, name, buffer.clone())
             for layer in layers
-            for name, buffer in layer._buffers.items()  # noqa: SLF001  (a view without copies)
+            for name, buffer in buffers_of(layer).items()
             if buffer is not None
         ]
         self._results: list[Any] = []
@@ -67,7 +69,7 @@ class RecomputedPass:
         """
         self._used = 0
         now = [(layer, {n: layer.__dict__[n] for n in old}) for layer, old in self._attributes]
-        buffers = [(layer, name, layer._buffers[name]) for layer, name, _ in self._buffers]  # noqa: SLF001
+        buffers = [(layer, name, buffers_of(layer)[name]) for layer, name, _ in self._buffers]
         _put(self._attributes, self._buffers)
         try:
             with self._first():
@@ -83,7 +85,7 @@ def _put(
     for layer, values in attributes:
         layer.__dict__.update(values)
     for layer, name, buffer in buffers:
-        layer._buffers[name] = buffer  # noqa: SLF001
+        buffers_of(layer)[name] = buffer
 
 
 _current: ContextVar[RecomputedPass | None] = ContextVar("paceline_segment", default=None)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.torch_internals import storage_number
 from paceline.training.dropout import set_sample_keys
 from paceline.training.recomputation import RecomputedPass
-from paceline.training.tensors import storage_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ all replicas, and steps the optimiser with it. It does not know the launcher.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from paceline.errors import UsageError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.node.memory import NodeShare
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.records.rows import UpdateRow, WorkerEnvironment
     from paceline.training.state import RankState, SavedState
     from paceline.training.task import Task
@@ -162,7 +163,7 @@ class LocalStrategy(Stepper, Protocol):
         """Return the actual environments of threads that train replicas; [] if there are none."""
         return []
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         """Return settings for the records, for example bucket sizes and split points."""
         return {}
 

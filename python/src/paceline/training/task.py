@@ -19,6 +19,7 @@ from paceline.data.batches import is_image, mirror_at_random
 from paceline.errors import UsageError
 from paceline.spec.tables import Target
 from paceline.spec.values import MemoryFormat
+from paceline.torch_internals import children_of
 from paceline.training import transforms
 from paceline.training.graph_blocks import Blocks, graph_blocks
 
@@ -230,8 +231,7 @@ class Task:
 
 
 def _flattened(model: nn.Sequential, prefix: str = "") -> Iterable[tuple[str, nn.Module]]:
-    # Not named_children, which leaves out a layer that is used again.
-    for name, block in model._modules.items():  # noqa: SLF001  (there is no public view)
+    for name, block in children_of(model).items():
         if block is None:
             continue
         if type(block) is nn.Sequential:

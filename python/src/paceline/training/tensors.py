@@ -37,12 +37,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def storage_number(tensor: Tensor) -> int:
-    """Return a number of the memory of a tensor, which its views have too."""
-    number: int = tensor.untyped_storage()._cdata  # noqa: SLF001  (there is no public number)
-    return number
-
-
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return contiguous tensors; copy those that share memory with another, as tied weights do."""
     separate: dict[str, Tensor] = {}

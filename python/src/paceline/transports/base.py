@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import TimedOut
 
@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.transports.torch_internals import Store
+    from paceline.records.communication import TransportResult
+    from paceline.torch_internals import Store
 
 
 class Transport(Protocol):
@@ -26,7 +27,7 @@ class Transport(Protocol):
     def explain(self, error: Exception) -> PacelineError | None:
         """Translate an error of a collective to TimedOut or PeerLost; None if it is unknown."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         """Return library and settings, for the records."""
 
     def close(self, *, failed: bool) -> None:

@@ -18,14 +18,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from paceline.torch_internals import (
+    ProcessGroupGloo,
+    number_operations,
+    register_backend,
+    set_default_backend,
+    set_group_name,
+)
 from paceline.transports.recorder import begin_operation, is_recording, payload_bytes
-from paceline.transports.torch_internals import ProcessGroupGloo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paceline.torch_internals import Work
     from paceline.transports.recorder import Operation
-    from paceline.transports.torch_internals import Work
 
 BACKEND = "recorded-gloo"
 _DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
@@ -132,15 +138,14 @@ def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     )
     backend.options.global_ranks_in_group = given.global_ranks_in_group
     backend.options.group_name = given.group_id
-    backend._set_sequence_number_for_group()  # noqa: SLF001  (as torch does it)
+    number_operations(backend)
     inner: Any = dist.ProcessGroup(given.store, given.group_rank, given.group_size)
     group: Any = RecordedProcessGroup(inner, given.group_id)
     kind = dist.ProcessGroup.BackendType.GLOO
     for each in (inner, group):  # torch reads devices and names of the outer one as well
-        each._set_default_backend(kind)  # noqa: SLF001  (as above)
-        for device in _DEVICES:
-            each._register_backend(torch.device(device), kind, backend)  # noqa: SLF001
-    inner._set_group_name(given.group_id)  # noqa: SLF001
+        set_default_backend(each, kind)
+        register_backend(each, _DEVICES, kind, backend)
+    set_group_name(inner, given.group_id)
     # Never freed: its destructor waits for Gloo's threads and holds the GIL, for which one of them
     # may wait to release a callback. The last reference is often that of a user's model.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))

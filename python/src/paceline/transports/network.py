@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,13 +19,13 @@ import torch.distributed as dist
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, TimedOut
 from paceline.training.devices import device_name, device_of, use_device
 from paceline.transports.gloo_group import BACKEND
-from paceline.transports.network_interface import check_interface
 from paceline.transports.process_group import DefaultGroupTransport
 
 if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.transports.torch_internals import Store
+    from paceline.records.communication import TransportResult
+    from paceline.torch_internals import Store
 
 # Texts with which Gloo, NCCL and c10d report a time-out.
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
@@ -93,7 +94,7 @@ class GlooTransport(NetworkTransport):
         os.environ["GLOO_SOCKET_IFNAME"] = trial.interface
         self.open_group(context, trial, store)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         return {"library": "gloo", "interface": self._interface}
 
     def text_of(self, error: Exception) -> str:
@@ -149,10 +150,21 @@ class NcclTransport(NetworkTransport):
             )
         return super().explain(error)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         return {
             "library": f"nccl {version}",
             "interface": self._interface,
             "device": device_name(self._device),
         }
+
+
+def check_interface(interface: str, host: str, library: str) -> None:
+    """Raise EnvironmentLacks, listing the existing interfaces, if this host has no such
+    interface."""
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        raise EnvironmentLacks(
+            f"host {host} has no network interface {interface!r} for {library} to use; it has "
+            f"{', '.join(names)}: set [network] interface in the spec"
+        )

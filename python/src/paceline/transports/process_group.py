@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 
-from paceline.transports.torch_internals import PrefixStore, abort_process_groups
+from paceline.torch_internals import PrefixStore, abort_process_groups
 
 if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.transports.torch_internals import Store
+    from paceline.torch_internals import Store
 
 
 class DefaultGroupTransport:

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.transports.torch_internals import TCPStore
+from paceline.torch_internals import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.plan.rank_context import RankContext, StoreAddress
-    from paceline.transports.torch_internals import Store, TCPStore
+    from paceline.torch_internals import Store, TCPStore
 
 # Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.torch_internals import Work
 from paceline.transports.base import timed_out
-from paceline.transports.torch_internals import Work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
+from paceline.torch_internals import HashStore
 from paceline.transports.compression.bucket import FlatBucket, pack
 
 

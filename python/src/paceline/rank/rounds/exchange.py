@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.records.communication import StrategyResult
 from paceline.records.rows import StepRow
 
 # Weights, then momentum if there is any: shape (elements,), float32.
@@ -41,7 +41,7 @@ class Orders:
     carries: Mapping[int, Carry] = field(default_factory=dict)  # by rank; none in the first round
     finish: bool = False  # take the weights and end, without a step
     clocks: Mapping[int, Clock] = field(default_factory=dict)  # by rank, at the end
-    facts: Mapping[str, Any] = field(default_factory=dict)  # for the result, at the end
+    facts: StrategyResult = field(default_factory=StrategyResult)  # for the result, at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from paceline.rank.spans import Spans
 from paceline.records.files import JsonlWriter, write_json
 from paceline.strategies.local_sgd.steps import LocalReplica
 from paceline.strategies.processes.descriptor import ProcessesOptions
-from paceline.training import compiler
+from paceline.torch_internals import compiler
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.resources import RankCores, read_back, set_threads
 from paceline.training.tensors import sha256_of
@@ -264,7 +264,7 @@ class RoundWorker:
         end = End(
             steps=self._samples.order.steps,
             weights_sha256=sha256,
-            communication={
+            strategy={
                 "period": self._period,
                 "momentum": None if self._replica.momentum is None else "averaged",
                 "round_bytes": state_bytes(self._replica),

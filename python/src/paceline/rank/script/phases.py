@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import dataloader
+
+from paceline.torch_internals import DataLoaderIterator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +104,7 @@ class PhaseTimer:
     @contextmanager
     def timing(self) -> Iterator[None]:
         """Time the two functions while the context is active."""
-        loader: Any = dataloader._BaseDataLoaderIter  # noqa: SLF001  (there is no hook)
+        loader: Any = DataLoaderIterator  # there is no hook
         autograd: Any = torch.autograd
         following, backward = loader.__next__, autograd.backward
         loader.__next__ = self._timed(following, self._waited)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from paceline.errors import UsageError
+from paceline.torch_internals import HashStore
 from paceline.training.pass_communication import awaiting
-from paceline.transports.torch_internals import HashStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.rank.peers import Peers
-    from paceline.transports.torch_internals import Store
+    from paceline.torch_internals import Store
 
 
 class ProcessGroups:

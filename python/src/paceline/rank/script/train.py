@@ -11,10 +11,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-# The first optimiser imports this module anyway, which takes a second or more; here it counts as
-# import time under every launcher.
-import torch._dynamo  # noqa: F401
-
 from paceline.errors import UsageError
 from paceline.rank.peers import Peers, join_peers
 from paceline.rank.result import End, write_script_result
@@ -25,8 +21,13 @@ from paceline.rank.script.tensors import ParameterRecord
 from paceline.rank.spans import Spans
 from paceline.records.attempts import continue_rows
 from paceline.records.files import write_json
+from paceline.torch_internals.compiler import import_now
 from paceline.training.resources import read_back, set_threads
 from paceline.transports.recorder import recording
+
+# The first optimiser imports it anyway, which takes a second or more; here it counts as import time
+# under every launcher.
+import_now()
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -155,7 +156,7 @@ class _ScriptRank:
         end = End(
             steps=self._training.steps,
             weights_sha256=sha256,
-            communication=self._peers.describe(),
+            transport=self._peers.describe(),
         )
         write_script_result(
             self._trial,

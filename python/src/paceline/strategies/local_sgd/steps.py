@@ -26,9 +26,8 @@ from paceline.training.state import restore_model, restore_optimizer
 from paceline.training.strategy import GradientResult, Stepper
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.training.state import RankState, SavedState
     from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
@@ -52,7 +51,7 @@ class LocalReplica(Stepper):
         self, task: Task, model: nn.Module, trial: Trial, device: torch.device = CPU
     ) -> None:
         """model: in its memory format; it is moved to `device`."""
-        self.settings: dict[str, Any] = use_device(device)
+        self.settings: StrategyResult = use_device(device)
         self.model = model.to(device)
         normalise_alone(self.model)
         self.weights: Tensor

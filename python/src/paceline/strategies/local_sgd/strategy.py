@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from paceline.transports.compression.bucket import bytes_of
 if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
@@ -142,7 +143,7 @@ class LocalSgdStrategy(LocalStrategy):
         self._steps = self._restored_steps = saved.steps
         self._replica.restore(saved.of_replica(self._rank, self._ranks))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         """Return settings and traffic. Bytes are means over all steps; uncompressed bytes are those
         of averaging gradients in every step."""
         steps = self._steps - self._restored_steps

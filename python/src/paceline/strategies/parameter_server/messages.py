@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.torch_internals import source_rank
+
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
@@ -82,7 +84,7 @@ class Messages:
         header = torch.empty(_FIELDS, dtype=torch.float64)
         work = self._group.recv_anysource([header], _HEADER)
         work.wait()
-        return work._source_rank(), Request.decoded(header)  # noqa: SLF001  (as torch does it)
+        return source_rank(work), Request.decoded(header)
 
     def receive_gradient(self, worker: int, into: Tensor) -> None:
         self._receive(into, worker, _GRADIENT)

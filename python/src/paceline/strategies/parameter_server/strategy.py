@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,7 @@ from paceline.transports.recorder import begin_operation
 if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.records.rows import UpdateRow
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
@@ -210,11 +211,11 @@ class ParameterServerStrategy(LocalStrategy):
     def updates(self) -> list[UpdateRow]:
         return self._client.take_rows() + ([] if self._server is None else self._server.take_rows())
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         """Return settings and traffic. Bytes are means over all steps; uncompressed bytes are those
         of averaging gradients in every step."""
         sizes = [4 * (place.stop - place.start) for place in self._client.places]
-        described: dict[str, Any] = {"update_mode": self._options.update_mode, "shard_bytes": sizes}
+        described: StrategyResult = {"update_mode": self._options.update_mode, "shard_bytes": sizes}
         steps = self._steps - self._restored_steps
         if self._server is None or not steps:
             return described

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from paceline.node.memory import NodeShare
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.task import Task
 
@@ -52,7 +53,7 @@ class Partition:
     crossing: list[Activation]  # by split point
     profile: list[dict[str, Any]] | None  # seconds by layer, if they were measured
 
-    def describe(self, layers: Layers, trial: Trial) -> dict[str, Any]:
+    def describe(self, layers: Layers, trial: Trial) -> StrategyResult:
         """Return the partition for the records; bytes are per step and replica."""
         settings, samples = settings_of(trial), BatchSizes.of(trial).replica
         stages = trial.placement.stages

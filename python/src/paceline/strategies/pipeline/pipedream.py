@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Training
     from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.split_points import Layers
-    from paceline.strategies.pipeline.stage_weights import StageWeights
-    from paceline.strategies.pipeline.stash import WeightStash
+    from paceline.strategies.pipeline.stage_weights import StageWeights, WeightStash
     from paceline.training.strategy import GradientResult, TrainBatch
     from paceline.training.task import Task
 

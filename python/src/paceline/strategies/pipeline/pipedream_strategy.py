@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.strategies.pipeline.partition import settings_of
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.records.rows import UpdateRow
     from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.split_points import Layers
@@ -77,7 +78,7 @@ class PipeDreamStrategy(PipelineStrategy):
         self._stream.begin_after(saved.steps)
         super().restore(saved)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         """Return the settings; stashed weights are those of this rank's stage."""
         copies = self._stream.stashed_versions
         return {

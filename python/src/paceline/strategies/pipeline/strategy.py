@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,7 @@ from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
@@ -92,7 +93,7 @@ class PipelineStrategy(ShardedStrategy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._description: dict[str, Any] = {}
+        self._description: StrategyResult = {}
         self._shared_weights: Tensor
         self._stage: Stage
         self._weights: StageWeights
@@ -307,7 +308,7 @@ class PipelineStrategy(ShardedStrategy):
     def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
         return [self._buffers.own]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         return {**self._description, **super().describe()}
 
 

@@ -17,7 +17,7 @@ The node has one copy of the weights; each process has its own gradients. A step
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.strategies.reduction.flat_layout import ParameterShard
     from paceline.training.pass_communication import PassCommunication
     from paceline.training.strategy import RankGroups
@@ -216,7 +217,7 @@ class ProcessesStrategy(ShardedStrategy):
     def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
         return [persistent_buffers(self._model)]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         sizes = [4 * sum(s.elements for s in shards) for shards in self._shards_by_rank]
         return {
             "shard_bytes": sizes,

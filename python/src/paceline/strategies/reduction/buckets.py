@@ -4,12 +4,11 @@ DDP compares the annotations of the hook with classes, so this module has no `fr
 annotations`, unlike all others.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 
+from paceline.records.communication import StrategyResult
+from paceline.torch_internals import GradBucket
 from paceline.training.devices import Mark, Stopwatch
 from paceline.transports.compression.bucket import GradientSum
 
@@ -52,5 +51,5 @@ class Buckets:
         for summed in sums:
             summed.wait()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         return {"bucket_bytes": self.sizes_bytes, **self.gradient_sum.describe()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
 from paceline.strategies.reduction.factor_layers import FactorLayers
+from paceline.torch_internals import call_after_backward, exclude_from_ddp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.records.communication import FactorResult
     from paceline.strategies.reduction.factor_exchange import FactorExchange
     from paceline.transports.bucket_settings import FactorSetting
 
@@ -85,8 +87,7 @@ class _BackwardPass:
         if is_last and not self._will_finish:
             self._will_finish = True
             # Runs before DDP's own callback, so the products overlap the sums of its buckets.
-            engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
-            engine.queue_callback(self._finish)
+            call_after_backward(self._finish)
 
     def _finish(self) -> None:
         self._will_finish = False
@@ -117,9 +118,7 @@ def _keep(
 def _ignoring(model: DistributedDataParallel, parameters: list[str]) -> DistributedDataParallel:
     """Return a DDP model of the same module and settings that ignores these parameters."""
     module = model.module
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]  # noqa: SLF001
-        module, parameters
-    )
+    exclude_from_ddp(module, parameters)
     ignored = set(parameters)
     if not any(p.requires_grad for name, p in module.named_parameters() if name not in ignored):
         raise UsageError(
@@ -156,7 +155,7 @@ def _check(model: DistributedDataParallel) -> None:
 
 
 def _with_choice(
-    model: DistributedDataParallel, described: dict[str, Any]
+    model: DistributedDataParallel, described: FactorResult
 ) -> DistributedDataParallel:
     model.sufficient_factors = described  # type: ignore[assignment]
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.costs.factor_cost import Cost, LinearShape, all_reduce_cost, factor_cost
 from paceline.errors import EnvironmentLacks
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from paceline.costs.factor_cost import FactorShape, Speeds
     from paceline.plan.trial import Trial
+    from paceline.records.communication import FactorResult, StrategyResult
     from paceline.transports.bucket_settings import FactorSetting
 
 # Its product is measured where only embeddings have factors.
@@ -79,7 +80,7 @@ class FactorChoice:
         """Names of the layers that send factors."""
         return tuple(each.layer for each in self.layers if each.sends_factors)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> FactorResult:
         """Return the choice for the records; empty without a linear layer."""
         if not self.layers:
             return {}
@@ -90,7 +91,7 @@ class FactorChoice:
             "layers": [asdict(each) for each in self.layers],
         }
 
-    def with_traffic(self, others: dict[str, Any], sent_bytes: float | None) -> dict[str, Any]:
+    def with_traffic(self, others: StrategyResult, sent_bytes: float | None) -> StrategyResult:
         """Add the choice and the traffic of factors to the description of other gradients.
 
         sent_bytes: by this rank in the last step; None if no layer sends factors.
@@ -98,14 +99,15 @@ class FactorChoice:
         described = self.describe()
         if sent_bytes is None:
             return {**others, "sufficient_factors": described} if described else others
-        more = {
-            "sent_bytes_per_step": sent_bytes,
-            "uncompressed_bytes_per_step": sum(
-                each.all_reduce.sent_bytes for each in self.layers if each.sends_factors
+        uncompressed = sum(each.all_reduce.sent_bytes for each in self.layers if each.sends_factors)
+        return {
+            **others,
+            "sent_bytes_per_step": round(others.get("sent_bytes_per_step", 0) + sent_bytes),
+            "uncompressed_bytes_per_step": round(
+                others.get("uncompressed_bytes_per_step", 0) + uncompressed
             ),
+            "sufficient_factors": described,
         }
-        traffic = {name: round(others.get(name, 0) + value) for name, value in more.items()}
-        return {**others, **traffic, "sufficient_factors": described}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

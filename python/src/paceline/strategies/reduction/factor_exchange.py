@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -24,10 +24,10 @@ from paceline.training.linear import joined
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torch._C._distributed_c10d import Work
-
     from paceline.costs.factor_cost import FactorShape
+    from paceline.records.communication import StrategyResult
     from paceline.strategies.reduction.factor_choice import FactorChoice
+    from paceline.torch_internals import Work
 
 
 def open_group(limit_s: float | None) -> dist.ProcessGroup | None:
@@ -161,7 +161,7 @@ class ExchangedFactors:
         assert self._exchange is not None, "the layer sends factors"
         return self._exchange.wait(layer)
 
-    def with_traffic(self, others: dict[str, Any]) -> dict[str, Any]:
+    def with_traffic(self, others: StrategyResult) -> StrategyResult:
         """Add the choice and the traffic of factors to the description of other gradients."""
         sent = None if self._exchange is None else self._exchange.sent_bytes
         return self._choice.with_traffic(others, sent)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.training.strategy import RankGroups
     from paceline.transports.compression.bucket import GradientSum
 
@@ -126,7 +127,7 @@ class ReplicateGroup:
         if self._trial is not None:
             dist.all_reduce(values, group=self.group)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         """Return sizes and traffic; empty on a single node."""
         if self._trial is None:
             return {}

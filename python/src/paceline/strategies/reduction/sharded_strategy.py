@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.node.shared_node import SharedNode
+    from paceline.records.communication import StrategyResult
     from paceline.strategies.reduction.flat_layout import FlatLayout
     from paceline.strategies.reduction.node_factors import NodeFactors
     from paceline.strategies.reduction.optimizer_shard import OptimizerShard
@@ -98,7 +99,7 @@ class ShardedStrategy(LocalStrategy):
             restore_buffers(buffers, saved)
         self._wait_for_node()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         return self._node_factors.with_traffic(self._replicate_group.describe())
 
     def close(self, *, failed: bool) -> None:

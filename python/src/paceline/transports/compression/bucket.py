@@ -5,7 +5,7 @@ Gradients are summed, never averaged: each rank's gradients are already its part
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
+    from paceline.records.communication import CompressionResult, StrategyResult
 
 
 class Bucket(Protocol):
@@ -47,7 +49,7 @@ class GradientSum(Protocol):
         The future holds the buffer with the sum, bit-identical on all ranks.
         """
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         """Return settings and traffic; see `Meter`."""
 
     def close(self, *, failed: bool) -> None:
@@ -62,7 +64,7 @@ class Compressor(Protocol):
     def sum(self, bucket: Bucket) -> float:
         """Sum a bucket in place over the group; blocks. Return the bytes that this rank sent."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CompressionResult:
         """Return the settings."""
 
 
@@ -88,7 +90,7 @@ class Meter:
             self._last = self._sent, self._uncompressed
             self._sent = self._uncompressed = 0.0
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         if self._last is None:
             return {}
         sent, uncompressed = self._last

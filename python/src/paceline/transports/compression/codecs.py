@@ -17,7 +17,7 @@ again. So two ranks use this variant.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from paceline.transports.compression.bucket import Residuals, all_gather, all_to
 if TYPE_CHECKING:
     from typing import Literal
 
+    from paceline.records.communication import CompressionResult
     from paceline.transports.compression.bucket import Bucket
 
 BLOCK = 256  # elements that share a scale, which takes 4 bytes
@@ -59,7 +60,7 @@ class Half:
     def decode(self, encoded: Tensor) -> Tensor:
         return encoded.view(self._type).to(torch.float32)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CompressionResult:
         return {}
 
 
@@ -98,7 +99,7 @@ class Blockwise:
         decoded: Tensor = shaped * factors
         return decoded.view(len(encoded), -1)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CompressionResult:
         return {"block": self.block}
 
 
@@ -115,7 +116,7 @@ class Codec(Protocol):
     def decode(self, encoded: Tensor) -> Tensor:
         """Return a new tensor of shape (m, elements)."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CompressionResult:
         """Return the settings."""
 
 
@@ -161,7 +162,7 @@ class CodecCompressor:
             bytes_of(own), self._ranks
         )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CompressionResult:
         return {**self._codec.describe(), "error_feedback": self._codec.feeds_back}
 
     def _parts(self, flat: Tensor, parts: int) -> Tensor:

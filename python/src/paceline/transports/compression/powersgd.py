@@ -19,6 +19,7 @@ from paceline.transports.work import PendingWork
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paceline.records.communication import CompressionResult
     from paceline.transports.compression.bucket import Bucket
 
 # DistributedDataParallel rebuilds its buckets after the first step, and the hook keeps its state by
@@ -59,7 +60,7 @@ class PowerSgd:
         bucket.buffer().mul_(self._ranks)
         return self._group.sent_bytes - before
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CompressionResult:
         return {"rank": self._rank, "start_step": START_STEP, "error_feedback": True}
 
 

@@ -14,6 +14,7 @@ from paceline.transports.compression.bucket import Meter, only_tensor
 from paceline.transports.progress_thread import ProgressThread
 
 if TYPE_CHECKING:
+    from paceline.records.communication import CompressionResult, StrategyResult
     from paceline.transports.compression.bucket import Bucket, Compressor, GradientSum
 
 
@@ -31,7 +32,7 @@ class PlainSum:
         summed: torch.futures.Future[Tensor] = work.get_future().then(only_tensor)
         return summed
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         return self._meter.describe()
 
     def close(self, *, failed: bool) -> None:
@@ -63,7 +64,7 @@ class InFlight:
         self._start_waiting()
         return chained
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         return {**self._inner.describe(), "buckets_in_flight": self._most}
 
     def close(self, *, failed: bool) -> None:
@@ -141,8 +142,11 @@ class CompressedSum:
         summed: torch.futures.Future[Tensor] = work.get_future().then(only_tensor)
         return summed
 
-    def describe(self) -> dict[str, Any]:
-        method = {"method": self._compressor.name, **self._compressor.describe()}
+    def describe(self) -> StrategyResult:
+        method: CompressionResult = {
+            "method": self._compressor.name,
+            **self._compressor.describe(),
+        }
         return {"compression": method, **self._meter.describe()}
 
     def close(self, *, failed: bool) -> None:

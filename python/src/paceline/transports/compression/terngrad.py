@@ -11,7 +11,7 @@ scale is never larger, so there is less noise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from paceline.costs.link_cost import all_gather_bytes
 from paceline.transports.compression.bucket import all_gather, bytes_of
 
 if TYPE_CHECKING:
+    from paceline.records.communication import CompressionResult
     from paceline.transports.compression.bucket import Bucket
 
 CLIP = 2.5  # standard deviations, the paper's constant
@@ -69,7 +70,7 @@ class TernGrad:
             self._step += 1
         return all_gather_bytes(bytes_of(own), self._ranks)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CompressionResult:
         return {"clip_standard_deviations": self._clip, "error_feedback": False}
 
     def _ternary(self, bucket: Bucket) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ steps with the summed gradient, and its momentum refers to that.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from paceline.costs.link_cost import all_gather_bytes
 from paceline.transports.compression.bucket import Residuals, all_gather, bytes_of
 
 if TYPE_CHECKING:
+    from paceline.records.communication import CompressionResult
     from paceline.transports.compression.bucket import Bucket
 
 _SAMPLE_STRIDE = 101  # prime: no row length of a layer is a multiple of it
@@ -56,7 +57,7 @@ class TopK:
             flat.index_add_(0, at.view(torch.int32), theirs)
         return all_gather_bytes(bytes_of(own), self._ranks)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CompressionResult:
         return {"density": self._density, "error_feedback": True}
 
 

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from paceline.records.communication import TransportResult
+    from paceline.torch_internals import Store
     from paceline.transports.mpi.descriptor import Algorithm
     from paceline.transports.mpi.rank_names import RankNames
-    from paceline.transports.torch_internals import Store
 
 # MPI's own all-reduce is not a candidate: it spins on cores that are busy (with two ranks on each
 # core 25 MB took 12 s instead of 0.4 s) and cannot be given up. The papers' two are too slow.
@@ -105,9 +106,9 @@ class AllReduce:
             world_rank = self._names.world_ranks[self._rank]
             complete(self._comm.Ibarrier(), name, world_rank, self._limit_s)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         """Return which algorithm reduces messages of which size, for the records."""
-        described: dict[str, Any] = {"algorithm": self._algorithm, "hosts": len(set(self._hosts))}
+        described: TransportResult = {"algorithm": self._algorithm, "hosts": len(set(self._hosts))}
         if self._reason_not_shared is not None:
             described["not_shared"] = self._reason_not_shared
         if self._choice is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from torch import Tensor
 
+    from paceline.records.communication import TransportResult
     from paceline.transports.mpi.rank_names import RankNames
     from paceline.transports.mpi.reduce_operations import Reduction
 
@@ -60,7 +61,7 @@ class Collectives:
         self._ring = MessageCollectives(comm, names, limit_s) if spans_hosts else None
         self._long_gather: str | None = None  # how long parts are gathered; None: not measured
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         """Return how long parts are gathered, for the records; empty if none was gathered."""
         return {} if self._long_gather is None else {"all_gather": self._long_gather}
 

@@ -17,15 +17,20 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch.autograd.profiler import record_function
 
-from paceline.transports.mpi import finalize
+from paceline.torch_internals import (
+    PrefixStore,
+    end_event_with,
+    profiler_enabled,
+    register_backend,
+)
 from paceline.transports.mpi.all_reduce import AllReduce, CollectiveStatistics
 from paceline.transports.mpi.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.collectives import Collectives
 from paceline.transports.mpi.point_to_point import Messenger, MpiMessage
+from paceline.transports.mpi.polling import limit_end_after_failure
 from paceline.transports.mpi.rank_names import RankNames
 from paceline.transports.progress_thread import ProgressThread
 from paceline.transports.recorder import begin_operation, payload_bytes
-from paceline.transports.torch_internals import PrefixStore, profiler_enabled
 from paceline.transports.work import CoalescedWork
 
 if TYPE_CHECKING:
@@ -34,8 +39,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.errors import PacelineError
+    from paceline.records.communication import TransportResult
+    from paceline.torch_internals import Store
     from paceline.transports.mpi.descriptor import Algorithm
-    from paceline.transports.torch_internals import Store
     from paceline.transports.work import PendingWork
 
 BACKEND = "mpi4py"
@@ -78,7 +84,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         self._open = True
         self._store = store
         self.algorithm = algorithm
-        finalize.watch(self._progress, limit_s)
+        limit_end_after_failure(self._progress, limit_s)
         self._messenger = Messenger(name)
         self._coalesced: list[PendingWork] | None = None
         atexit.register(self.abort)  # a thread still inside torch at exit would crash the process
@@ -117,7 +123,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
     def size(self) -> int:
         return self._size
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         """Return how this group reduces, for the records."""
         return {**self._reductions.describe(), **self._collectives.describe()}
 
@@ -240,8 +246,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         No backend object is registered: a group made in Python is its own backend.
         """
         devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-        for device in devices:
-            self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, None)
+        register_backend(self, devices, dist.ProcessGroup.BackendType.CUSTOM, None)
 
     def _make_communicators(self, members: list[int]) -> None:
         world = MPI.COMM_WORLD
@@ -289,5 +294,5 @@ def begin_profile_event(name: str) -> Callable[[], None]:
         return lambda: None
     ended: torch.futures.Future[None] = torch.futures.Future()
     with record_function(f"{BACKEND}:{_TITLES.get(name, name)}") as event:
-        event._call_end_callbacks_on_future(ended)  # noqa: SLF001  (as torch's RPC does)
+        end_event_with(event, ended)
     return lambda: ended.set_result(None)

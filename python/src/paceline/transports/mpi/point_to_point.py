@@ -11,8 +11,7 @@ from mpi4py import MPI
 
 from paceline.errors import RankFailed
 from paceline.transports.base import timed_out
-from paceline.transports.mpi.finalize import note_failure
-from paceline.transports.mpi.polling import poll_until
+from paceline.transports.mpi.polling import note_failure, poll_until
 from paceline.transports.work import PendingWork
 
 if TYPE_CHECKING:

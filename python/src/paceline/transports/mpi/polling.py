@@ -1,8 +1,10 @@
-"""Wait for MPI within a limit and without spinning."""
+"""Wait for MPI within a limit and without spinning; limit MPI_Finalize after a failure."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi4py import MPI
+
+    from paceline.transports.progress_thread import ProgressThread
 
 _SPIN_S = 50e-6  # about the granularity of a timer: a shorter sleep costs as much
 _SHORTEST_SLEEP_S = 20e-6
@@ -101,3 +105,38 @@ class AdaptivePause:
             return _LONGEST_SLEEP_S
         flowing_s = time.perf_counter() - self._flows_since
         return max(_SHORTEST_SLEEP_S, flowing_s * _FLOWING_SHARE)
+
+
+# MPI_Finalize would wait for a lost peer for ever. Paceline's own jobs call MPI_Abort after a
+# failure. The following is for programs that catch the error and then end normally: Python calls
+# MPI_Finalize at exit.
+
+# Time before MPI_Finalize begins. On a busy machine torch's libraries alone take 8 s to unload.
+_PYTHON_ENDS_S = 20.0
+
+_watched: list[tuple[ProgressThread, float]] = []
+_failed_limits_s: list[float] = []
+
+
+def limit_end_after_failure(progress: ProgressThread, limit_s: float) -> None:
+    """Limit MPI_Finalize if an operation of the thread fails. limit_s: limit of its operations."""
+    if not _watched:
+        atexit.register(_limit_the_end)
+    _watched.append((progress, limit_s))
+
+
+def note_failure(limit_s: float) -> None:
+    """Record that a message did not end within `limit_s`."""
+    _failed_limits_s.append(limit_s)
+
+
+def _limit_the_end() -> None:
+    """Limit MPI_Finalize to the limit of the operation that failed, if any failed.
+
+    SIGALRM ends the process, because Python no longer runs during MPI_Finalize; mpirun then ends
+    the other ranks.
+    """
+    limits_s = _failed_limits_s + [s for progress, s in _watched if progress.failure is not None]
+    if limits_s:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, max(limits_s) + _PYTHON_ENDS_S)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+from paceline.torch_internals import factor_of
 from paceline.transports.mpi.buffers import flattened, host_copy, wire_buffer
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def reduction_of(reduce_op: Any, dtype: torch.dtype) -> Reduction:
         if reduce_op == theirs and operation is not None and _defined(operation, dtype):
             return Reduction(
                 operation,
-                factor=_factor(reduce_op) if theirs == _ReduceOp.PREMUL_SUM else None,
+                factor=factor_of(reduce_op) if theirs == _ReduceOp.PREMUL_SUM else None,
                 average=theirs == _ReduceOp.AVG,
             )
     raise ValueError(f"transport mpi: no reduction {_name(reduce_op)} for {dtype}")
@@ -94,12 +95,6 @@ def _defined(operation: MPI.Op, dtype: torch.dtype) -> bool:
     if operation in _BITWISE:
         return not (dtype.is_floating_point or dtype.is_complex)
     return not (operation in _ORDERED and dtype.is_complex)
-
-
-def _factor(reduce_op: Any) -> Any:
-    """Return the factor of a PREMUL_SUM. torch exposes it only in the pickled state."""
-    _, factor = reduce_op.__getstate__()
-    return factor
 
 
 def _name(reduce_op: Any) -> str:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import TransportResult
+    from paceline.torch_internals import Store
     from paceline.transports.mpi.descriptor import Algorithm
-    from paceline.transports.torch_internals import Store
 
 _THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
@@ -92,7 +93,7 @@ class MpiTransport(DefaultGroupTransport):
         failure: PacelineError | None = None if self._group is None else self._group.failure
         return failure
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         version = MPI.Get_library_version().strip("\0 \n")
         return {
             "library": version.splitlines()[0].split(", package")[0],

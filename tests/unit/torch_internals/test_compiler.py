@@ -10,7 +10,8 @@ import pytest
 BEGIN = """
 import sys, torch
 import torch.distributed as dist
-from paceline.training import compiler, fake_tensors
+from paceline.torch_internals import compiler
+from paceline.training import fake_tensors
 compiler.import_when_used()
 def is_imported(): return "torch._dynamo.convert_frame" in sys.modules
 model = torch.nn.Linear(2, 2)

@@ -112,11 +112,16 @@ def _settings(file: Path) -> ModuleType:
     return settings
 
 
+def import_now() -> None:
+    """Import torch's compiler, for a process that uses more of it."""
+    importlib.import_module(_NAME)
+
+
 def import_when_used() -> None:
     """Let this process train without the import of torch's compiler."""
     with _LOCK:
         if _NAME not in sys.modules:
-            sys.modules[_NAME] = torch._dynamo = _Unused()  # noqa: SLF001  (that of torch)
+            sys.modules[_NAME] = torch._dynamo = _Unused()
             sys.meta_path.insert(0, _Finder())
 
 
@@ -125,7 +130,7 @@ def _imported() -> ModuleType:
     with _LOCK:
         is_first = isinstance(sys.modules.get(_NAME), _Unused)
         if is_first:
-            del sys.modules[_NAME], torch._dynamo  # noqa: SLF001  (that of torch)
+            del sys.modules[_NAME], torch._dynamo
     # a reference to the stand-in leads here at every use
     with permanent_objects() if is_first else nullcontext():
         return importlib.import_module(_NAME)

@@ -1,0 +1,103 @@
+"""Schema of `communication` in `result.json`: what transport and strategy report on a training.
+
+A key is absent where it does not apply. Extensions may add keys of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict  # that of typing is no schema for pydantic in Python 3.11
+
+
+class TransportResult(TypedDict, total=False):
+    library: str
+    interface: str
+    device: str  # of this rank
+    thread_level: str  # of MPI, as are the following
+    algorithm: str  # as requested
+    all_gather: str  # how long parts are gathered, if any were
+    hosts: int
+    not_shared: str  # why ranks of a host do not share memory
+    by_size: list[dict[str, Any]]  # the chosen algorithm by the size of messages
+    calibration_s: dict[str, dict[str, float]]  # measured seconds by algorithm and bytes
+    calibration_took_s: float
+
+
+class CompressionResult(TypedDict, total=False):
+    method: str
+    error_feedback: bool
+    block: int  # elements with one scale
+    clip_standard_deviations: float | None  # None: not clipped
+    density: float
+    rank: int  # of the matrices of PowerSGD
+    start_step: int  # the first one that PowerSGD compresses
+
+
+class FactorResult(TypedDict, total=False):
+    """Choice of the linear layers that send factors; empty without such layers."""
+
+    setting: str
+    speeds: dict[str, float] | None  # see costs.factor_cost.Speeds; None: not measured
+    reason: str | None  # why no layer sends factors although its costs are lower
+    layers: list[dict[str, Any]]  # see strategies.reduction.factor_choice.LayerChoice
+
+
+class AveragingResult(TypedDict):
+    period: int  # steps
+    start_step: int
+    momentum: str
+
+
+class StrategyResult(TypedDict, total=False):
+    """Report of a strategy. Its parts, such as a sum of gradients, report some of the keys."""
+
+    # of a GPU
+    device: str
+    tf32: bool
+    cudnn_deterministic: bool
+
+    # bytes that a rank sends in a step; absent if it sends none
+    sent_bytes_per_step: float
+    uncompressed_bytes_per_step: float  # of an all-reduce of all gradients
+
+    # sums of gradients
+    bucket_bytes: list[int]
+    requested_bucket_mb: float
+    buckets_in_flight: int  # at most
+    compression: CompressionResult
+    sufficient_factors: FactorResult
+    shard_bytes: list[int]  # by rank
+    by_sufficient_factors: list[str]  # layers whose gradients a node computes from factors
+
+    # partition of a model into stages; bytes are per step and replica
+    stages: int
+    micro_batches: int
+    schedule: str
+    balance: str | None  # None for requested split points
+    split_points: list[int]
+    first_layers: list[str]  # by split point
+    layers: list[list[str]]  # by stage
+    bytes_forward: list[int]  # by split point
+    bytes_backward: list[int]
+    theoretical_bubble: float
+    deferred: list[str]  # layers
+    profile_s: list[dict[str, Any]]  # see strategies.pipeline.profile.LayerTimes
+    vertical_sync: bool  # of PipeDream, as are the following
+    stashed_versions: int
+    stashed_bytes: int
+
+    # updates without a sum in every step
+    update_mode: str
+    averaging: AveragingResult
+    period: int  # steps in a round of Spark tasks, as are the following
+    momentum: str | None
+    round_bytes: int
+    rounds: int
+    moved_ranks: int  # how often another process was the rank before
+
+
+@with_config(ConfigDict(extra="allow"))
+class Communication(TransportResult, StrategyResult, total=False):
+    transport: str

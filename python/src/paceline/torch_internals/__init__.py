@@ -1,0 +1,121 @@
+"""Names of torch without a stable public interface, checked with torch 2.13.
+
+No other module uses such names. `import torch` loads all of their modules, so nothing here adds to
+the start of a rank; the import of torch's compiler is in `compiler`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._autograd import _profiler_enabled as profiler_enabled
+from torch._C._distributed_c10d import (
+    GradBucket,
+    HashStore,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+    Work,
+)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.distributed_c10d import _abort_process_group as abort_process_groups
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNormLayer
+from torch.nn.modules.dropout import _DropoutNd as DropoutLayer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor, nn
+    from torch.autograd.profiler import record_function
+
+__all__ = [
+    "BatchNormLayer",
+    "DataLoaderIterator",
+    "DropoutLayer",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GradBucket",
+    "HashStore",
+    "PrefixStore",
+    "ProcessGroupGloo",
+    "Store",
+    "TCPStore",
+    "Work",
+    "abort_process_groups",
+    "profiler_enabled",
+]
+
+
+# A group written in Python does the following by the methods that torch calls for its own groups
+# (torch.distributed.distributed_c10d._new_process_group_helper).
+
+
+def number_operations(backend: ProcessGroupGloo) -> None:
+    """Begin the numbers of a backend's operations."""
+    backend._set_sequence_number_for_group()
+
+
+def register_backend(
+    group: Any, devices: Iterable[str], kind: dist.ProcessGroup.BackendType, backend: Any
+) -> None:
+    """Register the backend of a group for each type of device; None if the group is its own."""
+    for device in devices:
+        group._register_backend(torch.device(device), kind, backend)
+
+
+def set_default_backend(group: Any, kind: dist.ProcessGroup.BackendType) -> None:
+    group._set_default_backend(kind)
+
+
+def set_group_name(group: Any, name: str) -> None:
+    group._set_group_name(name)
+
+
+def source_rank(work: Work) -> int:
+    """Return the rank whose message a completed `recv_anysource` received."""
+    return work._source_rank()
+
+
+def factor_of(reduce_op: Any) -> Any:
+    """Return the factor of a PREMUL_SUM, which torch exposes only in the pickled state."""
+    _, factor = reduce_op.__getstate__()
+    return factor
+
+
+def end_event_with(event: record_function, ended: torch.futures.Future[None]) -> None:
+    """Let an event of the profiler last until the future is done, as torch's RPC does."""
+    event._call_end_callbacks_on_future(ended)
+
+
+def exclude_from_ddp(module: nn.Module, names: list[str]) -> None:
+    """Let a later DistributedDataParallel ignore these parameters of the module."""
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+        module, names
+    )
+
+
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Call the function at the end of the backward pass that runs in this thread."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(function)
+
+
+def storage_number(tensor: Tensor) -> int:
+    """Return a number of the memory of a tensor, which its views have too."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the modules of a module; `named_children` leaves out one that is used again."""
+    return module._modules
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the buffers of a module itself; changes of the dictionary change the module."""
+    return module._buffers
