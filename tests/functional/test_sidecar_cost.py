@@ -15,11 +15,11 @@ import pytest
 from paceline.host.processes import process_started_unix_s
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
+from paceline.records.metrics import METRICS
 from paceline.records.rows import RankStatus
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import sampler as sampler_module
 from paceline.telemetry.exporter import families
-from paceline.telemetry.metrics import METRICS
 from paceline.telemetry.request import SidecarRequest
 from paceline.telemetry.sampler import Sampler
 from paceline.telemetry.training import OperationTotals, TrainingProgress

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.unit.analysis.fabricate import Case, Way, edit_json, make_run
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
@@ -16,7 +16,6 @@ from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
 from paceline.records.files import JsonlWriter, read_json, read_jsonl
 from paceline.records.rows import (
     CommunicationRow,
-    RankSample,
 )
 
 if TYPE_CHECKING:
@@ -137,22 +136,22 @@ def _more(passed_s: float, number: int, ranks: int) -> dict[str, object]:
     }
 
 
-def _rank(unix_s: float, passed_s: float, rank: int, pid: int, number: int) -> RankSample:
-    return RankSample(
-        unix_s=unix_s,
-        rank=rank,
-        pid=pid,
-        processes=1,
-        cpu_seconds=RANK_CORES * passed_s,
-        rss_bytes=5 * 10**8,
-        pss_bytes=None if number % 4 else 4 * 10**8,
-        threads=RANK_THREADS,
-        voluntary_context_switches=round(50 * passed_s),
-        involuntary_context_switches=round(5 * passed_s),
-        read_bytes=round(5 * 10**5 * passed_s),
-        written_bytes=round(5 * 10**4 * passed_s),
-        open_files=20,
-    )
+def _rank(unix_s: float, passed_s: float, rank: int, pid: int, number: int) -> dict[str, Any]:
+    return {
+        "unix_s": unix_s,
+        "rank": rank,
+        "pid": pid,
+        "processes": 1,
+        "cpu_seconds": RANK_CORES * passed_s,
+        "rss_bytes": 5 * 10**8,
+        "pss_bytes": None if number % 4 else 4 * 10**8,
+        "threads": RANK_THREADS,
+        "voluntary_context_switches": round(50 * passed_s),
+        "involuntary_context_switches": round(5 * passed_s),
+        "read_bytes": round(5 * 10**5 * passed_s),
+        "written_bytes": round(5 * 10**4 * passed_s),
+        "open_files": 20,
+    }
 
 
 def _communicate(files: TrialFiles, rank: int) -> None:

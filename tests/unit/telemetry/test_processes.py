@@ -205,9 +205,13 @@ def test_expensive_figures_are_read_only_when_asked_for(table: Table) -> None:
     table.add(11, 10, pss_bytes=7, files=3)
     found = tree(table, 10)
     usage = found.run
-    assert (usage.pss_bytes, usage.open_files, usage.voluntary_switches) == (None, None, None)
+    assert (usage.pss_bytes, usage.open_files, usage.voluntary_context_switches) == (
+        None,
+        None,
+        None,
+    )
     usage = read(found, expensive=True)
-    assert (usage.pss_bytes, usage.open_files, usage.voluntary_switches) == (12, 5, 0)
+    assert (usage.pss_bytes, usage.open_files, usage.voluntary_context_switches) == (12, 5, 0)
 
 
 def test_context_switches_of_ended_threads_stay(table: Table) -> None:
@@ -215,10 +219,10 @@ def test_context_switches_of_ended_threads_stay(table: Table) -> None:
     found = tree(table, 10)
     root.switches = {10: (103, 201), 14: (10, 20)}
     usage = read(found, expensive=True)
-    assert (usage.voluntary_switches, usage.involuntary_switches) == (13, 21)
+    assert (usage.voluntary_context_switches, usage.involuntary_context_switches) == (13, 21)
     root.switches = {10: (104, 201), 15: (1, 1)}
     usage = read(found, expensive=True)
-    assert (usage.voluntary_switches, usage.involuntary_switches) == (15, 22)
+    assert (usage.voluntary_context_switches, usage.involuntary_context_switches) == (15, 22)
 
 
 def test_bytes_of_children_count_once(table: Table) -> None:

@@ -24,7 +24,7 @@ _SAME_START_S = 1.0  # a rank reports its start from another clock source
 
 @dataclass(slots=True, kw_only=True)
 class Usage:
-    """Sums over the processes of a run or of a rank.
+    """Sums over the processes of a run or of a rank; the names are columns of the trace.
 
     Gauges are of the last pass; counters grow from the first one. None: not read in this pass, or
     not readable.
@@ -38,8 +38,8 @@ class Usage:
     written_bytes: int | None = None
     pss_bytes: int | None = None
     open_files: int | None = None
-    voluntary_switches: int | None = None
-    involuntary_switches: int | None = None
+    voluntary_context_switches: int | None = None
+    involuntary_context_switches: int | None = None
 
 
 @dataclass(slots=True)
@@ -279,7 +279,9 @@ class ProcessTree:
         if self._io_is_readable:
             usage.read_bytes, usage.written_bytes = int(group.grown[1]), int(group.grown[2])
         if expensive:
-            usage.voluntary_switches, usage.involuntary_switches = map(int, group.switches)
+            voluntary, involuntary = map(int, group.switches)
+            usage.voluntary_context_switches = voluntary
+            usage.involuntary_context_switches = involuntary
 
 
 def _start_pass(group: _Group) -> None:

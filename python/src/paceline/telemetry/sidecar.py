@@ -23,6 +23,7 @@ from paceline.host.machine import host_name
 from paceline.host.processes import process_started_unix_s
 from paceline.records.files import write_json, write_text
 from paceline.records.layout import HostFiles
+from paceline.records.metrics import HOST, METRICS, SIDECAR
 from paceline.records.rows import SCHEMA
 from paceline.telemetry.discovery import (
     address_of,
@@ -38,7 +39,6 @@ from paceline.telemetry.exporter import (
     text_of,
     with_gauges_of,
 )
-from paceline.telemetry.metrics import HOST, METRICS, SIDECAR
 from paceline.telemetry.request import SidecarRequest, read_request
 from paceline.telemetry.sampler import Sampler
 

@@ -135,7 +135,7 @@ def column(frame: pl.DataFrame, name: str) -> NDArray[np.float64]:
 def rank_frame(samples: pl.DataFrame) -> pl.DataFrame:
     """Derive cpu_percent (of one core) for each rank on a host, in order of time.
 
-    samples: the fields of RankSample.
+    samples: the columns of RANK_SAMPLES.
     """
     increase = pl.col("cpu_seconds").diff().over("rank")
     elapsed = pl.col("unix_s").diff().over("rank")
