@@ -476,7 +476,6 @@ def _make_trace(
                     "run_involuntary_context_switches": switches,
                     "sidecar_cpu_seconds": 0.5 + 0.002 * number,
                     "sidecar_rss_bytes": 30_000_000,
-                    "sidecar_missed_ticks": 0,
                     "cpu_seconds": dict(cpu_seconds),
                     "cpu_frequency_hertz": way.frequency_hertz if way.full_trace else None,
                     "pressure": pressure if way.full_trace else {},

@@ -17,6 +17,7 @@ from paceline.records.files import JsonlWriter, read_json, read_jsonl
 from paceline.records.rows import (
     CommunicationRow,
 )
+from paceline.records.samples import HOST_SAMPLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,12 +74,13 @@ def _enrich(files: TrialFiles, host: str) -> None:
         trace.write(header)
         for number, sample in enumerate(samples):
             passed_s = sample["unix_s"] - started
-            trace.write({**sample, **_more(passed_s, number, len(ranks))})
+            trace.write({**sample, **_more(sample, passed_s, number, len(ranks))})
             for rank, pid in ranks:
                 by_rank.write(_rank(sample["unix_s"], passed_s, rank, pid, number))
 
 
-def _more(passed_s: float, number: int, ranks: int) -> dict[str, object]:
+def _more(sample: dict[str, Any], passed_s: float, number: int, ranks: int) -> dict[str, object]:
+    """Return values at the rates above; 0 for the columns that no test looks at."""
     pressure = {
         "cpu": {"some_s": 0.3 * passed_s, "full_s": 0.0},
         "memory": {"some_s": 0.0, "full_s": 0.0},
@@ -110,6 +112,7 @@ def _more(passed_s: float, number: int, ranks: int) -> dict[str, object]:
         "temperature_celsius": 61.0,
     }
     return {
+        **dict.fromkeys(HOST_SAMPLES.types.keys() - sample.keys(), 0),
         "cpu_seconds": {mode: 100.0 + rate * passed_s for mode, rate in CPU.items()},
         "core_busy_s": [50.0 + 0.8 * passed_s, 40.0 + 0.5 * passed_s],
         "cpu_cores": 2,
@@ -117,8 +120,6 @@ def _more(passed_s: float, number: int, ranks: int) -> dict[str, object]:
         "load": {"1m": 1.5, "5m": 1.25, "15m": 1.0},
         "pressure": pressure,
         "swap_total_bytes": 10**9,
-        "swapped_in_bytes": 0,
-        "swapped_out_bytes": 0,
         "minor_page_faults": round(1000 * passed_s),
         "major_page_faults": 3,
         "disks": {"sda": disk},
