@@ -26,7 +26,7 @@ from paceline.records.files import document
 from paceline.records.rows import Outcome, RankEnvironment, RankStatus, StepRow
 from paceline.records.samples import HOST_SAMPLES
 from paceline.records.tables import frame_of
-from paceline.telemetry.tail import LineTail
+from paceline.records.tail import LineTail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.records.files import fields_of
 from paceline.records.metrics.metric import Row
 from paceline.records.phases import RANK_STEP_PHASES
-from paceline.telemetry.tail import LineTail
+from paceline.records.tail import LineTail
 
 if TYPE_CHECKING:
     from paceline.records.layout import RankFiles
