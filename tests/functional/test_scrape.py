@@ -23,6 +23,7 @@ from tests.functional.prometheus_server import (
 from tests.unit.telemetry.test_exporter import SNAPSHOT, served, values
 
 from paceline.host.machine import host_name
+from paceline.host.processes import Process
 from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.metrics import METRICS
@@ -198,12 +199,14 @@ def busy_ranks(tmp_path: Path) -> Iterator[TrialFiles]:
         for rank in range(2):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))
             stack.callback(process.kill)
+            identity = Process.of(process.pid)
+            assert identity is not None
             status = RankStatus(
                 rank=rank,
                 host=host_name(),
-                pid=process.pid,
                 process_started_unix_s=time.time(),
                 state="running",
+                **dataclasses.asdict(identity),
             )
             write_json(files.rank(rank).status, dataclasses.asdict(status))
             with JsonlWriter(files.rank(rank).steps) as steps:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.host.processes import process_started_unix_s
+from paceline.host.processes import Process
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.metrics import METRICS
@@ -97,9 +97,11 @@ def cpu_s_of_files(pids: list[int]) -> float:
 
 
 def write_status(folder: Path, rank: int, pid: int) -> None:
-    started_unix_s = process_started_unix_s(pid)
+    process = Process.of(pid)
+    assert process is not None
     status = RankStatus(
-        rank=rank, host=HOST, pid=pid, process_started_unix_s=started_unix_s, state="running"
+        rank=rank, host=HOST, process_started_unix_s=0.0, state="running",
+        **dataclasses.asdict(process),
     )  # fmt: skip
     write_json(TrialFiles(folder / "trial").rank(rank).status, dataclasses.asdict(status))
 

@@ -66,7 +66,10 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def run(table: Table, tmp_path: Path) -> Sampler:
     table.add(10, 1)
     table.add(11, 10, cpu_s=1.0, threads=4)
-    status = RankStatus(rank=0, host=HOST, pid=11, process_started_unix_s=1000.0, state="running")
+    status = RankStatus(
+        rank=0, host=HOST, pid=11, process_started_unix_s=1000.0, state="running",
+        start_ticks=table.now[11].started_ticks, boot_id="b",
+    )  # fmt: skip
     write_json(TrialFiles(tmp_path / "trial").rank(0).status, dataclasses.asdict(status))
     return Sampler(request(tmp_path), HOST)
 

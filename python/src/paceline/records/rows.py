@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from paceline.host.processes import Process
+
 SCHEMA = 2
 
 SpanName = Literal[
@@ -253,6 +255,20 @@ class RankStatus:
     error: str | None = None
     # True if the error only reports that a peer left: another rank is the cause
     secondary: bool = False
+    # with pid, they identify the process; None in records of older versions
+    start_ticks: int | None = None
+    boot_id: str | None = None
+
+    @property
+    def process(self) -> Process | None:
+        """The process that the rank is; None if the record does not identify it."""
+        if self.start_ticks is None or self.boot_id is None:
+            return None
+        return Process(self.pid, self.start_ticks, self.boot_id)
+
+    def is_alive(self) -> bool:
+        """Return whether the process of the rank runs. Call it on the rank's host."""
+        return self.process is not None and self.process.is_alive()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from paceline.host.cgroups import read_limits
+from paceline.host.processes import boot_id
 from paceline.records.files import JsonlWriter, fields_of
 from paceline.records.layout import HostFiles
 from paceline.records.metrics import METRICS, SLOW_S
@@ -146,11 +146,3 @@ class Sampler:
             "expensive_interval_s": self._request.expensive_interval_s,
             "started_unix_s": time.time(),
         }
-
-
-def boot_id() -> str:
-    """Return the identifier of the machine's current boot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return "unknown"
