@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from paceline.telemetry.metrics import METRICS
+from paceline.records.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

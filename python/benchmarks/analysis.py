@@ -36,7 +36,6 @@ from paceline.records.files import JsonlWriter, jsonable, write_json
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import (
     SCHEMA,
-    HostSample,
     Outcome,
     RankEnvironment,
     RankStatus,
@@ -44,7 +43,8 @@ from paceline.records.rows import (
     StepRow,
     TrainingResult,
 )
-from paceline.records.tables import parquet_path, schema_of, write_parquet
+from paceline.records.samples import HOST_SAMPLES
+from paceline.records.tables import format_of, parquet_path, write_parquet
 from paceline.spec.loading import parse_spec
 
 SPEC = """
@@ -229,7 +229,7 @@ def make_rank(files: TrialFiles, trial: Trial, rank: int, times: np.ndarray[Any,
         "bubble_s": None,
         "pass_comm_s": None,
     }
-    frame = pl.DataFrame(columns, schema=schema_of(StepRow))
+    frame = pl.DataFrame(columns, schema=format_of(StepRow).types)
     write_parquet(frame, parquet_path(own.steps), {})
     with JsonlWriter(own.spans) as spans:
         spans.write(SpanRow(name="imports", started_unix_s=LAUNCHED, ended_unix_s=LAUNCHED + 0.5))
@@ -267,8 +267,6 @@ def make_trace(files: TrialFiles, began: float, ended: float) -> None:
         "sidecar_cpu_seconds": 0.01 * passed,
         "sidecar_rss_bytes": np.full(len(unix_s), 30 << 20),
     }
-    fields = {f.name for f in dataclasses.fields(HostSample)}
-    simple = {name: pl.Int64 for name in fields if name not in known}
     frame = pl.DataFrame(known).with_columns(
         pl.struct(
             (pl.lit(1.6) * passed).alias("user"), (pl.lit(0.2) * passed).alias("system"),
@@ -277,8 +275,8 @@ def make_trace(files: TrialFiles, began: float, ended: float) -> None:
         pl.concat_list(pl.lit(0.9) * passed, pl.lit(0.9) * passed).alias("core_busy_s"),
         *(
             pl.lit(None, dtype=kind).alias(name)
-            for name, kind in simple.items()
-            if name.startswith(("disk_", "network_", "run_", "sidecar_", "swap_"))
+            for name, kind in HOST_SAMPLES.types.items()
+            if name not in known and name != "core_busy_s"
         ),
     )  # fmt: skip
     write_parquet(frame, parquet_path(path), {"interval_s": INTERVAL_S, "cores": 2})

@@ -16,7 +16,7 @@ from tests.unit.analysis.fabricate import LAUNCHED
 from tests.unit.monitor.recorded import CPU, SENT, make_recorded_run
 
 from paceline.monitor import serve
-from paceline.telemetry.metrics import METRICS
+from paceline.records.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "monitoring" / "grafana" / "dashboards"

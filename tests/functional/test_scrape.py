@@ -23,14 +23,16 @@ from tests.functional.prometheus_server import (
 from tests.unit.telemetry.test_exporter import SNAPSHOT, served, values
 
 from paceline.host.machine import host_name
-from paceline.records.files import JsonlWriter, read_json, read_jsonl, typed, write_json
+from paceline.host.processes import Process
+from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
 from paceline.records.layout import TrialFiles
-from paceline.records.rows import HostSample, RankSample, RankStatus, StepRow
+from paceline.records.metrics import METRICS
+from paceline.records.metrics.metric import Row
+from paceline.records.rows import RankStatus, StepRow
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import SidecarHandle, SidecarRequest
 from paceline.telemetry.discovery import remove_targets, target_text, write_targets
 from paceline.telemetry.exporter import MetricsServer, text_of
-from paceline.telemetry.metrics import METRICS
 
 pytestmark = [pytest.mark.functional, needs_prometheus]
 needs_openssl = pytest.mark.skipif(
@@ -169,19 +171,19 @@ def test_scrape_over_tls_needs_the_token(scraping: Scraping, token: str, up: str
     assert ("401" in target["lastError"]) == (up == "0")
 
 
-HOST_FIGURES: dict[str, Callable[[HostSample], float | None]] = {
-    "paceline_host_cpu_cores": lambda row: len(row.core_busy_s),
-    "paceline_host_memory_used_bytes": lambda row: row.ram_used_bytes,
-    "paceline_sidecar_cpu_seconds_total": lambda row: row.sidecar_cpu_seconds,
-    "paceline_run_processes": lambda row: row.run_processes,
-    "paceline_run_threads": lambda row: row.run_threads,
-    "paceline_run_cpu_seconds_total": lambda row: row.run_cpu_seconds,
-    "paceline_run_resident_memory_bytes": lambda row: row.run_rss_bytes,
+HOST_FIGURES: dict[str, Callable[[Row], float | None]] = {
+    "paceline_host_cpu_cores": lambda row: len(row["core_busy_s"]),
+    "paceline_host_memory_used_bytes": lambda row: row["ram_used_bytes"],
+    "paceline_sidecar_cpu_seconds_total": lambda row: row["sidecar_cpu_seconds"],
+    "paceline_run_processes": lambda row: row["run_processes"],
+    "paceline_run_threads": lambda row: row["run_threads"],
+    "paceline_run_cpu_seconds_total": lambda row: row["run_cpu_seconds"],
+    "paceline_run_resident_memory_bytes": lambda row: row["run_rss_bytes"],
 }
-RANK_FIGURES: dict[str, Callable[[RankSample], float | None]] = {
-    "paceline_rank_cpu_seconds_total": lambda row: row.cpu_seconds,
-    "paceline_rank_resident_memory_bytes": lambda row: row.rss_bytes,
-    "paceline_rank_threads": lambda row: row.threads,
+RANK_FIGURES: dict[str, Callable[[Row], float | None]] = {
+    "paceline_rank_cpu_seconds_total": lambda row: row["cpu_seconds"],
+    "paceline_rank_resident_memory_bytes": lambda row: row["rss_bytes"],
+    "paceline_rank_threads": lambda row: row["threads"],
 }
 SAMPLED = "paceline_sidecar_last_sample_timestamp_seconds"
 # About a fifth of a core: enough for CPU times that grow.
@@ -197,12 +199,14 @@ def busy_ranks(tmp_path: Path) -> Iterator[TrialFiles]:
         for rank in range(2):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))
             stack.callback(process.kill)
+            identity = Process.of(process.pid)
+            assert identity is not None
             status = RankStatus(
                 rank=rank,
                 host=host_name(),
-                pid=process.pid,
                 process_started_unix_s=time.time(),
                 state="running",
+                **dataclasses.asdict(identity),
             )
             write_json(files.rank(rank).status, dataclasses.asdict(status))
             with JsonlWriter(files.rank(rank).steps) as steps:
@@ -262,13 +266,13 @@ def test_scraped_figures_are_those_of_the_traces_rows(
             set(scraped(api, "paceline_training_steps_total", rank=rank).values())
             for rank in range(2)
         ]
-    samples = [typed(row, HostSample, host.trace) for row in rows_of(host.trace)]
+    samples = rows_of(host.trace)
     for name, told in HOST_FIGURES.items():
-        assert_same(of_host[name], sampled, {row.unix_s: told(row) for row in samples})
-    ranks = [typed(row, RankSample, host.ranks) for row in rows_of(host.ranks)]
+        assert_same(of_host[name], sampled, {row["unix_s"]: told(row) for row in samples})
+    ranks = rows_of(host.ranks)
     for (name, rank), found in of_ranks.items():
         told_of_rank = RANK_FIGURES[name]
-        rows = {row.unix_s: told_of_rank(row) for row in ranks if row.rank == rank}
+        rows = {row["unix_s"]: told_of_rank(row) for row in ranks if row["rank"] == rank}
         assert_same(found, sampled, rows)
     assert steps == [{5.0}, {5.0}]
     assert list(scraping.busy.iterdir()) == []

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.host.processes import process_started_unix_s
+from paceline.host.processes import Process
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
+from paceline.records.metrics import METRICS
 from paceline.records.rows import RankStatus
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import sampler as sampler_module
 from paceline.telemetry.exporter import families
-from paceline.telemetry.metrics import METRICS
 from paceline.telemetry.request import SidecarRequest
 from paceline.telemetry.sampler import Sampler
 from paceline.telemetry.training import OperationTotals, TrainingProgress
@@ -97,9 +97,11 @@ def cpu_s_of_files(pids: list[int]) -> float:
 
 
 def write_status(folder: Path, rank: int, pid: int) -> None:
-    started_unix_s = process_started_unix_s(pid)
+    process = Process.of(pid)
+    assert process is not None
     status = RankStatus(
-        rank=rank, host=HOST, pid=pid, process_started_unix_s=started_unix_s, state="running"
+        rank=rank, host=HOST, process_started_unix_s=0.0, state="running",
+        **dataclasses.asdict(process),
     )  # fmt: skip
     write_json(TrialFiles(folder / "trial").rank(rank).status, dataclasses.asdict(status))
 

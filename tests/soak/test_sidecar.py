@@ -18,7 +18,7 @@ import pytest
 from tests.functional.prometheus_server import prometheus, wait_for
 
 from paceline.host.machine import host_name
-from paceline.host.processes import process_started_unix_s
+from paceline.host.processes import Process
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import CommunicationRow, RankStatus, StepRow
@@ -56,10 +56,14 @@ def write_ranks(files: TrialFiles, pids: list[int]) -> None:
     """Write what the ranks of a trial write before a sidecar reads it."""
     for rank, pid in enumerate(pids[:RANKS]):
         own = files.rank(rank)
-        started = process_started_unix_s(pid)
-        assert started is not None
+        process = Process.of(pid)
+        assert process is not None
         status = RankStatus(
-            rank=rank, host=host_name(), pid=pid, process_started_unix_s=started, state="running"
+            rank=rank,
+            host=host_name(),
+            process_started_unix_s=0.0,
+            state="running",
+            **dataclasses.asdict(process),
         )
         write_json(own.status, dataclasses.asdict(status))
         with JsonlWriter(own.steps) as rows:

@@ -38,7 +38,6 @@ from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import (
     SCHEMA,
     EvaluationRow,
-    HostSample,
     Outcome,
     RankEnvironment,
     RankStatus,
@@ -464,37 +463,37 @@ def _make_trace(
             }
             cgroup = {"throttled_s": way.throttled_percent / 100 * trained_s}
             trace.write(
-                HostSample(
-                    unix_s=float(now),
-                    ram_used_bytes=way.ram_bytes if training else 2_000_000_000,
-                    ram_total_bytes=16_000_000_000,
-                    swap_used_bytes=0,
-                    run_processes=way.ranks,
-                    run_cpu_seconds=run_cpu_seconds,
-                    run_rss_bytes=way.run_rss_bytes,
-                    run_pss_bytes=None if number % 4 else way.run_pss_bytes,
-                    run_threads=threads + (number % 2 if not training else 0),
-                    run_voluntary_context_switches=switches,
-                    run_involuntary_context_switches=switches,
-                    sidecar_cpu_seconds=0.5 + 0.002 * number,
-                    sidecar_rss_bytes=30_000_000,
-                    cpu_seconds=dict(cpu_seconds),
-                    cpu_frequency_hertz=way.frequency_hertz if way.full_trace else None,
-                    pressure=pressure if way.full_trace else {},
-                    cgroup=cgroup if way.full_trace else None,
-                    disks={
+                {
+                    "unix_s": float(now),
+                    "ram_used_bytes": way.ram_bytes if training else 2_000_000_000,
+                    "ram_total_bytes": 16_000_000_000,
+                    "swap_used_bytes": 0,
+                    "run_processes": way.ranks,
+                    "run_cpu_seconds": run_cpu_seconds,
+                    "run_rss_bytes": way.run_rss_bytes,
+                    "run_pss_bytes": None if number % 4 else way.run_pss_bytes,
+                    "run_threads": threads + (number % 2 if not training else 0),
+                    "run_voluntary_context_switches": switches,
+                    "run_involuntary_context_switches": switches,
+                    "sidecar_cpu_seconds": 0.5 + 0.002 * number,
+                    "sidecar_rss_bytes": 30_000_000,
+                    "cpu_seconds": dict(cpu_seconds),
+                    "cpu_frequency_hertz": way.frequency_hertz if way.full_trace else None,
+                    "pressure": pressure if way.full_trace else {},
+                    "cgroup": cgroup if way.full_trace else None,
+                    "disks": {
                         "sda": {
                             "read_bytes": round(way.disk_bytes_per_s * trained_s),
                             "written_bytes": 0,
                         }
                     },
-                    networks={
+                    "networks": {
                         "eth0": {
                             "sent_bytes": round(way.network_bytes_per_s * trained_s),
                             "received_bytes": 0,
                         }
                     },
-                )
+                }
             )
 
 

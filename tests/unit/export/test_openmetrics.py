@@ -13,7 +13,7 @@ from paceline.errors import DataError
 from paceline.export.openmetrics import Written, write_openmetrics
 from paceline.export.run_data import RunData, export
 from paceline.records.files import JsonlWriter, read_jsonl, write_json
-from paceline.telemetry.metrics import METRICS
+from paceline.records.metrics import METRICS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,6 @@ from paceline.host.processes import (
     parent_of,
     pids_with_token,
     process_started_unix_s,
-    read_stat,
     wait_until,
 )
 
@@ -34,8 +33,6 @@ def test_start_time_is_that_of_the_child():
         assert before - 0.05 <= started <= after + 0.05
         assert parent_of(child.pid) == os.getpid()
         assert is_alive(child.pid)
-        assert is_alive(child.pid, started)
-        assert not is_alive(child.pid, started - 100)  # the pid was somebody else's then
     finally:
         child.kill()
         assert wait_until(lambda: not is_alive(child.pid), 10)  # a zombie is not alive
@@ -46,6 +43,7 @@ def test_nobody_is_not_there():
     assert process_started_unix_s(NOBODY) is None
     assert parent_of(NOBODY) is None
     assert command_line_of(NOBODY) == []
+    assert Process.of(NOBODY) is None
     assert not is_alive(NOBODY)
 
 
@@ -84,12 +82,20 @@ def test_identity_includes_the_start_time():
     assert own.pid == os.getpid()
     assert own.is_alive()
     assert not Process(own.pid, own.start_ticks - 1).is_alive()
+    assert not Process(own.pid, own.start_ticks, "of another boot").is_alive()
+
+
+def test_step_of_the_wall_clock_does_not_change_an_identity(monkeypatch):
+    own = Process.current()
+    unix_s = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: unix_s)
+    assert own.is_alive()
+    assert Process.of(own.pid) == own
 
 
 def test_identity_of_a_zombie_and_of_an_ended_process_is_not_alive():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    stat = read_stat(child.pid)
-    identity = Process(child.pid, stat.start_ticks)
+    identity = Process.of(child.pid)
     assert identity.is_alive()
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not collected yet

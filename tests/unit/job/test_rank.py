@@ -12,10 +12,17 @@ from contextlib import contextmanager
 import pytest
 
 from paceline.errors import DataError, ExitCode, PeerLost, RankFailed, TimedOut
+from paceline.host.processes import Process
 from paceline.job import rank as module
 from paceline.job.rank import import_train, run_rank
-from paceline.job.rank_status import RankEnd, RankStatusFile, is_secondary, terminated
+from paceline.job.rank_status import (
+    RankEnd,
+    RankStatusFile,
+    is_secondary,
+    terminated,
+)
 from paceline.job.run_directory import prepare
+from paceline.records.documents import read_statuses
 
 
 @pytest.fixture
@@ -207,3 +214,15 @@ def test_worker_is_imported_without_the_garbage_collector(make_trial, monkeypatc
     monkeypatch.setattr(module, "import_module", lambda name: seen.append((name, gc.isenabled())))
     import_train(make_trial())
     assert seen == [("paceline.rank.train", False)]
+
+
+def test_status_identifies_the_process_or_the_one_that_stands_for_it(make_job, job_context):
+    job, parent = make_job(), os.getppid()
+    status = RankStatusFile(job, job_context(1))
+    status.write("running")
+    (written,) = read_statuses(job.files)
+    assert written.process == Process.current()
+    assert written.is_alive()
+    status.write("running", pid=parent, started_unix_s=1.0)
+    (written,) = read_statuses(job.files)
+    assert written.process == Process.of(parent)

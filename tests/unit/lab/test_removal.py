@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from paceline.host.processes import Process
 from paceline.lab import LabSettings, network, removal
 from paceline.lab.registry import Registry
 from paceline.lab.removal import is_abandoned, remove, remove_abandoned
@@ -52,21 +53,21 @@ def keep(registry, record):
 
 
 def test_lab_with_a_living_owner_is_not_abandoned_even_before_it_has_namespaces(record, spaces):
-    assert record.owner_pid == os.getpid()
+    assert record.owner == Process.current()
     assert not is_abandoned(record)
 
 
 def test_lab_whose_owner_died_is_abandoned(record, spaces, dead_pid):
     spaces.append("paceline-some-hub")
-    assert is_abandoned(dataclasses.replace(record, owner_pid=dead_pid))
+    assert is_abandoned(dataclasses.replace(record, owner=Process(dead_pid, 1)))
 
 
 def test_lab_whose_owners_number_now_belongs_to_another_process_is_abandoned(record, spaces):
-    assert is_abandoned(dataclasses.replace(record, owner_started_unix_s=1.0))
+    assert is_abandoned(dataclasses.replace(record, owner=Process(os.getpid(), 1)))
 
 
 def test_lab_that_was_left_is_abandoned_only_after_a_reboot(record, spaces):
-    left = dataclasses.replace(record, owner_pid=None, owner_started_unix_s=None)
+    left = dataclasses.replace(record, owner=None)
     assert is_abandoned(left)
     spaces.append("paceline-some-hub")
     assert not is_abandoned(left)
@@ -115,7 +116,7 @@ def test_only_abandoned_labs_are_swept_even_where_the_record_cannot_be_read(
     record, registry, spaces, dead_pid
 ):
     keep(registry, record)
-    keep(registry, dataclasses.replace(record, name="dead", owner_pid=dead_pid))
+    keep(registry, dataclasses.replace(record, name="dead", owner=Process(dead_pid, 1)))
     registry.file("torn").write_text("{")
     spaces += ["paceline-some-0", "paceline-dead-0", "paceline-torn-hub"]
     with registry.locked():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.host.processes import Process
 from paceline.plan.trial import Placement, Training, Trial
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
@@ -84,7 +85,9 @@ def write_status(files: TrialFiles) -> Callable[..., None]:
             state=state,
             error=error,
         )
-        row = dataclasses.replace(status, **changes)
+        process = Process.of(changes.get("pid", os.getpid()))
+        known = {} if process is None else dataclasses.asdict(process)
+        row = dataclasses.replace(status, **{**known, **changes})
         write_json(files.rank(rank).status, dataclasses.asdict(row))
 
     return write

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline.host.machine import host_name
-from paceline.host.processes import process_started_unix_s
 from paceline.launchers.supervise import write_last_checkpoint
 from paceline.records.checkpoints import CheckpointFolder
 
@@ -49,10 +48,7 @@ def rank(files: TrialFiles, write_status: Callable[..., None]) -> Iterator[Calla
         processes.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        started_unix_s = process_started_unix_s(process.pid)
-        write_status(
-            0, "running", host=host_name(), pid=process.pid, process_started_unix_s=started_unix_s
-        )
+        write_status(0, "running", host=host_name(), pid=process.pid)
         files.rank(0).steps.touch()
 
     yield start

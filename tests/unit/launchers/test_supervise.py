@@ -1,6 +1,5 @@
 """Small programs under supervision: whatever happens, nothing of theirs is left."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.host.machine import host_name
-from paceline.host.processes import is_alive, process_started_unix_s
+from paceline.host.processes import is_alive
 from paceline.launchers import supervise as module
 from paceline.launchers.base import Command
 from paceline.launchers.supervise import Watched, supervise
+from paceline.records.documents import read_statuses
 
 # A tree with everything that is hard to find: a grandchild in a session of its own whose parent
 # has gone, and one that will not listen.
@@ -162,18 +162,24 @@ def test_dead_rank_ends_a_launcher_that_does_not_notice(files, write_status, mon
     monkeypatch.setattr(module, "_NOTICE_S", 0.2)
     monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.1)
     gone = subprocess.Popen([sys.executable, "-c", "pass"])
-    started = process_started_unix_s(gone.pid)
+    write_status(1, "running", host=host_name(), pid=gone.pid)
     gone.wait()
-    write_status(
-        0, "running", host=host_name(), process_started_unix_s=process_started_unix_s(os.getpid())
-    )
-    write_status(1, "running", host=host_name(), pid=gone.pid, process_started_unix_s=started)
+    write_status(0, "running", host=host_name())
 
     monkeypatch.setattr(module, "_living_ranks", lambda _files: set())  # rank 0 is this very test
     ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
     assert not ended.timed_out
     assert ended.dead_ranks == (1,)
     assert ended.exit_status == -signal.SIGTERM
+
+
+def test_step_of_the_wall_clock_is_no_death(files, write_status, monkeypatch):
+    write_status(0, "running", host=host_name())
+    unix_s = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: unix_s)
+    watched = Watched()
+    assert not module._look_for_failures(read_statuses(files), watched)
+    assert watched.dead_ranks == ()
 
 
 def test_rank_on_another_host_is_not_looked_for_here(files, write_status, monkeypatch):

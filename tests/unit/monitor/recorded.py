@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.unit.analysis.fabricate import Case, Way, edit_json, make_run
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
@@ -16,8 +16,8 @@ from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
 from paceline.records.files import JsonlWriter, read_json, read_jsonl
 from paceline.records.rows import (
     CommunicationRow,
-    RankSample,
 )
+from paceline.records.samples import HOST_SAMPLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,12 +74,13 @@ def _enrich(files: TrialFiles, host: str) -> None:
         trace.write(header)
         for number, sample in enumerate(samples):
             passed_s = sample["unix_s"] - started
-            trace.write({**sample, **_more(passed_s, number, len(ranks))})
+            trace.write({**sample, **_more(sample, passed_s, number, len(ranks))})
             for rank, pid in ranks:
                 by_rank.write(_rank(sample["unix_s"], passed_s, rank, pid, number))
 
 
-def _more(passed_s: float, number: int, ranks: int) -> dict[str, object]:
+def _more(sample: dict[str, Any], passed_s: float, number: int, ranks: int) -> dict[str, object]:
+    """Return values at the rates above; 0 for the columns that no test looks at."""
     pressure = {
         "cpu": {"some_s": 0.3 * passed_s, "full_s": 0.0},
         "memory": {"some_s": 0.0, "full_s": 0.0},
@@ -111,6 +112,7 @@ def _more(passed_s: float, number: int, ranks: int) -> dict[str, object]:
         "temperature_celsius": 61.0,
     }
     return {
+        **dict.fromkeys(HOST_SAMPLES.types.keys() - sample.keys(), 0),
         "cpu_seconds": {mode: 100.0 + rate * passed_s for mode, rate in CPU.items()},
         "core_busy_s": [50.0 + 0.8 * passed_s, 40.0 + 0.5 * passed_s],
         "cpu_cores": 2,
@@ -118,8 +120,6 @@ def _more(passed_s: float, number: int, ranks: int) -> dict[str, object]:
         "load": {"1m": 1.5, "5m": 1.25, "15m": 1.0},
         "pressure": pressure,
         "swap_total_bytes": 10**9,
-        "swapped_in_bytes": 0,
-        "swapped_out_bytes": 0,
         "minor_page_faults": round(1000 * passed_s),
         "major_page_faults": 3,
         "disks": {"sda": disk},
@@ -137,22 +137,22 @@ def _more(passed_s: float, number: int, ranks: int) -> dict[str, object]:
     }
 
 
-def _rank(unix_s: float, passed_s: float, rank: int, pid: int, number: int) -> RankSample:
-    return RankSample(
-        unix_s=unix_s,
-        rank=rank,
-        pid=pid,
-        processes=1,
-        cpu_seconds=RANK_CORES * passed_s,
-        rss_bytes=5 * 10**8,
-        pss_bytes=None if number % 4 else 4 * 10**8,
-        threads=RANK_THREADS,
-        voluntary_context_switches=round(50 * passed_s),
-        involuntary_context_switches=round(5 * passed_s),
-        read_bytes=round(5 * 10**5 * passed_s),
-        written_bytes=round(5 * 10**4 * passed_s),
-        open_files=20,
-    )
+def _rank(unix_s: float, passed_s: float, rank: int, pid: int, number: int) -> dict[str, Any]:
+    return {
+        "unix_s": unix_s,
+        "rank": rank,
+        "pid": pid,
+        "processes": 1,
+        "cpu_seconds": RANK_CORES * passed_s,
+        "rss_bytes": 5 * 10**8,
+        "pss_bytes": None if number % 4 else 4 * 10**8,
+        "threads": RANK_THREADS,
+        "voluntary_context_switches": round(50 * passed_s),
+        "involuntary_context_switches": round(5 * passed_s),
+        "read_bytes": round(5 * 10**5 * passed_s),
+        "written_bytes": round(5 * 10**4 * passed_s),
+        "open_files": 20,
+    }
 
 
 def _communicate(files: TrialFiles, rank: int) -> None:

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from paceline.records.files import JsonlWriter, write_json
-from paceline.records.rows import SCHEMA, HostSample, Outcome, RankStatus, StepRow
+from paceline.records.rows import SCHEMA, Outcome, RankStatus, StepRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,23 +88,23 @@ def step(
 
 
 def sample(files: TrialFiles, unix_s: float, host: str = "node0", **values: Any) -> None:
-    usual = HostSample(
-        unix_s=unix_s,
-        ram_used_bytes=3 << 30,
-        ram_total_bytes=16 << 30,
-        swap_used_bytes=0,
-        run_processes=2,
-        run_cpu_seconds=1.0,
-        run_rss_bytes=1 << 30,
-        run_pss_bytes=None,
-        run_threads=14,
-        run_voluntary_context_switches=0,
-        run_involuntary_context_switches=0,
-        sidecar_cpu_seconds=0.1,
-        sidecar_rss_bytes=1 << 20,
-    )
+    usual = {
+        "unix_s": unix_s,
+        "ram_used_bytes": 3 << 30,
+        "ram_total_bytes": 16 << 30,
+        "swap_used_bytes": 0,
+        "run_processes": 2,
+        "run_cpu_seconds": 1.0,
+        "run_rss_bytes": 1 << 30,
+        "run_pss_bytes": None,
+        "run_threads": 14,
+        "run_voluntary_context_switches": 0,
+        "run_involuntary_context_switches": 0,
+        "sidecar_cpu_seconds": 0.1,
+        "sidecar_rss_bytes": 1 << 20,
+    }
     with JsonlWriter(files.host(host).trace) as rows:
-        rows.write({**dataclasses.asdict(usual), **values})
+        rows.write({**usual, **values})
 
 
 def append(path: Path, row: dict[str, Any]) -> None:

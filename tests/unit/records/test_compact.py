@@ -13,6 +13,7 @@ from paceline.records import compact
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import SampleLogRow, StepRow
+from paceline.records.samples import HOST_SAMPLES
 from paceline.records.tables import parquet_path, read_header, read_table, row_dicts, rows
 
 if TYPE_CHECKING:
@@ -51,10 +52,7 @@ def files(tmp_path: Path) -> TrialFiles:
 
 def complete(**changes: Any) -> dict[str, Any]:
     """A trace row with every required field."""
-    from paceline.records import tables
-    from paceline.records.rows import HostSample
-
-    return {**dict.fromkeys(tables._required(HostSample), 0), **SAMPLE, **changes}
+    return {**dict.fromkeys(HOST_SAMPLES.required, 0), **SAMPLE, **changes}
 
 
 def write_trace(files: TrialFiles, *samples: dict[str, Any]) -> Path:

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
-from paceline.host.processes import is_alive, process_started_unix_s
+from paceline.host.processes import Process, is_alive, process_started_unix_s
 from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.records.documents import read_statuses
 from paceline.records.files import read_jsonl, write_json
@@ -105,9 +105,9 @@ def write_rank(files, pid):
         {
             "rank": 0,
             "host": host_name(),
-            "pid": pid,
             "process_started_unix_s": started,
             "state": "running",
+            **dataclasses.asdict(Process.of(pid)),
         },
     )
     own.steps.write_text(json.dumps({"step": 0}) + "\n")
@@ -157,8 +157,9 @@ time.sleep(60)
 
 def status_of(rank, host, pid=1):
     return RankStatus(
-        rank=rank, host=host, pid=pid, state="running",
+        rank=rank, host=host, state="running",
         process_started_unix_s=process_started_unix_s(pid) or 0.0,
+        **dataclasses.asdict(Process.of(pid)),
     )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ class Entry:
 
     pid: int
     ppid: int
-    started_unix_s: float = 1000.0
     cpu_s: float = 0.0
     children_cpu_s: float = 0.0
     threads: int = 1
@@ -88,9 +87,6 @@ class FakeProcess:
 
     def ppid(self) -> int:
         return self._live().ppid
-
-    def create_time(self) -> float:
-        return self._entry.started_unix_s
 
     def memory_full_info(self) -> SimpleNamespace:
         return SimpleNamespace(pss=self._live().pss_bytes)

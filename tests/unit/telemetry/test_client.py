@@ -216,7 +216,7 @@ def test_client_imports_neither_psutil_nor_prometheus_client() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", '{"pid": 1, "process_started_unix_s": 5.0, "host": "nowhere"}', "[]"],
+    ["", "{}", '{"pid": 1, "start_ticks": 5, "boot_id": "b", "host": "nowhere"}', "[]"],
 )
 def test_state_of_no_living_sidecar(tmp_path: Path, text: str) -> None:
     assert not sidecar_is_alive(tmp_path / "none")

@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.errors import UsageError
+from paceline.records.metrics import METRICS
 from paceline.spec import TelemetrySettings
 from paceline.telemetry.exporter import (
     LatestSnapshot,
@@ -25,7 +26,6 @@ from paceline.telemetry.exporter import (
     text_of,
     with_gauges_of,
 )
-from paceline.telemetry.metrics import METRICS
 from paceline.telemetry.training import OperationTotals, TrainingProgress
 
 needs_openssl = pytest.mark.skipif(

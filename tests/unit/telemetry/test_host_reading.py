@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from paceline.records.metrics.metric import Row, as_lists
 from paceline.telemetry.host_reading import HostReader
-from paceline.telemetry.metrics import HOST, METRICS
-from paceline.telemetry.metrics.metric import Row, as_lists, read_into
 
 FILES = {
     "proc/stat": "cpu  100 2 50 800 40 1 1 10 20 0\ncpu0 60 2 30 400 10 1 1 0 20 0\n"
@@ -53,9 +52,7 @@ class Host:
         (self.root / path).write_text(text)
 
     def row(self) -> Row:
-        row: Row = {}
-        read_into(row, [m for m in METRICS if m.scope is HOST], self.reader.read())
-        return as_lists(row)
+        return as_lists(self.reader.read(slow=True))
 
 
 @pytest.fixture
@@ -107,7 +104,7 @@ def test_missing_sources_are_left_out(host: Host, monkeypatch: pytest.MonkeyPatc
     row = host.row()
     assert "pressure" not in row
     assert "disks" not in row
-    assert row["cpu_frequency_hertz"] is None
+    assert "cpu_frequency_hertz" not in row
 
 
 def test_driver_that_cannot_report_a_frequency_gives_none(
@@ -117,7 +114,7 @@ def test_driver_that_cannot_report_a_frequency_gives_none(
         raise NotImplementedError
 
     monkeypatch.setattr(psutil, "cpu_freq", fails)
-    assert host.reader.read().cpu_frequency_hertz is None
+    assert "cpu_frequency_hertz" not in host.row()
 
 
 def test_package_sensor_replaces_those_of_its_cores(
@@ -132,7 +129,7 @@ def test_package_sensor_replaces_those_of_its_cores(
         "acpitz": [sensor("", 30.0)],
     }
     monkeypatch.setattr(psutil, "sensors_temperatures", lambda: found, raising=False)
-    assert host.reader.read().temperatures == {
+    assert host.row()["temperatures_celsius"] == {
         "coretemp/Package id 0": 60.0,
         "nvme/Composite": 40.0,
         "nvme/Composite 2": 41.0,
@@ -140,16 +137,6 @@ def test_package_sensor_replaces_those_of_its_cores(
     }
 
 
-def test_each_source_is_read_once_for_all_of_its_metrics(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[object] = []
-    memory = psutil.virtual_memory()
-
-    def counted() -> object:
-        calls.append(memory)
-        return memory
-
-    monkeypatch.setattr(psutil, "virtual_memory", counted)
-    host.row()
-    assert len(calls) == 1
+def test_slow_values_are_read_only_when_they_are_due(host: Host) -> None:
+    slow = {"cpu_frequency_hertz", "minor_page_faults", "major_page_faults", "gpus"}
+    assert host.row().keys() - host.reader.read(slow=False).keys() == slow

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 
+import polars as pl
 import pytest
 
-from paceline.records.rows import HostSample, RankSample
-from paceline.telemetry.metrics import METRICS, RANK
-from paceline.telemetry.metrics.docs_page import BEGIN, END, tables, with_tables
-from paceline.telemetry.metrics.metric import Metric
+from paceline.records.metrics import METRICS
+from paceline.records.metrics.docs_page import BEGIN, END, tables, with_tables
+from paceline.records.metrics.metric import Metric
+from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
-COUNTED = (
-    "cores", "processes", "threads", "files", "samples", "steps", "operations", "faults",
-    "switches", "periods", "packets", "restarts",
-)  # fmt: skip
 WITHOUT_UNIT = {
     "host_load_average", "rank_failed", "training_epoch", "training_loss",
 }  # fmt: skip
@@ -40,7 +36,7 @@ def test_metric_follows_the_rules(metric: Metric) -> None:
     if metric.unit:
         assert metric.name.endswith(f"_{metric.unit}")
     elif metric.kind != "info" and metric.name not in WITHOUT_UNIT:
-        assert metric.name.endswith(COUNTED)
+        assert metric.name.endswith("s"), "a plural: it counts things"
     if metric.name != "run":  # its facts are bounded by the spec
         assert {*metric.scope.labels, *metric.labels, *metric.info_labels} <= BOUNDED
 
@@ -51,23 +47,23 @@ def test_no_two_metrics_share_a_series_or_a_column() -> None:
     assert [name for name, count in (series + columns).items() if count > 1] == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "known"), [(HostSample, {"unix_s"}), (RankSample, {"unix_s", "rank", "pid"})]
-)
-def test_trace_has_the_columns_that_the_analysis_reads(kind: type, known: set[str]) -> None:
-    columns = {
-        metric.path[0]
-        for metric in METRICS
-        if metric.in_trace and (metric.scope is RANK) == (kind is RankSample)
+def test_formats_of_the_trace_have_the_declared_columns() -> None:
+    whole = {
+        "ram_used_bytes",
+        "minor_page_faults",
+        "run_threads",
+        "run_involuntary_context_switches",
     }
-    columns |= {f"{which}_page_faults" for which in ("minor", "major")}
-    columns |= {
-        f"{prefix}{which}_context_switches"
-        for which in ("voluntary", "involuntary")
-        for prefix in ("run_", "")
-    }
-    read = {field.name for field in fields(kind)}
-    assert read - known <= columns
+    fractions = {"unix_s", "run_cpu_seconds", "cpu_frequency_hertz", "sidecar_cpu_seconds"}
+    types = HOST_SAMPLES.types
+    assert {types[name] for name in whole} == {pl.Int64}
+    assert {types[name] for name in fractions} == {pl.Float64}
+    assert types["core_busy_s"] == pl.List(pl.Float64)
+    assert not {"disks", "gpus", "run", "training_steps"} & types.keys()
+    assert {"unix_s", "run_rss_bytes"} <= set(HOST_SAMPLES.required)
+    assert "run_pss_bytes" not in HOST_SAMPLES.required
+    assert RANK_SAMPLES.types["voluntary_context_switches"] == pl.Int64
+    assert RANK_SAMPLES.required[:4] == ("unix_s", "rank", "pid", "processes")
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

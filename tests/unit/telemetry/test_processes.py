@@ -5,16 +5,19 @@ from __future__ import annotations
 import pytest
 from tests.unit.telemetry.fake_processes import Table
 
+from paceline.host.processes import Process
 from paceline.telemetry import processes
 from paceline.telemetry.processes import ProcessTree, Usage
-
-BORN = 1000.0
 
 
 def tree(table: Table, *roots: int, excluded: tuple[int, ...] = ()) -> ProcessTree:
     found = ProcessTree(roots, excluded)
     found.read(expensive=False)
     return found
+
+
+def identity(table: Table, pid: int) -> Process:
+    return Process(pid, table.now[pid].started_ticks)
 
 
 def read(found: ProcessTree, *, expensive: bool = False) -> Usage:
@@ -205,9 +208,13 @@ def test_expensive_figures_are_read_only_when_asked_for(table: Table) -> None:
     table.add(11, 10, pss_bytes=7, files=3)
     found = tree(table, 10)
     usage = found.run
-    assert (usage.pss_bytes, usage.open_files, usage.voluntary_switches) == (None, None, None)
+    assert (usage.pss_bytes, usage.open_files, usage.voluntary_context_switches) == (
+        None,
+        None,
+        None,
+    )
     usage = read(found, expensive=True)
-    assert (usage.pss_bytes, usage.open_files, usage.voluntary_switches) == (12, 5, 0)
+    assert (usage.pss_bytes, usage.open_files, usage.voluntary_context_switches) == (12, 5, 0)
 
 
 def test_context_switches_of_ended_threads_stay(table: Table) -> None:
@@ -215,10 +222,10 @@ def test_context_switches_of_ended_threads_stay(table: Table) -> None:
     found = tree(table, 10)
     root.switches = {10: (103, 201), 14: (10, 20)}
     usage = read(found, expensive=True)
-    assert (usage.voluntary_switches, usage.involuntary_switches) == (13, 21)
+    assert (usage.voluntary_context_switches, usage.involuntary_context_switches) == (13, 21)
     root.switches = {10: (104, 201), 15: (1, 1)}
     usage = read(found, expensive=True)
-    assert (usage.voluntary_switches, usage.involuntary_switches) == (15, 22)
+    assert (usage.voluntary_context_switches, usage.involuntary_context_switches) == (15, 22)
 
 
 def test_bytes_of_children_count_once(table: Table) -> None:
@@ -248,7 +255,7 @@ def test_rank_gets_what_its_process_used_before_it_was_known(table: Table) -> No
     rank = table.add(11, 10, cpu_s=2.0)
     table.add(12, 10, cpu_s=16.0)
     read(found)
-    found.set_ranks({3: (11, BORN)})
+    found.set_ranks({3: identity(table, 11)})
     rank.cpu_s = 3.0
     read(found)
     assert found.ranks == {
@@ -262,7 +269,7 @@ def test_children_of_a_rank_belong_to_it_whenever_they_come(table: Table) -> Non
     table.add(11, 10)
     table.add(12, 11)
     found = tree(table, 10)
-    found.set_ranks({0: (11, BORN)})
+    found.set_ranks({0: identity(table, 11)})
     table.add(13, 12, cpu_s=1.0)
     read(found)
     (_, usage) = found.ranks[0]
@@ -274,7 +281,7 @@ def test_rank_outside_the_tree_joins_the_run(table: Table) -> None:
     executor = table.add(20, 1, cpu_s=100.0)
     table.add(21, 20)
     found = tree(table, 10)
-    found.set_ranks({0: (20, BORN)})
+    found.set_ranks({0: identity(table, 20)})
     executor.cpu_s += 1.5
     assert read(found).processes == 3
     assert found.run.cpu_seconds == 1.5
@@ -283,9 +290,12 @@ def test_rank_outside_the_tree_joins_the_run(table: Table) -> None:
 
 def test_process_id_of_an_ended_rank_is_not_believed(table: Table) -> None:
     table.add(10, 1)
-    table.add(11, 10, started_unix_s=BORN + 60)
+    table.add(11, 10)
+    ended = identity(table, 11)
+    table.end(11)
+    table.add(11, 10)
     found = tree(table, 10)
-    found.set_ranks({0: (11, BORN)})
+    found.set_ranks({0: ended})
     read(found)
     assert found.ranks == {}
 
@@ -294,7 +304,7 @@ def test_rank_has_one_more_row_after_its_end(table: Table) -> None:
     table.add(10, 1)
     table.add(11, 10, cpu_s=1.0)
     found = tree(table, 10)
-    found.set_ranks({0: (11, BORN)})
+    found.set_ranks({0: identity(table, 11)})
     read(found)
     table.end(11)
     read(found)
@@ -307,14 +317,14 @@ def test_rank_that_starts_again_goes_on_counting(table: Table) -> None:
     table.add(10, 1)
     found = tree(table, 10)
     table.add(11, 10, cpu_s=1.0)
-    found.set_ranks({0: (11, BORN)})
+    found.set_ranks({0: identity(table, 11)})
     read(found)
-    found.set_ranks({0: (11, BORN)})
+    found.set_ranks({0: identity(table, 11)})
     read(found)
     table.end(11)
     table.add(12, 10, cpu_s=2.0)
     read(found)
-    found.set_ranks({0: (12, BORN)})
+    found.set_ranks({0: identity(table, 12)})
     read(found)
     assert found.ranks[0] == (12, one_process(3.0))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.host.processes import Process
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
 from paceline.telemetry.rank_finder import RankFinder
@@ -22,8 +23,9 @@ def finder(tmp_path: Path) -> RankFinder:
 
 def say(finder: RankFinder, rank: int, pid: int, **changes: object) -> None:
     status = RankStatus(
-        rank=rank, host=HOST, pid=pid, process_started_unix_s=1000.0 + pid, state="running"
-    )
+        rank=rank, host=HOST, pid=pid, process_started_unix_s=1000.0, state="running",
+        start_ticks=100 + pid, boot_id="b",
+    )  # fmt: skip
     write_json(finder.files.rank(rank).status, {**dataclasses.asdict(status), **changes})
 
 
@@ -32,7 +34,7 @@ def test_running_ranks_of_this_host_are_found(finder: RankFinder) -> None:
     say(finder, 0, 10)
     say(finder, 1, 11, host="node-2")
     say(finder, 2, 12, state="done")
-    assert finder.processes() == {0: (10, 1010.0)}
+    assert finder.processes() == {0: Process(10, 110, "b")}
     assert sorted(finder.statuses()) == [0, 2]
 
 
@@ -40,21 +42,21 @@ def test_process_that_several_ranks_claim_is_left_out(finder: RankFinder) -> Non
     say(finder, 0, 10)
     say(finder, 1, 10)
     say(finder, 2, 12)
-    assert finder.processes() == {2: (12, 1012.0)}
+    assert finder.processes() == {2: Process(12, 112, "b")}
 
 
 def test_rank_that_moves_to_another_process_is_followed(finder: RankFinder) -> None:
     say(finder, 0, 10)
     finder.processes()
     say(finder, 0, 20)
-    assert finder.processes() == {0: (20, 1020.0)}
+    assert finder.processes() == {0: Process(20, 120, "b")}
 
 
 def test_unchanged_file_is_read_once(finder: RankFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     say(finder, 0, 10)
     finder.processes()
     monkeypatch.setattr("paceline.telemetry.rank_finder.read_json", None)
-    assert finder.processes() == {0: (10, 1010.0)}
+    assert finder.processes() == {0: Process(10, 110, "b")}
 
 
 def test_damaged_status_keeps_the_last_one_and_warns_once(
@@ -65,7 +67,7 @@ def test_damaged_status_keeps_the_last_one_and_warns_once(
     for text in ("{", "[]"):
         finder.files.rank(0).status.write_text(text)
         os.utime(finder.files.rank(0).status, ns=(1, len(text)))
-        assert finder.processes() == {0: (10, 1010.0)}
+        assert finder.processes() == {0: Process(10, 110, "b")}
     assert len(caplog.records) == 1
 
 

@@ -191,7 +191,7 @@ def _require_possible() -> None:
 def _state(record: LabRecord | None, abandoned: bool) -> str:
     if abandoned or record is None:
         return "abandoned; `paceline lab down` removes it"
-    return "up" if record.owner_pid is None else f"up until process {record.owner_pid} ends"
+    return "up" if record.owner is None else f"up until process {record.owner.pid} ends"
 
 
 def _described(record: LabRecord) -> str:

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from paceline.cli.options import limit_option, list_option, out_option
 from paceline.errors import UsageError
+from paceline.records.metrics import RUN_FACTS
 from paceline.spec import TelemetrySettings
-from paceline.telemetry.metrics import RUN_FACTS
 from paceline.telemetry.request import DEFAULT_MAX_LIFETIME_S, NO_METRICS, SidecarRequest
 from paceline.telemetry.sidecar import run_sidecar
 

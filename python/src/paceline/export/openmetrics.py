@@ -17,6 +17,8 @@ from paceline.analysis.trial.host_frames import GAP_INTERVALS
 from paceline.analysis.trial.reading import read_trial
 from paceline.errors import DataError
 from paceline.records.files import document, read_json
+from paceline.records.metrics import METRICS
+from paceline.records.metrics.run import facts_of, run_facts, sidecar_facts
 from paceline.records.rows import (
     CommunicationRow,
     Outcome,
@@ -26,9 +28,6 @@ from paceline.records.rows import (
 )
 from paceline.records.tables import read_header, read_table, row_dicts
 from paceline.telemetry.exporter import Snapshot, families
-from paceline.telemetry.metrics import METRICS, RUN, SIDECAR
-from paceline.telemetry.metrics.metric import Row, read_into
-from paceline.telemetry.metrics.run import RunReading, SidecarReading, facts_of
 from paceline.telemetry.training import TrainingProgress
 
 if TYPE_CHECKING:
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
     from paceline.export.run_data import RunData
     from paceline.plan.trial import Trial
     from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
+    from paceline.records.metrics.metric import Row
 
 _MARK_AFTER_S = 0.001  # Prometheus's resolution; the next trial begins later
-_UNTRACED = tuple(m for m in METRICS if not m.in_trace and m.scope in (RUN, SIDECAR))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +110,8 @@ class _HostTrace:
         self._ranks = _by_time(own)
         outcome = document(files.outcome, Outcome)
         started_unix_s = self.samples[0]["unix_s"] if self.samples else math.nan
-        self._facts = RunReading(
-            facts=facts_of(trial),
-            launched_unix_s=started_unix_s if outcome is None else outcome.launched_unix_s,
-        )
+        launched_unix_s = started_unix_s if outcome is None else outcome.launched_unix_s
+        self._facts = run_facts(facts_of(trial), launched_unix_s)
         self._gap_s = GAP_INTERVALS * self._header.get("interval_s", math.inf)
         self._restarts = read_json(own.sidecar).get("restarts", 0) if own.sidecar.exists() else 0
         self._offset_s = 0.0
@@ -160,29 +157,18 @@ class _HostTrace:
     def _snapshot(self, row: Row, number: int, restarts: int) -> Snapshot:
         """Return what a scrape right after the sample would have shown."""
         unix_s: float = row["unix_s"]
-        complete = dict(row)
-        read_into(complete, (m for m in _UNTRACED if m.scope is RUN), self._facts)
-        sidecar = self._sidecar(number, restarts)
-        read_into(complete, (m for m in _UNTRACED if m.scope is SIDECAR), sidecar)
-        return Snapshot(
-            host=self._host,
-            run=self._run,
-            row=complete,
-            ranks=self._ranks.get(unix_s, {}),
-            training=lambda: [rank.until(unix_s) for rank in self._training],
-        )
-
-    def _sidecar(self, number: int, restarts: int) -> SidecarReading:
-        """Return facts of the sidecar; the metrics with the other values are in the row."""
-        return SidecarReading(
-            unix_s=0.0,
+        of_sidecar = sidecar_facts(
             version=self._header.get("version"),
             interval_s=self._header.get("interval_s", math.nan),
             restarts=restarts,
             samples=number,
-            missed=0,
-            cpu_s=0.0,
-            rss_bytes=0,
+        )
+        return Snapshot(
+            host=self._host,
+            run=self._run,
+            row={**row, **self._facts, **of_sidecar},
+            ranks=self._ranks.get(unix_s, {}),
+            training=lambda: [rank.until(unix_s) for rank in self._training],
         )
 
 

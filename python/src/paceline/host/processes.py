@@ -14,7 +14,8 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,6 @@ TOKEN_VARIABLE = "PACELINE_TRIAL_TOKEN"  # noqa: S105  (marks processes, gives n
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# A start time in seconds is computed from two clocks; a tick is 10 ms.
-_START_TOLERANCE_S = 1.0
 _KILL_S = 5.0
 
 
@@ -68,22 +67,46 @@ def read_stat(pid: int) -> Stat | None:
     return Stat(state=fields[0], parent=int(fields[1]), start_ticks=int(fields[19]))
 
 
+@cache
+def boot_id() -> str:
+    """Return the identifier of the machine's current boot."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The identity of a process: the start time distinguishes it from a later one with its pid."""
+    """The identity of a process on this machine.
+
+    The start distinguishes it from a later process with its pid. It is counted from the boot, so a
+    step of the wall clock changes nothing.
+    """
 
     pid: int
-    start_ticks: int
+    start_ticks: int  # clock ticks since boot
+    boot_id: str = field(default_factory=boot_id)
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """Return the identity of `pid`; None if there is no such process."""
+        stat = read_stat(pid)
+        return None if stat is None else cls(pid, stat.start_ticks)
 
     @classmethod
     def current(cls) -> Process:
-        stat = read_stat(os.getpid())
-        assert stat is not None, "this process exists"
-        return cls(os.getpid(), stat.start_ticks)
+        process = cls.of(os.getpid())
+        assert process is not None, "this process exists"
+        return process
 
     def is_alive(self) -> bool:
         stat = read_stat(self.pid)
-        return stat is not None and stat.is_running and stat.start_ticks == self.start_ticks
+        return (
+            stat is not None
+            and stat.is_running
+            and (stat.start_ticks, boot_id()) == (self.start_ticks, self.boot_id)
+        )
 
 
 def process_started_unix_s(pid: int) -> float | None:
@@ -107,14 +130,10 @@ def command_line_of(pid: int) -> list[str]:
     return [os.fsdecode(word) for word in raw.removesuffix(b"\0").split(b"\0")]
 
 
-def is_alive(pid: int, started_unix_s: float | None = None) -> bool:
-    """Return whether `pid` runs and, if a start time is given, is the process started then."""
+def is_alive(pid: int) -> bool:
+    """Return whether a process with this id runs, whichever it is."""
     stat = read_stat(pid)
-    if stat is None or not stat.is_running:
-        return False
-    if started_unix_s is None:
-        return True
-    return abs(stat.started_unix_s - started_unix_s) < _START_TOLERANCE_S
+    return stat is not None and stat.is_running
 
 
 def pids_with_token(token: str) -> set[int]:

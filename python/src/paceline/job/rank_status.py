@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import ExitCode, TimedOut
+from paceline.host.processes import Process
 from paceline.job.messages import rank_failed_line, say
 from paceline.records.documents import error_text, exit_code_of
 from paceline.records.files import write_json
@@ -79,9 +80,9 @@ class RankStatusFile:
         self._row = RankStatus(
             rank=context.rank,
             host=context.host,
-            pid=os.getpid(),
             process_started_unix_s=context.process_started_unix_s,
             state="running",
+            **dataclasses.asdict(Process.current()),
         )
 
     def write(
@@ -96,7 +97,9 @@ class RankStatusFile:
         """Write the status; pid, started_unix_s: if they are not those of this process."""
         row = dataclasses.replace(self._row, state=state, error=error, secondary=secondary)
         if pid is not None:
-            row = dataclasses.replace(row, pid=pid)
+            process = Process.of(pid)
+            identity = {"pid": pid} if process is None else dataclasses.asdict(process)
+            row = dataclasses.replace(row, **identity)
         if started_unix_s is not None:
             row = dataclasses.replace(row, process_started_unix_s=started_unix_s)
         write_json(self._files.status, dataclasses.asdict(row))

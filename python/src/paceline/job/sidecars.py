@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from paceline.job.environment import SIDECAR_HOST_VARIABLE
 from paceline.records.layout import RunFiles
+from paceline.records.metrics.run import facts_of
 from paceline.telemetry import SidecarRequest, sidecar_is_alive, start_sidecar
-from paceline.telemetry.metrics.run import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

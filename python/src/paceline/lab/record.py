@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import UsageError
+from paceline.host.processes import Process
 from paceline.lab.settings import LabSettings
 
-SCHEMA = 1
+SCHEMA = 2
 INTERFACE = "eth0"  # the interface of every host, besides loopback
 SPARK_PORT = 7077  # Spark's own default
 
@@ -54,8 +55,7 @@ class LabRecord:
     folder: str  # all files of the lab, except logs with a folder of their own
     logs: str
     # The process that removes the lab at its end; None: `paceline lab down` removes it.
-    owner_pid: int | None
-    owner_started_unix_s: float | None
+    owner: Process | None
     made_unix_s: float
 
     @property

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks
 from paceline.host.locks import exclusive_lock
-from paceline.host.processes import is_alive
 from paceline.lab.record import SCHEMA, LabRecord
 from paceline.records.files import read_json, typed, write_json
 
@@ -67,4 +66,4 @@ class Registry:
 
 def is_owned(record: LabRecord) -> bool:
     """Check if the process that will remove the lab is alive."""
-    return record.owner_pid is not None and is_alive(record.owner_pid, record.owner_started_unix_s)
+    return record.owner is not None and record.owner.is_alive()

@@ -69,7 +69,7 @@ def is_abandoned(record: LabRecord | None) -> bool:
     """Check if no process will remove the lab, because its owner or the machine was stopped."""
     if record is None:
         return True
-    if record.owner_pid is not None:
+    if record.owner is not None:
         return not is_owned(record)
     return hub_of(record.name) not in network.namespaces()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.host.processes import process_started_unix_s
+from paceline.host.processes import Process
 from paceline.lab import network, programs, spark
 from paceline.lab.record import SCHEMA, Host, LabRecord, hosts_of
 from paceline.lab.registry import Registry
@@ -94,9 +94,7 @@ class Lab:
     def leave(self) -> None:
         """Keep the lab after this process ends, until `paceline lab down`."""
         with self.registry.locked():
-            self.record = dataclasses.replace(
-                self.record, owner_pid=None, owner_started_unix_s=None
-            )
+            self.record = dataclasses.replace(self.record, owner=None)
             self.registry.save(self.record)
 
     def close(self) -> None:
@@ -152,7 +150,6 @@ def _planned(settings: LabSettings, name: str | None, logs: Path | None) -> LabR
         hosts=hosts_of(name, settings, folder, sorted(os.sched_getaffinity(0))),
         folder=str(folder),
         logs=str(logs.resolve() if logs is not None else folder / "logs"),
-        owner_pid=os.getpid(),
-        owner_started_unix_s=process_started_unix_s(os.getpid()),
+        owner=Process.current(),
         made_unix_s=time.time(),
     )

@@ -186,16 +186,12 @@ def _look_for_failures(statuses: Sequence[RankStatus], watched: Watched) -> bool
     failed = [s for s in statuses if s.state == "failed"]
     # Spark kills the other tasks of a stage as soon as one of them has failed with a reason.
     if not watched.dead_ranks and all(s.secondary for s in failed):
-        watched.dead_ranks = tuple(s.rank for s in statuses if _runs_here(s) and not _lives(s))
+        watched.dead_ranks = tuple(s.rank for s in statuses if _runs_here(s) and not s.is_alive())
     return bool(failed or watched.dead_ranks)
 
 
 def _runs_here(status: RankStatus) -> bool:
     return status.state == "running" and status.host == host_name()
-
-
-def _lives(status: RankStatus) -> bool:
-    return is_alive(status.pid, status.process_started_unix_s)
 
 
 def _start(
@@ -234,14 +230,16 @@ def wait_for_ranks(files: TrialFiles, limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         running = [s for s in read_statuses(files) if s.state == "running"]
-        if not any(_lives(s) for s in running if _runs_here(s)) and all(map(_runs_here, running)):
+        if not any(s.is_alive() for s in running if _runs_here(s)) and all(
+            map(_runs_here, running)
+        ):
             return
         time.sleep(_POLL_S)
 
 
 def _living_ranks(files: TrialFiles) -> set[int]:
     """Return the ranks on this host that carry no token (in executors that ran before)."""
-    return {s.pid for s in read_statuses(files) if _runs_here(s) and _lives(s)}
+    return {s.pid for s in read_statuses(files) if _runs_here(s) and s.is_alive()}
 
 
 def write_last_checkpoint(files: TrialFiles, limit_s: float = _CHECKPOINT_S) -> bool:
@@ -251,11 +249,7 @@ def write_last_checkpoint(files: TrialFiles, limit_s: float = _CHECKPOINT_S) -> 
     """
     folder = CheckpointFolder(files.checkpoints)
     training = [
-        status
-        for status in read_statuses(files)
-        if status.state == "running"
-        and status.host == host_name()
-        and is_alive(status.pid, status.process_started_unix_s)
+        status for status in read_statuses(files) if _runs_here(status) and status.is_alive()
     ]
     # Before its first step, a rank would be ended by the signal, and has nothing to write.
     ready = [s.pid for s in training if s.rank == 0 and files.rank(0).steps.exists()]

@@ -23,9 +23,10 @@ from paceline.analysis.trial.stragglers import find_straggler
 from paceline.errors import DataError
 from paceline.records.documents import has_writer, read_stopping
 from paceline.records.files import document
-from paceline.records.rows import HostSample, Outcome, RankEnvironment, RankStatus, StepRow
+from paceline.records.rows import Outcome, RankEnvironment, RankStatus, StepRow
+from paceline.records.samples import HOST_SAMPLES
 from paceline.records.tables import frame_of
-from paceline.telemetry.tail import LineTail
+from paceline.records.tail import LineTail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,7 +144,7 @@ class _Host:
 
     def cpu(self) -> dict[str, float]:
         """Return the shares of the last tick; empty before the second sample."""
-        samples = frame_of(list(self._samples), HostSample, self._files.trace)
+        samples = frame_of(list(self._samples), HOST_SAMPLES, self._files.trace)
         if samples.is_empty():
             return {}
         frame = host_frame(HostTrace(host=self._host, header={}, samples=samples))

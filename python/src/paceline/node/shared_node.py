@@ -143,7 +143,8 @@ class SharedNode:
             return {}
         own = Process.current()
         processes = gather(self._next("processes"), f"{own.pid} {own.start_ticks}", self._limit_s)
-        return {rank: Process(*map(int, process.split())) for rank, process in enumerate(processes)}
+        words = [process.split() for process in processes]
+        return {rank: Process(int(pid), int(ticks)) for rank, (pid, ticks) in enumerate(words)}
 
     def _semaphores(self, name: str, count: int) -> Semaphores:
         """Create semaphores; collective. They are ready on all ranks when this returns."""

@@ -13,13 +13,12 @@ from paceline.records.files import sync_folder
 from paceline.records.rows import (
     CommunicationRow,
     EvaluationRow,
-    HostSample,
-    RankSample,
     SampleLogRow,
     StepRow,
     UpdateRow,
 )
-from paceline.records.tables import parquet_path, read_header, read_table, write_parquet
+from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
+from paceline.records.tables import RowFormat, parquet_path, read_header, read_table, write_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +39,7 @@ def compact_trial(files: TrialFiles) -> None:
             _compact(path, kind)
 
 
-def _row_files(files: TrialFiles) -> Iterator[tuple[Path, type]]:
+def _row_files(files: TrialFiles) -> Iterator[tuple[Path, type | RowFormat]]:
     for _, rank in files.ranks():
         yield rank.steps, StepRow
         yield rank.communication, CommunicationRow
@@ -48,11 +47,11 @@ def _row_files(files: TrialFiles) -> Iterator[tuple[Path, type]]:
         yield rank.evaluations, EvaluationRow
         yield rank.updates, UpdateRow
     for _, host in files.hosts():
-        yield host.trace, HostSample
-        yield host.ranks, RankSample
+        yield host.trace, HOST_SAMPLES
+        yield host.ranks, RANK_SAMPLES
 
 
-def _compact(path: Path, kind: type) -> None:
+def _compact(path: Path, kind: type | RowFormat) -> None:
     target = parquet_path(path)
     if target.exists():  # a compaction was interrupted before it deleted the JSON lines
         path.unlink()

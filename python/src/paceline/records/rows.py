@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
+from paceline.host.processes import Process
 from paceline.records.communication import Communication
 
 SCHEMA = 2
@@ -255,6 +256,20 @@ class RankStatus:
     error: str | None = None
     # True if the error only reports that a peer left: another rank is the cause
     secondary: bool = False
+    # with pid, they identify the process; None in records of older versions
+    start_ticks: int | None = None
+    boot_id: str | None = None
+
+    @property
+    def process(self) -> Process | None:
+        """The process that the rank is; None if the record does not identify it."""
+        if self.start_ticks is None or self.boot_id is None:
+            return None
+        return Process(self.pid, self.start_ticks, self.boot_id)
+
+    def is_alive(self) -> bool:
+        """Return whether the process of the rank runs. Call it on the rank's host."""
+        return self.process is not None and self.process.is_alive()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,68 +313,3 @@ class Outcome:
         """The first line of the message: which trial failed, and why."""
         message = self.message or f"trial {self.trial_id}: {self.status}"
         return message.partition("\n")[0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSample:
-    """One sample of a host's sidecar (`hosts/<host>/trace.jsonl`): counters and gauges only.
-
-    `telemetry.metrics` declares the columns; these are the ones that the analysis uses. The `run_*`
-    fields are sums over the watched processes. A field is None where nothing was measured or where
-    it is not read at every tick. Shares, rates and peaks are computed in the analysis.
-    """
-
-    unix_s: float
-    ram_used_bytes: int
-    ram_total_bytes: int
-    swap_used_bytes: int
-    run_processes: int
-    run_cpu_seconds: float  # since the sidecar started, including ended processes
-    run_rss_bytes: int
-    run_threads: int
-    sidecar_cpu_seconds: float  # of the sidecar itself, since it started
-    sidecar_rss_bytes: int
-    run_pss_bytes: int | None = None  # read at the expensive interval
-    run_voluntary_context_switches: int | None = None  # read at the expensive interval
-    run_involuntary_context_switches: int | None = None  # read at the expensive interval
-    run_open_files: int | None = None  # read at the expensive interval
-    run_read_bytes: int | None = None  # from storage, since the sidecar started
-    run_written_bytes: int | None = None
-    cpu_seconds: dict[str, float] = field(default_factory=dict)  # since boot, by mode
-    core_busy_s: list[float] = field(default_factory=list)  # since boot, by core
-    cpu_frequency_hertz: float | None = None  # mean over the cores
-    load: dict[str, float] = field(default_factory=dict)  # load averages over 1m, 5m, 15m
-    pressure: dict[str, dict[str, Any]] = field(default_factory=dict)  # by resource
-    swap_total_bytes: int | None = None
-    swapped_in_bytes: int | None = None  # since boot
-    swapped_out_bytes: int | None = None
-    minor_page_faults: int | None = None  # since boot
-    major_page_faults: int | None = None
-    disks: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device
-    networks: dict[str, dict[str, Any]] = field(default_factory=dict)  # by interface
-    cgroup: dict[str, Any] | None = None
-    temperatures_celsius: dict[str, float] = field(default_factory=dict)  # by sensor
-    gpus: list[dict[str, Any]] = field(default_factory=list)
-    sidecar_missed_ticks: int = 0  # ticks that could not be taken in time, since it started
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSample:
-    """One sample of one rank's processes (`hosts/<host>/ranks.jsonl`): counters and gauges only.
-
-    Counters start with the sidecar and include ended processes.
-    """
-
-    unix_s: float  # that of the HostSample of the same tick
-    rank: int
-    pid: int
-    processes: int
-    cpu_seconds: float
-    rss_bytes: int
-    threads: int
-    pss_bytes: int | None = None  # read at the expensive interval
-    voluntary_context_switches: int | None = None  # read at the expensive interval
-    involuntary_context_switches: int | None = None  # read at the expensive interval
-    open_files: int | None = None  # read at the expensive interval
-    read_bytes: int | None = None  # from storage
-    written_bytes: int | None = None

@@ -12,6 +12,7 @@ import json
 import types
 import typing
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +22,7 @@ from paceline.errors import DataError
 from paceline.records.files import read_jsonl, typed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from polars._typing import PolarsDataType
@@ -36,48 +37,62 @@ _SIMPLE: dict[Any, PolarsDataType] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """Columns of a file of rows.
+
+    types: by column, without nested values: they differ between rows.
+    required: columns whose values may be neither missing nor null.
+    is_open: rows may have more columns, whose types follow from their values.
+    """
+
+    name: str
+    types: Mapping[str, PolarsDataType]
+    required: tuple[str, ...]
+    is_open: bool = False
+
+
 def parquet_path(path: Path) -> Path:
     """Return the compacted form of the JSON lines file `path`."""
     return path.with_suffix(".parquet")
 
 
-def read_table(path: Path, kind: type, columns: Sequence[str] | None = None) -> pl.DataFrame:
+def read_table(
+    path: Path, kind: type | RowFormat, columns: Sequence[str] | None = None
+) -> pl.DataFrame:
     """Read the rows of `path` in either form; no rows where there is no file.
 
-    kind: the dataclass of the rows. columns: only these; None reads all. Optional fields that are
-    newer than the file are null.
+    kind: the dataclass of the rows, or their format. columns: only these; None reads all.
+    Optional fields that are newer than the file are null.
     Raises DataError if a row is damaged or lacks a required field.
     """
+    expected = format_of(kind)
     frame = _read_parquet(path, columns)
     if frame is not None:
-        schema = schema_of(kind)
-        wanted = list(schema) if columns is None else columns
+        wanted = list(expected.types) if columns is None else columns
         missing = [name for name in wanted if name not in frame]
-        lacking = [name for name in _required(kind) if name in missing]
+        lacking = [name for name in expected.required if name in missing]
         if lacking:
             raise DataError(
-                f"{parquet_path(path)}: expected the fields of {kind.__name__}: there is no column "
+                f"{parquet_path(path)}: expected the fields of {expected.name}: there is no column "
                 f"{lacking[0]}"
             )
-        nulls = [pl.lit(None, dtype=schema[name]).alias(name) for name in missing]
-        return frame.with_columns(nulls) if nulls else frame
+        return _with_nulls(frame, expected, missing)
     if not path.exists():
-        frame = pl.DataFrame(schema=schema_of(kind))
-    elif _is_trace(kind):
-        frame = frame_of([row for row in read_jsonl(path) if "unix_s" in row], kind, path)
+        frame = pl.DataFrame(schema=expected.types)
+    elif expected.is_open:
+        frame = frame_of([row for row in read_jsonl(path) if "unix_s" in row], expected, path)
     else:
-        frame = _read_lines(path, kind)
+        frame = _read_lines(path, expected)
     return frame if columns is None else frame.select(columns)
 
 
 def rows(path: Path, kind: type[_Row]) -> tuple[_Row, ...]:
-    """Read all rows of `path` in either form as dataclasses; rows of other kinds are skipped."""
-    required = {f.name for f in dataclasses.fields(typing.cast("Any", kind)) if not _has_default(f)}
-    is_trace = _is_trace(kind)
+    """Read all rows of `path` in either form as dataclasses."""
+    given = {f.name for f in dataclasses.fields(typing.cast("Any", kind)) if not _has_default(f)}
     return tuple(
-        typed({k: v for k, v in row.items() if v is not None or k in required}, kind, path)
+        typed({k: v for k, v in row.items() if v is not None or k in given}, kind, path)
         for row in row_dicts(path)
-        if not is_trace or "unix_s" in row
     )
 
 
@@ -121,48 +136,51 @@ def write_parquet(frame: pl.DataFrame, path: Path, header: dict[str, Any]) -> No
     )
 
 
-def frame_of(found: list[dict[str, Any]], kind: type, path: Path) -> pl.DataFrame:
+def frame_of(found: list[dict[str, Any]], kind: type | RowFormat, path: Path) -> pl.DataFrame:
     """Turn rows into a frame; a dictionary becomes a struct of all its keys.
 
-    Columns that `kind` does not contain are kept, so new metrics need no change here.
+    Columns that `kind` does not contain are kept.
     path: of the rows, for messages. Raises DataError if a row is damaged.
     """
-    schema = schema_of(kind)
+    expected = format_of(kind)
     kept = [{k: v for k, v in row.items() if v not in ({}, [])} for row in found]
     try:
-        frame = pl.DataFrame(kept, schema_overrides=schema, infer_schema_length=None, strict=False)
+        frame = pl.DataFrame(
+            kept, schema_overrides=expected.types, infer_schema_length=None, strict=False
+        )
     except (pl.exceptions.PolarsError, TypeError) as error:
-        raise DataError(f"{path}: expected the fields of {kind.__name__}: {error}") from error
-    missing = [pl.lit(None, dtype=kind).alias(n) for n, kind in schema.items() if n not in frame]
-    return _checked(frame.with_columns(missing), kind, path)
+        raise DataError(f"{path}: expected the fields of {expected.name}: {error}") from error
+    missing = [name for name in expected.types if name not in frame]
+    return _checked(_with_nulls(frame, expected, missing), expected, path)
+
+
+def _with_nulls(frame: pl.DataFrame, expected: RowFormat, missing: list[str]) -> pl.DataFrame:
+    nulls = [pl.lit(None, dtype=expected.types[name]).alias(name) for name in missing]
+    return frame.with_columns(nulls) if nulls else frame
+
+
+def format_of(kind: type | RowFormat) -> RowFormat:
+    """Return the format of a dataclass's rows; a format is returned as it is."""
+    return kind if isinstance(kind, RowFormat) else _format_of(kind)
 
 
 @cache
-def schema_of(kind: Any) -> dict[str, PolarsDataType]:
-    """Return the column types of a dataclass, without nested fields: they differ between rows."""
-    found = {name: _data_type(hint) for name, hint in typing.get_type_hints(kind).items()}
-    return {name: each for name, each in found.items() if each is not None}
-
-
-@cache
-def _required(kind: Any) -> tuple[str, ...]:
-    """Name the fields that may be neither missing nor null."""
+def _format_of(kind: Any) -> RowFormat:
     hints = typing.get_type_hints(kind)
-    return tuple(
+    found = {name: _data_type(hint) for name, hint in hints.items()}
+    required = tuple(
         field.name
         for field in dataclasses.fields(kind)
         if types.NoneType not in typing.get_args(hints[field.name]) and not _has_default(field)
     )
+    plain = {name: each for name, each in found.items() if each is not None}
+    return RowFormat(kind.__name__, plain, required)
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
     return (
         field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
     )
-
-
-def _is_trace(kind: Any) -> bool:
-    return "unix_s" in {field.name for field in dataclasses.fields(kind)}
 
 
 def _data_type(hint: Any) -> PolarsDataType | None:
@@ -199,33 +217,32 @@ def _explained(compacted: Path) -> Iterator[None]:
         raise DataError(f"{compacted}: not readable as Parquet: {error}") from error
 
 
-def _read_lines(path: Path, kind: type) -> pl.DataFrame:
-    schema = schema_of(kind)
+def _read_lines(path: Path, expected: RowFormat) -> pl.DataFrame:
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]  # the writer may have been killed within the last row
     try:
-        frame = pl.read_ndjson(io.BytesIO(whole), schema=schema) if whole else None
+        frame = pl.read_ndjson(io.BytesIO(whole), schema=expected.types) if whole else None
     except pl.exceptions.PolarsError:
-        frame = _read_slowly(path, kind)  # NaN is valid here, but not for Polars
+        frame = _read_slowly(path, expected)  # NaN is valid here, but not for Polars
     if frame is None:
-        return pl.DataFrame(schema=schema)
-    return _checked(frame, kind, path)
+        return pl.DataFrame(schema=expected.types)
+    return _checked(frame, expected, path)
 
 
-def _read_slowly(path: Path, kind: type) -> pl.DataFrame:
+def _read_slowly(path: Path, expected: RowFormat) -> pl.DataFrame:
     """Read line by line: accepts NaN, and names the damaged line."""
     found = list(read_jsonl(path))
     try:
-        return pl.DataFrame(found, schema=schema_of(kind))
+        return pl.DataFrame(found, schema=expected.types)
     except (pl.exceptions.PolarsError, TypeError) as error:
-        raise DataError(f"{path}: expected the fields of {kind.__name__}: {error}") from error
+        raise DataError(f"{path}: expected the fields of {expected.name}: {error}") from error
 
 
-def _checked(frame: pl.DataFrame, kind: type, path: Path) -> pl.DataFrame:
-    for name in _required(kind):
+def _checked(frame: pl.DataFrame, expected: RowFormat, path: Path) -> pl.DataFrame:
+    for name in expected.required:
         if frame[name].null_count():
             raise DataError(
-                f"{path}: expected the fields of {kind.__name__}: {name} is missing in row "
+                f"{path}: expected the fields of {expected.name}: {name} is missing in row "
                 f"{frame[name].is_null().arg_max()}"
             )
     return frame

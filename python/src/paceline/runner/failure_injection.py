@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
-from paceline.host.processes import command_line_of, is_alive, parent_of
+from paceline.host.processes import command_line_of, parent_of
 from paceline.lab.outage import boot, crash, own_lab
 from paceline.records.documents import read_statuses
 from paceline.records.files import JsonlWriter
@@ -120,7 +120,7 @@ class Victims:
                 stopped.wait(self._down_s)
             finally:
                 boot(self._lab, host)
-        elif is_alive(victim.pid, victim.process_started_unix_s):  # it may have ended meanwhile
+        elif victim.is_alive():  # it may have ended meanwhile
             pid = victim.pid if kind == "rank" else self._executor_of(victim.pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import paceline
 from paceline.errors import DataError, PacelineError, PacelineWarning
 from paceline.host.machine import host_name
-from paceline.host.processes import is_alive
+from paceline.host.processes import Process
 from paceline.records.files import read_json
 from paceline.telemetry.access import caution, expected_authorization
 from paceline.telemetry.discovery import remove_targets, target_files
@@ -144,12 +144,12 @@ def sidecar_is_alive(state: Path) -> bool:
     """Return whether the sidecar that wrote `state` is still running on this host."""
     try:
         document = read_json(state)
-        pid, started_unix_s = document["pid"], document["process_started_unix_s"]
+        process = Process(document["pid"], document["start_ticks"], document["boot_id"])
     except (DataError, OSError, KeyError):
         return False
     if document.get("host") != host_name() or document.get("ended") is not None:
         return False
-    return is_alive(pid, started_unix_s)
+    return process.is_alive()
 
 
 def _spawn(request: SidecarRequest) -> subprocess.Popen[bytes]:

@@ -6,20 +6,33 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.metrics_core import Metric as Family
 
 from paceline.errors import UsageError
+from paceline.records.metrics import HOST, RANK, RUN_PROCESSES, TRAINING, Metric, Scope
+from paceline.records.metrics.metric import Row, values_in
 from paceline.telemetry.access import expected_authorization, guarded
-from paceline.telemetry.metrics import HOST, RANK, RUN_PROCESSES, TRAINING, Scope
-from paceline.telemetry.metrics.metric import Metric, Row, read_into, samples_of
 
 if TYPE_CHECKING:
     from paceline.spec import TelemetrySettings
     from paceline.telemetry.training import TrainingProgress
 
+_FAMILIES: Mapping[str, Callable[..., Family]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "info": InfoMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 _CLIENT_LIMIT_S = 10.0  # for a silent client
 _CLOSE_LIMIT_S = 5.0
 
@@ -73,15 +86,13 @@ class LatestSnapshot:
 
 def families(metrics: Iterable[Metric], snapshot: Snapshot) -> Iterator[Family]:
     """Yield the series of a snapshot as metric families of prometheus_client."""
-    metrics = tuple(metrics)
-    of_training = [metric for metric in metrics if metric.scope is TRAINING]
-    training: dict[int, Row] = {}
-    for progress in snapshot.training():
-        read_into(training.setdefault(progress.rank, {}), of_training, progress)
+    training = {progress.rank: progress.row() for progress in snapshot.training()}
     rows = {RANK: snapshot.ranks, TRAINING: training}
     labels = {"host": snapshot.host, "run": snapshot.run}
     for metric in metrics:
-        family = Family(metric.full_name, metric.help, metric.kind)
+        family = _FAMILIES[metric.kind](
+            metric.full_name, metric.help, labels=(*metric.scope.labels, *metric.labels)
+        )
         if metric.scope in rows:
             for rank, row in sorted(rows[metric.scope].items()):
                 _add(family, metric, {**labels, "rank": str(rank)}, row)
@@ -181,9 +192,18 @@ def _start(settings: TelemetrySettings, registry: CollectorRegistry, ports: tupl
     raise OSError("no port to listen on")
 
 
-def _add(family: Family, metric: Metric, labels: dict[str, str], row: Row) -> None:
-    for sample in samples_of(metric, labels, row):
-        family.add_sample(sample.name, sample.labels, sample.value)
+def _add(family: Any, metric: Metric, scope_labels: dict[str, str], row: Row) -> None:
+    for own_labels, value in values_in(row, metric):
+        labels = [*scope_labels.values(), *own_labels.values()]
+        if metric.kind == "info":
+            facts = value if isinstance(value, Mapping) else {metric.info_labels[0]: value}
+            family.add_metric(labels, facts)
+        elif metric.kind == "histogram":
+            bounds = [*map(repr, value.bounds), "+Inf"]
+            buckets = list(zip(bounds, accumulate(value.counts), strict=True))
+            family.add_metric(labels, buckets, value.total)
+        else:
+            family.add_metric(labels, value)
 
 
 def _newest(before: Row, now: Row | None) -> Row:

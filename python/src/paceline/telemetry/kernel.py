@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.host.cgroups import CgroupLimits, CgroupPlaces, find_places
+from paceline.host.cgroups import CgroupPlaces, find_places
 
 PROC = Path("/proc")
 _RESOURCES = ("cpu", "memory", "io")
@@ -23,25 +23,6 @@ _PLACES_EVERY_S = 5.0  # a process can be moved to another group, and limits can
 _NANOSECONDS = 1e9
 _MICROSECONDS = 1e6
 _TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-
-
-@dataclass(frozen=True, slots=True)
-class PressureTimes:
-    """Seconds since boot in which some or all tasks waited; None without a value of the kernel."""
-
-    some_s: float
-    full_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupUsage:
-    """Usage and limits of a control group, v1 or v2; None where the kernel has no value."""
-
-    limits: CgroupLimits
-    cpu_s: float | None
-    throttled_s: float | None
-    throttled_periods: int | None
-    memory_used_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +62,17 @@ def read_process_io(pid: int, proc: Path = PROC) -> tuple[int, int] | None:
     return int(lines[b"read_bytes"]), int(lines[b"write_bytes"])
 
 
-def read_pressure(proc: Path = PROC) -> dict[str, PressureTimes]:
-    """Return the pressure stall information by resource; empty without support in the kernel."""
+def read_pressure(proc: Path = PROC) -> dict[str, dict[str, float]]:
+    """Return the pressure stall information by resource; empty without support in the kernel.
+
+    some_s, full_s: seconds since boot in which some or all tasks waited.
+    """
     found = {}
     for resource in _RESOURCES:
         lines = _text(proc / "pressure" / resource).splitlines()
-        totals = {line.split()[0]: _total_s(line) for line in lines if "total=" in line}
-        if "some" in totals:
-            found[resource] = PressureTimes(totals["some"], totals.get("full"))
+        totals = {f"{line.split()[0]}_s": _total_s(line) for line in lines if "total=" in line}
+        if totals:
+            found[resource] = totals
     return found
 
 
@@ -126,8 +110,8 @@ class CgroupReader:
         self._places: CgroupPlaces | None = None
         self._places_until_s = float("-inf")
 
-    def read(self) -> CgroupUsage | None:
-        """Return the usage; None if there is no control group or the process has ended."""
+    def read(self) -> dict[str, float]:
+        """Return usage and limits; empty if there is no control group or the process has ended."""
         now_s = self._clock()
         if self._places is None or now_s >= self._places_until_s:
             self._places = find_places(self._pid, self._proc)
@@ -136,15 +120,17 @@ class CgroupReader:
         cpu_time, throttling = _text(places.cpu_time), _text(places.throttling)
         memory = _text(places.memory).strip()
         if not (cpu_time or throttling or memory):
-            return None
+            return {}
         throttled = _keyed(throttling)
-        return CgroupUsage(
-            limits=places.limits,
-            cpu_s=_cpu_s(cpu_time),
-            throttled_s=_throttled_s(throttled),
-            throttled_periods=throttled.get("nr_throttled"),
-            memory_used_bytes=int(memory) if memory.isdigit() else None,
-        )
+        found = {
+            "cpu_limit_cores": places.limits.cpus,
+            "cpu_s": _cpu_s(cpu_time),
+            "throttled_s": _throttled_s(throttled),
+            "throttled_periods": throttled.get("nr_throttled"),
+            "memory_limit_bytes": places.limits.memory_bytes,
+            "memory_used_bytes": int(memory) if memory.isdigit() else None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def _cpu_s(text: str) -> float | None:

@@ -6,12 +6,13 @@ pass, so they never decrease when a process ends.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
 
+from paceline.host.processes import Process
 from paceline.telemetry.kernel import (
     ProcessUsage,
     read_process,
@@ -19,12 +20,10 @@ from paceline.telemetry.kernel import (
     read_thread_switches,
 )
 
-_SAME_START_S = 1.0  # a rank reports its start from another clock source
-
 
 @dataclass(slots=True, kw_only=True)
 class Usage:
-    """Sums over the processes of a run or of a rank.
+    """Sums over the processes of a run or of a rank; the names are columns of the trace.
 
     Gauges are of the last pass; counters grow from the first one. None: not read in this pass, or
     not readable.
@@ -38,8 +37,8 @@ class Usage:
     written_bytes: int | None = None
     pss_bytes: int | None = None
     open_files: int | None = None
-    voluntary_switches: int | None = None
-    involuntary_switches: int | None = None
+    voluntary_context_switches: int | None = None
+    involuntary_context_switches: int | None = None
 
 
 @dataclass(slots=True)
@@ -121,14 +120,15 @@ class ProcessTree:
         """Return whether a watched process is still running."""
         return any(_is_alive(watched) for watched in self._watched.values())
 
-    def set_ranks(self, pids: dict[int, tuple[int, float]]) -> None:
-        """Say which process each rank is: (process id, Unix time of its start) by rank.
+    def set_ranks(self, processes: Mapping[int, Process]) -> None:
+        """Say which process each rank is.
 
         A rank's process may be outside the tree (a Spark executor that ran before); it is watched
         from then on. Its descendants belong to the rank too.
         """
         self._adopt(are_new=True)
-        for rank, (pid, started_unix_s) in pids.items():
+        for rank, process in processes.items():
+            pid = process.pid
             if self._rank_pids.get(rank) == pid and pid in self._watched:
                 continue
             if pid not in self._watched:
@@ -137,7 +137,7 @@ class ProcessTree:
             watched = self._watched.get(pid)
             if watched is None:
                 continue
-            if abs(watched.process.create_time() - started_unix_s) > _SAME_START_S:
+            if watched.started_ticks != process.start_ticks:
                 continue  # the rank has ended, and its process id was given to another process
             self._rank_pids[rank] = pid
             self._assign(watched, rank)
@@ -279,7 +279,9 @@ class ProcessTree:
         if self._io_is_readable:
             usage.read_bytes, usage.written_bytes = int(group.grown[1]), int(group.grown[2])
         if expensive:
-            usage.voluntary_switches, usage.involuntary_switches = map(int, group.switches)
+            voluntary, involuntary = map(int, group.switches)
+            usage.voluntary_context_switches = voluntary
+            usage.involuntary_context_switches = involuntary
 
 
 def _start_pass(group: _Group) -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from paceline.errors import DataError
+from paceline.host.processes import Process
 from paceline.records.files import read_json, typed
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus
@@ -31,17 +32,17 @@ class RankFinder:
         statuses = {rank: status for rank, (_, status) in sorted(self._known.items())}
         return {rank: it for rank, it in statuses.items() if it.host == self._host}
 
-    def processes(self) -> dict[int, tuple[int, float]]:
-        """Return (process id, Unix time of its start) of each running rank on this host.
+    def processes(self) -> dict[int, Process]:
+        """Return the process of each running rank on this host.
 
         A process that several ranks claim is left out: it is a Spark executor between two tasks.
         """
         running = {r: status for r, status in self.statuses().items() if status.state == "running"}
         claims = [status.pid for status in running.values()]
         return {
-            rank: (status.pid, status.process_started_unix_s)
+            rank: status.process
             for rank, status in running.items()
-            if claims.count(status.pid) == 1
+            if status.process is not None and claims.count(status.pid) == 1
         }
 
     def _ranks(self) -> list[int]:

@@ -10,8 +10,8 @@ from typing import BinaryIO
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from paceline.errors import UsageError
+from paceline.records.metrics import RUN_FACTS
 from paceline.spec import TelemetrySettings
-from paceline.telemetry.metrics import RUN_FACTS
 
 EXPENSIVE_INTERVAL_S = 5.0
 DEFAULT_MAX_LIFETIME_S = 7 * 24 * 3600.0

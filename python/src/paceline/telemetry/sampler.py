@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from paceline.host.cgroups import read_limits
-from paceline.records.files import JsonlWriter
+from paceline.host.processes import boot_id
+from paceline.records.files import JsonlWriter, fields_of
 from paceline.records.layout import HostFiles
+from paceline.records.metrics import METRICS, SLOW_S
+from paceline.records.metrics.metric import Row, as_lists
+from paceline.records.metrics.run import run_facts, sidecar_facts
 from paceline.records.rows import SCHEMA
 from paceline.telemetry.exporter import Snapshot
 from paceline.telemetry.host_reading import HostReader
-from paceline.telemetry.metrics import (
-    CGROUP,
-    HOST,
-    METRICS,
-    RANK,
-    RUN,
-    RUN_PROCESSES,
-    SIDECAR,
-    Metric,
-    Scope,
-)
-from paceline.telemetry.metrics.metric import Row, as_lists, read_into
-from paceline.telemetry.metrics.run import RunReading, SidecarReading
 from paceline.telemetry.processes import ProcessTree
 from paceline.telemetry.rank_finder import RankFinder
 from paceline.telemetry.training import TrainingProgress, TrainingTail
@@ -39,6 +28,7 @@ if TYPE_CHECKING:
 
 _RANKS_EVERY_S = 1.0  # time between two looks for new ranks
 _TRAINING_EVERY_S = 30.0  # without scrapes, so that the last reading is short
+_UNTRACED = {metric.path[0] for metric in METRICS if not metric.in_trace}
 _EARLY = 0.9  # share of an interval after which a reading counts as due: ticks are not exact
 
 
@@ -48,12 +38,9 @@ class Sampler:
     `tick` writes one row of the host and one row of each rank, and returns the values.
     """
 
-    def __init__(
-        self, request: SidecarRequest, host: str, metrics: Iterable[Metric] = METRICS
-    ) -> None:
+    def __init__(self, request: SidecarRequest, host: str) -> None:
         """Raises OSError if the trace cannot be written."""
         self._request, self._host = request, host
-        self._metrics = tuple(metrics)
         self._reader = HostReader(request.pids[0] if request.pids else "self")
         self._tree = ProcessTree(request.pids, excluded=[os.getpid()])
         self._itself = psutil.Process()
@@ -102,36 +89,32 @@ class Sampler:
                 trace.close()
 
     def _row(self, unix_s: float, now_s: float, *, missed: int, everything: bool) -> Row:
-        host = self._reader.read()
-        readings: dict[Scope, object] = {
-            HOST: host,
-            CGROUP: host.cgroup,
-            RUN: self._of_run(),
-            RUN_PROCESSES: self._tree.run,
-            SIDECAR: self._of_sidecar(unix_s, missed),
+        slow = self._is_due("slow", SLOW_S, now_s) or everything
+        request, used = self._request, self._itself.cpu_times()
+        return {
+            "unix_s": unix_s,
+            **self._reader.read(slow=slow),
+            **run_facts(request.facts, request.launched_unix_s),
+            **{f"run_{name}": value for name, value in fields_of(self._tree.run).items()},
+            **sidecar_facts(
+                version=__version__,
+                interval_s=request.settings.interval_s,
+                restarts=request.restarts,
+                samples=self._samples,
+            ),
+            "sidecar_missed_ticks": missed,
+            "sidecar_cpu_seconds": round(used.user + used.system, 2),
+            "sidecar_rss_bytes": self._itself.memory_info().rss,
         }
-        due = {
-            every_s: everything or self._is_due(f"every {every_s} s", every_s, now_s)
-            for every_s in {metric.every_s for metric in self._metrics}
-        }
-        row: Row = {"unix_s": unix_s}
-        for metric in self._metrics:
-            reading = readings.get(metric.scope)
-            if reading is not None and due[metric.every_s]:
-                read_into(row, (metric,), reading)
-        return row
 
     def _rank_rows(self) -> dict[int, Row]:
-        of_ranks = [metric for metric in self._metrics if metric.scope is RANK]
-        rows: dict[int, Row] = {}
-        for rank, (pid, usage) in self._tree.ranks.items():
-            rows[rank] = {"rank": rank, "pid": pid}
-            read_into(rows[rank], of_ranks, usage)
-        return rows
+        return {
+            rank: {"rank": rank, "pid": pid, **fields_of(usage)}
+            for rank, (pid, usage) in self._tree.ranks.items()
+        }
 
     def _write(self, row: Row, ranks: dict[int, Row]) -> None:
-        untraced = {metric.path[0] for metric in self._metrics if not metric.in_trace}
-        self._trace.write(as_lists({k: v for k, v in row.items() if k not in untraced}))
+        self._trace.write(as_lists({k: v for k, v in row.items() if k not in _UNTRACED}))
         if ranks:
             if self._rank_trace is None:
                 self._rank_trace = JsonlWriter(HostFiles(self._request.trace.parent).ranks)
@@ -146,23 +129,6 @@ class Sampler:
 
     def _training(self, *, to_the_end: bool = False) -> tuple[TrainingProgress, ...]:
         return () if self._tail is None else self._tail.read(to_the_end=to_the_end)
-
-    def _of_run(self) -> RunReading:
-        request = self._request
-        return RunReading(facts=request.facts, launched_unix_s=request.launched_unix_s)
-
-    def _of_sidecar(self, unix_s: float, missed: int) -> SidecarReading:
-        used = self._itself.cpu_times()
-        return SidecarReading(
-            unix_s=unix_s,
-            version=__version__,
-            interval_s=self._request.settings.interval_s,
-            restarts=self._request.restarts,
-            samples=self._samples,
-            missed=missed,
-            cpu_s=round(used.user + used.system, 2),
-            rss_bytes=self._itself.memory_info().rss,
-        )
 
     def _header(self) -> dict[str, Any]:
         """Return the first line of the trace: facts that do not change."""
@@ -180,11 +146,3 @@ class Sampler:
             "expensive_interval_s": self._request.expensive_interval_s,
             "started_unix_s": time.time(),
         }
-
-
-def boot_id() -> str:
-    """Return the identifier of the machine's current boot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return "unknown"

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.host.machine import host_name
-from paceline.host.processes import process_started_unix_s
-from paceline.records.files import write_json, write_text
+from paceline.host.processes import Process
+from paceline.records.files import fields_of, write_json, write_text
 from paceline.records.layout import HostFiles
+from paceline.records.metrics import HOST, METRICS, SIDECAR
 from paceline.records.rows import SCHEMA
 from paceline.telemetry.discovery import (
     address_of,
@@ -38,7 +39,6 @@ from paceline.telemetry.exporter import (
     text_of,
     with_gauges_of,
 )
-from paceline.telemetry.metrics import HOST, METRICS, SIDECAR
 from paceline.telemetry.request import SidecarRequest, read_request
 from paceline.telemetry.sampler import Sampler
 
@@ -176,8 +176,7 @@ class Sidecar:
         server = self._server
         document = {
             "schema": SCHEMA,
-            "pid": os.getpid(),
-            "process_started_unix_s": process_started_unix_s(os.getpid()),
+            **fields_of(Process.current()),
             "host": self._host,
             "listen": self._request.settings.listen_host if server else None,
             "port": server.port if server else None,

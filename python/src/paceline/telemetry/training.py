@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paceline.records.files import fields_of
+from paceline.records.metrics.metric import Row
 from paceline.records.phases import RANK_STEP_PHASES
-from paceline.telemetry.tail import LineTail
+from paceline.records.tail import LineTail
 
 if TYPE_CHECKING:
     from paceline.records.layout import RankFiles
@@ -26,6 +28,15 @@ _PHASE_KEYS = {
     for phase in RANK_STEP_PHASES
 }
 _log = logging.getLogger("paceline.sidecar")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Values counted by bucket, not cumulative; the last bucket has no upper bound."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]  # one more than bounds
+    total: float  # sum of all values
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +65,21 @@ class TrainingProgress:
     last_step_ended_unix_s: float | None = None
     operations: dict[str, OperationTotals] = field(default_factory=dict)
     failed: bool = False
+
+    def row(self) -> Row:
+        """Return the values of the training metrics by column."""
+        steps = Distribution(STEP_SECONDS_BUCKETS, tuple(self.step_counts), self.step_s_sum)
+        return {
+            "rank_failed": int(self.failed),
+            "training_steps": self.steps,
+            "training_samples": self.samples,
+            "training_epoch": self.epoch,
+            "training_loss": self.loss,
+            "training_last_step_timestamp_seconds": self.last_step_ended_unix_s,
+            "phases": self.phase_s,
+            "training_step_seconds": steps,
+            "operations": {name: fields_of(totals) for name, totals in self.operations.items()},
+        }
 
     def copy(self) -> TrainingProgress:
         return dataclasses.replace(

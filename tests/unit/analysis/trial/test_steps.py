@@ -9,7 +9,7 @@ import pytest
 from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import GlobalSteps, global_steps, rank_steps
 from paceline.records.rows import StepRow
-from paceline.records.tables import schema_of
+from paceline.records.tables import format_of
 
 
 def steps_of(times_s: list[float], samples: int = 8) -> GlobalSteps:
@@ -50,7 +50,7 @@ def test_without_steady_steps_there_is_no_rate():
 
 def rows_of(steps: list[int], **columns: list[float | None]) -> pl.DataFrame:
     frame = pl.DataFrame({"step": steps, "samples": [4] * len(steps), **columns})
-    missing = {name: None for name in schema_of(StepRow) if name not in frame.columns}
+    missing = {name: None for name in format_of(StepRow).types if name not in frame.columns}
     return frame.with_columns(**missing)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from paceline.analysis.trial.reading import read_hosts, read_rank_samples
+from paceline.records.metrics import HOST, METRICS, RUN_PROCESSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,11 +33,12 @@ _DEVICE_RATES = {
     "network_sent_bytes_per_s": ("networks", "sent_bytes"),
     "network_received_bytes_per_s": ("networks", "received_bytes"),
 }
-_SELDOM_RATES = {
-    "minor_page_faults_per_s": "minor_page_faults",
-    "major_page_faults_per_s": "major_page_faults",
-    "run_voluntary_context_switches_per_s": "run_voluntary_context_switches",
-    "run_involuntary_context_switches_per_s": "run_involuntary_context_switches",
+# name of a rate -> counter in a column of its own
+_COUNTER_RATES = {
+    f"{name}_per_s": name
+    for metric in METRICS
+    if metric.kind == "counter" and metric.is_whole and metric.scope in (HOST, RUN_PROCESSES)
+    for name in metric.columns
 }
 
 
@@ -45,8 +47,8 @@ def host_frame(trace: HostTrace) -> pl.DataFrame:
 
     Columns beside those of the trace: interval_s; cpu_busy_percent, cpu_idle_percent,
     cpu_iowait_percent and cpu_steal_percent of all cores; core_busy_percent, a list by core;
-    ram_percent; run_cpu_percent of one core; rates per second of disks, network, page faults,
-    context switches and reads of the run; pressure_<resource>_percent of the time; load_1m;
+    ram_percent; run_cpu_percent of one core; rates per second of disks, networks and all counters
+    with a column of their own; pressure_<resource>_percent of the time; load_1m;
     cgroup_throttled_percent of the time, at most 100. Null where it was not measured.
     """
     if trace.samples.is_empty():
@@ -59,8 +61,7 @@ def host_frame(trace: HostTrace) -> pl.DataFrame:
         "ram_percent": ram_percent(samples),
         "run_cpu_percent": run_cpu_percent(samples),
         **{name: rate(_over_devices(samples, *of), unix_s) for name, of in _DEVICE_RATES.items()},
-        **{name: _seldom_rate(column(samples, c), unix_s) for name, c in _SELDOM_RATES.items()},
-        "run_read_bytes_per_s": rate(column(samples, "run_read_bytes"), unix_s),
+        **{name: _seldom_rate(column(samples, c), unix_s) for name, c in _COUNTER_RATES.items()},
         "load_1m": _of_struct(samples, "load", "1m"),
         "cgroup_throttled_percent": _throttled_percent(samples, unix_s),
     }
@@ -135,7 +136,7 @@ def column(frame: pl.DataFrame, name: str) -> NDArray[np.float64]:
 def rank_frame(samples: pl.DataFrame) -> pl.DataFrame:
     """Derive cpu_percent (of one core) for each rank on a host, in order of time.
 
-    samples: the fields of RankSample.
+    samples: the columns of RANK_SAMPLES.
     """
     increase = pl.col("cpu_seconds").diff().over("rank")
     elapsed = pl.col("unix_s").diff().over("rank")

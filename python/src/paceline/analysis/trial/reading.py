@@ -18,14 +18,13 @@ from paceline.records.files import document, read_json
 from paceline.records.rows import (
     SCHEMA,
     ContinuationRow,
-    HostSample,
     Outcome,
     RankEnvironment,
-    RankSample,
     RankStatus,
     SpanRow,
     TrainingResult,
 )
+from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 from paceline.records.tables import read_header, read_table, rows
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class HostTrace:
     """The trace of one host's sidecar: counters and gauges as they were recorded.
 
     header: facts about the host and the sidecar (cores, interval_s, boot_id).
-    samples: one row per tick, the fields of HostSample.
+    samples: one row per tick, the columns of HOST_SAMPLES.
     """
 
     host: str
@@ -161,13 +160,13 @@ def read_host(name: str, files: HostFiles) -> HostTrace:
     return HostTrace(
         host=name,
         header=read_header(files.trace),
-        samples=read_table(files.trace, HostSample),
+        samples=read_table(files.trace, HOST_SAMPLES),
     )
 
 
 def read_rank_samples(files: HostFiles) -> pl.DataFrame:
-    """Read the samples of the ranks on one host, the fields of RankSample."""
-    return read_table(files.ranks, RankSample)
+    """Read the samples of the ranks on one host, the columns of RANK_SAMPLES."""
+    return read_table(files.ranks, RANK_SAMPLES)
 
 
 def _load_rank(rank: int, files: RankFiles) -> RankRecord:

@@ -1,7 +1,7 @@
 """All metrics. To add one, declare it in the module of its scope; nothing else lists metrics."""
 
-from paceline.telemetry.metrics.host import HOST_METRICS
-from paceline.telemetry.metrics.metric import (
+from paceline.records.metrics.host import HOST_METRICS, SLOW_S
+from paceline.records.metrics.metric import (
     CGROUP,
     HOST,
     RANK,
@@ -12,14 +12,14 @@ from paceline.telemetry.metrics.metric import (
     Metric,
     Scope,
 )
-from paceline.telemetry.metrics.run import (
+from paceline.records.metrics.run import (
     RANK_METRICS,
     RUN_FACTS,
     RUN_METRICS,
     RUN_PROCESS_METRICS,
     SIDECAR_METRICS,
 )
-from paceline.telemetry.metrics.training import TRAINING_METRICS
+from paceline.records.metrics.training import TRAINING_METRICS
 
 __all__ = [
     "CGROUP",
@@ -30,6 +30,7 @@ __all__ = [
     "RUN_FACTS",
     "RUN_PROCESSES",
     "SIDECAR",
+    "SLOW_S",
     "TRAINING",
     "Metric",
     "Scope",

@@ -1,7 +1,8 @@
 """Declaration of a metric, and everything that is derived from it.
 
-A `Metric` states once how a value is read and what it means. The trace column, the Prometheus
-series, the row of the docs page and the unit on dashboards are computed from it.
+A `Metric` states once what a value means and where it is in a row. The type of the trace column,
+the Prometheus series, the row of the docs page and the unit on dashboards are computed from it. The
+readers in `telemetry` put the values at these columns.
 
 Names follow https://prometheus.io/docs/practices/naming/: base units, plural, unit last. The
 prefix `paceline_` and the suffix of the type (`_total`, `_info`) are added here.
@@ -10,10 +11,9 @@ prefix `paceline_` and the suffix of the type (`_total`, `_info`) are added here
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
 from typing import Any, Literal, cast
 
 Kind = Literal["counter", "gauge", "info", "histogram"]
@@ -56,24 +56,15 @@ SIDECAR = Scope("Sidecar", ("host", "run"), "trace.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
-    """Values counted by bucket, not cumulative; the last bucket has no upper bound."""
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]  # one more than bounds
-    total: float  # sum of all values
-
-
-@dataclass(frozen=True, slots=True)
 class Metric:
     """One metric.
 
-    read: returns the value from a reading of the scope; a mapping from label values to values where
-        the metric has labels of its own; None (or no entry) where nothing was measured.
     column: where the value is in a row; a dot separates levels, and `{label}` stands for the value
         of a label. The default is the name.
+    label_values: all values of the label, where they are fixed and part of the column's name.
     info_labels: labels whose values are what an `info` metric reports.
     in_trace: False for values that other files of the run directory contain already.
+    required: every row of the trace has a value.
     every_s: shortest time between two readings; 0 reads at every tick.
     """
 
@@ -81,10 +72,11 @@ class Metric:
     kind: Kind
     scope: Scope
     help: str
-    read: Callable[[Any], Any]
     column: str = ""
+    label_values: tuple[str, ...] = ()
     info_labels: tuple[str, ...] = ()
     in_trace: bool = True
+    required: bool = False
     every_s: float = 0.0
 
     @property
@@ -96,6 +88,21 @@ class Metric:
     def labels(self) -> tuple[str, ...]:
         """Labels of its own, in addition to those of the scope."""
         return _placeholders(self.column)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of plain values; none for values by a label, which a row nests."""
+        if len(self.path) > 1:
+            return ()
+        if not self.labels:
+            return self.path
+        label = f"{{{self.labels[0]}}}"
+        return tuple(self.column.replace(label, value) for value in self.label_values)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all values are whole numbers: bytes, and numbers of things."""
+        return self.unit in ("", "bytes")
 
     @property
     def unit(self) -> Unit:
@@ -124,28 +131,6 @@ class Metric:
         return _GRAFANA_UNITS[self.unit][rate]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Value of one series."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
-
-
-def read_into(row: Row, metrics: Iterable[Metric], reading: object) -> None:
-    """Read `metrics` from `reading` and put their values at their columns of `row`."""
-    for metric in metrics:
-        value = metric.read(reading)
-        if not metric.labels:
-            _put(row, metric.path, value)
-            continue
-        for label_values, each in (value or {}).items():
-            values = label_values if isinstance(label_values, tuple) else (label_values,)
-            labels = dict(zip(metric.labels, values, strict=True))
-            _put(row, _filled(metric.path, labels), each)
-
-
 def as_lists(row: Row) -> Row:
     """Return `row` with lists in place of mappings whose keys are 0, 1, 2, …"""
     return {
@@ -154,36 +139,9 @@ def as_lists(row: Row) -> Row:
     }
 
 
-def samples_of(metric: Metric, scope_labels: Mapping[str, str], row: Row) -> Iterator[Sample]:
-    """Yield the series of `metric` that `row` has values for."""
-    for labels, value in _found(row, metric.path):
-        if value is not None:
-            yield from _samples(metric, {**scope_labels, **labels}, value)
-
-
-def _samples(metric: Metric, labels: dict[str, str], value: Any) -> Iterator[Sample]:
-    if metric.kind == "info":
-        facts = value if isinstance(value, Mapping) else {metric.info_labels[0]: value}
-        yield Sample(metric.series[0], {**labels, **facts}, 1.0)
-    elif isinstance(value, Distribution):
-        bucket, total, count = metric.series
-        bounds = (*(repr(bound) for bound in value.bounds), "+Inf")
-        cumulative = tuple(accumulate(value.counts))
-        for bound, number in zip(bounds, cumulative, strict=True):
-            yield Sample(bucket, {**labels, "le": bound}, float(number))
-        yield Sample(total, labels, value.total)
-        yield Sample(count, labels, float(cumulative[-1]))
-    else:
-        yield Sample(metric.series[0], labels, float(value))
-
-
-def _put(row: Row, path: tuple[str, ...], value: Any) -> None:
-    *levels, last = path
-    if levels and value is None:
-        return
-    for level in levels:
-        row = row.setdefault(level, {})
-    row[last] = value
+def values_in(row: Row, metric: Metric) -> Iterator[tuple[dict[str, str], Any]]:
+    """Yield (labels of its own, value) for each value of `metric` that `row` has."""
+    return ((labels, value) for labels, value in _found(row, metric.path) if value is not None)
 
 
 @cache
@@ -194,11 +152,6 @@ def _parts(column: str) -> tuple[str, ...]:
 @cache
 def _placeholders(column: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\{(\w+)\}", column))
-
-
-def _filled(path: tuple[str, ...], labels: Mapping[str, str]) -> tuple[str, ...]:
-    """Replace `{label}` in each part; label values may contain braces of their own."""
-    return tuple(re.sub(r"\{(\w+)\}", lambda found: str(labels[found[1]]), part) for part in path)
 
 
 def _found(value: Any, path: tuple[str, ...]) -> Iterator[tuple[dict[str, str], Any]]:

@@ -1,6 +1,6 @@
 """Tables of all metrics for docs/reference/metrics.md.
 
-`python -m paceline.telemetry.metrics.docs_page FILE` replaces the tables in FILE.
+`python -m paceline.records.metrics.docs_page FILE` replaces the tables in FILE.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from paceline.telemetry.metrics import METRICS, Metric, Scope
+from paceline.records.metrics import METRICS, Metric, Scope
 
-BEGIN = (
-    "<!-- tables: python -m paceline.telemetry.metrics.docs_page docs/reference/metrics.md -->\n"
-)
+BEGIN = "<!-- tables: python -m paceline.records.metrics.docs_page docs/reference/metrics.md -->\n"
 END = "<!-- end of tables -->"
 
 
