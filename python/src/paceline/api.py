@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -22,10 +23,11 @@ from paceline.analysis.recommend.recommend import recommend
 from paceline.errors import NotComparable, UsageError
 from paceline.export.run_data import RunData, finished_trials
 from paceline.launchers.base import launcher_for
+from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.report.document import charts, write_report
 from paceline.report.table import comparison_html, comparison_text
-from paceline.report.verdict import stated_verdicts
+from paceline.report.verdict import comparison_document, stated_verdicts
 from paceline.runner.verification import LIMIT_S, verify_run
 from paceline.spec import load_spec
 from paceline.tune.tune_then_run import tune_and_run
@@ -278,6 +280,8 @@ def run(
         )
     finished = Run(run_dir)
     finished.search, finished.failed = search, failed
+    with suppress(NotComparable):  # no trial has finished
+        write_json(finished.files.comparison, comparison_document(finished.comparison))
     return finished
 
 

@@ -1,4 +1,4 @@
-"""What a run would do, and the faults that would make it worthless, before its first trial."""
+"""Preview of a run before its first trial: steps, duration, disk, faults and warnings."""
 
 from __future__ import annotations
 
