@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome
     from paceline.report.verdict import StatedVerdict
-    from paceline.runner import DiskUse, Progress
+    from paceline.runner import Preview, Progress
     from paceline.spec import Experiment, SpecSource
     from paceline.tune.findings import Findings
 
@@ -70,6 +70,7 @@ class Plan:
         self._planned = planned
         # the name of a default run directory contains the time: all commands use one
         files = RunFiles(runner.default_run_dir(planned.experiment.name))
+        self._runs = files.root.parent
         self.experiment: Experiment = planned.experiment
         self.datasets: Mapping[str, str] = planned.datasets  # by workload; made by `run`
         self.trials: Sequence[Trial] = planned.trials
@@ -81,9 +82,12 @@ class Plan:
         }
 
     @cached_property
-    def disk_use(self) -> DiskUse:
-        """The predicted disk use of the run in bytes; takes 1 to 2 s for each model."""
-        return runner.predicted_disk_use(self._planned)
+    def preview(self) -> Preview:
+        """Steps, duration, disk use, faults and warnings; takes 1 to 2 s for each model.
+
+        The duration is that of the latest run of the same spec below runs/.
+        """
+        return runner.preview_run(self._planned, self._runs)
 
     def __repr__(self) -> str:
         return f"<paceline.Plan of {self.experiment.name}: {len(self.trials)} trials>"
@@ -237,6 +241,9 @@ class LineProgress:
 
     def stage(self, text: str) -> None:
         print(text, file=sys.stderr)
+
+    def planned(self, preview: Preview) -> None:
+        print(preview.summary, file=sys.stderr)
 
     def data(self, done: int, total: int) -> None:
         """Show nothing: the stage has a line, and data sets are made once."""
