@@ -81,9 +81,9 @@ def duration(seconds: float) -> str:
     """Format an expected duration with its unit."""
     if seconds < 2 * _MINUTE_S:
         return f"{seconds:.0f} s"
-    return (
-        f"{seconds / _MINUTE_S:.0f} min" if seconds < 2 * _HOUR_S else f"{seconds / _HOUR_S:.1f} h"
-    )
+    if seconds < 2 * _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    return f"{seconds / _HOUR_S:.1f} h"
 
 
 def preview_run(planned: Planned, former_runs: Path) -> Preview:
@@ -192,7 +192,8 @@ def _warnings(planned: Planned) -> Iterator[str]:
         measured = steps - training.warmup_steps
         if 0 < measured < _FEW_STEPS:
             yield (
-                f"workload {training.workload}: only {measured} steps would be measured; "
+                f"workload {training.workload}: only {measured} "
+                f"step{'s' if measured != 1 else ''} would be measured; "
                 f"{_FEW_STEPS} or more give narrower intervals"
             )
 
