@@ -135,6 +135,21 @@ def test_second_signal_ends_at_once(pause_s, status, printed, said) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (status, printed, said)
 
 
+def test_error_of_the_clean_up_after_a_signal_is_not_shown(command, capsys) -> None:
+    def body() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert command(body) == ExitCode.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "paceline: interrupted\n"
+
+
 def test_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
