@@ -240,7 +240,7 @@ def test_run_directory_with_an_awkward_name_is_served(shown) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["NOWHERE"], 2, "no such directory"),
+        (["NOWHERE"], 2, "expected a run directory, found none"),
         (["RUN", "--listen", "9090"], 2, "expected HOST:PORT"),
         (["RUN", "--listen", "192.0.2.1:9090"], 3, "choose another with --listen"),
     ],

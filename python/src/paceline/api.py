@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -22,10 +23,11 @@ from paceline.analysis.recommend.recommend import recommend
 from paceline.errors import NotComparable, UsageError
 from paceline.export.run_data import RunData, finished_trials
 from paceline.launchers.base import launcher_for
+from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.report.document import charts, write_report
 from paceline.report.table import comparison_html, comparison_text
-from paceline.report.verdict import stated_verdicts
+from paceline.report.verdict import comparison_document, stated_verdicts
 from paceline.runner.verification import LIMIT_S, verify_run
 from paceline.spec import load_spec
 from paceline.tune.tune_then_run import tune_and_run
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome
     from paceline.report.verdict import StatedVerdict
-    from paceline.runner import DiskUse, Progress
+    from paceline.runner import Preview, Progress
     from paceline.spec import Experiment, SpecSource
     from paceline.tune.findings import Findings
 
@@ -68,6 +70,7 @@ class Plan:
         self._planned = planned
         # the name of a default run directory contains the time: all commands use one
         files = RunFiles(runner.default_run_dir(planned.experiment.name))
+        self._runs = files.root.parent
         self.experiment: Experiment = planned.experiment
         self.datasets: Mapping[str, str] = planned.datasets  # by workload; made by `run`
         self.trials: Sequence[Trial] = planned.trials
@@ -79,9 +82,12 @@ class Plan:
         }
 
     @cached_property
-    def disk_use(self) -> DiskUse:
-        """The predicted disk use of the run in bytes; takes 1 to 2 s for each model."""
-        return runner.predicted_disk_use(self._planned)
+    def preview(self) -> Preview:
+        """Steps, duration, disk use, faults and warnings; takes 1 to 2 s for each model.
+
+        The duration is that of the latest run of the same spec below runs/.
+        """
+        return runner.preview_run(self._planned, self._runs)
 
     def __repr__(self) -> str:
         return f"<paceline.Plan of {self.experiment.name}: {len(self.trials)} trials>"
@@ -236,6 +242,9 @@ class LineProgress:
     def stage(self, text: str) -> None:
         print(text, file=sys.stderr)
 
+    def planned(self, preview: Preview) -> None:
+        print(preview.summary, file=sys.stderr)
+
     def data(self, done: int, total: int) -> None:
         """Show nothing: the stage has a line, and data sets are made once."""
 
@@ -278,6 +287,8 @@ def run(
         )
     finished = Run(run_dir)
     finished.search, finished.failed = search, failed
+    with suppress(NotComparable):  # no trial has finished
+        write_json(finished.files.comparison, comparison_document(finished.comparison))
     return finished
 
 

@@ -1,4 +1,4 @@
-"""What a run would do, and its faults, before its first trial."""
+"""Preview of a run before its first trial, and its faults."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA, Outcome
 from paceline.runner import preview_run
 from paceline.runner.planning import plan
-from paceline.runner.preview import check_plan
+from paceline.runner.preview import duration
 from paceline.spec import load_spec
 
 SPEC = """
@@ -46,7 +46,7 @@ def planned(tmp_path):
     return make
 
 
-def test_trials_have_steps_and_batch_and_the_duration_of_a_former_run(planned, tmp_path):
+def test_configurations_have_steps_and_the_duration_of_a_former_run(planned, tmp_path):
     made = planned("epochs = 12", "samples = 60")
     former = RunFiles(tmp_path / "runs" / "before")
     write_json(former.manifest, {"schema": SCHEMA, "spec_toml": made.spec_text})
@@ -60,34 +60,35 @@ def test_trials_have_steps_and_batch_and_the_duration_of_a_former_run(planned, t
         )  # fmt: skip
         write_json(files.outcome, dataclasses.asdict(outcome))
     found = preview_run(made, tmp_path / "runs")
-    assert [(t.steps, t.warmup_steps, t.global_batch, t.ranks) for t in found.trials] == [
-        (12, 3, 64, 1)
-    ] * 2
-    assert found.expected_s == 22.0
+    [only] = found.configurations
+    assert (only.steps, only.warmup_steps, only.global_batch) == (12, 3, 64)
+    assert (only.ranks, only.repeats, found.trials) == (1, 2, 2)
+    assert found.expected_s == only.expected_s == 22.0
     assert found.faults == ()
-    assert preview_run(made).expected_s is None
+    assert "about 22 s" in found.summary
+    assert "duration unknown" in preview_run(made, tmp_path).summary
     assert "only 60 samples" in found.warnings[0]
 
 
-def test_run_that_would_measure_nothing_is_refused_with_the_numbers(planned, dataset):
+def test_run_that_would_measure_nothing_is_refused_with_the_numbers(planned, dataset, tmp_path):
     made = planned(workload=f'data = "{dataset}"')
     with pytest.raises(UsageError) as raised:
-        check_plan(made)
+        preview_run(made, tmp_path).check()
     assert str(raised.value) == (
         "workload tiny: 60 samples, global batch 64, 1 epoch = 1 step; 3 are warm-up, so nothing "
         "would be measured. Set epochs = 20, or a smaller global_batch."
     )
 
 
-def test_max_steps_alone_decides_without_epochs(planned, dataset):
+def test_max_steps_alone_decides_without_epochs(planned, dataset, tmp_path):
     made = planned("max_steps = 20", f'data = "{dataset}"')
-    assert {trial.steps for trial in preview_run(made).trials} == {20}
-    check_plan(made)
+    assert {each.steps for each in preview_run(made, tmp_path).configurations} == {20}
+    preview_run(made, tmp_path).check()
 
 
 def test_data_set_that_is_not_there_is_one_fault_of_the_workload(planned, tmp_path):
     made = planned("epochs = 20", f'data = "{tmp_path}/nothing"')
-    [fault] = preview_run(made).faults
+    [fault] = preview_run(made, tmp_path).faults
     assert "nothing" in fault
 
 
@@ -109,5 +110,13 @@ def test_scalar_loss_is_found_before_the_first_trial(planned, dataset, tmp_path)
     (tmp_path / "mine.py").write_text(TASK)
     workload = f'task = "{tmp_path}/mine.py:Scalar"\ndata = "{dataset}"'
     made = planned("epochs = 20", workload, name="mine")
-    [fault] = preview_run(made).faults
+    [fault] = preview_run(made, tmp_path).faults
     assert "expected one loss for each of 2 samples" in fault
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(119.0, "119 s"), (150.0, "2 min"), (7100.0, "118 min"), (9000.0, "2.5 h")],
+)
+def test_durations_have_a_unit_of_their_size(seconds, text):
+    assert duration(seconds) == text

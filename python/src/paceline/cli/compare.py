@@ -24,10 +24,11 @@ from paceline.cli.options import (
 from paceline.errors import NotComparable, UsageError
 from paceline.export.run_data import RunData
 from paceline.plan.selection import matching, no_match
-from paceline.records.files import jsonable, write_json
+from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 from paceline.report.runs import runs_view
 from paceline.report.table import comparison_view
+from paceline.report.verdict import comparison_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,21 +102,22 @@ def command(
     run = RunData(RunFiles(run_dir), baseline)
     shown = _sorted(_selected(run.comparison, only), sort)
     if as_json:
-        print_json(shown.to_json())
+        print_json({**comparison_document(run.comparison), "rows": jsonable(shown.rows)})
     elif as_markdown:
-        print(markdown(comparison_view(shown, _MARKDOWN_WIDTH)))
+        print(markdown(comparison_view(shown, _MARKDOWN_WIDTH, run.comparison)))
     else:
-        print_table(shown)
-    if not as_json and baseline is None:
-        write_json(run.files.comparison, run.comparison.to_json())
+        print_table(shown, run.comparison)
     if not run.comparison.baselines:
         raise no_finished_baseline(run.files)
 
 
-def print_table(comparison: Comparison) -> None:
-    """Print verdict and table of each workload."""
+def print_table(comparison: Comparison, whole: Comparison | None = None) -> None:
+    """Print verdict and table of each workload.
+
+    whole: the comparison with all rows, if only some are shown.
+    """
     console = plain_console()
-    console.print(comparison_view(comparison, console.width))
+    console.print(comparison_view(comparison, console.width, whole))
 
 
 def _selected(comparison: Comparison, patterns: Sequence[str]) -> Comparison:

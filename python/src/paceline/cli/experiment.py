@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the command line asks for."""
+    """An experiment as the command line asks for it."""
 
     spec: str | None
     script_arguments: tuple[str, ...]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     metavar="HOST:PORT",
     default="127.0.0.1:9090",
     show_default=True,
-    help="Where Prometheus answers; port 0 takes any free one.",
+    help="Where Prometheus answers.",
 )
 @click.option(
     "--grafana-listen",
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     help="Where Grafana answers.",
 )
 def command(run_dir: Path, listen: str, grafana_listen: str) -> None:  # fmt: skip
-    """Show a run in Prometheus, and in Grafana where it is installed.
+    """Show a run in Prometheus.
 
-    RUN_DIR: default: the newest run in runs/.
+    Grafana shows it, too, where it is installed. RUN_DIR: default: the newest run in runs/.
     """
     files = RunFiles(run_dir.absolute())
     monitor(files, _say, listen=listen, grafana_listen=grafana_listen)

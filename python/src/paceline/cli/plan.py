@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import click
+from rich.table import Table
 
 from paceline.api import Plan
-from paceline.cli.console import print_json
+from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
 from paceline.cli.findings import print_search_plan, search_plan_json
 from paceline.cli.options import json_option
+from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
-from paceline.report.wording import megabytes
+from paceline.report.wording import NOT_MEASURED, megabytes
+from paceline.runner.preview import duration
 from paceline.tune.local import plan_local
 
 if TYPE_CHECKING:
-    from paceline.runner import DiskUse
+    from paceline.runner import ConfigurationPreview, DiskUse, Preview
     from paceline.spec import Spec
 
 _HOUR_S = 3600
+_FIGURES = ("ranks", "global\nbatch", "steps\n(warm-up)", "repeats", "expected")
+_GAP = 2  # columns between two columns of the table
 
 
 @click.command("plan", cls=ExperimentCommand)
@@ -47,15 +51,61 @@ def show_plan(spec: Spec, *, as_json: bool, commands: bool) -> None:
     planned = Plan(spec)
     if as_json:
         print_json(_document(planned))
-        return
-    for number, (trial_id, line) in enumerate(planned.commands.items(), start=1):
-        print(f"# {number}/{len(planned.commands)} {trial_id}")
+    else:
         if commands:
-            print(line)
-    print(f"# {_disk_use_sentence(planned.disk_use)}")
+            for trial_id, line in planned.commands.items():
+                print(f"# {trial_id}\n{line}")
+            print()
+        _print_preview(planned.preview, automatic=spec.experiment.repeats == "auto")
+    planned.preview.check()
+
+
+def _print_preview(preview: Preview, *, automatic: bool) -> None:
+    """Print the configurations, the totals and the warnings. automatic: the run stops early."""
+    console = plain_console()
+    rows = [_figures(each, automatic=automatic) for each in preview.configurations]
+    widths = [
+        max(len(cell) for text in texts for cell in text.splitlines())
+        for texts in zip(_FIGURES, *rows, strict=True)
+    ]
+    width = console.width - sum(widths) - _GAP * len(widths)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    table.add_column("configuration", no_wrap=True)
+    for heading in _FIGURES:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each, row in zip(preview.configurations, rows, strict=True):
+        table.add_row(_broken_at_dots(each.configuration, width), *row)
+    console.print(table)
+    most = "at most " if automatic else ""
+    console.print(f"\n{most}{preview.summary}")
+    console.print(_disk_use_sentence(preview.disk))
+    for text in preview.warnings:
+        console.print(f"warning: {text}")
+
+
+def _figures(each: ConfigurationPreview, *, automatic: bool) -> tuple[str, ...]:
+    steps = NOT_MEASURED if each.steps is None else str(each.steps)
+    return (
+        str(each.ranks),
+        str(each.global_batch or NOT_MEASURED),  # a script decides itself
+        f"{steps} ({each.warmup_steps})",
+        f"{'≤ ' if automatic else ''}{each.repeats}",
+        NOT_MEASURED if each.expected_s is None else duration(each.expected_s),
+    )
+
+
+def _broken_at_dots(name: str, width: int) -> str:
+    """Break the name of a configuration into indented lines, only after a dot."""
+    lines = [""]
+    for part in name.replace(".", ".\0").split("\0"):
+        if lines[-1].strip() and len(lines[-1]) + len(part) > width:
+            lines.append("  ")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _document(planned: Plan) -> dict[str, object]:
+    preview = planned.preview
     return {
         "schema": SCHEMA,
         "experiment": planned.experiment.name,
@@ -64,7 +114,11 @@ def _document(planned: Plan) -> dict[str, object]:
             {**trial.model_dump(mode="json"), "command": planned.commands[trial.id]}
             for trial in planned.trials
         ],
-        "disk_use": dataclasses.asdict(planned.disk_use),
+        "configurations": jsonable(preview.configurations),
+        "expected_s": preview.expected_s,
+        "disk_use": jsonable(preview.disk),
+        "faults": preview.faults,
+        "warnings": preview.warnings,
     }
 
 
@@ -75,5 +129,5 @@ def _disk_use_sentence(use: DiskUse) -> str:
     traces = megabytes(_HOUR_S * use.trace_training_bytes_per_s)
     return (
         f"disk: {kept} MB after the run, up to {most} MB while it trains; each hour of training "
-        f"adds {traces_kept} MB of traces, {traces} MB until the end of the trial"
+        f"adds {traces_kept} MB of traces, and {traces} MB until the end of the trial"
     )

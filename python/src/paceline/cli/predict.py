@@ -59,7 +59,7 @@ class NodeNumbers(click.ParamType[tuple[int, ...]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the command line asks to predict."""
+    """A prediction as the command line asks for it."""
 
     nodes: tuple[int, ...] | None
     link: str | None

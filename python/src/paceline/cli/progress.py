@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome
+    from paceline.runner import Preview
 
 _POLL_S = 0.5
 
@@ -78,6 +79,10 @@ class ConsoleProgress:
         self._start(text, total=None, unit="")
         if not (self._console.is_terminal or self._quiet):
             self._console.print(text)
+
+    def planned(self, preview: Preview) -> None:
+        if not self._quiet:
+            self._console.print(preview.summary, soft_wrap=True)
 
     def data(self, done: int, total: int) -> None:
         if self._task is not None:

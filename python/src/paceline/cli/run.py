@@ -19,8 +19,8 @@ from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import EndedBySignal
 from paceline.cli.streams import reader_may_end
 from paceline.errors import NotComparable, UsageError
-from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
+from paceline.report.verdict import comparison_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,10 +110,8 @@ def _show(finished: Run, *, as_json: bool) -> None:
 
 
 def _show_comparison(run: Run, *, as_json: bool) -> None:
-    document = run.comparison.to_json()
-    write_json(run.files.comparison, document)
     if as_json:
-        print_json(document)
+        print_json(comparison_document(run.comparison))
     else:
         print_table(run.comparison)
     report = f"report: {run.to_html()}"

@@ -38,6 +38,8 @@ class EndedBySignal(SystemExit):
 def signals_raise() -> Iterator[None]:
     """Raise EndedBySignal for signals that ask for the end, KeyboardInterrupt for SIGINT.
 
+    An error after the signal is one of the clean-up, for example of a program that the same signal
+    has ended. The signal's exception is then raised again.
     A signal that is ignored, as SIGHUP under nohup, stays ignored. Python delivers signals to the
     main thread only, so in any other thread this does nothing.
     """
@@ -47,6 +49,10 @@ def signals_raise() -> Iterator[None]:
     before = [(number, signal.signal(number, end)) for number in numbers]
     try:
         yield
+    except Exception as error:
+        if end.raised is None:
+            raise
+        raise end.raised from error
     finally:
         for number, handler in before:
             signal.signal(number, handler)
@@ -57,13 +63,16 @@ class _EndOnce:
 
     def __init__(self) -> None:
         self._first_s: float | None = None
+        self.raised: BaseException | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         del frame
         now_s = time.monotonic()
         if self._first_s is None:
             self._first_s = now_s
-            raise KeyboardInterrupt if number == signal.SIGINT else EndedBySignal(number)
+            is_interrupt = number == signal.SIGINT
+            self.raised = KeyboardInterrupt() if is_interrupt else EndedBySignal(number)
+            raise self.raised
         if now_s - self._first_s >= _ONE_REQUEST_S:
             end_at_once(number)
 

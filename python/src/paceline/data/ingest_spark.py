@@ -6,6 +6,7 @@ The session is on loopback only, quiet, and always ended.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -13,13 +14,14 @@ import signal
 import sys
 import threading
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, EnvironmentLacks, UsageError
+from paceline.host.processes import kill_until_gone, pids_with_variable
 from paceline.host.spark import find_java_for_spark, use_python_of_spark
 from paceline.spec.values import local_path
 
@@ -56,12 +58,17 @@ def local_session(cores: int, driver_memory: str = "1g") -> Iterator[SparkSessio
     warnings nor progress. Raises EnvironmentLacks if Java is missing or Spark does not start.
     """
     use_python_of_spark()
+    from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark import SparkContext  # noqa: PLC0415  (a second to import; ingest only)
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     if SparkSession.getActiveSession() is not None:
         raise UsageError("a Spark session is active in this process: pass it to ingest as `spark`")
-    with TemporaryDirectory(prefix="paceline-spark-") as scratch, _environment(scratch):
+    with (
+        TemporaryDirectory(prefix="paceline-spark-") as scratch,
+        _environment(scratch),
+        _py4j_silenced(),
+    ):
         builder = (
             SparkSession.builder.master(f"local[{cores}]")
             .appName("paceline ingest")
@@ -74,19 +81,23 @@ def local_session(cores: int, driver_memory: str = "1g") -> Iterator[SparkSessio
             .config("spark.local.dir", scratch)
             .config("spark.sql.warehouse.dir", str(Path(scratch, "warehouse")))
         )
-        with _interrupt_handler_kept():
-            try:
-                session = builder.getOrCreate()
-            except Exception as error:
-                raise EnvironmentLacks(
-                    f"Spark did not start (Java: {os.environ['JAVA_HOME']}): {error}"
-                ) from error
-        gateway = SparkContext._gateway  # noqa: SLF001  (the only handle of the JVM)
+        session = None
         try:
+            with _interrupt_handler_kept():
+                try:
+                    session = builder.getOrCreate()
+                except Exception as error:
+                    raise EnvironmentLacks(
+                        f"Spark did not start (Java: {os.environ['JAVA_HOME']}): {error}"
+                    ) from error
             yield session
         finally:
+            gateway = SparkContext._gateway  # noqa: SLF001  (the only handle of the JVM)
             try:
-                session.stop()
+                # the JVM may have ended before, by a signal to the whole process group
+                with suppress(Py4JError, OSError):
+                    if session is not None:
+                        session.stop()
             finally:
                 _end_jvm(gateway)
                 SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
@@ -169,6 +180,20 @@ def _interrupt_handler_kept() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def _py4j_silenced() -> Iterator[None]:
+    """Drop what py4j logs: it prints the stack trace of every interrupt and lost connection."""
+
+    def is_of_another(record: logging.LogRecord) -> bool:
+        return "py4j" not in Path(record.pathname).parts
+
+    logging.root.addFilter(is_of_another)
+    try:
+        yield
+    finally:
+        logging.root.removeFilter(is_of_another)
+
+
 def _end_jvm(gateway: object) -> None:
     """End the JVM and wait for it: PySpark leaves it running until Python exits."""
     process = getattr(gateway, "proc", None)
@@ -177,7 +202,8 @@ def _end_jvm(gateway: object) -> None:
         shutdown()
     if process is None:
         return
-    process.stdin.close()  # the JVM exits when its standard input closes
+    with suppress(OSError):  # it has ended
+        process.stdin.close()  # the JVM exits when its standard input closes
     try:
         process.wait(_JVM_END_S)
     except Exception:  # noqa: BLE001  (subprocess.TimeoutExpired, or already reaped)
@@ -205,6 +231,8 @@ def _environment(scratch: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # a JVM whose start was interrupted would go on, and complain about removed files
+        kill_until_gone(lambda: pids_with_variable("SPARK_CONF_DIR", scratch), _JVM_END_S)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -31,14 +31,20 @@ _LEGEND = "eq.: equivalent to the baseline. Main cost: largest part beside compu
 _HTML = '<pre style="line-height: normal; overflow-x: auto">{code}</pre>'
 
 
-def comparison_view(comparison: Comparison, width: int) -> RenderableType:
-    """Return everything that `paceline compare` prints; the console may drop the colours."""
+def comparison_view(
+    comparison: Comparison, width: int, whole: Comparison | None = None
+) -> RenderableType:
+    """Return everything that `paceline compare` prints; the console may drop the colours.
+
+    whole: the comparison with all rows, if only some are shown; the verdict is about these.
+    """
+    judged = whole or comparison
     detail = detail_of(width)
     blocks: list[RenderableType] = []
     for workload in comparison.workloads:
-        sentence = f"{workload}: {verdict_sentence(comparison, workload)}"
+        sentence = f"{workload}: {verdict_sentence(judged, workload)}"
         blocks.append(Text(sentence, style="bold"))
-        proposal = next_sentence(comparison, workload)
+        proposal = next_sentence(judged, workload)
         if proposal is not None:
             blocks.append(Text(proposal))
         title = _title(comparison, workload)

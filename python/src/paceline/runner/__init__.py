@@ -7,6 +7,7 @@ trial aside and runs it again.
 - `planning`: a spec's data sets and trials;
 - `directory`: the run directory: new, resumed, or refused;
 - `disk`: the estimated disk use, and the warning if it is too much;
+- `preview`: steps, duration, faults and warnings before the first trial;
 - `run_trial`: one trial from its command to its outcome;
 - `equivalence`: the comparison of tensors with the baseline.
 """
@@ -22,7 +23,7 @@ from paceline.runner.disk import DiskUse, predicted_disk_use
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import preflight, run
 from paceline.runner.planning import Planned, make_datasets, manifest_of, plan
-from paceline.runner.preview import Preview, TrialPreview, preview_run
+from paceline.runner.preview import ConfigurationPreview, Preview, preview_run
 from paceline.runner.progress import Progress
 from paceline.runner.run_trial import (
     failure_of,
@@ -33,11 +34,11 @@ from paceline.runner.run_trial import (
 )
 
 __all__ = [
+    "ConfigurationPreview",
     "DiskUse",
     "Planned",
     "Preview",
     "Progress",
-    "TrialPreview",
     "check_equivalences",
     "check_run_dir",
     "default_run_dir",

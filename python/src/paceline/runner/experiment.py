@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
+from paceline.errors import PacelineWarning
 from paceline.launchers.base import launcher_for
 from paceline.records.attempts import set_aside
 from paceline.records.files import write_json
@@ -13,7 +15,7 @@ from paceline.runner.disk import warn_of_small_disk
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.failure_injection import check_failures
 from paceline.runner.planning import make_datasets, manifest_of, planned_trials
-from paceline.runner.preview import check_plan
+from paceline.runner.preview import preview_run
 from paceline.runner.repeats import repeats_of
 from paceline.runner.run_trial import failure_of, is_finished, run_trial
 
@@ -46,9 +48,13 @@ def run(
     check_run_dir(files, spec, resume=resume)
     with made_run_dir(run_dir):
         planned = planned_trials(spec, make_datasets(spec.experiment, progress))
-        check_plan(planned)
+        preview = preview_run(planned, run_dir.parent)
+        preview.check()
         preflight(planned.trials)
         warn_of_small_disk(planned, run_dir)
+        for text in preview.warnings:
+            warnings.warn(text, PacelineWarning, stacklevel=2)
+        progress.planned(preview)
     if keep_going is None:
         keep_going = len({trial.configuration for trial in planned.trials}) > 1
     with only_runner(run_dir):

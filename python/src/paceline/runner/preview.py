@@ -1,8 +1,9 @@
-"""What a run would do, and the faults that would make it worthless, before its first trial."""
+"""Preview of a run before its first trial: steps, duration, disk, faults and warnings."""
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,80 +21,122 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from paceline.plan.trial import Training
+    from paceline.plan.trial import Training, Trial
     from paceline.runner.disk import DiskUse
     from paceline.runner.planning import Planned
 
+_MINUTE_S, _HOUR_S = 60, 3600
 _FEW_STEPS = 10  # fewer measured steps give wide intervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialPreview:
-    """One trial before it runs. None: not known."""
+class ConfigurationPreview:
+    """A configuration before it runs. None: not known."""
 
-    trial_id: str
     configuration: str
-    repeat: int
+    workload: str
     nodes: int
     ranks: int
     global_batch: int
     samples: int | None  # to train on
     steps: int | None
     warmup_steps: int
-    expected_s: float | None  # as long as in the latest run of the same spec
+    repeats: int  # at most, with `repeats = "auto"`
+    expected_s: float | None  # of all repeats, as in the latest run of the same spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """A run before it starts."""
 
-    trials: tuple[TrialPreview, ...]
-    expected_s: float | None  # None unless all trials are known
+    configurations: tuple[ConfigurationPreview, ...]  # of each workload, the baseline first
+    expected_s: float | None  # None unless all configurations are known
     disk: DiskUse
     faults: tuple[str, ...]  # each once, although it would hit every trial
     warnings: tuple[str, ...]
 
+    @property
+    def trials(self) -> int:
+        return sum(each.repeats for each in self.configurations)
 
-def preview_run(planned: Planned, former_runs: Path | None = None) -> Preview:
+    @property
+    def summary(self) -> str:
+        """The size of the run as one line."""
+        trials, configurations = self.trials, len(self.configurations)
+        counted = (
+            f"{trials} trial{'s' if trials != 1 else ''} of "
+            f"{configurations} configuration{'s' if configurations != 1 else ''}"
+        )
+        if self.expected_s is None:
+            return f"{counted}; duration unknown, because no earlier run of this spec was found"
+        return f"{counted}; about {duration(self.expected_s)}, as in the latest run of this spec"
+
+    def check(self) -> None:
+        """Raise UsageError with all faults that would make every trial fail or useless."""
+        if self.faults:
+            raise UsageError("\n".join(self.faults))
+
+
+def duration(seconds: float) -> str:
+    """Format an expected duration with its unit."""
+    if seconds < 2 * _MINUTE_S:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    return f"{seconds / _HOUR_S:.1f} h"
+
+
+def preview_run(planned: Planned, former_runs: Path) -> Preview:
     """Return what a run would do; takes 1 to 2 s for each model.
 
     former_runs: the folder with run directories in which a run of the same spec is sought.
     """
-    durations_s = {} if former_runs is None else _durations_s(planned.spec_text, former_runs)
-    samples = {t.training.workload: known_samples(planned, t.training) for t in planned.trials}
-    trials = tuple(
-        TrialPreview(
-            trial_id=trial.id,
-            configuration=trial.configuration,
-            repeat=trial.repeat,
-            nodes=trial.placement.nodes,
-            ranks=trial.placement.ranks,
-            global_batch=trial.training.global_batch,
-            samples=samples[trial.training.workload],
-            steps=planned_steps(trial.training, samples[trial.training.workload]),
-            warmup_steps=trial.training.warmup_steps,
-            expected_s=durations_s.get(trial.configuration),
-        )
-        for trial in planned.trials
+    durations_s = _durations_s(planned.spec_text, former_runs)
+    samples = {name: known_samples(planned, each) for name, each in _trainings(planned).items()}
+    repeats = Counter(trial.configuration for trial in planned.trials)
+    first_of_each = {trial.configuration: trial for trial in reversed(planned.trials)}
+    workloads = list(samples)
+    in_order = sorted(
+        first_of_each.values(),
+        key=lambda t: (workloads.index(t.training.workload), not t.is_baseline, t.configuration),
     )
-    known_s = [trial.expected_s for trial in trials if trial.expected_s is not None]
+    configurations = tuple(
+        _preview_of(
+            trial,
+            samples=samples[trial.training.workload],
+            repeats=repeats[trial.configuration],
+            trial_s=durations_s.get(trial.configuration),
+        )
+        for trial in in_order
+    )
+    known_s = [each.expected_s for each in configurations if each.expected_s is not None]
     return Preview(
-        trials=trials,
-        expected_s=sum(known_s) if len(known_s) == len(trials) else None,
+        configurations=configurations,
+        expected_s=sum(known_s) if len(known_s) == len(configurations) else None,
         disk=predicted_disk_use(planned),
-        faults=tuple(faults_of_plan(planned)),
+        faults=tuple(_faults(planned)),
         warnings=tuple(_warnings(planned)),
     )
 
 
-def check_plan(planned: Planned) -> None:
-    """Raise UsageError with all faults of the plan that would make every trial fail or useless."""
-    faults = list(faults_of_plan(planned))
-    if faults:
-        raise UsageError("\n".join(faults))
+def _preview_of(
+    trial: Trial, *, samples: int | None, repeats: int, trial_s: float | None
+) -> ConfigurationPreview:
+    return ConfigurationPreview(
+        configuration=trial.configuration,
+        workload=trial.training.workload,
+        nodes=trial.placement.nodes,
+        ranks=trial.placement.ranks,
+        global_batch=trial.training.global_batch,
+        samples=samples,
+        steps=planned_steps(trial.training, samples),
+        warmup_steps=trial.training.warmup_steps,
+        repeats=repeats,
+        expected_s=None if trial_s is None else repeats * trial_s,
+    )
 
 
-def faults_of_plan(planned: Planned) -> Iterator[str]:
+def _faults(planned: Planned) -> Iterator[str]:
     """Yield the faults of each workload: its data set, loss, and number of steps."""
     for training in _trainings(planned).values():
         try:
@@ -149,14 +192,17 @@ def _warnings(planned: Planned) -> Iterator[str]:
         measured = steps - training.warmup_steps
         if 0 < measured < _FEW_STEPS:
             yield (
-                f"workload {training.workload}: only {measured} steps would be measured; "
+                f"workload {training.workload}: only {measured} "
+                f"step{'s' if measured != 1 else ''} would be measured; "
                 f"{_FEW_STEPS} or more give narrower intervals"
             )
 
 
 def _trainings(planned: Planned) -> dict[str, Training]:
-    """Return the training of each workload."""
-    return {trial.training.workload: trial.training for trial in reversed(planned.trials)}
+    """Return the training of each workload, in the order of the spec."""
+    found = {trial.training.workload: trial.training for trial in reversed(planned.trials)}
+    names = [workload.name for workload in planned.experiment.workloads]
+    return {name: found[name] for name in names if name in found}
 
 
 def _durations_s(spec_text: str, former_runs: Path) -> Mapping[str, float]:

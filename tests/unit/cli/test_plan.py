@@ -1,0 +1,91 @@
+"""`paceline plan`: its table, its faults, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.cli import main
+from paceline.errors import ExitCode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEC = """
+schema = 2
+name = "planned"
+repeats = {repeats}
+[training]
+warmup_steps = 3
+max_steps = {steps}
+[[workloads]]
+name = "tiny"
+samples = 64
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "torchrun"
+transport = "gloo"
+local_strategy = "processes"
+replicas = 2
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path / "planned.toml"
+
+
+def test_a_row_for_each_configuration_then_totals(
+    spec: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec.write_text(SPEC.format(repeats=2, steps=20))
+    assert main(["plan", str(spec)]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    baseline, torchrun = (line for line in shown.splitlines() if line.startswith("tiny."))
+    assert re.search(r"sequential\.\S* +1 +32 +20 \(3\) +2 +\S$", baseline)
+    assert re.search(r"processes\.\S* +2 +32 +20 \(3\) +2 +\S$", torchrun)
+    assert "4 trials of 2 configurations; duration unknown" in shown
+    assert "disk: " in shown
+
+
+def test_names_are_broken_after_a_dot_only(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec.write_text(SPEC.format(repeats='"auto"', steps=20))
+    assert main(["plan", str(spec)]) == ExitCode.OK
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    first = next(line for line in lines if line.startswith("tiny.torchrun"))
+    assert first.split()[0].endswith(".")
+    assert re.fullmatch(r"  \S+fp32", lines[lines.index(first) + 1])
+    assert "≤ 8" in first
+    assert any(line.startswith("at most 16 trials") for line in lines)
+
+
+def test_all_faults_follow_the_table(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec.write_text(SPEC.format(repeats=1, steps=20).replace("samples = 64", 'data = "nowhere"'))
+    for options in ([], ["--json"]):
+        assert main(["plan", str(spec), *options]) == ExitCode.USAGE
+        shown = capsys.readouterr()
+        assert "tiny.local.none.sequential" in shown.out
+        assert shown.err.startswith("paceline: workload tiny: ")
+        assert "nowhere" in shown.err
+        assert "Traceback" not in shown.err
+
+
+def test_json_has_the_same(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec.write_text(SPEC.format(repeats=2, steps=8))
+    assert main(["plan", str(spec), "--json"]) == ExitCode.OK
+    document = json.loads(capsys.readouterr().out)
+    assert [row["ranks"] for row in document["configurations"]] == [1, 2]
+    assert document["configurations"][0]["steps"] == 8
+    assert len(document["trials"]) == 4
+    assert any("torchrun" in trial["command"] for trial in document["trials"])
+    assert (document["expected_s"], document["faults"]) == (None, [])
+    assert "only 5 steps would be measured" in document["warnings"][0]
+    assert document["disk_use"]["kept_bytes"] > 0
