@@ -39,7 +39,6 @@ SAVED, GIVEN = ("bf16", "channels_last"), ("channels_last",)
 CASES: dict[str, dict[str, Any]] = {
     "alexnet": {"dropout": False},
     "alexnet-dropout": {"dropout": True},
-    "vgg-dropout": {"task": TINY_VGG, "dropout": True},
     "bf16": {"dropout": False, "precision": "bf16"},
     "channels_last": {"task": TINY_VGG, "dropout": False, "memory_format": "channels_last"},
     "checkpointed": {"task": TINY_VGG, "dropout": True, "activation_checkpointing": True},

@@ -10,12 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.fabricated_samples import opening
+from tests.support import oracle
 from tests.trials import changed
-from torch.nn.functional import cross_entropy
 
 from paceline.data.reading import Batch
 from paceline.errors import RankFailed
-from paceline.plan.sample_order import sample_order_of
 from paceline.rank.rounds import train as module
 from paceline.rank.rounds.exchange import Clock, Orders, together
 from paceline.rank.rounds.train import RoundWorker
@@ -107,15 +106,18 @@ def train(workers, facts=None):
 
 def by_one_process(trial):
     """The global batches of the same training, with torch alone."""
-    order = sample_order_of(trial.training, ROWS)
     model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=trial.training.momentum)
-    for number in range(order.steps):
-        ids = order.step(number).sample_ids
-        optimizer.zero_grad()
-        images, labels = to_input(IMAGES[ids], "contiguous"), torch.from_numpy(LABELS[ids])
-        cross_entropy(model(images), labels).backward()
-        optimizer.step()
+    training = trial.training
+    batches = oracle.global_batches(
+        ROWS,
+        training.seed,
+        training.global_batch,
+        training.max_steps,
+        to_input(IMAGES, "contiguous"),
+        torch.from_numpy(LABELS),
+    )
+    oracle.train_alone(model, batches, optimizer, seed=training.seed)
     return model.state_dict()
 
 
