@@ -21,8 +21,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models import TINY_VGG
 from tests.support import oracle
+from tests.support.models import TINY_VGG
 from torch.nn.functional import cross_entropy
 
 from paceline.records.checkpoints import CheckpointFolder

@@ -14,7 +14,7 @@ _Found = TypeVar("_Found")
 
 
 def wait_for(
-    condition: Callable[[], _Found], limit_s: float, what: str, *running: Popen[bytes]
+    condition: Callable[[], _Found | None], limit_s: float, what: str, *running: Popen[bytes]
 ) -> _Found:
     """Return the first true result of `condition`; fail if there is none within the limit.
 

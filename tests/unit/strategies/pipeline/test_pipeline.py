@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.models import TINY_VGG
+from tests.support.models import TINY_VGG
 from tests.unit.strategies.pipeline.node import (
     batch_of,
     distance,

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.forking import LOADED_WITH
+from tests.support.forking import LOADED_WITH
 
 PROGRAM = Path(__file__).with_name("processes_program.py")
 END_S = 60
