@@ -263,6 +263,8 @@ def test_checks_of_repeats_are_combined_by_name(fabricate: ModuleType, tmp_path:
     """A repeat of a script may have a check that the others lack."""
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     first, second = compare_run(run).trials["tiny.mpi.mpi.processes.n1r2t1.fp32"]
+    assert first.equivalence is not None
+    assert second.equivalence is not None
     failed = dataclasses.replace(second.equivalence.checks[-1], passed=False)
     extra = dataclasses.replace(failed, name="not checked", passed=None)
     other = dataclasses.replace(
