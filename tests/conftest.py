@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-from tests import capabilities, scheduling
-from tests.environment import QUICK_JVM, class_archive_options, make_class_archives
-from tests.forking import fork_server
+from tests.support import capabilities, scheduling
+from tests.support.environment import QUICK_JVM, class_archive_options, make_class_archives
+from tests.support.forking import fork_server
 
 from paceline.spec import model_facts
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
-    from tests.forking import ForkServer
+    from tests.support.forking import ForkServer
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
 
@@ -185,6 +185,6 @@ def tiny_dataset(shared_cache: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[ForkServer]:
-    """Start ranks quickly: see tests/forking.py."""
+    """Start ranks quickly: see tests/support/forking.py."""
     with fork_server() as server:
         yield server

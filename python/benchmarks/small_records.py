@@ -31,7 +31,7 @@ from common import median_interval, shown, write_results
 from paceline.data.register import register
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the S3 server of the tests
-from tests.s3 import CREDENTIALS, s3_server
+from tests.support.s3 import CREDENTIALS, s3_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.environment import QUICK_JVM
-from tests.job_specs import job_words
+from tests.support.environment import QUICK_JVM
+from tests.support.job_specs import job_words
 
 from paceline.records.tables import row_dicts
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.environment import is_kept
 from tests.functional.cli_runs import FAULTS, within
-from tests.job_specs import NO_SIDECAR, job_words
-from tests.listeners import open_listeners
+from tests.support.environment import is_kept
+from tests.support.job_specs import NO_SIDECAR, job_words
+from tests.support.listeners import open_listeners
 
 from paceline.host.processes import (
     TOKEN_VARIABLE,

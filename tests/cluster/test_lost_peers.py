@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from tests.cluster.trainings import PROGRAMS, Shares, Training, job_arguments, training
-from tests.forking import fork_server
+from tests.support.forking import fork_server
 
 from paceline.lab import INTERFACE
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.forking import ForkServer
+    from tests.support.forking import ForkServer
 
     from paceline.lab import Lab
 

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.job_specs import NO_SIDECAR, job_words
+from tests.support.job_specs import NO_SIDECAR, job_words
 
 from paceline.host.processes import (
     TOKEN_VARIABLE,

@@ -9,9 +9,9 @@ import threading
 import time
 
 import pytest
-from tests.environment import is_kept
 from tests.functional.cli_runs import SMALL, Cli, trial
-from tests.job_specs import NO_SIDECAR, job_words
+from tests.support.environment import is_kept
+from tests.support.job_specs import NO_SIDECAR, job_words
 
 from paceline.host.processes import pids_with_token
 from paceline.job.job import parse_job

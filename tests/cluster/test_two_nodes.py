@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.environment import is_kept
+from tests.support.environment import is_kept
 
 from paceline.lab import INTERFACE
 

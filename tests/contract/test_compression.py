@@ -1,6 +1,6 @@
 """Ways to send less, under mpirun: all ranks end with the same bits, and lose what they may.
 
-What each way loses on a single rank is in tests/unit/train/compression.
+What each way loses on a single rank is in tests/unit/transports/compression.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models import TINY_VGG
+from tests.support import oracle
+from tests.support.models import TINY_VGG
 from torch.nn.functional import cross_entropy
 
-from paceline.plan.sample_order import SampleOrder
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.workloads.build import build_model, make_task
 
 pytestmark = pytest.mark.contract
 
-SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 20  # as in programs/less_to_send.py
+SEED, BATCH, STEPS = 3, 10, 20  # as in programs/less_to_send.py
+ROW_GROUP_ROWS = (20, 21)
 SUM_STEPS = 20  # as in programs/compression.py
 # Of one step's sum, relative to its length; None where a single step may miss anything.
 LARGEST_ERROR = {
@@ -45,8 +46,8 @@ LOCAL = {"period 4": (4, 0), "period 5 after 10": (5, 10)}
 @pytest.fixture(scope="module")
 def data():
     generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 3, (SAMPLES,), generator=generator)
-    noise = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
+    labels = torch.randint(0, 3, (sum(ROW_GROUP_ROWS),), generator=generator)
+    noise = torch.randn(len(labels), 3, 32, 32, generator=generator)
     return {"images": noise + (labels.float() - 1).view(-1, 1, 1, 1), "labels": labels}
 
 
@@ -216,16 +217,15 @@ def test_training_that_sends_less_learns_nearly_as_much(trained, way):
 
 def local_sgd_by_hand(data, ranks, period, start, momentum=0.9, steps=STEPS):
     """All ranks' models in this process, without Paceline's strategies."""
-    order = SampleOrder([20, 21], SEED, BATCH, 4)
     first = build_model(make_task("tiny", classes=3, dropout=False, seed=SEED))
     models = [first, *(copy.deepcopy(first) for _ in range(1, ranks))]
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.01, momentum=momentum) for m in models]
     for number in range(steps):
-        step = order.step(number)
+        _, global_ids = oracle.step_samples(ROW_GROUP_ROWS, SEED, BATCH, number)
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             optimizer.zero_grad()
-            ids = step.share(rank, ranks) if number >= start else step.sample_ids
-            if len(ids):
+            ids = oracle.rank_share(global_ids, rank, ranks) if number >= start else global_ids
+            if ids:
                 cross_entropy(model(data["images"][ids]), data["labels"][ids]).backward()
                 optimizer.step()
         if number >= start and (number - start + 1) % period == 0:

@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.contract.programs.factor_tasks import CLIP_NORM
-from torch.nn.functional import cross_entropy
+from tests.support import oracle
 
-from paceline.plan.sample_order import SampleOrder
 from paceline.records.files import read_jsonl
 from paceline.workloads.build import build_model, make_task
 
 pytestmark = pytest.mark.contract
 
-SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 7  # as in programs/ranks.py and programs/strategies.py
+SEED, BATCH, STEPS = 3, 10, 7  # as in programs/ranks.py and programs/strategies.py
+ROW_GROUP_ROWS = (20, 21)
 TOLERANCE = 1e-4  # as in test_strategies.py
 TASKS = ("Convolutional", "Accumulated", "Embedded", "Linear")
 FACTORS = {"sufficient_factors": "always"}
@@ -43,8 +43,8 @@ SETUPS = {
 @pytest.fixture(scope="module")
 def data():
     generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 3, (SAMPLES,), generator=generator)
-    return {"images": torch.randn(SAMPLES, 3, 32, 32, generator=generator), "labels": labels}
+    labels = torch.randint(0, 3, (sum(ROW_GROUP_ROWS),), generator=generator)
+    return {"images": torch.randn(len(labels), 3, 32, 32, generator=generator), "labels": labels}
 
 
 @pytest.fixture(scope="module", params=SETUPS)
@@ -64,17 +64,16 @@ def task_named(name):
 
 
 def train_by_hand(data, name):
-    order = SampleOrder([20, 21], SEED, BATCH, 4)
     model = build_model(task_named(name))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    for number in range(STEPS):
-        ids = order.step(number).sample_ids
-        optimizer.zero_grad()
-        cross_entropy(model(data["images"][ids]), data["labels"][ids]).backward()
-        if name == "Accumulated":
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-            assert norm > CLIP_NORM
-        optimizer.step()
+    clip_norm = CLIP_NORM if name == "Accumulated" else None
+    batches = oracle.global_batches(
+        ROW_GROUP_ROWS, SEED, BATCH, STEPS, data["images"], data["labels"]
+    )
+    gradients = oracle.train_alone(model, batches, optimizer, seed=SEED, clip_norm=clip_norm)
+    if clip_norm is not None:
+        norms = [torch.cat([g.flatten() for g in step.values()]).norm() for step in gradients]
+        assert min(norms) > clip_norm
     return model.state_dict()
 
 
@@ -92,13 +91,14 @@ def test_weights_are_those_of_one_process(trained, data, task):
 @pytest.mark.parametrize("task", [task for task in TASKS if task != "Embedded"])
 def test_sent_bytes_equal_the_formulas(trained, task):
     setup, ranks, folder = trained
-    order, model = SampleOrder([20, 21], SEED, BATCH, 4), build_model(task_named(task))
+    model = build_model(task_named(task))
     linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
     features = sum(layer.in_features + layer.out_features for layer in linear)
     nodes = SETUPS[setup][2]["nodes"]
     owners = ranks // nodes
     workers = SETUPS[setup][2].get("thread_replicas", 1)
-    counts = [len(order.step(number).sample_ids) for number in range(STEPS)]
+    batches = (oracle.step_samples(ROW_GROUP_ROWS, SEED, BATCH, step) for step in range(STEPS))
+    counts = [len(sample_ids) for _, sample_ids in batches]
     rows = [-(-count // (ranks * workers)) * workers for count in counts]
     for rank in range(ranks):
         sent = [

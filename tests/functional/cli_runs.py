@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from unittest import mock
 
-from tests.environment import is_kept
+from tests.support.environment import is_kept
 
 from paceline.cli import main
 

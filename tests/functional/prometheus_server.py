@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,6 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
-
-
-def wait_for(what: str, holds: Callable[[], bool]) -> None:
-    limit_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < limit_s, f"not within {LIMIT_S:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 @contextmanager

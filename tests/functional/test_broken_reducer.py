@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.forking import LOADED_WITH
-from tests.job_specs import NO_SIDECAR, job_words
+from tests.support.forking import LOADED_WITH
+from tests.support.job_specs import NO_SIDECAR, job_words
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 

@@ -4,11 +4,11 @@ that holds a run. Grafana itself is not run here."""
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import jsonschema
 import pytest
+from tests.functional.dashboards import DOCUMENTS, FOLDER, NAMES, panels, queries
 from tests.functional.monitored import monitored, needs_prometheus
 from tests.functional.prometheus_api import fill_in, numbers
 from tests.functional.promql import faults, series_in
@@ -18,10 +18,6 @@ from tests.unit.monitor.recorded import CPU, SENT, make_recorded_run
 from paceline.monitor import serve
 from paceline.records.metrics import METRICS
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "monitoring" / "grafana" / "dashboards"
-NAMES = ("run", "compare", "cluster")
-DOCUMENTS = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in NAMES}
 BEGAN, ENDED = LAUNCHED, LAUNCHED + 3030  # of the recorded run; its trials lie 1000 s apart
 TWO_HOSTS = LAUNCHED + 3015  # while the last trial trains, on two hosts
 
@@ -92,23 +88,6 @@ SCHEMA = {
         },
     },
 }
-
-
-def panels(name: str) -> list[dict]:
-    """All panels of a dashboard that show something, those in closed rows too."""
-    found = []
-    for panel in DOCUMENTS[name]["panels"]:
-        found += [panel, *panel.get("panels", [])]
-    return [panel for panel in found if panel["type"] != "row"]
-
-
-def queries() -> list[tuple[str, str, dict]]:
-    return [
-        (f"{name}: {panel['title']}: {target['legendFormat']}", panel["type"], target)
-        for name in NAMES
-        for panel in panels(name)
-        for target in panel["targets"]
-    ]
 
 
 def all_annotations() -> list[dict]:

@@ -5,14 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.environment import is_kept
 from tests.functional.cli_runs import FAULTS
-from tests.job_specs import NO_SIDECAR, job_words
+from tests.support.environment import is_kept
+from tests.support.job_specs import NO_SIDECAR, job_words
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(200)]
 
@@ -91,16 +91,6 @@ def start(tiny_dataset, tmp_path):
     yield start_training
     for training in started:
         training.end()
-
-
-def wait_for(condition, limit_s, what):
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"{what}: not within {limit_s:.0f} s")
 
 
 def left_shared_memory():

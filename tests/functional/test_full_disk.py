@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.functional.cli_runs import SMALL, Cli, slowed
-from tests.functional.test_killed_rank import LONG, STARTED_WITHIN_S, alive, wait_for
+from tests.functional.long_runs import LONG, STARTED_WITHIN_S, alive
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

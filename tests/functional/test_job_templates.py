@@ -18,7 +18,7 @@ from tests.functional.cli_runs import LIMIT_S, Cli
 from paceline.launchers.mpi.tools import find_mpirun
 
 if TYPE_CHECKING:
-    from tests.forking import ForkServer
+    from tests.support.forking import ForkServer
 
 pytestmark = pytest.mark.functional
 

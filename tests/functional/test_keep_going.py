@@ -15,29 +15,30 @@ QUICK = (
     .replace("image_size = 128", "image_size = 64")
     .replace("interval_s = 0.1", "enabled = false")
 )
-# Each of them is one process, so that the test starts few.
-THREADS = 'local_strategy = "threads"\noversubscribe = true\nreplicas = '
-LAST = '\nmemory_format = "channels_last"'
-GOOD = (
-    'local_strategy = "sequential"' + LAST,
-    *(f"{THREADS}{replicas}{layout}" for replicas in (2, 4, 8, 16) for layout in ("", LAST)),
-)
-# Preflight accepts both, because Open MPI has this parameter. mpirun refuses them at once, because
-# Paceline sets it, too. With parameters that ranks refuse, mpirun 5.0.11 sometimes does not end.
-BAD = ('mpi_parameters = { btl = "self" }', 'mpi_parameters = { btl = "tcp" }')
+# Preflight accepts the last one, because Open MPI has this parameter. mpirun refuses it at once,
+# because Paceline sets it, too. With parameters that ranks refuse, mpirun 5.0.11 sometimes does not
+# end.
 SPEC = (
     QUICK
-    + "".join(f'[[trials]]\nlauncher = "local"\n{keys}\n' for keys in GOOD)
-    + "".join(
-        '[[trials]]\nlauncher = "mpi"\nlocal_strategy = "processes"\nreplicas = 2\n'
-        f'transport = "mpi"\n{keys}\n'
-        for keys in BAD
-    )
+    + """
+[[trials]]
+launcher = "local"
+local_strategy = "threads"
+replicas = 2
+oversubscribe = true
+
+[[trials]]
+launcher = "mpi"
+transport = "mpi"
+local_strategy = "processes"
+replicas = 2
+mpi_parameters = { btl = "self" }
+"""
 )
 
 
-def test_two_of_twelve_configurations_fail(paceline, tmp_path):
-    spec, out, log = tmp_path / "twelve.toml", tmp_path / "run", tmp_path / "log.txt"
+def test_one_of_three_configurations_fails(paceline, tmp_path):
+    spec, out, log = tmp_path / "three.toml", tmp_path / "run", tmp_path / "log.txt"
     spec.write_text(SPEC)
     process = paceline.start("run", spec, "--out", out, log=log)
     try:
@@ -49,21 +50,21 @@ def test_two_of_twelve_configurations_fail(paceline, tmp_path):
     shown = log.read_text("utf-8")
     assert code == 5, shown
     assert "Traceback" not in shown
-    assert "2 trials failed:" in shown
+    assert "1 trial failed:" in shown
 
     rows = json.loads((out / "comparison.json").read_text())["rows"]
     failed = [row for row in rows if row["failed"]]
-    assert len(rows) == 12
-    assert [row["equivalent"] for row in rows if not row["failed"]] == [True] * 10
-    assert {row["launcher"] for row in failed} == {"mpi"}
-    assert len([line for line in shown.splitlines() if line.startswith("✗ tiny.mpi.")]) == 2
+    assert len(rows) == 3
+    assert [row["equivalent"] for row in rows if not row["failed"]] == [True] * 2
+    assert [row["launcher"] for row in failed] == ["mpi"]
+    assert len([line for line in shown.splitlines() if line.startswith("✗ tiny.mpi.")]) == 1
     report = (out / "report.html").read_text()
     for row in failed:
         assert "rank" in row["failed"]
         assert row["failed"].split(": ", 2)[1] in report
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("trials/tiny.local*/outcome.json")}
-    assert len(before) == 10
+    assert len(before) == 2
     again = paceline("run", "--resume", out)
     assert again.returncode == 5, again.stderr
     assert {path: path.stat().st_mtime_ns for path in before} == before

@@ -1,7 +1,8 @@
 """Figures of the sidecar against a load whose size is known from elsewhere: within 3 %.
 
-These are CPU time, memory, threads, context switches and bytes read of the run, and bytes read of
-disks. Waiting for I/O, written bytes, networks and page faults have no load of known size here.
+These are CPU time, memory, threads, context switches, bytes read and bytes written of the run, and
+waiting for I/O and bytes read of the host. Networks and page faults have no load of known size
+here.
 
 What is known comes from the program that makes the load: what it asked the kernel for, and what
 getrusage(2) booked. Loads run on a machine that others use too, so figures of the whole host are
@@ -31,6 +32,7 @@ INTERVAL_S = 0.1
 LIMIT_S = 60.0
 # Both sides count CPU time in ticks of 10 ms.
 CPU_TICKS_S = 0.03
+MEASURABLE_IOWAIT_S = 0.1
 
 Row = dict[str, Any]
 
@@ -185,6 +187,20 @@ def test_uncached_reads_from_disk_are_counted(watch: Watch, tmp_path: Path) -> N
         if name in before["disks"]
     }
     assert max(by_disk.values()) >= truth["read_bytes"] * (1 - WITHIN)
+
+
+def test_writes_are_counted_and_so_is_the_waiting_for_the_disk(
+    watch: Watch, tmp_path: Path
+) -> None:
+    needs_uncached_reads(tmp_path)
+    before, truth, after = watch("synced_writes").put_on()
+    written = ran(before, after, "run_written_bytes")
+    assert written == pytest.approx(truth["written_bytes"], rel=WITHIN)
+    if truth["iowait_s"] < MEASURABLE_IOWAIT_S:  # the kernel books it only while a core is idle
+        pytest.skip("no core was idle while the load waited for the disk")
+    waited_s = after["cpu_seconds"]["iowait"] - before["cpu_seconds"]["iowait"]
+    assert waited_s >= truth["iowait_s"] * (1 - WITHIN)
+    assert waited_s <= (after["unix_s"] - before["unix_s"]) * len(after["core_busy_s"])
 
 
 def test_children_that_come_and_go_between_samples_are_counted_once(

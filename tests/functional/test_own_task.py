@@ -1,4 +1,7 @@
-"""The example task, as its README runs it: certified equivalent under every local strategy."""
+"""The example task, as its README runs it, and a language model: certified equivalent.
+
+Every local strategy with the example: tests/unit/strategies/test_own_task.py.
+"""
 
 from __future__ import annotations
 
@@ -62,16 +65,23 @@ def test_language_model_is_split_evaluated_and_equivalent(cache, tmp_path):
     assert rows["pipeline"]["metrics"] == pytest.approx(rows["sequential"]["metrics"], rel=1e-3)
 
 
-def test_every_local_strategy_trains_the_example_equivalently(cache, tiny_dataset, tmp_path):
+def test_processes_train_the_example_equivalently(cache, tiny_dataset, tmp_path):
     folder = shutil.copytree(EXAMPLE, tmp_path / "own-task")
     (folder / "dataset").symlink_to(tiny_dataset)
     environment = {**os.environ, "PACELINE_CACHE": str(cache), "NO_COLOR": "1"}
     cli = Cli(environment=environment, cwd=folder)
+    planned = json.loads(cli.main("plan", "own-task.toml", "--json").stdout)["trials"]
+    assert {trial["local_strategy"] for trial in planned} == STRATEGIES
+
+    spec = folder / "own-task.toml"
+    common, *trials = spec.read_text("utf-8").split("[[trials]]")
+    chosen = [t for t in trials if '"sequential"' in t or '"processes"' in t]
+    spec.write_text("[[trials]]".join([common, *chosen]), "utf-8")
     ran = cli("run", "own-task.toml", "--out", "run")
     assert ran.returncode == 0, ran.stderr
     compared = cli.main("compare", "run", "--json")
     rows = json.loads(compared.stdout)["rows"]
-    assert {row["local_strategy"] for row in rows} == STRATEGIES
+    assert {row["local_strategy"] for row in rows} == {"sequential", "processes"}
     assert [row["equivalence_reason"] for row in rows if row["equivalent"] is not True] == []
     # all reach the same quality on the 12 samples that are not trained on
     assert {row["target_reached"] for row in rows} == {1}

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.environment import is_kept
-from tests.forking import LOADED_WITH
-from tests.job_specs import NO_SIDECAR, job_words
+from tests.support.environment import is_kept
+from tests.support.forking import LOADED_WITH
+from tests.support.job_specs import NO_SIDECAR, job_words
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 

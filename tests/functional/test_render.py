@@ -20,7 +20,7 @@ from paceline.launchers.mpi.tools import find_mpirun
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tests.forking import ForkServer
+    from tests.support.forking import ForkServer
 
 pytestmark = pytest.mark.functional
 

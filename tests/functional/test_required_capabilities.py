@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.capabilities import REQUIRE, WHY_NOT, detected
+from tests.support.capabilities import REQUIRE, WHY_NOT, detected
 
 pytestmark = pytest.mark.functional
 

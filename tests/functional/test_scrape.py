@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from tests.functional.prometheus_api import Prometheus
 from tests.functional.prometheus_server import (
+    LIMIT_S,
     active_targets,
     needs_prometheus,
     prometheus,
-    wait_for,
 )
-from tests.unit.telemetry.test_exporter import SNAPSHOT, served, values
+from tests.support.snapshots import SNAPSHOT, served, values
+from tests.support.waiting import wait_for
 
 from paceline.host.machine import host_name
 from paceline.host.processes import Process
@@ -134,7 +135,7 @@ def sent(token: str, folder: Path) -> dict[str, object]:
 
 
 def test_scraped_values_are_those_of_the_snapshot_until_the_run_ends(scraping: Scraping) -> None:
-    wait_for("a scrape", lambda: bool(scraping.series("plain", "up == 1")))
+    wait_for(lambda: scraping.series("plain", "up == 1"), LIMIT_S, "a scrape")
     found = {
         (series["metric"]["__name__"], key(without_origin(series["metric"]))): float(
             series["value"][1]
@@ -143,7 +144,7 @@ def test_scraped_values_are_those_of_the_snapshot_until_the_run_ends(scraping: S
     }
     assert found == values(text_of(METRICS, SNAPSHOT))
     remove_targets([scraping.served["plain"].file])
-    wait_for("the target is gone", lambda: scraping.targets("plain") == [])
+    wait_for(lambda: scraping.targets("plain") == [], LIMIT_S, "the target is gone")
 
 
 def key(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
@@ -156,14 +157,14 @@ def without_origin(labels: dict[str, str]) -> dict[str, str]:
 
 def test_target_in_two_files_is_scraped_once(scraping: Scraping) -> None:
     assert len(list(scraping.served["twice"].targets.iterdir())) == 2
-    wait_for("a scrape", lambda: bool(scraping.series("twice")))
+    wait_for(lambda: scraping.series("twice"), LIMIT_S, "a scrape")
     assert len(scraping.targets("twice")) == 1
 
 
 @needs_openssl
 @pytest.mark.parametrize(("token", "up"), [("s3cret", "1"), ("guess", "0")])
 def test_scrape_over_tls_needs_the_token(scraping: Scraping, token: str, up: str) -> None:
-    wait_for("a scrape", lambda: bool(scraping.series(token)))
+    wait_for(lambda: scraping.series(token), LIMIT_S, "a scrape")
     (series,) = scraping.series(token)
     assert series["value"][1] == up
     (target,) = scraping.targets(token)
@@ -254,7 +255,7 @@ def test_scraped_figures_are_those_of_the_traces_rows(
         def is_scraped_often() -> bool:
             return len(set(scraped(api, SAMPLED).values())) >= ROWS
 
-        wait_for(f"scrapes of {ROWS} ticks", is_scraped_often)
+        wait_for(is_scraped_often, LIMIT_S, f"scrapes of {ROWS} ticks")
         sampled = scraped(api, SAMPLED)
         of_host = {name: scraped(api, name) for name in HOST_FIGURES}
         of_ranks = {

@@ -11,13 +11,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.environment import is_kept
 from tests.functional.cli_runs import FAULTS, LIMIT_S, SMALL, trial
+from tests.functional.dashboards import DOCUMENTS, queries
 from tests.functional.monitored import monitored, needs_prometheus
 from tests.functional.prometheus_api import fill_in, numbers
 from tests.functional.promql import series_in
-from tests.functional.test_dashboards import DOCUMENTS, queries
-from tests.listeners import open_listeners
+from tests.support.environment import is_kept
+from tests.support.listeners import open_listeners
 
 from paceline.host.processes import command_line_of, pids_with_variable
 from paceline.records.layout import RunFiles

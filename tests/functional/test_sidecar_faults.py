@@ -4,12 +4,14 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tests.functional.cli_runs import SMALL, slowed
-from tests.functional.test_killed_rank import ENDLESS, alive, running_rank
+from tests.functional.long_runs import ENDLESS, alive, running_rank
+from tests.support.waiting import wait_for
 
 from paceline.analysis.trial.host_frames import GAP_INTERVALS, gaps
 from paceline.analysis.trial.reading import read_hosts
@@ -27,18 +29,6 @@ LONGER = (
     .replace("epochs = 8", "epochs = 60")
     .replace("image_size = 128", "image_size = 64")
 )
-
-
-def wait_for(condition, limit_s, what, *runs):
-    """What `condition` finds at last; it is an error if one of `runs` ends before."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        assert all(run.poll() is None for run in runs), f"{what}: a run has ended before"
-        time.sleep(0.05)
-    raise AssertionError(f"{what}: not within {limit_s:.0f} s")
 
 
 def sidecar_of(out: Path) -> dict | None:
@@ -127,7 +117,7 @@ def test_two_runs_at_once_count_their_own_and_end_when_they_are_asked_to(pacelin
     ]
     try:
         wait_for(lambda: all(steps_of(out) for out in outs), STARTED_WITHIN_S, "both runs training")
-        states = [wait_for(lambda out=out: sidecar_of(out), 15, "a sidecar") for out in outs]
+        states = [wait_for(partial(sidecar_of, out), 15, "a sidecar") for out in outs]
         assert states[0]["pid"] != states[1]["pid"]
         targets = [json.loads(next(out.glob("targets/*")).read_text()) for out in outs]
         assert [target[0]["targets"] for target in targets] == [

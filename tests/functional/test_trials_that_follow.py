@@ -8,9 +8,9 @@ import re
 import subprocess
 
 import pytest
+from tests.functional.dashboards import panels
 from tests.functional.monitored import needs_prometheus
 from tests.functional.prometheus_api import fill_in
-from tests.functional.test_dashboards import panels
 
 from paceline.records.metrics import RUN_FACTS
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, slowed, trial
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.functional
-
-
-def _wait_for(run_dir: Path) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not run_dir.exists():
-        assert time.monotonic() < end_s, "expected the run directory"
-        time.sleep(0.05)
 
 
 def test_a_run_is_followed_from_before_its_beginning_to_its_end(
@@ -29,7 +22,7 @@ def test_a_run_is_followed_from_before_its_beginning_to_its_end(
     spec.write_text(SMALL + trial("local", "shared"), "utf-8")
     run = slowed(paceline).start("run", spec, "--out", run_dir, log=tmp_path / "run.log")
     try:
-        _wait_for(run_dir)
+        wait_for(run_dir.exists, LIMIT_S, "the run directory")
         watched = paceline("watch", run_dir, "--interval", "0.2")
         assert run.wait(timeout=LIMIT_S) == 0, (tmp_path / "run.log").read_text("utf-8")
     finally:

@@ -26,7 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract/programs"))
 from ranks import make_context, make_trial
-from tests.fabricated_samples import opening
+from tests.support.fabricated_samples import opening
 
 from paceline.data.reading import Batch
 from paceline.job.rank import begin_attempt

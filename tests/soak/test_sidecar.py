@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.functional.prometheus_server import prometheus, wait_for
+from tests.functional.prometheus_server import prometheus
+from tests.support.waiting import wait_for
 
 from paceline.host.machine import host_name
 from paceline.host.processes import Process
@@ -155,7 +156,7 @@ def test_runs_one_after_the_other_have_at_most_2000_series_at_a_time(
             folder = tmp_path / name
             folder.mkdir()
             with sidecar(folder, name, processes[:RANKS], settings):
-                wait_for(f"series of {name}", partial(is_scraped, api, name))
+                wait_for(partial(is_scraped, api, name), LIMIT_S, f"series of {name}")
                 counts.append(active_series(api))
         stored = api.get("status/tsdb")["headStats"]["numSeries"]
     record = {"active": counts, "stored": stored}

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor, nn
@@ -68,6 +68,20 @@ def rank_share(sample_ids: list[int], rank: int, ranks: int) -> list[int]:
     sizes = [len(sample_ids) // ranks + (r < len(sample_ids) % ranks) for r in range(ranks)]
     low = sum(sizes[:rank])
     return sample_ids[low : low + sizes[rank]]
+
+
+def global_batches(
+    row_group_rows: Sequence[int],
+    seed: int,
+    global_batch: int,
+    steps: int,
+    inputs: Tensor,
+    targets: Tensor,
+) -> Iterator[Batch]:
+    """Yield the global batches of a training; `inputs` and `targets` by sample id."""
+    for step in range(steps):
+        epoch, ids = step_samples(row_group_rows, seed, global_batch, step)
+        yield Batch(epoch, ids, inputs[ids], targets[ids])
 
 
 def _generator(*words: int) -> np.random.Generator:

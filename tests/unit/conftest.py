@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.job_specs import NO_SIDECAR, job_words
+from tests.support.job_specs import NO_SIDECAR, job_words
 from tests.unit.analysis import fabricate as fabricator
 
 from paceline.job.job import parse_job

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.environment import is_kept
+from tests.support.environment import is_kept
 
 from paceline.host.processes import end_processes, wait_until
 

@@ -29,8 +29,8 @@ from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.task import Task, TaskSettings
 
-FEATURES, SAMPLES, BATCH, STEPS = 8, 48, 12, 120
-SAVED_AFTER = 80  # steps
+FEATURES, SAMPLES, BATCH, STEPS = 8, 48, 12, 80
+SAVED_AFTER = 50  # steps
 RATE = 0.1
 SLOW_S = 0.005  # by which the last rank is slower than the others in a step
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parent))
 import strategies
 from ranks import make_context, make_trial
-from tests.trials import changed
+from tests.support.trials import changed
 
 from paceline.rank.peers import join_peers
 

@@ -18,8 +18,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
-from tests.fabricated_samples import opening
-from tests.trials import changed
+from tests.support.fabricated_samples import opening
+from tests.support.trials import changed
 
 from paceline.data.reading import Batch
 from paceline.rank import train as worker

@@ -24,6 +24,8 @@ CHILD_READ_BYTES = 2 * MIB
 CHILDREN = 24
 THREADS = 64
 SLEEPS = 60
+WRITTEN_BYTES = 8 * MIB
+_PAGE_BYTES = mmap.PAGESIZE
 _BLOCK_BYTES = MIB
 _kept: list[object] = []
 
@@ -83,6 +85,25 @@ def disk(path: str) -> Truth:
     return {"read_bytes": read_uncached(path, READ_BYTES)}
 
 
+def synced_writes(path: str) -> Truth:
+    """Write page by page past the page cache, and wait for the disk after each."""
+    waited_s, pages = host_iowait_s(), WRITTEN_BYTES // _PAGE_BYTES
+    descriptor = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_DSYNC)
+    try:
+        with mmap.mmap(-1, _PAGE_BYTES) as page:
+            for number in range(pages):
+                os.pwrite(descriptor, page, number * _PAGE_BYTES)
+    finally:
+        os.close(descriptor)
+    return {"written_bytes": WRITTEN_BYTES, "iowait_s": host_iowait_s() - waited_s}
+
+
+def host_iowait_s() -> float:
+    """Time that the kernel has booked as waiting for I/O: the fifth figure of /proc/stat."""
+    ticks = int(Path("/proc/stat").read_text("utf-8").split(maxsplit=6)[5])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def children(path: str) -> Truth:
     """One after the other, each shorter than a tick of the sidecar; a third of them through a
     child of their own."""
@@ -112,7 +133,8 @@ def usage() -> Truth:
 
 
 LOADS: dict[str, Callable[[str], Truth]] = {
-    load.__name__: load for load in (one_core, one_gibibyte, many_threads, disk, children)
+    load.__name__: load
+    for load in (one_core, one_gibibyte, many_threads, disk, synced_writes, children)
 }
 
 
@@ -128,7 +150,7 @@ def main(kind: str, path: str) -> None:
     if kind in ("child", "grandchild"):
         {"child": child, "grandchild": grandchild}[kind](path)
         return
-    if kind in ("disk", "children"):
+    if kind in ("disk", "synced_writes", "children"):
         prepare(path)
     print("ready", flush=True)
     sys.stdin.readline()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.trials import changed
+from tests.support.trials import changed
 from tests.unit.analysis.fabricate import MPI, make_trial_value
 
 from paceline.analysis.statistics.series import Interval

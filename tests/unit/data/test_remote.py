@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
+from tests.support.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
 
 from paceline.data import location as location_module
 from paceline.data.dataset import inspect_dataset, open_dataset

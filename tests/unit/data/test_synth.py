@@ -120,6 +120,7 @@ def test_colour_statistics_do_not_decide_the_class(
     assert (distance.argmin(axis=1) == labels[TRAINING:]).mean() < 0.5
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("one_thread")
 def test_a_small_network_learns_the_classes(
     images: NDArray[np.uint8], labels: NDArray[np.int64]

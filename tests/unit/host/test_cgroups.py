@@ -83,10 +83,16 @@ def test_host_without_cgroups_has_no_limits(tmp_path: Path) -> None:
     assert read_limits(1, tmp_path) == CgroupLimits(cpus=None, memory_bytes=None)
 
 
-def test_this_machine_can_be_read() -> None:
-    limits = read_limits(os.getpid())
-    assert limits.cpus is None or limits.cpus > 0
-    assert limits.memory_bytes is None or limits.memory_bytes > 0
+def test_memory_limit_of_this_process_is_the_smallest_of_its_groups() -> None:
+    root = Path("/sys/fs/cgroup")
+    own = Path("/proc/self/cgroup").read_text("utf-8").splitlines()[-1]
+    group = root / own.removeprefix("0::/")
+    if not own.startswith("0::/") or not (group / "memory.max").exists():
+        pytest.skip("this process has no group of version 2 that limits memory")
+    files = [folder / "memory.max" for folder in (group, *group.parents)]
+    texts = [file.read_text("utf-8").strip() for file in files if file.exists()]
+    expected = min((int(text) for text in texts if text != "max"), default=None)
+    assert read_limits(os.getpid()).memory_bytes == expected
 
 
 def test_groups_that_two_processes_share_are_told_from_their_own(machine: Machine) -> None:

@@ -1,7 +1,7 @@
 """Which Java is chosen when several exist."""
 
 import pytest
-from tests.unit.host.test_programs import program
+from tests.support.fake_programs import program
 
 from paceline.errors import EnvironmentLacks
 from paceline.host import spark as java

@@ -4,16 +4,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support.fake_programs import program
 
 from paceline.errors import EnvironmentLacks
 from paceline.host import programs
-
-
-def program(path: Path, output: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\necho '{output}'\n")
-    path.chmod(0o755)
-    return path
 
 
 def test_finding_about_a_missing_program_says_how_to_get_it():

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from tests.unit.host.test_programs import program
+from tests.support.fake_programs import program
 
 from paceline.errors import EnvironmentLacks
 from paceline.host import spark

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from tests.job_specs import job_words
+from tests.support.job_specs import job_words
 
 from paceline.data.catalogue import dataset_path
 from paceline.errors import EnvironmentLacks, UsageError

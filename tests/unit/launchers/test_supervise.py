@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support.waiting import wait_for
 
 from paceline.host.machine import host_name
 from paceline.host.processes import is_alive
@@ -45,13 +46,6 @@ def pids_in(path: Path) -> list[int]:
     pids = [int(line) for line in path.read_text().split()]
     assert len(pids) == 3
     return pids
-
-
-def wait_for_pids(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists() or len(path.read_text().split()) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_end_status_and_output_are_kept(files):
@@ -138,7 +132,7 @@ def test_interrupt_ends_the_whole_tree(files, tmp_path):
     pids = tmp_path / "pids"
 
     def interrupt(_pid):
-        wait_for_pids(pids)
+        wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 3, 30, "three pids")
         raise KeyboardInterrupt
 
     alive = []

@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from tests.support.waiting import wait_for
 from tests.unit.monitor.recorded import SEQUENTIAL, make_recorded_run
 
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
@@ -45,13 +45,16 @@ def run(tmp_path, monkeypatch):
 
 
 def interrupt_when(said: list[str], word: str, how: signal.Signals) -> threading.Thread:
-    """Signal this process once the session has said `word`."""
+    """Signal this process once the session has said `word`.
+
+    If it never does, the session still gets its signal, and the error of the thread fails the test.
+    """
 
     def wait() -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and not any(word in text for text in said):
-            time.sleep(0.05)
-        os.kill(os.getpid(), how)
+        try:
+            wait_for(lambda: any(word in text for text in said), 30, f"the word {word!r}")
+        finally:
+            os.kill(os.getpid(), how)
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()

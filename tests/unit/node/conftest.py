@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.forking import LOADED_WITH
+from tests.support.forking import LOADED_WITH
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = Path(__file__).with_name("rank_program.py")

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.fabricated_samples import opening
-from tests.unit.rank.test_train import ROWS, FakeFeed
+from tests.support.fabricated_samples import ROWS, FakeFeed, opening
 
 from paceline.errors import DataError, PacelineWarning
 from paceline.job.rank import begin_attempt

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.fabricated_samples import opening
+from tests.support.fabricated_samples import IMAGES, LABELS, ROWS, FakeFeed, opening
 from torch.nn.functional import cross_entropy
 
 from paceline.analysis.equivalence.tensors import tensor_differences
-from paceline.data.reading import Batch
 from paceline.errors import RankFailed, UsageError
 from paceline.job.job import read_trial
 from paceline.plan.trial import Evaluation
@@ -28,28 +25,6 @@ from paceline.spec.tables import Target
 from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import to_input
 from paceline.workloads.build import build_model, make_task
-
-ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
-RNG = np.random.default_rng(5)
-IMAGES = RNG.integers(0, 256, (21, 32, 32, 3), dtype=np.uint8)
-LABELS = RNG.integers(0, 3, 21)
-
-
-class FakeFeed(contextlib.AbstractContextManager):
-    """Batches out of IMAGES, `steps` of them."""
-
-    def __init__(self, order, steps=None):
-        self.order = order
-        self.steps = order.steps if steps is None else steps
-
-    def __iter__(self):
-        for number in range(self.order.first_step, self.steps):
-            step = self.order.step(number)
-            ids = step.sample_ids
-            yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
-
-    def __exit__(self, *_):
-        return None
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+    from paceline.analysis.compare.result import Comparison
+
 _MIB = 2**20
 
 
@@ -70,6 +72,11 @@ def run(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> RunF
         tmp_path_factory.mktemp("document") / "run", ways, cases=cases, repeats=2, jitter=0.02
     )
     return made
+
+
+@pytest.fixture(scope="module")
+def comparison(run: RunFiles) -> Comparison:
+    return compare_run(run)
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +139,11 @@ def test_lossy_configurations_are_ranked_where_there_is_a_target(
 
 
 def test_survived_failures_have_a_section_with_a_link(
-    run: RunFiles, monkeypatch: pytest.MonkeyPatch
+    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Section(title="Failures and recovery", anchor="recovery")
     monkeypatch.setattr(document, "recovery_section", lambda _: made)
-    page = _Page(render(compare_run(run)))
+    page = _Page(render(comparison))
     assert "recovery" in {a.get("id") for tag, a in page.tags if tag == "h2"}
     assert "#recovery" in {a.get("href") for tag, a in page.tags if tag == "a"}
 
@@ -188,8 +195,7 @@ def test_no_finished_trial_gives_no_page(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_colours_are_the_same_in_every_workload(run: RunFiles) -> None:
-    comparison = compare_run(run)
+def test_colours_are_the_same_in_every_workload(comparison: Comparison) -> None:
     colours = figures.colours(comparison)
     for configuration, colour in colours.items():
         way = re.sub("^(complex-small|simple-big)", "simple-big", configuration)
@@ -197,8 +203,7 @@ def test_colours_are_the_same_in_every_workload(run: RunFiles) -> None:
     assert len(set(colours.values())) == 4
 
 
-def test_stacked_bars_hold_every_ranks_phases(run: RunFiles) -> None:
-    comparison = compare_run(run)
+def test_stacked_bars_hold_every_ranks_phases(comparison: Comparison) -> None:
     chart = json.loads(figures.rank_time_chart(comparison, "complex-small").json)
     labels = set(chart["data"][0]["y"])
     assert "mpi · mpi · processes 2\u00d71  r1" in labels
@@ -206,12 +211,16 @@ def test_stacked_bars_hold_every_ranks_phases(run: RunFiles) -> None:
     assert len(labels) == 1 + 1 + 2 + 2
 
 
-def test_a_run_of_all_strategies_has_all_its_sections(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def all_strategies(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """All local strategies under two launchers."""
     ways = [*fabricate.LOCAL_WAYS]
     ways += [dataclasses.replace(way, launcher="spark") for way in fabricate.LOCAL_WAYS]
-    page = _report(fabricate.make_run(tmp_path / "run", ways), tmp_path / "report.html")
+    return compare_run(fabricate.make_run(tmp_path_factory.mktemp("strategies") / "run", ways))
+
+
+def test_a_run_of_all_strategies_has_all_its_sections(all_strategies: Comparison) -> None:
+    page = _Page(render(all_strategies))
     anchors = {a.get("id") for tag, a in page.tags if tag == "h2"}
     links = {(a.get("href") or "").removeprefix("#") for tag, a in page.tags if tag == "a"}
     assert {"local", "pipelines", "local-global"} <= anchors
@@ -222,31 +231,24 @@ def test_a_run_of_all_strategies_has_all_its_sections(
     assert "0-1 (replicas: 0 | 1)" in page.words
 
 
-def test_sections_without_anything_to_show_are_left_out(
-    fabricate: ModuleType, tmp_path: Path
+def test_colours_follow_the_strategy_where_there_are_many_configurations(
+    all_strategies: Comparison,
 ) -> None:
-    run = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI])
-    page = _report(run, tmp_path / "report.html")
+    colours, rows = figures.colours(all_strategies), all_strategies.rows
+    by_strategy = {row.local_strategy: colours[row.configuration] for row in rows}
+    assert len(set(by_strategy.values())) == 6
+    assert all(colours[row.configuration] == by_strategy[row.local_strategy] for row in rows)
+
+
+def test_chosen_baseline_is_named_and_empty_sections_are_left_out(
+    fabricate: ModuleType, comparison: Comparison, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    page = _Page(render(compare_run(run, baseline="*.mpi.*")))
+    assert "tiny: speedups are over mpi" in page.words
     anchors = {a.get("id") for tag, a in page.tags if tag == "h2"}
     assert not anchors & {"local", "pipelines", "local-global"}
-
-
-def test_colours_follow_the_strategy_where_there_are_many_configurations(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    ways = [*fabricate.LOCAL_WAYS]
-    ways += [dataclasses.replace(way, launcher="spark") for way in fabricate.LOCAL_WAYS]
-    comparison = compare_run(fabricate.make_run(tmp_path, ways))
-    colours = figures.colours(comparison)
-    by_strategy = {r.local_strategy: colours[r.configuration] for r in comparison.rows}
-    assert len(set(by_strategy.values())) == 6
-    assert all(colours[r.configuration] == by_strategy[r.local_strategy] for r in comparison.rows)
-
-
-def test_chosen_baseline_is_named(fabricate: ModuleType, tmp_path: Path) -> None:
-    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
-    assert "speedups are over" not in render(compare_run(run))
-    assert "tiny: speedups are over mpi" in render(compare_run(run, baseline="*.mpi.*"))
+    assert "speedups are over" not in render(comparison)
 
 
 def test_causes_of_differences_are_shown(fabricate: ModuleType, tmp_path: Path) -> None:
@@ -261,6 +263,8 @@ def test_checks_of_repeats_are_combined_by_name(fabricate: ModuleType, tmp_path:
     """A repeat of a script may have a check that the others lack."""
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     first, second = compare_run(run).trials["tiny.mpi.mpi.processes.n1r2t1.fp32"]
+    assert first.equivalence is not None
+    assert second.equivalence is not None
     failed = dataclasses.replace(second.equivalence.checks[-1], passed=False)
     extra = dataclasses.replace(failed, name="not checked", passed=None)
     other = dataclasses.replace(

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.s3 import s3_server
+from tests.support.s3 import s3_server
 
 from paceline.data.register import register
 from paceline.errors import EnvironmentLacks, UsageError

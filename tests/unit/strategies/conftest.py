@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from tests.support import oracle
 
 from paceline.plan.trial import Trial
 from paceline.strategies import TrainBatch
-from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
 from paceline.workloads.build import build_model, task_of
 
@@ -77,17 +74,11 @@ def train_by_hand(build):
         model = build(training)
         rate, momentum = training.learning_rate, training.momentum
         optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
-        bf16 = torch.autocast("cpu", dtype=torch.bfloat16)
-        gradients = {}
-        for batch in batches:
-            set_sample_keys(model, training.seed, batch.epoch, batch.sample_ids)
-            optimizer.zero_grad()
-            with bf16 if training.precision == "bf16" else nullcontext():
-                loss = cross_entropy(model(batch.inputs), batch.targets)
-            loss.backward()
-            gradients = gradients or {n: p.grad.clone() for n, p in model.named_parameters()}
-            optimizer.step()
-        return gradients, model.state_dict()
+        whole = [oracle.Batch(b.epoch, b.sample_ids.tolist(), b.inputs, b.targets) for b in batches]
+        gradients = oracle.train_alone(
+            model, whole, optimizer, seed=training.seed, precision=training.precision
+        )
+        return gradients[0], model.state_dict()
 
     return train
 

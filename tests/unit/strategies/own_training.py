@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
-import torch
+from tests.support import oracle
 from tests.unit.strategies.pipeline.node import (
     CLASSES,
     Board,
@@ -21,7 +21,6 @@ from paceline.plan.trial import Placement
 from paceline.strategies import create_strategy
 from paceline.training import passes
 from paceline.training.checkpointing import checkpoint_activations
-from paceline.training.dropout import set_sample_keys
 from paceline.workloads.build import build_model, task_of
 
 TASK = Path(__file__).parents[3] / "examples" / "own-task" / "my_task.py"
@@ -113,19 +112,17 @@ def train_by_hand(trial, sizes=SIZES, make_batch=batch_of):
     model = build_model(task)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     optimizer = task.optimizer(trained)
-    schedule = task.schedule(optimizer)
-    for step, samples in enumerate(sizes):
-        batch = make_batch(trial, step, samples)
-        set_sample_keys(model, trial.training.seed, batch.epoch, batch.sample_ids)
-        optimizer.zero_grad()
-        task.loss(model(batch.inputs), batch.targets).mean().backward()
-        gradients = copied({name: p.grad for name, p in trained})
-        if task.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip_norm)
-        optimizer.step()
-        if schedule is not None:
-            schedule.step()
-    return gradients, copied(model.state_dict())
+    batches = [make_batch(trial, step, samples) for step, samples in enumerate(sizes)]
+    gradients = oracle.train_alone(
+        model,
+        [oracle.Batch(b.epoch, b.sample_ids.tolist(), b.inputs, b.targets) for b in batches],
+        optimizer,
+        seed=trial.training.seed,
+        loss=lambda outputs, targets: task.loss(outputs, targets).mean(),
+        clip_norm=task.clip_norm,
+        schedule=task.schedule(optimizer),
+    )
+    return gradients[-1], copied(model.state_dict())
 
 
 def with_options(trial, **update):

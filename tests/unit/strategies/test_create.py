@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.trials import changed
+from tests.support.trials import changed
 
 from paceline.strategies import create_strategy
 from paceline.strategies.pipeline.settings import PipelineOptions

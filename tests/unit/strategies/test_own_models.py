@@ -21,6 +21,10 @@ from tests.unit.strategies.pipeline.node import batch_of, distance
 from paceline.workloads.build import build_model
 
 MODELS = own_models.__name__
+# A third replica differs only by an empty share, which one model shows for all.
+WITH_TWO_REPLICAS = [
+    name for name in TRIALS if name not in {"sequential", "threads-3", "processes-3"}
+]
 
 
 @pytest.mark.parametrize("name", [n for n in TRIALS if n != "sequential"])
@@ -48,7 +52,7 @@ def test_weights_that_layers_of_a_stage_share_are_equivalent(name, task, split, 
     assert distance(ranks[0][0], gradients) < 10 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", [n for n in TRIALS if n != "sequential"])
+@pytest.mark.parametrize("name", WITH_TWO_REPLICAS)
 @pytest.mark.parametrize("task", ["Repeated", "ComputedWeights"])
 def test_layers_used_twice_and_computed_weights_are_equivalent(name, task):
     trial = trial_of(**TRIALS[name], task=f"{MODELS}:{task}")
@@ -62,7 +66,7 @@ def test_layers_used_twice_and_computed_weights_are_equivalent(name, task):
 @pytest.mark.parametrize(
     ("name", "balance"),
     [
-        *((name, "size") for name in TRIALS if name != "sequential"),
+        *((name, "size") for name in WITH_TWO_REPLICAS),
         ("pipeline-2", "time"),
         ("hybrid-2x2", "time"),
     ],
@@ -87,7 +91,7 @@ def test_blocks_in_another_order_than_the_parameters_are_equivalent(name):
         assert found_gradients.keys() == gradients.keys()
 
 
-@pytest.mark.parametrize("name", [n for n in TRIALS if n != "sequential"])
+@pytest.mark.parametrize("name", WITH_TWO_REPLICAS)
 def test_attention_layer_norm_and_tied_weights_are_equivalent(name):
     trial = trial_of(**TRIALS[name], task=f"{MODELS}:Transformer")
     gradients, weights = train_by_hand(trial)

@@ -9,14 +9,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.support.waiting import wait_for
 
 from paceline.errors import PacelineWarning, UsageError
 from paceline.spec import TelemetrySettings
@@ -24,13 +24,6 @@ from paceline.telemetry import SidecarHandle, SidecarRequest, sidecar_is_alive, 
 from paceline.telemetry.sidecar import run_sidecar
 
 LIMIT_S = 60.0
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -83,7 +76,7 @@ def test_sidecar_samples_serves_and_ends_in_order(
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             assert b'paceline_run_processes{host="' in answer.read()
         assert sidecar_is_alive(tmp_path / "sidecar.json")
-        wait_until(lambda: len(samples(tmp_path)) >= 3)
+        wait_for(lambda: len(samples(tmp_path)) >= 3, LIMIT_S, "three samples")
     assert not psutil.pid_exists(handle.pid)
     assert not sidecar_is_alive(tmp_path / "sidecar.json")
     assert (state(tmp_path)["ended"], state(tmp_path)["expensive_interval_s"]) == ("asked", 5.0)
@@ -101,9 +94,9 @@ def test_sidecar_ends_with_what_it_watches(
     with running(request(tmp_path, sleeper.pid, listen_port=-1)) as handle:
         sleeper.kill()
         sleeper.wait()
-        wait_until(lambda: state(tmp_path)["ended"])
+        wait_for(lambda: state(tmp_path)["ended"], LIMIT_S, "an end in the state")
         assert state(tmp_path)["ended"] == "watched processes ended"
-        wait_until(lambda: not psutil.pid_exists(handle.pid))
+        wait_for(lambda: not psutil.pid_exists(handle.pid), LIMIT_S, "the sidecar gone")
     assert state(tmp_path)["port"] is None
     assert samples(tmp_path)[-1]["run_processes"] == 0
 
@@ -114,14 +107,14 @@ def test_sidecar_that_dies_is_started_once_more_at_the_same_port(
     with running(request(tmp_path, sleeper.pid)) as handle:
         first, port = handle.pid, state(tmp_path)["port"]
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: state(tmp_path)["restarts"] == 1)
+        wait_for(lambda: state(tmp_path)["restarts"] == 1, LIMIT_S, "a restart")
         assert (state(tmp_path)["pid"], state(tmp_path)["port"]) == (handle.pid, port)
         assert handle.pid != first
         before = len(samples(tmp_path))
-        wait_until(lambda: len(samples(tmp_path)) > before)
+        wait_for(lambda: len(samples(tmp_path)) > before, LIMIT_S, "another sample")
         os.kill(handle.pid, signal.SIGKILL)
         with pytest.warns(PacelineWarning, match="died twice"):
-            wait_until(lambda: not handle._thread.is_alive())
+            wait_for(lambda: not handle._thread.is_alive(), LIMIT_S, "the watching thread gone")
         assert list((tmp_path / "targets").iterdir()) == []
     times = [row["unix_s"] for row in samples(tmp_path)]
     assert times == sorted(times)
@@ -144,7 +137,7 @@ def test_sidecar_ends_with_the_process_that_started_it(
         assert parent.stdout.readline() == b"ready\n"
         pid = state(tmp_path)["pid"]
         parent.send_signal(how)
-    wait_until(lambda: not psutil.pid_exists(pid))
+    wait_for(lambda: not psutil.pid_exists(pid), LIMIT_S, "the sidecar gone")
     assert state(tmp_path)["ended"] in ("asked", "parent ended")
     assert list((tmp_path / "targets").iterdir()) == []
 
@@ -155,7 +148,7 @@ def test_port_that_is_taken_costs_the_metrics_and_not_the_trace(
     handle = start_sidecar(request(tmp_path, sleeper.pid, listen_port=free_port_in_use))
     assert handle is not None
     handle.wait_ready(LIMIT_S)
-    wait_until(lambda: samples(tmp_path))
+    wait_for(lambda: samples(tmp_path), LIMIT_S, "a sample")
     with pytest.warns(PacelineWarning, match=f"served no metrics: 127.0.0.1:{free_port_in_use}"):
         handle.stop(LIMIT_S)
 
@@ -230,7 +223,9 @@ def test_command_ends_with_its_signal_and_writes_the_trace(
     argv = ["sidecar", f"--pid={sleeper.pid}", "--interval=0.1", f"--out={tmp_path / 't.jsonl'}"]
     with subprocess.Popen([sys.executable, "-m", "paceline.cli", *argv]) as command:
         trace = tmp_path / "t.jsonl"
-        wait_until(lambda: trace.exists() and trace.read_text().count("\n") > 3)
+        wait_for(
+            lambda: trace.exists() and trace.read_text().count("\n") > 3, LIMIT_S, "three samples"
+        )
         command.send_signal(signal.SIGINT)
         assert command.wait(timeout=LIMIT_S) == 0
 

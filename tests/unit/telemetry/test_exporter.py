@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from tests.support.snapshots import SNAPSHOT, served, values
 
 from paceline.errors import UsageError
 from paceline.records.metrics import METRICS
@@ -22,48 +22,13 @@ from paceline.spec import TelemetrySettings
 from paceline.telemetry.exporter import (
     LatestSnapshot,
     MetricsServer,
-    Snapshot,
     text_of,
     with_gauges_of,
 )
-from paceline.telemetry.training import OperationTotals, TrainingProgress
 
 needs_openssl = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="the command openssl is not installed"
 )
-SNAPSHOT = Snapshot(
-    host="node-1",
-    run="quick",
-    row={
-        "unix_s": 1700000000.5,
-        "cpu_seconds": {"user": 1.5, "idle": 3.0},
-        "ram_used_bytes": 100,
-        "gpus": {"0": {"name": "H200", "utilization_ratio": 0.25}},
-        "cgroup": {"cpu_limit_cores": 1.5},
-        "run": {"trial": "t", "launcher": "mpi"},
-        "run_processes": 2,
-        "run_pss_bytes": None,
-        "run_voluntary_context_switches": 7,
-    },
-    ranks={1: {"rank": 1, "pid": 4711, "cpu_seconds": 2.5, "threads": 3}},
-    training=lambda: [
-        TrainingProgress(
-            rank=1,
-            steps=3,
-            samples=48,
-            loss=2.25,
-            step_counts=[1, 0, 0, 2, *[0] * 9],
-            step_s_sum=0.25,
-            operations={"allreduce": OperationTotals(operations=4, seconds=0.5)},
-        )
-    ],
-)
-
-
-def served() -> LatestSnapshot:
-    source = LatestSnapshot(METRICS)
-    source.update(SNAPSHOT)
-    return source
 
 
 @contextmanager
@@ -87,14 +52,6 @@ def ask(
         connection.request("GET", "/metrics", headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read(), dict(answer.headers)
-
-
-def values(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 def test_series_are_exactly_what_the_snapshot_has() -> None:

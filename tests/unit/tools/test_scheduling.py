@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.scheduling import group_of, places
+from tests.support.scheduling import group_of, places
 
 
 def test_files_that_share_a_spark_cluster_are_one_group() -> None:

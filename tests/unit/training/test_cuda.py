@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.models import TINY_VGG
+from tests.support.models import TINY_VGG
 
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.strategies import TrainBatch, create_strategy

@@ -1,5 +1,5 @@
 import pytest
-from tests.trials import changed
+from tests.support.trials import changed
 
 from paceline.spec import TuneSettings
 from paceline.tune.findings import findings_of

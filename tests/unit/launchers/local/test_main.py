@@ -1,7 +1,7 @@
 """`python -m paceline.launchers.local` by hand: one rank here, or one child process per rank."""
 
 import pytest
-from tests.job_specs import job_words
+from tests.support.job_specs import job_words
 
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.local import __main__ as module

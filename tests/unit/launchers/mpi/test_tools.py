@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.unit.host.test_programs import program
+from tests.support.fake_programs import program
 
 from paceline.errors import EnvironmentLacks
 from paceline.launchers.mpi import tools

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.trials import changed
+from tests.support.trials import changed
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import Tool

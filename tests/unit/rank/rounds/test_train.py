@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.fabricated_samples import opening
-from tests.trials import changed
-from torch.nn.functional import cross_entropy
+from tests.support import oracle
+from tests.support.fabricated_samples import IMAGES, LABELS, ROWS, FakeFeed, opening
+from tests.support.trials import changed
 
-from paceline.data.reading import Batch
 from paceline.errors import RankFailed
-from paceline.plan.sample_order import sample_order_of
 from paceline.rank.rounds import train as module
 from paceline.rank.rounds.exchange import Clock, Orders, together
 from paceline.rank.rounds.train import RoundWorker, scaled_state
@@ -25,28 +22,6 @@ from paceline.training.checkpointing import Segments
 from paceline.training.transforms import to_input
 from paceline.workloads.build import build_model, make_task
 
-ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
-RNG = np.random.default_rng(5)
-IMAGES = RNG.integers(0, 256, (21, 32, 32, 3), dtype=np.uint8)
-LABELS = RNG.integers(0, 3, 21)
-
-
-class Feed:
-    """A rank's batches out of IMAGES."""
-
-    def __init__(self, order, rank, world_size):
-        self.closed = False
-        self._order, self._place = order, (rank, world_size)
-
-    def __iter__(self):
-        for number in range(self._order.steps):
-            step = self._order.step(number)
-            ids = step.share(*self._place)
-            yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
-
-    def close(self):
-        self.closed = True
-
 
 @pytest.fixture
 def opened(monkeypatch):
@@ -54,7 +29,7 @@ def opened(monkeypatch):
     feeds = []
 
     def make_feed(order, *, rank, world_size, **_):
-        feeds.append((rank, Feed(order, rank, world_size)))
+        feeds.append((rank, FakeFeed(order, rank=rank, world_size=world_size)))
         return feeds[-1][1]
 
     monkeypatch.setattr(module, "open_samples", opening(ROWS, make_feed))
@@ -107,15 +82,18 @@ def train(workers, facts=None):
 
 def by_one_process(trial):
     """The global batches of the same training, with torch alone."""
-    order = sample_order_of(trial.training, ROWS)
     model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=trial.training.momentum)
-    for number in range(order.steps):
-        ids = order.step(number).sample_ids
-        optimizer.zero_grad()
-        images, labels = to_input(IMAGES[ids], "contiguous"), torch.from_numpy(LABELS[ids])
-        cross_entropy(model(images), labels).backward()
-        optimizer.step()
+    training = trial.training
+    batches = oracle.global_batches(
+        ROWS,
+        training.seed,
+        training.global_batch,
+        training.max_steps,
+        to_input(IMAGES, "contiguous"),
+        torch.from_numpy(LABELS),
+    )
+    oracle.train_alone(model, batches, optimizer, seed=training.seed)
     return model.state_dict()
 
 
@@ -242,7 +220,7 @@ def test_clock_that_is_known_at_the_end_is_in_the_environment(rounds_of):
 def test_reader_that_ends_early_is_an_error_that_names_the_steps(rounds_of, monkeypatch):
     _, _, workers = rounds_of(2)
     workers[0].run(0, Orders(number=0), lambda: None)
-    monkeypatch.setattr(Feed, "__iter__", lambda _self: iter(()))
+    monkeypatch.setattr(FakeFeed, "__iter__", lambda _self: iter(()))
     workers[0].close()
     with pytest.raises(RankFailed, match="rank 0: expected steps 2 to 3, the data set's"):
         workers[0].run(0, Orders(number=1), lambda: None)

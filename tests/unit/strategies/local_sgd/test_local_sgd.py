@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from tests.trials import changed
+from tests.support.trials import changed
 
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.strategies.local_sgd import strategy as local_sgd

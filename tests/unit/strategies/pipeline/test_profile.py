@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.models import TINY_VGG
+from tests.support.models import TINY_VGG
 from tests.unit.strategies.pipeline.node import pipeline_trial
 
 from paceline.strategies.pipeline.profile import LayerTimes, Profile, profile_layers

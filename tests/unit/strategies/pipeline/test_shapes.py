@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.models import TINY_VGG
+from tests.support.models import TINY_VGG
 from tests.unit.strategies.pipeline.node import layers_of, pipeline_trial
 
 from paceline.strategies.pipeline.split_points import Activation, layer_bytes, trace

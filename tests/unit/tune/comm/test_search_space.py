@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.trials import changed
+from tests.support.trials import changed
 from tests.unit.tune.comm.conftest import entry, parsed
 from tests.unit.tune.conftest import local_context
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from tests.trials import changed
+from tests.support.trials import changed
 from tests.unit.tune.conftest import SPEC, local_space
 
 from paceline.analysis.statistics.series import Interval

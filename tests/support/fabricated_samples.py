@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from paceline.data.reading import Batch
 from paceline.plan.sample_order import sample_order_of
 from paceline.workloads.build import task_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
+RNG = np.random.default_rng(5)
+IMAGES = RNG.integers(0, 256, (21, 32, 32, 3), dtype=np.uint8)
+LABELS = RNG.integers(0, 3, 21)
+
+
+class FakeFeed(AbstractContextManager):
+    """A rank's batches out of IMAGES, `steps` of them."""
+
+    def __init__(self, order, steps=None, rank=0, world_size=1):
+        self.closed = False
+        self.order = order
+        self.steps = order.steps if steps is None else steps
+        self._place = (rank, world_size)
+
+    def __iter__(self):
+        for number in range(self.order.first_step, self.steps):
+            step = self.order.step(number)
+            ids = step.share(*self._place)
+            yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
+
+    def close(self):
+        self.closed = True
+
+    def __exit__(self, *_):
+        self.close()
 
 
 def opening(rows: Sequence[int], make_feed: Callable[..., Any], classes: int = 3) -> Any:

@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # Fixtures that take long to set up, so that one worker runs all files that use them.
 SHARED_FIXTURES = ("spark_lab",)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ROOT = Path(__file__).parents[1]
-PROGRAMS = ROOT / "tests" / "programs"
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
 # What libraries read while they are loaded, so that it cannot change after a fork. Ranks of the
 # tests get the same values.
 LOADED_WITH = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
