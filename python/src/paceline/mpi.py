@@ -16,8 +16,7 @@ from mpi4py import MPI
 from mpi4py.run import set_abort_status
 
 from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.host.interfaces import interface_address
-from paceline.host.machine import host_name
+from paceline.host.machine import host_name, interface_address
 from paceline.plan.trial import LOOPBACK
 from paceline.torch_internals import TCPStore
 from paceline.transports.mpi.polling import poll

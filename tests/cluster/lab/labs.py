@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import fcntl
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.host.processes import wait_until
-from paceline.lab import Lab, LabSettings, removal
+from paceline.host.processes import command_line_of, pids_with_variable, wait_until
+from paceline.lab import Lab, LabSettings, network, removal
+from paceline.lab.record import namespaces_among
 from paceline.lab.registry import ROOT, Registry
+from paceline.lab.settings import NAME_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from paceline.lab.record import LabRecord
 
@@ -53,8 +55,17 @@ def keeping_remains() -> Iterator[None]:
 
 
 def traces_of(record: LabRecord) -> list[str]:
-    """List everything that exists of a lab on this machine."""
-    return removal.traces_of(record, Registry())
+    """List everything of a lab on this machine: namespaces, files, processes of any user."""
+    processes = [
+        f"process {pid} ({' '.join(command_line_of(pid))[:80]})"
+        for pid in sorted(pids_with_variable(NAME_VARIABLE, record.name))
+    ]
+    files = (Path(record.folder), Registry().file(record.name), *removal.segments(record))
+    return [
+        *namespaces_among(network.namespaces(), record.name),
+        *(str(file) for file in files if file.exists()),
+        *processes,
+    ]
 
 
 @contextmanager

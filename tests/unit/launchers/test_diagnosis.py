@@ -139,6 +139,13 @@ def test_time_limit_counts_ranks_that_never_started(outcome_of):
     assert "ranks not done: 0, 1" in outcome.message
 
 
+def test_ranks_that_did_not_start_in_time_are_named(outcome_of, write_status):
+    write_status(0, "failed", PEER, secondary=True)
+    outcome = outcome_of(ended(-15, missing_ranks=(1,)))
+    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("timed_out", 6, None)
+    assert "rank(s) 1 did not start within" in outcome.message
+
+
 def test_processes_that_stayed_are_told(outcome_of, write_status):
     write_status(0, "running")
     assert "could not be ended: 7 8" in outcome_of(ended(left_behind=(7, 8))).message

@@ -14,7 +14,7 @@ from paceline.host.machine import host_name
 from paceline.host.processes import is_alive
 from paceline.launchers import supervise as module
 from paceline.launchers.base import Command
-from paceline.launchers.supervise import Watched, supervise
+from paceline.launchers.supervise import StartLimit, Watched, supervise
 from paceline.records.documents import read_statuses
 
 # A tree with everything that is hard to find: a grandchild in a session of its own whose parent
@@ -165,6 +165,15 @@ def test_dead_rank_ends_a_launcher_that_does_not_notice(files, write_status, mon
     assert not ended.timed_out
     assert ended.dead_ranks == (1,)
     assert ended.exit_status == -signal.SIGTERM
+
+
+def test_rank_that_does_not_start_in_time_ends_the_launcher(files, write_status, monkeypatch):
+    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.05)
+    write_status(0, "done")
+    sleeping = python("import time; time.sleep(300)")
+    ended = supervise(sleeping, files, limit_s=60, start_limit=StartLimit(2, 0.5))
+    assert ended.missing_ranks == (1,)
+    assert not ended.timed_out
 
 
 def test_step_of_the_wall_clock_is_no_death(files, write_status, monkeypatch):

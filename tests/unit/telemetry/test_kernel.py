@@ -197,7 +197,7 @@ def test_process_that_moves_to_another_group_is_followed(machine: Machine) -> No
 def test_this_machine_can_be_read() -> None:
     found = CgroupReader(os.getpid())
     before = found.read()
-    if before is None or before["cpu_s"] is None:
+    if "cpu_s" not in before:
         pytest.skip("the control groups of this machine do not count CPU time")
     used_s = time.process_time()
     while time.process_time() - used_s < 0.1:

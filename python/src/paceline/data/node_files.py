@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks
-from paceline.host.locks import exclusive_lock
-from paceline.host.own_folder import own_folder
+from paceline.host.locks import exclusive_lock, own_folder
 from paceline.spec.values import local_path
 
 if TYPE_CHECKING:

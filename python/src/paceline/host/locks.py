@@ -1,9 +1,17 @@
-"""Locks between processes of this host, which the kernel releases when their holder ends."""
+"""Locks between processes of this host, which the kernel releases when their holder ends.
+
+A lock also marks a temporary folder as used: that of a killed process is removed by the next one.
+"""
 
 from __future__ import annotations
 
 import fcntl
-from contextlib import contextmanager
+import os
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import TimedOut
@@ -11,10 +19,12 @@ from paceline.host.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
     from typing import IO
 
     Lockable = IO[str] | int  # an open file, or its descriptor
+
+# A folder younger than this may not be locked yet.
+_NEW_S = 60.0
 
 
 @contextmanager
@@ -36,3 +46,43 @@ def try_lock(file: Lockable, *, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def own_folder(prefix: str) -> Iterator[Path]:
+    """Yield a new temporary folder and remove it at the end. Raises OSError if it cannot be made.
+
+    This process keeps it locked. Folders with the same prefix that nobody has locked are of killed
+    processes; those of this user are removed first.
+    """
+    parent = Path(tempfile.gettempdir())
+    for found in parent.glob(f"{prefix}*"):
+        _remove_if_abandoned(found)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        descriptor = _open_folder(folder)
+        try:
+            try_lock(descriptor)
+            yield folder
+        finally:
+            os.close(descriptor)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    """Remove the folder unless it is in use, is new, belongs to others or is something else."""
+    with suppress(OSError):  # another process may remove it at the same time
+        descriptor = _open_folder(folder)
+        try:
+            found = os.fstat(descriptor)
+            is_ours = found.st_uid == os.getuid() and time.time() - found.st_mtime > _NEW_S
+            if is_ours and try_lock(descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _open_folder(folder: Path) -> int:
+    """Open a folder, but neither a link to one nor a pipe, which would block."""
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import EnvironmentLacks
 from paceline.host.topology import SYSTEM, numa_cores, physical_cores
 
 _PACKAGES = (
@@ -131,3 +132,20 @@ def machine_facts(system: Path = SYSTEM) -> dict[str, Any]:
         "kernel": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
     }
+
+
+def interface_address(interface: str) -> str:
+    """Return the IPv4 address of a network interface, by its name as `ip addr` shows it.
+
+    Raises EnvironmentLacks, with the existing interfaces, if it has none.
+    """
+    import psutil  # noqa: PLC0415  (a single rank does not need it)
+
+    addresses = psutil.net_if_addrs()
+    for found in addresses.get(interface, ()):
+        if found.family == socket.AF_INET:
+            return str(found.address)
+    raise EnvironmentLacks(
+        f"interface {interface!r} on host {host_name()}: expected one with an IPv4 address; "
+        f"interfaces here: {', '.join(addresses)}; name one of them with [network] interface"
+    )

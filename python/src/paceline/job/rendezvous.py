@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
-from paceline.host.interfaces import interface_address
+from paceline.host.machine import interface_address
 from paceline.plan.rank_context import StoreAddress
 from paceline.plan.trial import LOOPBACK
 from paceline.records.files import read_json, write_json

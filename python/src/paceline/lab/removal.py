@@ -51,20 +51,6 @@ def remove_abandoned(registry: Registry) -> list[str]:
     return found
 
 
-def traces_of(record: LabRecord, registry: Registry) -> list[str]:
-    """List everything of a lab on this machine: namespaces, files, processes of any user."""
-    processes = [
-        f"process {pid} ({' '.join(command_line_of(pid))[:80]})"
-        for pid in sorted(pids_with_variable(NAME_VARIABLE, record.name))
-    ]
-    files = (Path(record.folder), registry.file(record.name), *_segments(record))
-    return [
-        *namespaces_among(network.namespaces(), record.name),
-        *(str(file) for file in files if file.exists()),
-        *processes,
-    ]
-
-
 def is_abandoned(record: LabRecord | None) -> bool:
     """Check if no process will remove the lab, because its owner or the machine was stopped."""
     if record is None:
@@ -110,10 +96,10 @@ def _delete_files(record: LabRecord) -> None:
     folder = Path(record.folder)
     if folder.name == f"{FOLDER_PREFIX}{record.name}" and folder.is_dir():
         shutil.rmtree(folder)
-    for segment in _segments(record):
+    for segment in segments(record):
         segment.unlink(missing_ok=True)
 
 
-def _segments(record: LabRecord) -> list[Path]:
+def segments(record: LabRecord) -> list[Path]:
     """List shared memory of killed ranks; Open MPI names it sm_segment.HOST.UID.JOB.RANK."""
     return [file for host in record.hosts for file in _SHARED_MEMORY.glob(f"*.{host.name}.*")]

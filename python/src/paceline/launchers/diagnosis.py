@@ -20,6 +20,7 @@ from paceline.records.documents import exit_code_of, read_statuses
 from paceline.records.rows import SCHEMA, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from paceline.launchers.base import Launcher
@@ -47,7 +48,7 @@ def diagnose(trial: Trial, files: TrialFiles, ended: Ended, launcher: Launcher) 
     if not ended.timed_out and ended.exit_status == 0 and _all_done(trial, statuses):
         return _outcome(trial, ended, ExitCode.OK, None, None)
     failure = FirstFailure(rank=None)
-    if not ended.timed_out:
+    if not ended.timed_out and not ended.missing_ranks:
         named = launcher.failed_rank(_log_text(files.launcher_log))
         failure = first_failure(statuses, named=named, dead=ended.dead_ranks)
     message = _message(trial, files, ended, failure, statuses)
@@ -75,7 +76,7 @@ def _all_done(trial: Trial, statuses: list[RankStatus]) -> bool:
 
 
 def _exit_code(ended: Ended, failure: FirstFailure) -> ExitCode:
-    if ended.timed_out:
+    if ended.timed_out or ended.missing_ranks:
         return ExitCode.TIMED_OUT
     if failure.error is not None:
         return exit_code_of(failure.error)
@@ -95,7 +96,13 @@ def _message(
     if failure.status is not None and log_tail(files.rank(failure.status.rank).log):
         log = files.rank(failure.status.rank).log
     reported = _reported_by_launcher(files, failure.rank)
-    lines = [f"trial {trial.id}: {_what_happened(trial, ended, failure, statuses, reported)}"]
+    if ended.timed_out:
+        what = _late_text(trial, statuses)
+    elif ended.missing_ranks:
+        what = missing_ranks_text(ended.missing_ranks, trial.limits.rendezvous_s)
+    else:
+        what = _what_happened(trial, ended, failure, statuses, reported)
+    lines = [f"trial {trial.id}: {what}"]
     if tail := log_tail(log):
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in tail)]
     lines.append(f"logs: {files.root / 'ranks'}/*/log.txt, {files.launcher_log}")
@@ -114,13 +121,6 @@ def _what_happened(
 ) -> str:
     how = _exit_words(ended.exit_status)
     ranks, status = trial.placement.ranks, failure.status
-    if ended.timed_out:
-        done = {s.rank for s in statuses if s.state == "done"}
-        waiting = ", ".join(str(rank) for rank in range(ranks) if rank not in done) or "none"
-        return (
-            f"not done within its limit of {trial.limits.trial_s:g} s "
-            f"(limits.trial_s), ended; ranks not done: {waiting}"
-        )
     if failure.rank is None:
         finished = len([s for s in statuses if s.state == "done"])
         says = f"the launcher's log says: {reported}" if reported else "no rank says why"
@@ -135,6 +135,21 @@ def _what_happened(
     if failure.error is not None:
         return f"{where} failed: {failure.error}"
     return f"{where} was killed or crashed: it wrote no error; the launcher {how}"
+
+
+def _late_text(trial: Trial, statuses: list[RankStatus]) -> str:
+    done = {s.rank for s in statuses if s.state == "done"}
+    late = [str(rank) for rank in range(trial.placement.ranks) if rank not in done]
+    return (
+        f"not done within its limit of {trial.limits.trial_s:g} s "
+        f"(limits.trial_s), ended; ranks not done: {', '.join(late) or 'none'}"
+    )
+
+
+def missing_ranks_text(missing: Sequence[int], limit_s: float) -> str:
+    """Return the sentence about ranks that did not start in time."""
+    names = ", ".join(map(str, missing))
+    return f"rank(s) {names} did not start within {limit_s:g} s (limits.rendezvous_s)"
 
 
 def _reported_by_launcher(files: TrialFiles, rank: int | None) -> str | None:

@@ -59,6 +59,14 @@ class Watched:
     trouble_unix_s: float | None = None  # when a failed process or rank was noticed
 
 
+@dataclass(frozen=True, slots=True)
+class StartLimit:
+    """Time in which all ranks have to start."""
+
+    ranks: int
+    limit_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """The end of a launcher."""
@@ -67,6 +75,7 @@ class Ended:
     launched_unix_s: float
     ended_unix_s: float
     timed_out: bool
+    missing_ranks: tuple[int, ...] = ()  # see Watched
     dead_ranks: tuple[int, ...] = ()  # see Watched
     trouble_unix_s: float | None = None  # see Watched
     left_behind: tuple[int, ...] = ()  # pids that SIGKILL did not end
@@ -77,6 +86,7 @@ def supervise(
     files: TrialFiles,
     *,
     limit_s: float,
+    start_limit: StartLimit | None = None,
     restart_limit_s: float | None = None,
     on_started: Callable[[int], object] = lambda _pid: None,
     on_interrupted: Callable[[], object] = lambda: None,
@@ -86,6 +96,7 @@ def supervise(
     If a rank of this host dies and the launcher does not end by itself, the launcher is ended. No
     process of the trial and no temporary file of the launcher is left on this host, not even after
     an exception or KeyboardInterrupt.
+    start_limit: None if the launcher itself limits the time until all ranks have started.
     restart_limit_s: time for a launcher that restarts failed ranks itself; None for others.
     on_started gets the launcher's pid; what it starts is not part of the trial.
     on_interrupted is called while the ranks still run, if a signal asks this process to end.
@@ -97,7 +108,11 @@ def supervise(
         try:
             on_started(process.pid)
             watched = wait_for_end(
-                [process], files, limit_s=limit_s, restart_limit_s=restart_limit_s
+                [process],
+                files,
+                limit_s=limit_s,
+                start_limit=start_limit,
+                restart_limit_s=restart_limit_s,
             )
             ended_unix_s = time.time()
         except (KeyboardInterrupt, SystemExit):
@@ -110,6 +125,7 @@ def supervise(
         launched_unix_s=launched_unix_s,
         ended_unix_s=ended_unix_s if watched.ended_by_itself else time.time(),
         timed_out=watched.timed_out,
+        missing_ranks=watched.missing_ranks,
         dead_ranks=watched.dead_ranks,
         trouble_unix_s=watched.trouble_unix_s,
         left_behind=tuple(sorted(left_behind)),
@@ -121,14 +137,13 @@ def wait_for_end(
     files: TrialFiles,
     *,
     limit_s: float,
-    start_limit_s: float | None = None,
-    ranks: int = 0,
+    start_limit: StartLimit | None = None,
     notice_s: float | None = None,
     restart_limit_s: float | None = None,
 ) -> Watched:
     """Wait until all processes have ended, or until the caller has to end them.
 
-    That is the case after `limit_s`, if not all `ranks` have started within `start_limit_s`, and
+    That is the case after `limit_s`, if not all ranks have started within `start_limit`, and
     `notice_s` after a process or a rank failed. Ends nothing itself.
     restart_limit_s: time in which a launcher may replace failed ranks; None if it does not.
     """
@@ -146,8 +161,8 @@ def wait_for_end(
         if now >= next_look:
             next_look = now + _STATUS_INTERVAL_S
             statuses = read_statuses(files)
-            if start_limit_s is not None and now - started > start_limit_s:
-                watched.missing_ranks = _missing(statuses, ranks)
+            if start_limit is not None and now - started > start_limit.limit_s:
+                watched.missing_ranks = _missing(statuses, start_limit.ranks)
                 if watched.missing_ranks:
                     return watched
             if restart_limit_s is not None:

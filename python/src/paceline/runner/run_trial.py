@@ -15,7 +15,7 @@ from paceline.job.first_failure import RESTARTED_CODES
 from paceline.job.sidecars import watch
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.supervise import supervise, write_last_checkpoint
+from paceline.launchers.supervise import StartLimit, supervise, write_last_checkpoint
 from paceline.records.attempts import keep_log, leave_attempt
 from paceline.records.compact import compact_trial
 from paceline.records.documents import write_trial
@@ -73,14 +73,17 @@ def _run_attempt(
     environment = {**command.environment, SIDECAR_HOST_VARIABLE: host_name()}
     command = dataclasses.replace(command, environment=environment)
     write_text(files.command, command.shell_line() + "\n")
-    restarts_ranks = LAUNCHERS.get(trial.launcher).restarts_ranks and trial.restarts > 0
+    described, limits = LAUNCHERS.get(trial.launcher), trial.limits
+    start_limit = StartLimit(trial.placement.ranks, limits.rendezvous_s)
+    restarts_ranks = described.restarts_ranks and trial.restarts > 0
     sidecars: list[SidecarHandle] = []
     try:
         ended = supervise(
             command,
             files,
             limit_s=limit_s,
-            restart_limit_s=trial.limits.rendezvous_s if restarts_ranks else None,
+            start_limit=start_limit if described.needs_start_limit else None,
+            restart_limit_s=limits.rendezvous_s if restarts_ranks else None,
             on_started=lambda pid: sidecars.extend(watch(trial, files, host_name(), (pid,))),
             on_interrupted=lambda: trial.checkpoint and write_last_checkpoint(files),
         )

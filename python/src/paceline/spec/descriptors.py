@@ -257,6 +257,8 @@ class LauncherDescriptor(Descriptor):
     spans_nodes: ClassVar[bool] = False
     default_transport: ClassVar[str | None] = None  # between nodes, on the CPU
     restarts_ranks: ClassVar[bool] = False  # its command starts failed ranks again by itself
+    # its command waits without a limit for ranks that do not start
+    needs_start_limit: ClassVar[bool] = False
     programs: ClassVar[frozenset[str]] = frozenset()  # their children are ranks
     Settings: ClassVar[type[KeyModel]] = KeyModel
     checks: ClassVar[str | None] = None  # "module:function", what `paceline doctor` shows

@@ -111,6 +111,8 @@ def test_mpich_of_debian_gets_the_usual_name(tmp_path, monkeypatch):
     ("answer", "complaint"),
     [
         (subprocess.CompletedProcess([], 0, "Open MPI v5.0.11, package: x\n", ""), None),
+        (subprocess.CompletedProcess([], 0, "Open MPI v5.0.11rc1, package: x\n", ""), None),
+        (subprocess.CompletedProcess([], 0, "Open MPI v5.0.111\n", ""), "Open MPI v5.0.111"),
         (subprocess.CompletedProcess([], 0, "MPICH Version: 5.0.2\n", ""), "MPICH Version: 5.0.2"),
         (subprocess.CompletedProcess([], 1, "", "ImportError: libmpi.so\n"), "libmpi.so"),
     ],

@@ -62,6 +62,7 @@ class Mpi(LauncherDescriptor):
     Options = MpiLaunchOptions
     provides = frozenset({"mpi job"})
     spans_nodes = True
+    needs_start_limit = True
     default_transport = "mpi"
     programs = frozenset({"mpirun", "mpiexec", "prterun"})
     checks = "paceline.launchers.mpi.tools:checks"

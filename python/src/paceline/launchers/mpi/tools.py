@@ -144,13 +144,19 @@ def mpi_mismatch(mpirun: Mpirun) -> str | None:
     if probe.returncode != 0:
         return f"mpi4py cannot load an MPI library: {why_it_failed(probe)}"
     library = probe.stdout.strip()
-    if mpirun.version.rstrip("abrc") in library:
+    if _release(mpirun.version) == _release(library):
         return None
     return (
         f"mpi4py loads {library.split(',')[0]}, but {mpirun.path} is version {mpirun.version}; "
         "each rank would form a world of its own. Use the mpirun of the same MPI "
         f"([mpi] mpirun or ${MPIRUN_VARIABLE}), or install mpi4py for this one"
     )
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Return the numbers of the first version in a text; empty without one."""
+    found = re.search(r"\d+(?:\.\d+)+", text)
+    return () if found is None else tuple(map(int, found[0].split(".")))
 
 
 def checks() -> list[Finding]:

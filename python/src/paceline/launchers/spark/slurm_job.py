@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
-from paceline.host.interfaces import interface_address
+from paceline.host.machine import interface_address
 from paceline.host.processes import end_processes, guarded, wait_until
 from paceline.host.programs import job_script
 from paceline.host.spark import find_spark

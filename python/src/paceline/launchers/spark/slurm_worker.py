@@ -15,8 +15,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
-from paceline.host.interfaces import interface_address
-from paceline.host.own_folder import own_folder
+from paceline.host.locks import own_folder
+from paceline.host.machine import interface_address
 from paceline.host.processes import end_processes, guarded
 from paceline.job import run_guarded
 from paceline.launchers.spark.standalone import daemon_command, daemon_environment

@@ -101,7 +101,7 @@ class Metric:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all values are whole numbers: bytes, and numbers of things."""
+        """Return whether all values are whole numbers: bytes, and numbers of things."""
         return self.unit in ("", "bytes")
 
     @property

@@ -21,7 +21,7 @@ from paceline.host.processes import end_processes, guarded
 from paceline.job.environment import rank_environment
 from paceline.job.first_failure import first_failure
 from paceline.job.rank_status import RankEnd, trial_timed_out
-from paceline.launchers.diagnosis import SPECIFIC_ERRORS
+from paceline.launchers.diagnosis import SPECIFIC_ERRORS, missing_ranks_text
 from paceline.launchers.mpi.implementations import (
     OpenMpi5,
     on_this_node,
@@ -32,7 +32,7 @@ from paceline.launchers.mpi.launcher import failed_rank
 from paceline.launchers.mpi.rank import EnclosingJob
 from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
-from paceline.launchers.supervise import Watched, wait_for_end
+from paceline.launchers.supervise import StartLimit, Watched, wait_for_end
 from paceline.records.documents import read_statuses
 
 if TYPE_CHECKING:
@@ -169,8 +169,7 @@ def run_mpirun(job: Job, argv: Sequence[str], environment: Mapping[str, str]) ->
             [process],
             job.files,
             limit_s=limits.trial_s,
-            start_limit_s=limits.rendezvous_s,
-            ranks=job.trial.placement.ranks,
+            start_limit=StartLimit(job.trial.placement.ranks, limits.rendezvous_s),
         )
     finally:
         status = end_in_task(process)
@@ -208,10 +207,7 @@ def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Wa
     if watched.timed_out:
         return RankEnd.of(trial_timed_out(job.trial), next(iter(open_ranks), 0))
     if watched.missing_ranks:
-        late = TimedOut(
-            f"rank(s) {', '.join(map(str, watched.missing_ranks))} did not start within "
-            f"{limits.rendezvous_s:g} s (limits.rendezvous_s)"
-        )
+        late = TimedOut(missing_ranks_text(watched.missing_ranks, limits.rendezvous_s))
         return RankEnd.of(late, watched.missing_ranks[0])
     if exit_status == 0 and not open_ranks:
         return RankEnd(rank=0)

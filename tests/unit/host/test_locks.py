@@ -7,9 +7,8 @@ import tempfile
 
 import pytest
 
-from paceline.host import own_folder as module
-from paceline.host.locks import try_lock
-from paceline.host.own_folder import own_folder
+from paceline.host import locks as module
+from paceline.host.locks import own_folder, try_lock
 
 PREFIX = "paceline-test-"
 
