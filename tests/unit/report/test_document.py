@@ -211,7 +211,8 @@ def test_a_run_of_all_strategies_has_all_its_sections(
 ) -> None:
     ways = [*fabricate.LOCAL_WAYS]
     ways += [dataclasses.replace(way, launcher="spark") for way in fabricate.LOCAL_WAYS]
-    page = _report(fabricate.make_run(tmp_path / "run", ways), tmp_path / "report.html")
+    run = fabricate.make_run(tmp_path / "run", ways, repeats=2)
+    page = _report(run, tmp_path / "report.html")
     anchors = {a.get("id") for tag, a in page.tags if tag == "h2"}
     links = {(a.get("href") or "").removeprefix("#") for tag, a in page.tags if tag == "a"}
     assert {"local", "pipelines", "local-global"} <= anchors
