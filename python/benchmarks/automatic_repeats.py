@@ -12,7 +12,6 @@ decisions of the rule are compared with those of the fixed number of repeats.
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +21,15 @@ import numpy as np
 
 from common import write_results
 from paceline.analysis.between_runs.speeds import read_speeds
-from paceline.analysis.statistics.noise import CONFIDENCE, run_noise
-from paceline.analysis.statistics.pairwise import Pairwise
-from paceline.analysis.statistics.repeats import levels, undecided
-from paceline.analysis.statistics.resampling import Series
+from paceline.analysis.statistics.intervals import CONFIDENCE
+from paceline.analysis.statistics.looks import levels
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.records.layout import RunFiles
-
-_levels = functools.cache(levels)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    Rates = dict[str, dict[int, Series]]
+    Rates = dict[str, dict[int, RepeatRate]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +81,7 @@ def main() -> None:
 
 
 def pair_rates(
-    repeats: Mapping[int, Series], options: argparse.Namespace, random: np.random.Generator
+    repeats: Mapping[int, RepeatRate], options: argparse.Namespace, random: np.random.Generator
 ) -> dict[str, float]:
     """Return the shares of false alarms and of found differences, and the mean repeats."""
     shift = math.log1p(options.difference)
@@ -108,7 +104,7 @@ def pair_rates(
         "found": float(np.mean(found)),
         "repeats_if_equal": float(np.mean(equal_repeats)),
         "repeats_if_different": float(np.mean(different_repeats)),
-        "deviation": float(np.std([each.log_median for each in repeats.values()], ddof=1)),
+        "deviation": float(np.std([each.log_rate for each in repeats.values()], ddof=1)),
     }
 
 
@@ -140,9 +136,10 @@ def whole_run(
 
 def stopped(rates: Rates, options: argparse.Namespace) -> Decision:
     """Apply the rule of `repeats = "auto"`; return the ranking at its end."""
-    for repeats, level in _levels(options.max_repeats).items():
+    for repeats, level in levels(options.max_repeats).items():
         known = {n: {r: s for r, s in found.items() if r < repeats} for n, found in rates.items()}
-        is_decided = not undecided(known, level=level, tie_margin=options.tie_margin)
+        shown = RunRates(known).fastest(level=level, margin=options.tie_margin)
+        is_decided = not shown.undecided
         if is_decided or repeats == options.max_repeats:
             return decision(known, repeats, level, is_decided=is_decided)
     raise AssertionError("the last look returns")
@@ -150,18 +147,14 @@ def stopped(rates: Rates, options: argparse.Namespace) -> Decision:
 
 def decision(rates: Rates, repeats: int, level: float, *, is_decided: bool) -> Decision:
     """Return the ranking of a table at this level."""
-    pairs = Pairwise(list(rates), rates, run_noise(rates), level)
-    best = max(rates, key=lambda name: np.median([s.log_median for s in rates[name].values()]))
-    tied = frozenset(name for name in rates if name != best and pairs.is_tie(best, name))
+    shown = RunRates(rates).fastest(level=level)
+    best, tied = shown.leader or "", frozenset(shown.not_separated)
     return Decision(repeats=repeats, best=best, tied=tied, is_decided=is_decided)
 
 
-def shifted(repeats: Mapping[int, Series], by: float) -> dict[int, Series]:
+def shifted(repeats: Mapping[int, RepeatRate], by: float) -> dict[int, RepeatRate]:
     """Return the repeats of a configuration that is faster, on the logarithmic scale."""
-    return {
-        number: Series(log_median=each.log_median + by, log_draws=each.log_draws + by)
-        for number, each in repeats.items()
-    }
+    return {number: RepeatRate(log_rate=each.log_rate + by) for number, each in repeats.items()}
 
 
 if __name__ == "__main__":

@@ -21,9 +21,7 @@ import numpy as np
 from automatic_repeats import shifted
 from common import write_results
 from paceline.analysis.between_runs.speeds import read_speeds
-from paceline.analysis.statistics.noise import run_noise
-from paceline.analysis.statistics.resampling import Series
-from paceline.analysis.statistics.series import ratio_interval
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ def main() -> None:
         alarms = found["false_alarms"]
         print(f"{count:>7} {alarms:13.3f} {1 - alarms:9.3f} {found['found']:6.3f}")
     settings = {k: v for k, v in vars(options).items() if k not in ("run_dir", "out")}
-    logs = {n: [found[r].log_median for r in sorted(found)] for n, found in rates.items()}
+    logs = {n: [found[r].log_rate for r in sorted(found)] for n, found in rates.items()}
     write_results(
         options.out,
         "false_alarms",
@@ -58,7 +56,7 @@ def main() -> None:
 
 
 def resample(
-    rates: Mapping[str, Mapping[int, Series]], count: int, options: argparse.Namespace
+    rates: Mapping[str, Mapping[int, RepeatRate]], count: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Compare each configuration with itself over `count` repeats."""
     random = np.random.default_rng(options.seed)
@@ -75,9 +73,9 @@ def resample(
                 i: moved(repeats[there], shared[here] - shared[there])
                 for i, (here, there) in enumerate(zip(ours, theirs, strict=True))
             }
-            noise = run_noise({**drawn, COPY: copy}).of_ratio(name, COPY)
             for list_, by in ((alarms, 0.0), (found, math.log1p(options.difference))):
-                interval = ratio_interval(shifted(drawn[name], by), copy, noise)
+                run = {**drawn, name: shifted(drawn[name], by), COPY: copy}
+                interval = RunRates(run).ratio(name, COPY)
                 if interval is not None:
                     list_[name].append(not interval.contains(1))
     return {
@@ -89,16 +87,16 @@ def resample(
 
 
 def shared_effects(
-    rates: Mapping[str, Mapping[int, Series]], repeats: list[int]
+    rates: Mapping[str, Mapping[int, RepeatRate]], repeats: list[int]
 ) -> dict[int, float]:
     """Return the median over configurations of the deviation of each repeat, as a logarithm."""
-    logs = np.array([[found[repeat].log_median for repeat in repeats] for found in rates.values()])
+    logs = np.array([[found[repeat].log_rate for repeat in repeats] for found in rates.values()])
     effects = np.median(logs - np.median(logs, axis=1, keepdims=True), axis=0)
     return dict(zip(repeats, effects.tolist(), strict=True))
 
 
-def moved(one: Series, by: float) -> Series:
-    return Series(log_median=one.log_median + by, log_draws=one.log_draws + by)
+def moved(one: RepeatRate, by: float) -> RepeatRate:
+    return RepeatRate(log_rate=one.log_rate + by)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from common import write_results
 from paceline.errors import PacelineError
-from paceline.lab import INTERFACE, Lab, LabSettings, why_not
-from paceline.lab.removal import traces_of
+from paceline.lab import INTERFACE, Lab, LabSettings, network, why_not
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts
@@ -128,7 +127,7 @@ def main() -> None:
             ]
     except PacelineError as error:
         raise SystemExit(f"lab.py: {error}") from error
-    left = traces_of(lab.record, lab.registry)
+    left = namespaces_among(network.namespaces(), lab.record.name)
     print(f"left behind: {', '.join(left) or 'nothing'}")
     show(runs)
     results = {"seconds": time.monotonic() - started_s, "left_behind": left, "runs": runs}

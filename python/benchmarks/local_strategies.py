@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from common import shown, write_results
 from paceline.analysis.compare.run import compare_run
-from paceline.analysis.statistics.noise import run_noise
-from paceline.analysis.statistics.series import ratio_interval
+from paceline.analysis.statistics.rates import RunRates
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
-    from paceline.analysis.statistics.resampling import Series
+    from paceline.analysis.statistics.rates import RepeatRate
 
 FLOAT_BYTES = 4
 # weights, gradients, momentum
@@ -96,22 +95,21 @@ def ratios_of(comparison: Comparison, workload: str) -> dict[str, Any]:
     """Images/s of the one over the other's, as `paceline compare` computes it."""
     print(workload)
     rows = comparison.rows_of(workload)
-    images = {row.configuration: images_of(comparison, row) for row in rows}
-    noises = run_noise(images)
+    images = RunRates({row.configuration: images_of(comparison, row) for row in rows})
     found: dict[str, Any] = {}
     for name, (ours, theirs) in RATIOS.items():
         pair = [[row for row in rows if way.is_of(row)] for way in (ours, theirs)]
         if not all(pair):
             continue
         over, under = (matching[0].configuration for matching in pair)
-        ratio = ratio_interval(images[over], images[under], noises.of_ratio(over, under))
+        ratio = images.ratio(over, under)
         if ratio is not None:
             found[name] = jsonable(ratio)
             shown(name, found[name], "x")
     return found
 
 
-def images_of(comparison: Comparison, row: Row) -> Mapping[int, Series]:
+def images_of(comparison: Comparison, row: Row) -> Mapping[int, RepeatRate]:
     trials = comparison.trials[row.configuration]
     return {t.repeat: t.samples_per_s for t in trials if t.samples_per_s is not None}
 

@@ -21,7 +21,12 @@ import scipy
 
 from common import write_results
 from paceline.analysis.statistics.fastest import find_fastest
-from paceline.analysis.statistics.intervals import single_trial_log_mean, welch_difference
+from paceline.analysis.statistics.intervals import (
+    Estimate,
+    mean_interval,
+    single_trial_log_mean,
+    welch_difference,
+)
 from paceline.analysis.statistics.layout import fit_layout, log_ratio, log_speed
 from paceline.analysis.statistics.looks import FIRST_LOOK, levels
 
@@ -349,8 +354,8 @@ def two_runs(runs: int, seed: int) -> list[dict[str, Any]]:
     for repeats in REPEATS:
         random = np.random.default_rng([seed, repeats])
         values = RUN_NOISE * random.standard_normal((runs, 2, repeats))
-        found = [welch_difference(*pair) for pair in values]
-        moved = [welch_difference(before, after + np.log(1.05)) for before, after in values]
+        found = [welch(*pair) for pair in values]
+        moved = [welch(before, after + np.log(1.05)) for before, after in values]
         rows.append(
             {
                 "repeats": repeats,
@@ -359,6 +364,12 @@ def two_runs(runs: int, seed: int) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def welch(before: NDArray[np.float64], after: NDArray[np.float64]) -> Estimate | None:
+    """Return after - before of the repeats of two runs."""
+    first, second = mean_interval(before), mean_interval(after)
+    return None if first is None or second is None else welch_difference(first, second)
 
 
 def automatic(runs: int, seed: int, most: int = 8) -> dict[str, dict[str, float]]:

@@ -25,7 +25,7 @@ from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.verdict import EXPLAINS, Cause
 from paceline.analysis.explain.parts import PART_LABELS, PARTS
 from paceline.analysis.recommend.candidates import Candidate, ratio, value_of, with_ties
-from paceline.analysis.statistics.noise import CONFIDENCE
+from paceline.analysis.statistics.intervals import CONFIDENCE
 from paceline.analysis.trial.configuration import TIMES
 from paceline.errors import DataError
 from paceline.records.files import read_json, typed
@@ -35,7 +35,7 @@ from paceline.spec.extensions import WORKLOADS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from paceline.analysis.statistics.series import Interval
+    from paceline.analysis.statistics.intervals import Interval
 
 TEMPLATE = Path(__file__).with_name("decision_guide_template.md")
 _Key = TypeVar("_Key", bound=Hashable)

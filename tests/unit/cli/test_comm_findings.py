@@ -4,7 +4,7 @@ import pytest
 from tests.support.trials import changed
 from tests.unit.analysis.fabricate import MPI, make_trial_value
 
-from paceline.analysis.statistics.series import Interval
+from paceline.analysis.statistics.intervals import Interval
 from paceline.cli.findings import communication_text, print_comm_findings
 from paceline.tune.findings import Finding, Findings
 from paceline.tune.spaces import LeftOut, Target

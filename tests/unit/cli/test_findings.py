@@ -6,7 +6,7 @@ import pytest
 from tests.unit.analysis import ways
 from tests.unit.analysis.fabricate import INTRAOP, SEQUENTIAL, make_trial_value
 
-from paceline.analysis.statistics.series import Interval
+from paceline.analysis.statistics.intervals import Interval
 from paceline.cli.findings import print_findings, settings_text
 from paceline.tune.findings import Finding, Findings
 from paceline.tune.spaces import LeftOut, Target

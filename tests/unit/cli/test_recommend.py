@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from paceline.analysis.compare.run import compare_run
 from paceline.cli import main
 from paceline.records.layout import RunFiles
 
@@ -51,7 +52,7 @@ def test_an_unknown_goal_is_wrong_use(run_dir: Path) -> None:
     assert main(["recommend", str(run_dir), "--goal", "fame"]) == 2
 
 
-def test_a_measurement_is_made_and_its_effect_compared_with_what_was_stated(
+def test_the_undecided_are_repeated_as_a_block(
     fabricate: ModuleType, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twin = dataclasses.replace(fabricate.MPI, transport="gloo")
@@ -59,34 +60,30 @@ def test_a_measurement_is_made_and_its_effect_compared_with_what_was_stated(
     run = fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.08)
     main(["recommend", str(run.root), "--json"])
     (before,) = json.loads(capsys.readouterr().out)["recommendations"]
-    proposal = before["next_measurement"]
-    made = []
+    made: list[str] = []
 
-    def measure(files: RunFiles, configuration: str, trials: Any, progress: Any) -> None:
-        way = twin if ".gloo." in configuration else fabricate.MPI
-        trial = fabricate.make_trial_value(way, repeat=3 + len(made))
-        fabricate.make_trial(files.trial(trial.id), trial, way, fabricate.Case(), 2e9, 0.08)
-        made.append(configuration)
+    def measure(files: RunFiles, names: list[str], trials: Any, progress: Any) -> None:
+        del trials, progress
+        for way in ways:
+            trial = fabricate.make_trial_value(way, repeat=3)
+            fabricate.make_trial(files.trial(trial.id), trial, way, fabricate.Case(), 2e9, 0.08)
+        made.extend(names)
 
-    monkeypatch.setattr("paceline.cli.recommend.run_extra_repeat", measure)
+    monkeypatch.setattr("paceline.cli.recommend.run_extra_block", measure)
     monkeypatch.setattr("paceline.cli.recommend.check_machine", lambda *_: None)
     assert main(["recommend", "--measure", str(run.root), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert made == [proposal["configuration"]]
-    (measured,) = document["measured"]
-    assert measured["loss_before"] == proposal["loss_now"]
-    assert measured["loss_expected"] == proposal["loss_now"] - proposal["gain"]
-    assert measured["loss_after"] == document["recommendations"][0]["expected_loss"]
-    assert main(["recommend", str(run.root), "--measure"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert out.count("was expected after this measurement") == len(made) - 1
+    assert made == before["next_measurement"]["configurations"]
+    assert document["measured"] == 3
+    rows = compare_run(run).rows
+    assert [row.repeats for row in rows] == [4, 4, 4]  # compared like every other repeat
 
 
-def test_nothing_is_measured_where_no_measurement_is_worth_it(
+def test_nothing_is_measured_where_everything_is_decided(
     fabricate: ModuleType, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     run = fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.001)
-    monkeypatch.setattr("paceline.cli.recommend.run_extra_repeat", pytest.fail)
+    monkeypatch.setattr("paceline.cli.recommend.run_extra_block", pytest.fail)
     assert main(["recommend", str(run.root), "--measure"]) == 0
     assert "Nothing was measured" in capsys.readouterr().out

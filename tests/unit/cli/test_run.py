@@ -64,7 +64,7 @@ def test_run_with_some_failed_trials_shows_the_table_and_then_the_reason(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     monkeypatch.setattr(runner, "run", lambda *_, **__: [FAILED])
     assert main(["run", "quickstart", "--out", str(tmp_path)]) == ExitCode.TIMED_OUT
     shown = capsys.readouterr()

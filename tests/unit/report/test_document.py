@@ -216,7 +216,8 @@ def all_strategies(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFacto
     """All local strategies under two launchers."""
     ways = [*fabricate.LOCAL_WAYS]
     ways += [dataclasses.replace(way, launcher="spark") for way in fabricate.LOCAL_WAYS]
-    return compare_run(fabricate.make_run(tmp_path_factory.mktemp("strategies") / "run", ways))
+    folder = tmp_path_factory.mktemp("strategies")
+    return compare_run(fabricate.make_run(folder / "run", ways, repeats=2))
 
 
 def test_a_run_of_all_strategies_has_all_its_sections(all_strategies: Comparison) -> None:

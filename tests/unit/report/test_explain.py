@@ -11,7 +11,7 @@ from rich.console import Console
 from paceline.analysis.compare.explain_run import explain_workload
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.explain.interventions import Intervention, Verification
-from paceline.analysis.statistics.series import Mean
+from paceline.analysis.statistics.intervals import Mean
 from paceline.report.explain import (
     intervention_sentence,
     name_in,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline import runner
-from paceline.analysis.statistics.repeats import levels
+from paceline.analysis.statistics.looks import levels
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
 from paceline.records.documents import read_stopping
 from paceline.records.files import write_json

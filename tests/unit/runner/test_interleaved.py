@@ -17,9 +17,9 @@ from paceline.host.machine import machine_facts
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
-from paceline.runner import Preview, extra_repeat, interleaved, verification
+from paceline.runner import Preview, extra_block, interleaved, verification
 from paceline.runner.directory import check_machine
-from paceline.runner.extra_repeat import run_extra_repeat
+from paceline.runner.extra_block import run_extra_block
 from paceline.runner.interleaved import run_interleaved
 
 STREAMING = dataclasses.replace(SEQUENTIAL, full_trace=True)
@@ -61,11 +61,11 @@ def trials(fabricate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
         fabricate.make_trial(files, trial, way, case, 1000.0 * len(ran), 0.01)
         return outcome_of(trial)
 
-    for module in (interleaved, extra_repeat):
+    for module in (interleaved, extra_block):
         monkeypatch.setattr(module, "run_trial", run_trial)
     launcher = SimpleNamespace(preflight=lambda trial: None)
     monkeypatch.setattr(interleaved, "launcher_for", lambda name: launcher)
-    monkeypatch.setattr(extra_repeat, "preflight", lambda trials: None)
+    monkeypatch.setattr(extra_block, "preflight", lambda trials: None)
     return ran
 
 
@@ -177,29 +177,32 @@ def finished(
     fabricate: ModuleType, tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[RunFiles, list[Trial]]:
     """A run of three repeats, to which further ones are fabricated without a comparison."""
-    monkeypatch.setattr(extra_repeat, "check_equivalences", lambda *_, **__: None)
+    monkeypatch.setattr(extra_block, "check_equivalences", lambda *_, **__: None)
     files = fabricate.make_run(tmp_path, [SEQUENTIAL, MPI], repeats=3)
     return files, [record.trial for record in load_run(files)]
 
 
-def test_an_extra_repeat_gets_the_next_number(finished: tuple[RunFiles, list[Trial]]) -> None:
+def test_an_extra_block_has_a_number_that_no_trial_has(
+    finished: tuple[RunFiles, list[Trial]],
+) -> None:
     files, planned = finished
-    name = planned[0].configuration
-    added = run_extra_repeat(files, name, planned, Quiet())
-    assert (added.id, added.repeat) == (f"{name}.r3", 3)
-    assert added.training == planned[0].training
-    assert f"{name}.r3" in dict(files.trials())
+    names = list(dict.fromkeys(trial.configuration for trial in planned))
+    block = run_extra_block(files, names, planned, Quiet())
+    assert {trial.id for trial in block} == {f"{name}.r3" for name in names}
+    assert {trial.repeat for trial in block} == {3}
+    assert block[0].training == planned[0].training
+    assert {trial.id for trial in block} <= set(dict(files.trials()))
     with pytest.raises(UsageError, match="expected a trial of other, found none"):
-        run_extra_repeat(files, "other", planned, Quiet())
+        run_extra_block(files, ["other"], planned, Quiet())
 
 
-def test_an_extra_repeat_moves_a_failed_one_aside(finished: tuple[RunFiles, list[Trial]]) -> None:
+def test_an_extra_block_moves_a_failed_trial_aside(finished: tuple[RunFiles, list[Trial]]) -> None:
     files, planned = finished
     name = planned[0].configuration
     failed = files.trial(f"{name}.r3").root
     failed.mkdir()
     (failed / "left").touch()
-    run_extra_repeat(files, name, planned, Quiet())
+    run_extra_block(files, [name], planned, Quiet())
     assert not (failed / "left").exists()
     assert (files.root / "attempts" / f"{name}.r3.1" / "left").exists()
 

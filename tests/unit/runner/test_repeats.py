@@ -43,12 +43,12 @@ def test_without_a_target_exact_configurations_are_compared_by_speed(ranking):
         "local.none.sequential.n1r1t1.fp32", "mpi.mpi.processes.n1r2t1.fp32",
     }  # fmt: skip
     rates = found["mpi.mpi.processes.n1r2t1.fp32"]
-    assert [math.exp(rates[n].log_median) for n in (0, 1)] == pytest.approx([8 / 0.345] * 2)
+    assert [math.exp(rates[n].log_rate) for n in (0, 1)] == pytest.approx([8 / 0.345] * 2)
 
 
 def test_with_a_target_all_that_reach_it_are_compared_by_the_time(ranking):
     found = ranking(Target(metric="accuracy", at_least=0.6))
-    times = {name: math.exp(-rates[0].log_median) for name, rates in found.items()}
+    times = {name: math.exp(-rates[0].log_rate) for name, rates in found.items()}
     assert times == pytest.approx(
         {
             "local.none.sequential.n1r1t1.fp32": 8 * 0.635,

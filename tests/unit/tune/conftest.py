@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from paceline.analysis.statistics.series import series
+from paceline.analysis.statistics.rates import repeat_rate
 from paceline.spec.loading import parse_spec
 from paceline.tune.local import LocalSearch
 from paceline.tune.measurement import Measurement
@@ -46,7 +46,7 @@ class FakeMeasurer:
             return Measurement(samples_per_s=None, failure="it was made to fail")
         wave = np.array([1.0, 1 + self.jitter, 1 - self.jitter, 1.0, 1 + self.jitter])
         drift = 1 + self.jitter * (-1) ** (trial.repeat + zlib.crc32(trial.configuration.encode()))
-        return Measurement(samples_per_s=series(speed * drift * wave, trial.id))
+        return Measurement(samples_per_s=repeat_rate(speed * drift * wave, np.ones(len(wave))))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.unit.tune.conftest import SPEC
 
-from paceline.analysis.statistics.series import series
+from paceline.analysis.statistics.rates import repeat_rate
 from paceline.errors import EnvironmentLacks, ExitCode, RankFailed
 from paceline.records.layout import RunFiles
 from paceline.spec.loading import parse_spec
@@ -54,7 +54,7 @@ def find(monkeypatch, tmp_path):
         experiment = parse_spec(SPEC + PROCESSES, "mine.toml")
         machine.bound = bound_mib * MIB
         rows = SimpleNamespace(row_group_rows=[machine.samples])
-        rate = series(np.full(3, 5.0), "t")
+        rate = repeat_rate(np.full(3, 5.0), np.ones(3))
         monkeypatch.setattr(search, "open_dataset", lambda _: rows)
         monkeypatch.setattr(search, "run_trial", machine.run_trial)
         monkeypatch.setattr(search, "load_trial", lambda _: None)

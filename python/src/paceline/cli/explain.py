@@ -139,9 +139,9 @@ def _show(run: RunData, explanations: list[Explanation]) -> None:
         return
     for workload in comparison.workloads:
         own = [e for e in explanations if comparison.row(e.faster).workload == workload]
-        reference = comparison.verdicts[workload].best
-        if own and reference is not None:
-            console.print(overview(own, reference, name))
+        if own:
+            reference = next(row for row in comparison.rows_of(workload) if row.ranked)
+            console.print(overview(own, reference.configuration, name))
             print()
     clear = next((e for e in explanations if e.causes), explanations[0])
     print(f"in detail: paceline explain {run.files.root} --pair {clear.faster} {clear.slower}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from paceline.analysis.statistics.series import Interval
+    from paceline.analysis.statistics.intervals import Interval
     from paceline.plan.trial import Trial
     from paceline.tune.batch import BatchFinding
     from paceline.tune.findings import Finding, Findings

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.analysis.compare.explain_run import explain_workload
-from paceline.analysis.recommend.next_measurement import Measured
 from paceline.analysis.recommend.recommend import recommend
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, run_dirs_argument
 from paceline.cli.predict import Wanted, takes_prediction
 from paceline.cli.progress import ConsoleProgress
 from paceline.export.run_data import RunData
-from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
 from paceline.report.predict import refusal_sentences
-from paceline.report.recommend import measured_sentence, recommendation_view
+from paceline.report.recommend import recommendation_view
 from paceline.runner.directory import check_machine
-from paceline.runner.extra_repeat import run_extra_repeat
+from paceline.runner.extra_block import run_extra_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +54,7 @@ class _Decision:
 @click.option(
     "--measure",
     is_flag=True,
-    help="Run the proposed measurement into RUN_DIR, and say what it has changed.",
+    help="Repeat what is not decided once more, with the baseline, into RUN_DIR.",
 )
 @json_option
 def command(
@@ -68,20 +66,20 @@ def command(
     predictions use all of them.
     """
     decision = _decide(run_dirs, goal, wanted)
-    measured = None
+    measured = 0
     if measure:
         decision, measured = _measure(decision, run_dirs, goal, wanted)
     if as_json:
         document = {
             "schema": SCHEMA,
             "recommendations": [each.to_json() for each in decision.recommendations],
-            "measured": jsonable([] if measured is None else [measured]),
+            "measured": measured,
         }
         print_json(document)
         return
     _show(decision)
     if measure:
-        _show_measured(measured, decision.recommendations)
+        plain_console().print(_measured_sentence(measured))
 
 
 def _decide(run_dirs: tuple[Path, ...], goal: Goal, wanted: Wanted) -> _Decision:
@@ -100,40 +98,24 @@ def _decide(run_dirs: tuple[Path, ...], goal: Goal, wanted: Wanted) -> _Decision
 
 def _measure(
     before: _Decision, run_dirs: tuple[Path, ...], goal: Goal, wanted: Wanted
-) -> tuple[_Decision, Measured | None]:
-    """Run the first proposed measurement of a configuration that was measured, if there is one."""
-    proposed = [(n, r.next_measurement) for n, r in enumerate(before.recommendations)]
-    chosen = next(((n, m) for n, m in proposed if m is not None and not m.is_predicted), None)
-    if chosen is None:
-        return before, None
-    number, proposal = chosen
+) -> tuple[_Decision, int]:
+    """Run one more repeat of all configurations that are not decided; return their number."""
+    proposed = [each.next_measurement for each in before.recommendations]
+    names = [name for each in proposed if each is not None for name in each.configurations]
+    if not names:
+        return before, 0
     files = RunFiles(run_dirs[0])
     check_machine(before.comparison.manifest, files.root)
     trials = [trial.record.trial for own in before.comparison.trials.values() for trial in own]
     with ConsoleProgress() as progress:
-        run_extra_repeat(files, proposal.configuration or "", trials, progress)
-    after = _decide(run_dirs, goal, wanted)
-    changed = Measured(
-        configuration=proposal.configuration or "",
-        loss_before=proposal.loss_now,
-        loss_expected=proposal.loss_now - proposal.gain,
-        loss_after=after.recommendations[number].expected_loss,
-    )
-    return after, changed
+        run_extra_block(files, names, trials, progress)
+    return _decide(run_dirs, goal, wanted), len(names)
 
 
-def _show_measured(measured: Measured | None, found: list[Recommendation]) -> None:
-    """Say how the measurement changed the uncertainty of the decision."""
-    console = plain_console()
-    if measured is not None:
-        console.print(measured_sentence(measured))
-    left = [each.next_measurement for each in found if each.next_measurement is not None]
-    if any(each.is_predicted for each in left):
-        console.print(
-            "The next measurement is of a predicted configuration: add it to a spec and run that."
-        )
-    elif measured is None:
-        console.print("Nothing was measured: no measurement is worth it.")
+def _measured_sentence(measured: int) -> str:
+    if not measured:
+        return "Nothing was measured: the measured configurations are decided."
+    return f"Measured one more repeat of {measured} configurations."
 
 
 def _show(decision: _Decision) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,9 +24,11 @@ if TYPE_CHECKING:
 
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
-    from paceline.analysis.statistics.series import Interval
+    from paceline.analysis.compare.verdict import Verdict
+    from paceline.analysis.statistics.intervals import Interval
 
-_WIDEST_PERCENT = 999  # a wider interval says only that nothing is known
+UNKNOWN_WIDTH = "±?"
+TIE_MARK, NEAR_MARK = "=", "≈"
 _MARK_STYLES = {"✓": "yes", "✗": "no", "?": "unknown", "~": "lossy"}
 _SHORT_COSTS = {
     "data_wait": "data wait",
@@ -46,7 +47,7 @@ class _Line:
     row: Row
     comparison: Comparison
     detail: Detail
-    is_tied: bool  # with the best one
+    near: str  # mark of what may be the fastest; empty for all that are slower
     is_best: bool
 
 
@@ -63,7 +64,6 @@ def comparison_table(
     rows: only these; None takes all.
     """
     verdict = comparison.verdicts[workload]
-    tied = {verdict.best, *verdict.tied} if verdict.tied else set()
     if rows is None:
         rows = comparison.rows_of(workload)
     return Table(
@@ -73,7 +73,7 @@ def comparison_table(
                 row=row,
                 comparison=comparison,
                 detail=detail,
-                is_tied=row.configuration in tied,
+                near=_near_mark(verdict, row),
                 is_best=row.configuration == verdict.best,
             )
             for row in rows
@@ -84,6 +84,18 @@ def comparison_table(
     )
 
 
+def _near_mark(verdict: Verdict, row: Row) -> str:
+    """Return = for a tie with the fastest, ≈ if it is not separated, else an empty text."""
+    name = row.configuration
+    if verdict.best is None or not verdict.not_separated:
+        return ""
+    if name == verdict.best:
+        return TIE_MARK if set(verdict.ties) == set(verdict.not_separated) else NEAR_MARK
+    if name in verdict.ties:
+        return TIE_MARK
+    return NEAR_MARK if name in verdict.not_separated else ""
+
+
 def mark_cell(row: Row) -> Cell:
     """Return whether a row is equivalent to the baseline."""
     if row.failed:
@@ -92,7 +104,7 @@ def mark_cell(row: Row) -> Cell:
 
 
 def interval_cell(value: Interval | None) -> Cell:
-    """Return a median with its interval."""
+    """Return an estimate with its interval."""
     return Cell(number(value), "" if value is None else range_of(value))
 
 
@@ -127,7 +139,7 @@ def _speedup(line: _Line) -> Cell:
     if row.is_baseline:
         return Cell("1 (base)")
     is_first = row.target is None
-    text = f"{'=' if line.is_tied and is_first else ''}{row.speedup.median:.2f}"
+    text = f"{line.near if is_first else ''}{row.speedup.median:.2f}"
     if line.detail == Detail.NARROW or not is_first:
         return Cell(text, _half_width(row.speedup))
     return Cell(text, f"({bounds(row.speedup)})")
@@ -139,18 +151,16 @@ def _time_to_target(line: _Line) -> Cell:
         return _failed(line)
     if row.time_to_target_s is None:
         return Cell("missed")
-    text = f"{'=' if line.is_tied else ''}{number(row.time_to_target_s)}"
+    text = f"{line.near}{number(row.time_to_target_s)}"
     return Cell(text, _half_width(row.time_to_target_s))
 
 
 def _half_width(interval: Interval) -> str:
-    """Return the larger distance of a bound from the median, in percent of the median."""
-    if math.isinf(interval.high):
-        return "±∞%"
+    """Return the larger distance of a bound from the estimate, in percent of the estimate."""
+    if not interval.is_known:
+        return UNKNOWN_WIDTH
     distance = max(interval.high - interval.median, interval.median - interval.low)
     share = 100 * distance / interval.median
-    if share > _WIDEST_PERCENT:
-        return f"±>{_WIDEST_PERCENT}%"
     return f"±{share:.0f}%" if share >= 1 or share == 0 else "±<1%"
 
 
@@ -214,6 +224,7 @@ _COLUMNS: tuple[Column[_Line], ...] = (
     Column("main cost\nof a step", _main_cost, "name"),
     Column("effi-\nciency", _efficiency, detail=Detail.WIDE),
     Column("s per\nstep", lambda line: number(line.row.step_s), detail=Detail.WIDE),
+    Column("step\np95 s", lambda line: number(line.row.step_p95_s), detail=Detail.PAGE),
     Column("first\nstep s", lambda line: number(line.row.time_to_first_step_s), detail=Detail.WIDE),
     Column("cores", lambda line: str(line.row.cores), detail=Detail.PAGE),
     Column("whole\ntrial s", lambda line: number(line.row.wall_s), detail=Detail.PAGE),

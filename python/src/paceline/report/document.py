@@ -26,7 +26,6 @@ from paceline.report.provenance import (
     machine_section,
     ranks_section,
 )
-from paceline.report.recommend import next_sentence
 from paceline.report.section import Card, Detail, Repeat, Section
 from paceline.report.sections import (
     evaluation_table,
@@ -160,9 +159,8 @@ def _template(name: str) -> str:
     return package_files("paceline.report").joinpath(name).read_text("utf-8")
 
 
-def _headline(comparison: Comparison, workload: str) -> tuple[str, str, str | None]:
-    sentence = verdict_sentence(comparison, workload)
-    return workload, sentence, next_sentence(comparison, workload)
+def _headline(comparison: Comparison, workload: str) -> tuple[str, str]:
+    return workload, verdict_sentence(comparison, workload)
 
 
 def _of_workloads(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.analysis.compare.explain_run import explain_workload
 from paceline.analysis.explain.evidence import amount
 from paceline.analysis.explain.explanation import OUTSIDE
-from paceline.analysis.statistics.series import Mean
+from paceline.analysis.statistics.intervals import Mean
 from paceline.records.phases import LABELS
 from paceline.report.section import Column, Section, Table, terminal_view
 from paceline.report.sections import name_in as short_name_in
@@ -60,7 +60,7 @@ def explanation_view(explanation: Explanation, name: Name) -> RenderableType:
 def overview(explanations: Sequence[Explanation], reference: str, name: Name) -> RenderableType:
     """Show one line for each configuration that is compared with `reference`.
 
-    The reference has the best median. In a tie another configuration may have the shorter mean.
+    The reference has the best speed. Where they are not separated, another may have shorter steps.
     """
     lines = [
         (

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.analysis.recommend.recommend import recommend
+from paceline.report.columns import NEAR_MARK
 from paceline.report.section import Column, Section, Table, terminal_view
-from paceline.report.wording import NOT_MEASURED, listed, number
+from paceline.report.wording import NOT_KNOWN, NOT_MEASURED, listed, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
-    from paceline.analysis.compare.result import Comparison
     from paceline.analysis.recommend.candidates import Candidate
-    from paceline.analysis.recommend.next_measurement import Measured, NextMeasurement
-    from paceline.analysis.recommend.recommend import Recommendation
+    from paceline.analysis.recommend.recommend import NextMeasurement, Recommendation
 
 _MOST_SHOWN = 12  # configurations of a kind; JSON has all
 _MOST_NAMED = 3
@@ -36,12 +34,12 @@ def recommendation_view(found: Recommendation, reasons: Mapping[str, str]) -> Re
         title = f"predicted, not measured, {found.unit}"
         parts.append(Section(table=_table(title, found.predicted, {})))
     if any(each.tied for each in (*found.measured, *found.predicted)):
-        parts.append(Section(notes=("= no significant difference from the best one of its kind",)))
+        parts.append(Section(notes=(f"{NEAR_MARK} not separated from the best one of its kind",)))
     return terminal_view(Section(title=recommendation_sentence(found), parts=parts))
 
 
 def recommendation_sentence(found: Recommendation) -> str:
-    """Name the best measured configuration, those tied with it, and a promising prediction."""
+    """Name the best measured configuration, those not separated from it, and a prediction."""
     if found.unavailable is not None or found.best is None:
         return f"{found.workload}: no recommendation: {found.unavailable}."
     best = found.best
@@ -53,7 +51,7 @@ def recommendation_sentence(found: Recommendation) -> str:
         named = [*tied[:_MOST_NAMED]]
         if len(tied) > _MOST_NAMED:
             named.append(f"{len(tied) - _MOST_NAMED} more")
-        words.append(f"No significant difference from {listed(named)}.")
+        words.append(f"It is not separated from {listed(named)}.")
     promising = found.promising
     if promising is not None:
         words.append(
@@ -64,41 +62,20 @@ def recommendation_sentence(found: Recommendation) -> str:
 
 
 def measurement_sentence(found: NextMeasurement) -> str:
-    """Say what to measure next, and what it is expected to bring."""
-    verb = "run" if found.is_predicted else "repeat"
-    return (
-        f"Most useful next measurement: {verb} {found.name}. With a chance of "
-        f"{100 * found.chance:.0f} % the first one is not the best, which costs "
-        f"{100 * found.loss_now:.1f} % on average; the measurement is expected to save "
-        f"{100 * found.gain:.1f} %."
-    )
-
-
-def measured_sentence(found: Measured) -> str:
-    """Say how a measurement changed the expected loss of the decision."""
-    before, expected, after = (
-        f"{100 * loss:.2f} %" for loss in (found.loss_before, found.loss_expected, found.loss_after)
-    )
-    return (
-        f"Measured {found.configuration}: taking the first one costs {after} on average; before it "
-        f"was {before}, and {expected} was expected after this measurement."
-    )
-
-
-def next_sentence(comparison: Comparison, workload: str) -> str | None:
-    """Say which repeat helps most to find the fastest configuration; None if none is worth it, or
-    if a target ranks the configurations instead of their speed."""
-    if any(row.target is not None for row in comparison.rows_of(workload)):
-        return None
-    found = recommend(comparison, workload).next_measurement
-    return None if found is None else measurement_sentence(found)
+    """Say what to measure next, and how many repeats are expected to decide."""
+    count = len(found.configurations)
+    words = f"Not decided: repeat {count} configurations once more with --measure"
+    if found.further_repeats is None:
+        return f"{words}."
+    repeats = "repeat is" if found.further_repeats == 1 else "repeats are"
+    return f"{words} (about {found.further_repeats} more {repeats} expected to decide)."
 
 
 def _table(
     title: str, candidates: Sequence[Candidate], reasons: Mapping[str, str]
 ) -> Table[Candidate]:
     columns: list[Column[Candidate]] = [
-        Column("", lambda each: "=" if each.tied else "", "name"),
+        Column("", lambda each: NEAR_MARK if each.tied else "", "name"),
         Column("configuration", lambda each: each.name, "text"),
         Column("value", lambda each: number(each.value.median)),
         Column("interval", _bounds),
@@ -111,6 +88,8 @@ def _bounds(candidate: Candidate) -> str:
     value = candidate.value
     if value.low == value.high:
         return NOT_MEASURED
+    if not value.is_known:
+        return NOT_KNOWN
     return f"{number(value.low)} to {number(value.high)}"
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.analysis.compare.row import Row
     from paceline.analysis.trial.pipeline import Pipeline
 
-_LEAST_FOR_A_CLAIM = 5  # of 4! orders two are perfect: 8 %, so 4 strategies never reach 5 %
+_LEVEL = 0.05  # of the test of a correlation
 
 
 def local_section(comparison: Comparison) -> Section | None:
@@ -203,12 +203,15 @@ def _fastest(comparison: Comparison, relation: Relation) -> str:
         first = f"{alone} is fastest alone and under {place}"
     else:
         first = f"{alone} is fastest alone, {there} under {place}"
-    ties = [
-        f"{where} with {listed([_name(comparison, c) for c in tied])}"
-        for where, tied in (("alone", relation.tied_alone), ("there", relation.tied_there))
+    near = [
+        f"{where} from {listed([_name(comparison, c) for c in tied])}"
+        for where, tied in (
+            ("alone", relation.not_separated_alone),
+            ("there", relation.not_separated_there),
+        )
         if tied
     ]
-    return f"{first}, but it is a tie {' and '.join(ties)}: the difference is not significant."
+    return f"{first}, but it is not separated {' and '.join(near)}: the difference may be chance."
 
 
 def _order(relation: Relation) -> str:
@@ -217,9 +220,12 @@ def _order(relation: Relation) -> str:
         return f"{n} strategies are too few to compare their order."
     value = f"{relation.rank_correlation:.2f}".replace("-", MINUS)
     sentence = f"Spearman's rank correlation of the speedups is {value} (n = {n} strategies"
-    if n < _LEAST_FOR_A_CLAIM:
-        return f"{sentence}; too few for a conclusion)."
-    return f"{sentence})."
+    if relation.p_value is None:
+        return f"{sentence})."
+    sentence = f"{sentence}, p = {relation.p_value:.2g}, permutation test)"
+    if relation.p_value > _LEVEL:
+        return f"{sentence}, which is not significant."
+    return f"{sentence}."
 
 
 def _name(comparison: Comparison, configuration: str) -> str:

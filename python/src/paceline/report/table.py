@@ -9,8 +9,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from paceline.analysis.compare.labels import short_name
-from paceline.report.columns import comparison_table
-from paceline.report.recommend import next_sentence
+from paceline.report.columns import NEAR_MARK, TIE_MARK, UNKNOWN_WIDTH, comparison_table
 from paceline.report.section import (
     WIDE_COLUMNS,
     detail_of,
@@ -44,9 +43,6 @@ def comparison_view(
     for workload in comparison.workloads:
         sentence = f"{workload}: {verdict_sentence(judged, workload)}"
         blocks.append(Text(sentence, style="bold"))
-        proposal = next_sentence(judged, workload)
-        if proposal is not None:
-            blocks.append(Text(proposal))
         title = _title(comparison, workload)
         table = comparison_table(comparison, workload, detail, title=title)
         blocks.append(terminal_table(table, detail))
@@ -84,8 +80,7 @@ def _title(comparison: Comparison, workload: str) -> str:
 
 def _footnotes(comparison: Comparison) -> list[RenderableType]:
     lines = [Text(_LEGEND, style="dim"), *map(Text, table_sentences(comparison))]
-    if any(verdict.tied for verdict in comparison.verdicts.values()):
-        lines.append(Text("= tied with the fastest: no significant difference (5 %, Holm)"))
+    lines += map(Text, _mark_legend(comparison))
     for row in comparison.rows:
         name = f"{row.workload}: {short_name(row, comparison.rows)}"
         if row.is_unchecked_script:
@@ -95,8 +90,9 @@ def _footnotes(comparison: Comparison) -> list[RenderableType]:
             lines.append(Text(f"{mark_of(row)} {name} is not ranked: {reason}"))
     if any(row.step_s is not None and row.samples_per_s is None for row in comparison.rows):
         lines.append(Text("Without known samples, speedups compare steps per second."))
-    if all(row.repeats == 1 for row in comparison.rows if not row.failed):
-        lines.append(Text("One repeat: ± covers the steps, not the run-to-run noise.", style="dim"))
+    if any(not row.speedup.is_known for row in comparison.rows if row.speedup is not None):
+        unknown = "the interval is not known, or spans more than a factor of two."
+        lines.append(Text(f"{UNKNOWN_WIDTH} {unknown}", style="dim"))
     for trial in comparison.unfinished:
         text = Text(f"✗ {trial.trial_id}: {trial.status}", style="red")
         if trial.message:
@@ -104,3 +100,15 @@ def _footnotes(comparison: Comparison) -> list[RenderableType]:
         lines.append(text)
     lines += [Text(f"! {flag}", style="yellow") for flag in comparison.flags]
     return list(lines)
+
+
+def _mark_legend(comparison: Comparison) -> list[str]:
+    """Explain the marks of configurations that may be the fastest."""
+    verdicts = comparison.verdicts.values()
+    found = []
+    if any(verdict.ties for verdict in verdicts):
+        margin = max(verdict.margin for verdict in verdicts)
+        found.append(f"{TIE_MARK} tie: shown to be at most {100 * margin:g} % behind the fastest")
+    if any(set(verdict.not_separated) - set(verdict.ties) for verdict in verdicts if verdict.best):
+        found.append(f"{NEAR_MARK} not separated from the fastest (5 %)")
+    return found

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
     from paceline.analysis.compare.verdict import Cause
-    from paceline.analysis.statistics.series import Interval
 
-_MOST_NAMED = 3  # tied configurations in a sentence
+_MOST_NAMED = 3  # configurations in a sentence that may be the fastest as well
+_MOST_FURTHER = 50  # repeats: more are not worth a proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,60 +56,103 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 def verdict_sentence(comparison: Comparison, workload: str) -> str:
     """Name the fastest configuration of a workload, by how much it is faster, and why."""
     verdict, rows = comparison.verdicts[workload], comparison.rows_of(workload)
-    if verdict.best is None:
+    ranked = [row for row in rows if row.ranked]
+    baseline = _baseline_words(rows, comparison.sequential.get(workload))
+    if not ranked:
         target = next((row.target for row in rows if row.target is not None), None)
         missed = None if target is None else f"none reached the target ({target})"
         reason = verdict.no_baseline or missed
         reason = reason or "none was shown to be equivalent to the baseline"
         return f"No configuration is ranked, because {reason}."
-    return _sentence(
-        rows,
-        [comparison.row(name) for name in verdict.tied],
-        None if verdict.runner_up is None else comparison.row(verdict.runner_up),
-        verdict.over_runner_up,
-        verdict.cause,
-        _baseline_words(rows, comparison.sequential.get(workload)),
+    shown = {row.configuration: row for row in rows}
+    best, behind = shown.get(verdict.best or ""), shown.get(verdict.runner_up or "")
+    others = {*verdict.not_separated, verdict.runner_up} - {None, ranked[0].configuration}
+    if verdict.best is not None and best is None:
+        return f"The fastest configuration, {verdict.best}, is not among the rows shown."
+    if len(ranked) == 1 and not others:
+        words = _single(ranked[0], rows, baseline)
+    elif best is None:
+        words = [_without_noise(ranked[0], rows, baseline)]
+    else:
+        words = [_first(verdict, best, rows, baseline)]
+        if behind is not None and verdict.over_runner_up is not None:
+            words.append(_next(verdict, best, behind, rows))
+    words += _throughput_words(rows, behind)
+    words += _power(verdict)
+    if len(ranked) > 1 and any(row.is_unchecked_script for row in rows):
+        words.append("Not all of them were checked for equivalence (see ?).")
+    return " ".join(words)
+
+
+def _single(only: Row, rows: Sequence[Row], baseline: str) -> list[str]:
+    """Say that there is nothing to compare the only ranked configuration with."""
+    name = short_name(only, rows)
+    if len([row for row in rows if not row.failed]) == 1:
+        return [f"Only {name} was measured, so there is nothing to compare."]
+    if only.time_to_target_s is None:
+        return [f"Only {name} is ranked: no other configuration was shown to be equivalent."]
+    return [f"Only {name} reached {only.target}{_speed(only, baseline)}."]
+
+
+def _without_noise(first: Row, rows: Sequence[Row], baseline: str) -> str:
+    """Say why a run with one repeat has no verdict."""
+    return (
+        "No verdict: with one repeat the run-to-run noise is unknown, so differences may be "
+        f"chance. {short_name(first, rows)} had the highest speed{_speed(first, baseline)}. "
+        "`paceline recommend --measure` adds a repeat."
     )
 
 
-def _sentence(
-    rows: Sequence[Row],
-    tied: Sequence[Row],
-    behind: Row | None,
-    over: Interval | None,
-    cause: Cause | None,
-    baseline: str,
-) -> str:
-    best = rows[0]
-    name = short_name(best, rows)
-    if len([row for row in rows if row.ranked]) == 1:
-        if len([row for row in rows if not row.failed]) == 1:
-            return f"Only {name} was measured, so there is nothing to compare."
-        if best.time_to_target_s is None:
-            return f"Only {name} is ranked: no other configuration was shown to be equivalent."
-        only = f"Only {name} reached {best.target}{_speed(best, baseline)}."
-        return " ".join([only, *_throughput_words(rows, behind)])
-    fastest = "fastest" if best.target is None else f"the fastest to reach {best.target}"
-    words = [f"{name} is {fastest}{_speed(best, baseline)}."]
-    if tied:
-        names = [short_name(row, rows) for row in tied[:_MOST_NAMED]]
-        if len(tied) > _MOST_NAMED:
-            names.append(f"{len(tied) - _MOST_NAMED} more")
-        tie = "Tie" if best.target is None else f"Tie in reaching {best.target}"
-        others = f"no significant difference from {listed(names)}"
-        words = [f"{tie}: {name}{_speed(best, baseline)}; {others}."]
-    if behind is not None and over is not None:
-        next_one = short_name(behind, rows)
+def _first(verdict: Verdict, best: Row, rows: Sequence[Row], baseline: str) -> str:
+    """Name the fastest configuration, and those that may be the fastest as well."""
+    name, speed = short_name(best, rows), _speed(best, baseline)
+    to_reach = "" if best.target is None else f" to reach {best.target}"
+    if not verdict.not_separated:
+        return f"{name} is {'the ' if to_reach else ''}fastest{to_reach}{speed}."
+    named = _named(verdict.not_separated, rows)
+    if set(verdict.ties) == set(verdict.not_separated):
+        share = f"{100 * verdict.margin:g} %"
+        return f"Tie: {name}{speed}; less than {share} ahead of {named}{to_reach}."
+    was = f"{name} was the fastest{to_reach}{speed}"
+    return f"{was}, but it is not separated from {named}: the difference may be chance."
+
+
+def _named(others: Sequence[str], rows: Sequence[Row]) -> str:
+    """Name configurations; those without a row that is shown have their full names."""
+    shown = {row.configuration: short_name(row, rows) for row in rows}
+    names = [shown.get(name, name) for name in others[:_MOST_NAMED]]
+    if len(others) > _MOST_NAMED:
+        names.append(f"{len(others) - _MOST_NAMED} more")
+    return listed(names)
+
+
+def _next(verdict: Verdict, best: Row, behind: Row, rows: Sequence[Row]) -> str:
+    """Say by how much and why the first configuration that is slower is behind."""
+    over = verdict.over_runner_up
+    factor = "" if over is None else f"{over.median:.2f}{TIMES}"
+    interval = "" if over is None else f" ({bounds(over)})"
+    why = _why(best, behind, verdict.cause)
+    return f"It is {factor} as fast as {short_name(behind, rows)}{interval}{why}."
+
+
+def _power(verdict: Verdict) -> list[str]:
+    """State the smallest difference that the run could show, and what would show more."""
+    words = []
+    if verdict.detectable is not None and verdict.detectable > 1:
+        words.append("This run could not even show a difference of a factor of two.")
+    elif verdict.detectable is not None:
         words.append(
-            f"It is {over.median:.2f}{TIMES} as fast as {next_one} ({bounds(over)})"
-            f"{_why(best, behind, cause)}."
+            f"This run could show differences of {100 * verdict.detectable:.2g} % or more."
         )
-    words += _throughput_words(rows, behind)
-    if all(row.repeats == 1 for row in rows if row.ranked):
-        words.append("With one repeat the run-to-run noise is unknown: this may be chance.")
-    if any(row.is_unchecked_script for row in rows):
-        words.append("Not all of them were checked for equivalence (see ?).")
-    return " ".join(words)
+    further = verdict.further_repeats
+    if further is not None and further > _MOST_FURTHER:
+        words.append(f"More than {_MOST_FURTHER} further repeats would be needed to decide.")
+    elif further is not None:
+        repeats = "1 more repeat is" if further == 1 else f"{further} more repeats are"
+        words.append(
+            f"About {repeats} expected to decide; `paceline recommend --measure` adds one."
+        )
+    return words
 
 
 def _baseline_words(rows: Sequence[Row], sequential: str | None) -> str:
@@ -146,7 +189,8 @@ def _speed(best: Row, baseline: str) -> str:
         return f"{time} (the baseline)"
     if speedup is None:
         return time
-    return f"{time}, {speedup.median:.2f}{TIMES} as fast as {baseline} ({bounds(speedup)})"
+    interval = f" ({bounds(speedup)})" if speedup.is_known else ""
+    return f"{time}, {speedup.median:.2f}{TIMES} as fast as {baseline}{interval}"
 
 
 def _why(best: Row, behind: Row, cause: Cause | None) -> str:

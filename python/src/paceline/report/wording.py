@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.labels import short_name
-from paceline.analysis.statistics.series import Interval
+from paceline.analysis.statistics.intervals import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from paceline.analysis.compare.local_global import LocalGlobal
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
-    from paceline.analysis.statistics.series import Mean
+    from paceline.analysis.statistics.intervals import Mean
     from paceline.records.documents import Stopping
 
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 NOT_MEASURED = DASH
+NOT_KNOWN = "not known"  # an interval that spans more than a factor of two
 
 
 def number(value: float | Interval | None, digits: int = 3) -> str:
     """Format with this number of significant digits, without an exponent if possible.
 
-    Of an interval, format the median.
+    Of an interval, format the estimate.
     """
     if isinstance(value, Interval):
         value = value.median
@@ -69,12 +70,16 @@ def listed(names: Sequence[str]) -> str:
 
 
 def bounds(interval: Interval) -> str:
-    """Format the bounds of a ratio."""
+    """Format the bounds of a ratio; too wide ones tell nothing."""
+    if not interval.is_known:
+        return NOT_KNOWN
     return f"{interval.low:.2f}{DASH}{interval.high:.2f}"
 
 
 def range_of(interval: Interval, digits: int = 3) -> str:
-    """Format the bounds with this number of significant digits."""
+    """Format the bounds with this number of significant digits; too wide ones tell nothing."""
+    if not interval.is_known:
+        return NOT_KNOWN
     return f"{number(interval.low, digits)}{DASH}{number(interval.high, digits)}"
 
 
@@ -99,7 +104,7 @@ def mebibytes(value: float | None) -> str:
 
 
 def with_bounds(interval: Interval | None) -> str:
-    """Format the median with its interval in parentheses."""
+    """Format the estimate with its interval in parentheses."""
     if interval is None:
         return NOT_MEASURED
     return f"{interval.median:.2f} ({bounds(interval)})"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.analysis.between_runs.speeds import target_speed, trial_speed
 from paceline.analysis.equivalence.check import read_equivalence
-from paceline.analysis.statistics.repeats import FIRST_LOOK, levels, undecided
+from paceline.analysis.statistics.looks import FIRST_LOOK, levels
+from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial.reading import load_trial
 from paceline.records.documents import LookRecord, Stopping, write_stopping
 from paceline.runner.run_trial import is_finished
@@ -16,7 +17,7 @@ from paceline.runner.run_trial import is_finished
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.analysis.statistics.resampling import Series
+    from paceline.analysis.statistics.rates import RepeatRate
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
     from paceline.spec import Experiment
@@ -48,7 +49,7 @@ class AutomaticRepeats:
         self._deadline_s = None
         if experiment.limits.run_s is not None:
             self._deadline_s = time.monotonic() + experiment.limits.run_s
-        self._speeds: dict[str, Series | None] = {}
+        self._speeds: dict[str, RepeatRate | None] = {}
         self._record = Stopping(
             max_repeats=experiment.max_repeats, tie_margin=experiment.tie_margin
         )
@@ -71,7 +72,7 @@ class AutomaticRepeats:
     def _look(self, repeats: int) -> bool:
         level, tie_margin = self._levels[repeats], self._record.tie_margin
         found = {
-            workload: undecided(rates, level=level, tie_margin=tie_margin)
+            workload: RunRates(rates).fastest(level=level, margin=tie_margin).undecided
             for workload, rates in self._ranking(repeats).items()
         }
         made = LookRecord(repeats=repeats, level=level, undecided=found)
@@ -79,12 +80,12 @@ class AutomaticRepeats:
         self._write(None)
         return not any(found.values())
 
-    def _ranking(self, repeats: int) -> dict[str, dict[str, dict[int, Series]]]:
+    def _ranking(self, repeats: int) -> dict[str, dict[str, dict[int, RepeatRate]]]:
         """Return the speeds that may be ranked, by workload, configuration and repeat.
 
         With a target they are those of reaching it, also of lossy configurations.
         """
-        found: dict[str, dict[str, dict[int, Series]]] = {}
+        found: dict[str, dict[str, dict[int, RepeatRate]]] = {}
         excluded: set[str] = set()
         for trial in self._trials:
             if trial.repeat >= repeats or not is_finished(self._files.trial(trial.id)):
@@ -107,7 +108,7 @@ class AutomaticRepeats:
         path = self._files.trial(trial.id).equivalence
         return path.exists() and read_equivalence(path).equivalent is False
 
-    def _speed(self, trial: Trial) -> Series | None:
+    def _speed(self, trial: Trial) -> RepeatRate | None:
         if trial.id not in self._speeds:
             record = load_trial(self._files.trial(trial.id))
             has_target = trial.training.target is not None

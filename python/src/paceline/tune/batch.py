@@ -299,7 +299,7 @@ class _TrialSearch:
             global_batch=batch,
             private_bytes=[rank["peak_private_bytes"] for rank in measured],
             shared_bytes=sum(rank["shared_bytes"] for rank in measured),
-            samples_per_s=None if speed is None else math.exp(speed.log_median),
+            samples_per_s=None if speed is None else speed.rate,
         )
         if probe.measured_bytes <= self._bound:
             return probe

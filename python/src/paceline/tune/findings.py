@@ -6,16 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.statistics.noise import run_noise
-from paceline.analysis.statistics.series import median_interval, ratio_interval
+from paceline.analysis.statistics.rates import RunRates
 from paceline.records.files import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.analysis.statistics.noise import RunNoises
-    from paceline.analysis.statistics.resampling import Series
-    from paceline.analysis.statistics.series import Interval
+    from paceline.analysis.statistics.intervals import Interval
+    from paceline.analysis.statistics.rates import RepeatRate
     from paceline.plan.trial import Trial
     from paceline.tune.search import Bracket, Measurements
     from paceline.tune.spaces import LeftOut, Space, Target
@@ -121,15 +119,15 @@ def findings_of(
 ) -> Findings:
     """Compare the measurements; run-to-run noise is estimated from all trials of a workload."""
     workloads = {space.target.workload for space in spaces}
-    noises = {workload: _noise(workload, brackets, measured) for workload in workloads}
-    found = [_finding(space, brackets, measured, noises[space.target.workload]) for space in spaces]
+    rates = {workload: _Decisive(workload, brackets, measured) for workload in workloads}
+    found = [_finding(space, brackets, measured, rates[space.target.workload]) for space in spaces]
     findings = Findings(found=tuple(found), compares_targets=compares_targets)
     if not compares_targets:
         return findings
     return replace(
         findings,
         found=tuple(
-            replace(each, ties_best=_ties_best(each, findings, brackets, measured, noises))
+            replace(each, ties_best=_ties_best(each, findings, rates[each.target.workload]))
             for each in found
         ),
     )
@@ -139,81 +137,85 @@ def configuration_of(trial: Trial | None) -> str | None:
     return None if trial is None else trial.configuration
 
 
+class _Decisive:
+    """The rates of one workload. Those of earlier repeats tell the noise, but decide nothing.
+
+    Rows of the fitted run are configurations with the first repeat that counts for them.
+    """
+
+    def __init__(self, workload: str, brackets: Sequence[Bracket], measured: Measurements) -> None:
+        ours = [bracket for bracket in brackets if bracket.target.workload == workload]
+        names = {name for bracket in ours for name in bracket.candidates}
+        firsts = sorted({bracket.first_repeat for bracket in ours})
+        rows: dict[str, dict[int, RepeatRate]] = {}
+        for name in sorted(names & measured.rates.keys() - measured.failures.keys()):
+            for first, last in zip(firsts, [*firsts[1:], None], strict=True):
+                found = measured.rates[name].items()
+                rows[_row(name, first)] = {
+                    repeat: rate
+                    for repeat, rate in found
+                    if repeat >= first and (last is None or repeat < last)
+                }
+        self._rates = RunRates({row: found for row, found in rows.items() if found})
+        self._first = {
+            target: 0 if (decided := _decided(target, brackets)) is None else decided.first_repeat
+            for target in {bracket.target for bracket in ours}
+        }
+
+    def row(self, trial: Trial | None, target: Target) -> str:
+        """Return the row of the repeats of a trial that decide about a target."""
+        return _row(configuration_of(trial) or "", self._first.get(target, 0))
+
+    def rate(self, trial: Trial | None, target: Target) -> Interval | None:
+        return self._rates.rate(self.row(trial, target))
+
+    def ratio(self, first: str, second: str) -> Interval | None:
+        return self._rates.ratio(first, second)
+
+    def repeats(self, trial: Trial | None, target: Target) -> set[int]:
+        return set(self._rates.repeats.get(self.row(trial, target), {}))
+
+
+def _row(configuration: str, first: int) -> str:
+    return f"{configuration} from repeat {first}"
+
+
 def _finding(
-    space: Space,
-    brackets: Sequence[Bracket],
-    measured: Measurements,
-    noises: RunNoises,
+    space: Space, brackets: Sequence[Bracket], measured: Measurements, rates: _Decisive
 ) -> Finding:
-    ours = [bracket for bracket in brackets if bracket.target == space.target]
-    decided = _decided(space.target, brackets)
+    target, default = space.target, space.default
+    ours = [bracket for bracket in brackets if bracket.target == target]
+    decided = _decided(target, brackets)
     fastest = None if decided is None else decided.best
-    first = 0 if decided is None else decided.first_repeat
     configurations = {name for bracket in ours for name in bracket.candidates}
-    of_default = _series(space.default, measured, first)
-    of_fastest = _series(fastest, measured, first)
-    names = [configuration_of(fastest) or "", configuration_of(space.default) or ""]
-    same = names[0] == names[1]
+    rows = rates.row(fastest, target), rates.row(default, target)
     return Finding(
-        target=space.target,
-        default=space.default,
-        default_samples_per_s=median_interval(of_default, noises.of(names[1])),
+        target=target,
+        default=default,
+        default_samples_per_s=rates.rate(default, target),
         fastest=fastest,
-        fastest_samples_per_s=median_interval(of_fastest, noises.of(names[0])),
-        ratio=None if same else ratio_interval(of_fastest, of_default, noises.of_ratio(*names)),
+        fastest_samples_per_s=rates.rate(fastest, target),
+        ratio=None if rows[0] == rows[1] else rates.ratio(*rows),
         candidates=len(configurations),
         left_out=space.left_out,
         failures={n: r for n, r in measured.failures.items() if n in configurations},
         cut_short=any(bracket.cut_short for bracket in ours),
-        repeats=tuple(sorted(of_default.keys() & of_fastest.keys())),
+        repeats=tuple(sorted(rates.repeats(default, target) & rates.repeats(fastest, target))),
     )
 
 
-def _ties_best(
-    finding: Finding,
-    findings: Findings,
-    brackets: Sequence[Bracket],
-    measured: Measurements,
-    noises: Mapping[str, RunNoises],
-) -> bool:
+def _ties_best(finding: Finding, findings: Findings, rates: _Decisive) -> bool:
     """Return whether the best target of the workload may be no faster than this one."""
-    workload = finding.target.workload
-    best = findings.best(workload)
+    best = findings.best(finding.target.workload)
     if best is None or finding.chosen is None or best.chosen is None or best is finding:
         return False
-    ratio = ratio_interval(
-        _decisive_series(best, brackets, measured),
-        _decisive_series(finding, brackets, measured),
-        noises[workload].of_ratio(best.chosen.configuration, finding.chosen.configuration),
+    ratio = rates.ratio(
+        rates.row(best.chosen, best.target), rates.row(finding.chosen, finding.target)
     )
     return ratio is not None and ratio.low <= 1
-
-
-def _decisive_series(
-    finding: Finding, brackets: Sequence[Bracket], measured: Measurements
-) -> dict[int, Series]:
-    """Return the measurements of the chosen trial that decided."""
-    decided = _decided(finding.target, brackets)
-    return _series(finding.chosen, measured, 0 if decided is None else decided.first_repeat)
 
 
 def _decided(target: Target, brackets: Sequence[Bracket]) -> Bracket | None:
     """Return the last bracket of the target that has a winner."""
     ours = [b for b in brackets if b.target == target and b.best is not None]
     return ours[-1] if ours else None
-
-
-def _noise(workload: str, brackets: Sequence[Bracket], measured: Measurements) -> RunNoises:
-    ours = [bracket for bracket in brackets if bracket.target.workload == workload]
-    names = {name for bracket in ours for name in bracket.candidates}
-    return run_noise(
-        {name: measured.series[name] for name in sorted(names & measured.series.keys())}
-    )
-
-
-def _series(trial: Trial | None, measured: Measurements, first: int) -> dict[int, Series]:
-    """Return the measurements of a trial from repeat `first` on; empty if it failed."""
-    if trial is None or trial.configuration in measured.failures:
-        return {}
-    found = measured.series.get(trial.configuration, {})
-    return {repeat: series for repeat, series in found.items() if repeat >= first}

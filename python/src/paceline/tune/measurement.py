@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from paceline.analysis.statistics.resampling import Series
+    from paceline.analysis.statistics.rates import RepeatRate
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
     from paceline.runner import Progress
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Measurement:
     """Samples per second of the steady steps, or the reason why there are none."""
 
-    samples_per_s: Series | None
+    samples_per_s: RepeatRate | None
     failure: str | None = None
 
 

@@ -15,7 +15,7 @@ from paceline.tune.halving import SuccessiveHalving
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from paceline.analysis.statistics.resampling import Series
+    from paceline.analysis.statistics.rates import RepeatRate
     from paceline.plan.trial import Trial
     from paceline.spec import TuneSettings
     from paceline.tune.measurement import Measurement, Measurer
@@ -26,23 +26,25 @@ if TYPE_CHECKING:
 class Measurements:
     """All measurements by configuration and repeat."""
 
-    series: dict[str, dict[int, Series]] = field(default_factory=dict)
+    rates: dict[str, dict[int, RepeatRate]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     def add(self, trial: Trial, measured: Measurement) -> None:
         if measured.samples_per_s is None:
             self.failures[trial.configuration] = measured.failure or "it failed"
         else:
-            found = self.series.setdefault(trial.configuration, {})
+            found = self.rates.setdefault(trial.configuration, {})
             found[trial.repeat] = measured.samples_per_s
 
     def speed(self, configuration: str, repeats: Iterable[int]) -> float:
-        """Return the median over these repeats in samples/s; NaN if it failed or a repeat is
-        missing."""
-        found, wanted = self.series.get(configuration, {}), list(repeats)
+        """Return the geometric mean over these repeats in samples/s.
+
+        NaN if it failed or a repeat is missing.
+        """
+        found, wanted = self.rates.get(configuration, {}), list(repeats)
         if configuration in self.failures or any(r not in found for r in wanted):
             return math.nan
-        return math.exp(statistics.median(found[r].log_median for r in wanted))
+        return math.exp(statistics.fmean(found[r].log_rate for r in wanted))
 
 
 class Bracket:

@@ -16,8 +16,7 @@ from paceline.analysis.between_runs.differences import (
 )
 from paceline.analysis.between_runs.speeds import Speeds, read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
-from paceline.analysis.statistics.noise import total_noise
-from paceline.analysis.statistics.resampling import Series
+from paceline.analysis.statistics.rates import RepeatRate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,12 +25,8 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
 
-def repeats(*log_medians: float) -> dict[int, Series]:
-    steps = 1e-4 * np.random.default_rng(1).standard_normal(2000)
-    return {
-        number: Series(log_median=value, log_draws=value + steps)
-        for number, value in enumerate(log_medians)
-    }
+def repeats(*log_rates: float) -> dict[int, RepeatRate]:
+    return {number: RepeatRate(log_rate=value) for number, value in enumerate(log_rates)}
 
 
 @pytest.fixture
@@ -41,26 +36,13 @@ def trials(fabricate: ModuleType) -> dict[str, Trial]:
     return {name: fabricate.make_trial_value(way) for name, way in ways.items()}
 
 
-def speeds(trials: dict[str, Trial], **log_medians: tuple[float, ...]) -> Speeds:
+def speeds(trials: dict[str, Trial], **log_rates: tuple[float, ...]) -> Speeds:
     return Speeds(
         manifest={},
-        rates={name: repeats(*values) for name, values in log_medians.items()},
+        rates={name: repeats(*values) for name, values in log_rates.items()},
         trials=trials,
-        equivalent=dict.fromkeys(log_medians, True),
+        equivalent=dict.fromkeys(log_rates, True),
     )
-
-
-def test_noise_between_runs_contains_what_all_share_in_a_repeat() -> None:
-    # two configurations; repeats differ by 0.2 in both, and by 0.02 more in the first
-    noise = total_noise([repeats(0.0, 0.22), repeats(1.0, 1.2)])
-    assert noise is not None
-    # shared: effects of -+0.105, variance 2 * 0.105**2; alone: residuals of +-0.005 in four cells
-    shared, alone = 2 * 0.105**2, 4 * 0.005**2 / 2
-    assert noise.deviation == pytest.approx(math.sqrt(shared + alone))
-    degrees = (shared + alone) ** 2 / (shared**2 + alone**2)
-    assert noise.degrees == pytest.approx(degrees)
-    assert total_noise([repeats(0.0)]) is None
-    assert total_noise([]) is None
 
 
 def test_rows_are_paired_and_the_rest_is_listed(trials: dict[str, Trial]) -> None:
@@ -78,14 +60,12 @@ def test_rows_are_paired_and_the_rest_is_listed(trials: dict[str, Trial]) -> Non
     assert found.slower == []
 
 
-def test_half_the_interval_is_at_least_students_t_times_the_error_of_both_runs(
-    trials: dict[str, Trial],
-) -> None:
+def test_the_interval_is_that_of_welch(trials: dict[str, Trial]) -> None:
     found = compare_runs(speeds(trials, a=(0.0, 0.1, 0.2)), speeds(trials, a=(1.0, 1.1, 1.2)))
-    # deviation 0.1 in both, 1.1602 for medians of three; four degrees of freedom: t = 2.776445
-    half = 2.776445 * 0.1 * 1.1602 * math.sqrt(2 / 3)
-    # the bootstrap over repeats is wider where repeats are few and even
-    assert 1.0 - 1.3 * half < math.log(found.rows[0].ratio.low) <= 1.0 - half
+    # deviation 0.1 in both; four degrees of freedom: t = 2.776445
+    half = 2.776445 * 0.1 * math.sqrt(2 / 3)
+    assert math.log(found.rows[0].ratio.low) == pytest.approx(1.0 - half)
+    assert math.log(found.rows[0].ratio.high) == pytest.approx(1.0 + half)
 
 
 def test_drift_that_all_share_is_noise(trials: dict[str, Trial]) -> None:
@@ -96,12 +76,12 @@ def test_drift_that_all_share_is_noise(trials: dict[str, Trial]) -> None:
     assert [row.is_different for row in compare_runs(before, after).rows] == [False, False]
 
 
-def test_run_of_one_repeat_has_the_noise_of_the_other_one(trials: dict[str, Trial]) -> None:
-    before = speeds(trials, a=(0.0, 0.1, -0.1))
-    row = compare_runs(before, speeds(trials, a=(0.1,))).rows[0]
+def test_a_run_of_one_repeat_differs_from_no_other(trials: dict[str, Trial]) -> None:
+    before = speeds(trials, a=(0.0, 0.01, -0.01))
+    row = compare_runs(before, speeds(trials, a=(1.0,))).rows[0]
     assert not row.is_different
-    alone = compare_runs(speeds(trials, a=(0.0,)), speeds(trials, a=(0.1,))).rows[0]
-    assert alone.is_different, "only the noise of the steps is known"
+    assert not row.ratio.is_known
+    assert row.ratio.median == pytest.approx(math.e)
 
 
 def test_equal_runs_rarely_differ(trials: dict[str, Trial]) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.analysis.compare.local_global import rank_correlation
 from paceline.analysis.compare.run import compare_run
 
 if TYPE_CHECKING:
@@ -26,26 +25,6 @@ def _related(fabricate: ModuleType, root: Path, ways: list[object], **run: objec
     return found
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "value"),
-    [
-        ([1, 2, 3, 4], [10, 20, 30, 40], 1.0),
-        ([1, 2, 3, 4], [4, 3, 2, 1], -1.0),
-        # squared differences of ranks add up to 8; 1 less 6 times that over 5 times 24
-        ([1, 2, 3, 4, 5], [2, 1, 4, 5, 3], 0.6),
-        # ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4: 4.5 / sqrt(4.5 * 5)
-        ([1, 2, 2, 3], [1, 2, 3, 4], 4.5 / (4.5 * 5) ** 0.5),
-        ([1, 1, 1], [1, 2, 3], None),
-        ([1, 2], [1, 2], None),
-    ],
-)
-def test_spearmans_rank_correlation(
-    first: list[float], second: list[float], value: float | None
-) -> None:
-    found = rank_correlation(first, second)
-    assert found == (None if value is None else pytest.approx(value))
-
-
 def test_strategies_are_matched_and_their_orders_compared(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
@@ -53,7 +32,7 @@ def test_strategies_are_matched_and_their_orders_compared(
     # under mpi everything is half as fast, but processes, which are slower still
     mpi = [_under(w, "mpi", forward_s=2 * w.forward_s, backward_s=2 * w.backward_s) for w in local]
     mpi[3] = _under(fabricate.PROCESSES, "mpi", transfer_s=0.5)
-    found = _related(fabricate, tmp_path, [*local, *mpi])
+    found = _related(fabricate, tmp_path, [*local, *mpi], repeats=2)
     (relation,) = found.relations
     assert (relation.launcher, relation.nodes, relation.strategies) == ("mpi", 1, 4)
     assert ".processes." in relation.fastest_alone

@@ -13,7 +13,6 @@ from tests.unit.analysis.ways import INTRAOP, MPI, PIPELINE, SEQUENTIAL, THREADS
 from paceline.analysis.explain import interventions
 from paceline.analysis.explain.interventions import Intervention, judge
 from paceline.analysis.explain.parts import PARTS, TrialParts
-from paceline.analysis.statistics.resampling import DRAWS
 from paceline.plan.trial import Trial
 
 
@@ -85,7 +84,7 @@ def test_statistics_stay_in_the_replica_and_gradients_are_halved(trial_of: Any) 
 def parts(step_s: float) -> TrialParts:
     means = np.zeros(len(PARTS))
     means[0] = step_s
-    return TrialParts(means=means, draws=np.tile(means, (DRAWS, 1)))
+    return TrialParts(means=means)
 
 
 @pytest.mark.parametrize(

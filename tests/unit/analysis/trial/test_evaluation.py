@@ -106,10 +106,11 @@ def test_evaluations_are_joined_and_belong_to_no_step(
 def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
-    comparison = compare_run(_run(fabricate, tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI]))
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
+    comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2))
     row = _row(comparison, ".mpi.")
     assert row.target == "accuracy of at least 0.6"
-    assert (row.target_reached, row.steps_to_target) == (1, 8)
+    assert (row.target_reached, row.steps_to_target) == (2, 8)
     assert row.time_to_target_s is not None
     assert row.time_to_target_s.median == pytest.approx(8 * 0.345, rel=1e-5)
     assert row.target_speedup is not None
@@ -134,7 +135,7 @@ def test_highest_throughput_is_not_the_fastest_to_the_target(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, _lossy(fabricate)]
-    comparison = compare_run(_run(fabricate, tmp_path, ways))
+    comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2))
     lossy, exact = _row(comparison, "topk"), _row(comparison, ".mpi.mpi.")
     assert [r.configuration for r in comparison.rows][:2] == [
         exact.configuration,
@@ -180,13 +181,14 @@ def test_repeat_that_misses_the_target_is_censored_not_dropped(
     row = _row(comparison, ".mpi.")
     assert row.target_reached == 2
     assert row.time_to_target_s is not None
-    # the median of 8, 8 and more than 12 steps
-    assert row.time_to_target_s.median == pytest.approx(8 * 0.335, rel=1e-5)
+    # at least the geometric mean of 8, 8 and 12 steps
+    steps = (8 * 8 * 12) ** (1 / 3)
+    assert row.time_to_target_s.median == pytest.approx(steps * 0.335, rel=1e-5)
     assert math.isinf(row.time_to_target_s.high)
     assert "1 of 3 repeats missed the target" in comparison_text(comparison, 200)
-    document = comparison.to_json()["rows"][0]
+    document = comparison.to_json()["rows"][1]  # behind what always reached it
     assert document["time_to_target_s"]["high"] is None
-    assert "∞" in render(comparison)
+    assert "±?" in render(comparison)
 
 
 def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed(
@@ -294,7 +296,8 @@ def test_after_many_steps_only_values_that_are_not_finite_are_decisive(
 def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
-    run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], target=None)
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
+    run = _run(fabricate, tmp_path, ways, target=None, repeats=2)
     for _, files in run.trials():
         for _, rank in files.ranks():
             rows = [json.loads(line) for line in rank.evaluations.read_text().splitlines()]
@@ -333,7 +336,8 @@ def test_report_has_the_curves_and_the_table(fabricate: ModuleType, tmp_path: Pa
 def test_evaluation_without_target_changes_no_ranking(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
-    run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], target=None)
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
+    run = _run(fabricate, tmp_path, ways, target=None, repeats=2)
     comparison = compare_run(run)
     assert comparison.rows[0].target is None
     assert comparison.rows[0].metrics

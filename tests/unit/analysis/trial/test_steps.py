@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
-import pytest
 
 from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import GlobalSteps, global_steps, rank_steps
@@ -24,28 +23,30 @@ def steps_of(times_s: list[float], samples: int = 8) -> GlobalSteps:
     )
 
 
-def test_every_steady_step_has_a_rate_of_its_own():
+def rounds_of(steps: GlobalSteps, warmup_steps: int, period: int = 1) -> list[list[float]]:
+    """Return samples, seconds and steps of each round."""
+    return [values.tolist() for values in steps.rounds(warmup_steps, period)]
+
+
+def test_every_steady_step_is_a_round():
     steps = steps_of([9.0, 1.0, 2.0])
-    assert steps.samples_per_s(1).tolist() == [8.0, 4.0]
-    assert steps.step_s(1).tolist() == [1.0, 2.0]
+    assert rounds_of(steps, 1) == [[8.0, 8.0], [1.0, 2.0], [1.0, 1.0]]
 
 
 def test_rounds_count_their_averaging_and_only_whole_ones_count():
     # averaged after steps 2, 5 and 8; the warm-up ends inside the first round
     steps = steps_of([1.0, 1.0, 7.0, 1.0, 1.0, 4.0, 1.0, 1.0, 6.0, 1.0])
-    assert steps.samples_per_s(2, 3).tolist() == [4.0, 3.0]
-    assert steps.step_s(2, 3).tolist() == [2.0, pytest.approx(8 / 3)]
+    assert rounds_of(steps, 2, 3) == [[24.0, 24.0], [6.0, 8.0], [3.0, 3.0]]
 
 
 def test_without_a_whole_round_all_steady_steps_are_one():
     steps = steps_of([5.0, 1.0, 3.0])
-    assert steps.samples_per_s(1, 10).tolist() == [4.0]
-    assert steps.step_s(1, 10).tolist() == [2.0]
+    assert rounds_of(steps, 1, 10) == [[16.0], [4.0], [2.0]]
 
 
 def test_without_steady_steps_there_is_no_rate():
-    assert len(steps_of([1.0]).samples_per_s(1)) == 0
-    assert len(steps_of([1.0]).step_s(1, 4)) == 0
+    assert rounds_of(steps_of([1.0]), 1) == [[], [], []]
+    assert rounds_of(steps_of([1.0]), 1, 4)[:2] == [[], []]
 
 
 def rows_of(steps: list[int], **columns: list[float | None]) -> pl.DataFrame:

@@ -6,7 +6,7 @@ import pytest
 from tests.support.trials import changed
 from tests.unit.tune.conftest import SPEC, local_space
 
-from paceline.analysis.statistics.series import Interval
+from paceline.analysis.statistics.intervals import Interval
 from paceline.plan.planning import plan_trials
 from paceline.spec import WorkloadRequest
 from paceline.spec.loading import parse_spec

@@ -87,11 +87,14 @@ def _explained(runs: Mapping[str, Comparison], name: str) -> Explanation:
     ]
     noise = noise_of_two_runs(
         {
-            side_name(name, label): {
-                row.configuration: run.trials[row.configuration]
-                for row in run.rows_of(run.row(name).workload)
-                if row.configuration in run.trials
-            }
+            side_name(name, label): (
+                name,
+                {
+                    row.configuration: run.trials[row.configuration]
+                    for row in run.rows_of(run.row(name).workload)
+                    if row.configuration in run.trials
+                },
+            )
             for label, run in runs.items()
         }
     )

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from paceline.analysis.between_runs.differences import (
     comparable_spec,
     machine_identity,
@@ -17,8 +15,7 @@ from paceline.analysis.between_runs.differences import (
 )
 from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.between_runs.two_runs import PairedRow, compare_runs
-from paceline.analysis.statistics.noise import total_noise
-from paceline.analysis.statistics.series import Interval, median_interval
+from paceline.analysis.statistics.intervals import Interval
 from paceline.errors import DataError, PacelineWarning
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
@@ -125,13 +122,8 @@ def _run(
 def _best(speeds: Speeds) -> Iterator[BestOfRun]:
     for workload in speeds.workloads:
         rates = speeds.of_workload(workload)
-        noise = total_noise(list(rates.values()))
-        ranked = [name for name in rates if speeds.equivalent[name]]
-        best = max(
-            ranked,
-            key=lambda name: np.median([found.log_median for found in rates[name].values()]),
-            default=None,
-        )
-        interval = None if best is None else median_interval(rates[best], noise)
+        equivalent = [name for name in rates.repeats if speeds.equivalent[name]]
+        best = rates.fastest(equivalent).leader if equivalent else None
+        interval = None if best is None else rates.rate(best)
         if best is not None and interval is not None:
             yield BestOfRun(workload=workload, configuration=best, samples_per_s=interval)

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.equivalence.check import equivalence_baseline, equivalence_of
-from paceline.analysis.statistics.resampling import Series
-from paceline.analysis.statistics.series import series
+from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial.evaluation import read_evaluations, target_time
 from paceline.analysis.trial.reading import load_manifest, load_run
+from paceline.analysis.trial.speed import samples_rate
 from paceline.analysis.trial.steps import global_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.analysis.statistics.rates import RepeatRate
     from paceline.analysis.trial.reading import TrialRecord
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
@@ -26,31 +27,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """Reduced samples per second of the finished trials, by configuration and repeat."""
+    """Samples per second of the finished trials, by configuration and repeat."""
 
     manifest: Mapping[str, Any]
-    rates: dict[str, dict[int, Series]] = field(default_factory=dict)
+    rates: dict[str, dict[int, RepeatRate]] = field(default_factory=dict)
     trials: dict[str, Trial] = field(default_factory=dict)  # one repeat of each configuration
     # None: a repeat was not checked, or is lossy on purpose
     equivalent: dict[str, bool | None] = field(default_factory=dict)
 
-    def of_workload(self, workload: str) -> dict[str, dict[int, Series]]:
+    def of_workload(self, workload: str) -> RunRates:
         """Return the speeds of one workload's configurations."""
-        return {n: r for n, r in self.rates.items() if self.trials[n].training.workload == workload}
+        return RunRates(
+            {n: r for n, r in self.rates.items() if self.trials[n].training.workload == workload}
+        )
 
     @property
     def workloads(self) -> list[str]:
         return list(dict.fromkeys(trial.training.workload for trial in self.trials.values()))
 
 
-def trial_speed(record: TrialRecord) -> Series | None:
-    """Reduce the samples per second of the steady steps of a trial; None if it has none."""
-    warmup = record.trial.training.warmup_steps
-    rates = global_steps(record).samples_per_s(warmup, record.trial.round_steps)
-    return series(rates, record.trial.id)
+def trial_speed(record: TrialRecord) -> RepeatRate | None:
+    """Return the samples per second of the steady steps of a trial; None if it has none."""
+    return samples_rate(record, global_steps(record))
 
 
-def target_speed(record: TrialRecord) -> Series | None:
+def target_speed(record: TrialRecord) -> RepeatRate | None:
     """Return the rate at which a trial reached its target; None if it missed it."""
     steps = global_steps(record)
     found = target_time(record, steps, read_evaluations(record, steps))

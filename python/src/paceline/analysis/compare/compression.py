@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline.analysis.compare.row import Row
-    from paceline.analysis.statistics.series import Interval
+    from paceline.analysis.statistics.intervals import Interval
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.plan.trial import Trial
 

@@ -1,4 +1,4 @@
-"""Compute one configuration's row: medians over its repeats, intervals, and notes."""
+"""Compute one configuration's row: means and medians over its repeats, intervals, and notes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from paceline.analysis.compare.ranking import Progress, last_metrics, speedup_of, target_fields
+from paceline.analysis.compare.ranking import Ranking, last_metrics, speedup_of, target_fields
 from paceline.analysis.compare.row import Row, main_cost
-from paceline.analysis.statistics.series import (
-    Interval,
-    median_interval,
-)
 from paceline.analysis.trial.configuration import facts_of, why_not_equivalent
 from paceline.analysis.trial.phases import mean_over_ranks, median_over_repeats
 from paceline.analysis.trial.pipeline import median_pipeline
@@ -26,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from paceline.analysis.equivalence.check import Equivalence
+    from paceline.analysis.statistics.intervals import Interval
+    from paceline.analysis.statistics.rates import RunRates
     from paceline.analysis.trial.phases import RankPhases
     from paceline.analysis.trial.usage import MemoryKind
     from paceline.analysis.trial_analysis import TrialAnalysis
@@ -39,9 +35,10 @@ _SUPERLINEAR = 1.05  # efficiency above which a result asks for an explanation
 class Measured:
     """Measurements of all configurations of a workload that one row depends on."""
 
-    speeds: Progress
+    speeds: RunRates  # samples per second
+    steps: RunRates  # steps per second
     baseline: Trial | None  # a trial of the configuration that speedups are relative to
-    to_target: Progress | None = None
+    to_target: Ranking | None = None
     no_baseline: str | None = None  # why no baseline has finished
     # False for a script whose baseline ends with different weights each time
     baseline_repeats_itself: bool = True
@@ -57,13 +54,11 @@ def configuration_row(
     speedup = speedup_of(configuration, base, measured.speeds)
     if speedup is not None and base is not None and _same_precision(trial, base):
         efficiency = speedup.scaled(base.placement.cores / trial.placement.cores)
-    samples, overall = _overall(trials)
     results = [t.record.result for t in trials if t.record.result is not None]
     result = results[0] if results else None
     memory, memory_kind = _memory_peak(trials)
-    steps = {t.repeat: t.step_s for t in trials if t.step_s is not None}
     samples_known = all(t.steps.samples_known for t in trials)
-    rates = measured.speeds.rates[configuration] if samples_known else {}
+    steps_per_s = measured.steps.rate(configuration)
     step_phases = _over_trials(trials, STEP_PHASES, lambda rank: rank.step)
     cost = main_cost(step_phases)
     weight_diffs = [e.max_abs_weight_diff for e in _equivalences(trials)]
@@ -72,12 +67,13 @@ def configuration_row(
         repeats=len(trials),
         is_baseline=base is not None and configuration == base.configuration,
         global_batch=_global_batch(trials),
-        samples_per_s=median_interval(rates, measured.speeds.noises.of(configuration)),
-        step_s=median_interval(steps, measured.speeds.noises.of(configuration)),
+        samples_per_s=measured.speeds.rate(configuration) if samples_known else None,
+        step_s=None if steps_per_s is None else steps_per_s.inverse(),
+        step_median_s=_median(t.step_median_s for t in trials),
+        step_p95_s=_median(t.step_p95_s for t in trials),
         speedup=speedup,
         efficiency=efficiency,
-        samples=samples,
-        samples_per_s_overall=overall,
+        samples=_steady_samples(trials) if samples_known else None,
         time_to_first_step_s=_median(t.time_to_first_step_s for t in trials),
         wall_s=_median(t.phases[0].wall_s if t.phases else None for t in trials),
         phases_s=_over_trials(trials, PHASES, lambda rank: rank.whole),
@@ -179,16 +175,13 @@ def _global_batch(trials: Sequence[TrialAnalysis]) -> int | None:
     return int(steps.samples[0])
 
 
-def _overall(trials: Sequence[TrialAnalysis]) -> tuple[int | None, float | None]:
-    """Return the samples trained on after the warm-up, and their rate."""
-    samples, seconds = 0, 0.0
-    if not all(t.steps.samples_known for t in trials):
-        return None, None
+def _steady_samples(trials: Sequence[TrialAnalysis]) -> int | None:
+    """Return the samples of the steady steps of all repeats; None without such a step."""
+    found = 0
     for t in trials:
         steady = t.steps.steady(t.record.trial.training.warmup_steps)
-        samples += int(t.steps.samples[steady].sum())
-        seconds += float(np.sum(t.steps.time_s[steady]))
-    return (samples, samples / seconds) if samples and seconds > 0 else (None, None)
+        found += int(t.steps.samples[steady].sum())
+    return found or None
 
 
 def _memory_peak(trials: Sequence[TrialAnalysis]) -> tuple[float | None, MemoryKind | None]:
@@ -266,11 +259,11 @@ def _notes(
             f"no efficiency: the baseline ran in {baseline.training.precision}, this in "
             f"{first.training.precision}"
         )
-    if len(measured.speeds.rates[configuration]) == 1 and measured.speeds.noises.pooled is None:
+    if len(measured.speeds.repeats[configuration]) == 1 and not measured.speeds.has_noise:
         yield "one repeat: the interval covers its steps, not the run-to-run noise"
     if baseline is not None:
-        base = measured.speeds.rates[baseline.configuration]
-        if not set(base) & set(measured.speeds.rates[configuration]):
+        base = measured.speeds.repeats[baseline.configuration]
+        if not set(base) & set(measured.speeds.repeats[configuration]):
             yield "no repeat in common with the baseline: no speedup"
     hashes = {t.record.result.weights_sha256 for t in trials if t.record.result is not None}
     if len({t.record.trial.training.seed for t in trials}) > 1:

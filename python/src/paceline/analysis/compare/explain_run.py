@@ -11,7 +11,7 @@ from paceline.errors import NotComparable, UsageError
 from paceline.plan.selection import matching, no_match
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.explain.difference import PartNoise
@@ -79,7 +79,7 @@ def explained(comparison: Comparison, configuration: str) -> ExplainedTrials:
     return ExplainedTrials(configuration, records)
 
 
-def noise_of(comparison: Comparison, workload: str) -> PartNoise:
+def noise_of(comparison: Comparison, workload: str) -> Mapping[str, PartNoise]:
     """Estimate the run-to-run noise of the parts from all configurations of a workload."""
     rows: Sequence[str] = [row.configuration for row in comparison.rows_of(workload)]
     return part_noise({n: comparison.trials[n] for n in rows if n in comparison.trials})

@@ -12,21 +12,21 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import scipy
+import numpy as np
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
-from paceline.analysis.statistics.series import Interval
+from paceline.analysis.statistics.intervals import Interval
+from paceline.analysis.statistics.ranks import rank_correlation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from paceline.analysis.compare.row import Row
+    from paceline.analysis.statistics.rates import FastestNames
 
     Ratio = Callable[[str, str], Interval | None]
-    IsTie = Callable[[str, str], bool]
-
-_LEAST_RANKED = 3  # two points are always in perfect order, or in perfect disorder
+    FindFastest = Callable[[Iterable[str]], FastestNames]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,25 +56,26 @@ class StrategyLine:
 class Relation:
     """Rank correlation of strategies alone and under one launcher.
 
-    Strategies are named by their configurations under launcher `local`. `tied_*`: those without a
-    significant difference from the fastest, which is not included.
+    Strategies are named by their configurations under launcher `local`. `not_separated_*`: those
+    that may be the fastest as well, without the fastest measured one.
     """
 
     launcher: str
     nodes: int
     strategies: int  # that ran in both places
     rank_correlation: float | None  # Spearman's; None for fewer than 3, or if all are equal
+    p_value: float | None  # of the correlation, by a permutation test
     fastest_alone: str
-    tied_alone: tuple[str, ...]
+    not_separated_alone: tuple[str, ...]
     fastest_there: str
-    tied_there: tuple[str, ...]
+    not_separated_there: tuple[str, ...]
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def same_fastest(self) -> bool | None:
         """Tell whether the fastest alone is the fastest there; None if that is not significant."""
-        alone = {self.fastest_alone, *self.tied_alone}
-        there = {self.fastest_there, *self.tied_there}
+        alone = {self.fastest_alone, *self.not_separated_alone}
+        there = {self.fastest_there, *self.not_separated_there}
         if not alone & there:
             return False
         return True if len(alone) == len(there) == 1 else None
@@ -96,12 +97,12 @@ def relate(
     rows: Sequence[Row],
     setups: Mapping[str, Hashable],
     ratio: Ratio,
-    is_tie: IsTie,
+    find_fastest: FindFastest,
 ) -> tuple[LocalGlobal, ...]:
     """Compare the strategies of one workload alone and under other launchers.
 
     rows: equivalent configurations. setups: what a node does, by configuration. ratio: of the
-    speeds of two configurations. is_tie: no significant difference between two configurations.
+    speeds of two configurations. find_fastest: compares some configurations with the fastest.
     Returns one value for each arithmetic; none if no two strategies ran both alone and elsewhere.
     """
     by_arithmetic: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -112,7 +113,7 @@ def relate(
     for (precision, memory_format), same in by_arithmetic.items():
         lines = _lines(same, setups, ratio)
         places = list(dict.fromkeys((e.launcher, e.nodes) for li in lines for e in li.elsewhere))
-        relations = [_relation(lines, place, is_tie) for place in sorted(places)]
+        relations = [_relation(lines, place, find_fastest) for place in sorted(places)]
         if known := tuple(r for r in relations if r is not None):
             found.append(
                 LocalGlobal(
@@ -124,16 +125,6 @@ def relate(
                 )
             )
     return tuple(found)
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation.
-
-    None for fewer than 3 pairs, or where all values of a side are equal.
-    """
-    if len(first) < _LEAST_RANKED or len(set(first)) == 1 or len(set(second)) == 1:
-        return None
-    return float(scipy.stats.spearmanr(first, second).statistic)
 
 
 def _lines(
@@ -172,35 +163,28 @@ def _speed(row: Row) -> float:
 
 
 def _relation(
-    lines: Sequence[StrategyLine], place: tuple[str, int], is_tie: IsTie
+    lines: Sequence[StrategyLine], place: tuple[str, int], find_fastest: FindFastest
 ) -> Relation | None:
     launcher, nodes = place
     pairs = [(line, e) for line in lines if (e := line.under(launcher, nodes)) is not None]
     if len(pairs) < 2:
         return None
-    alone = {line.configuration: line.configuration for line, _ in pairs}
-    there = {line.configuration: e.configuration for line, e in pairs}
-    fastest_alone = max(pairs, key=lambda p: p[0].speedup.median)[0].configuration
-    fastest_there = max(pairs, key=lambda p: p[1].speedup.median)[0].configuration
+    strategies = {e.configuration: line.configuration for line, e in pairs}
+    alone, there = find_fastest(strategies.values()), find_fastest(strategies)
+    if alone.leader is None or there.leader is None:
+        return None
+    correlation = rank_correlation(
+        np.array([line.speedup.median for line, _ in pairs]),
+        np.array([e.speedup.median for _, e in pairs]),
+    )
     return Relation(
         launcher=launcher,
         nodes=nodes,
         strategies=len(pairs),
-        rank_correlation=rank_correlation(
-            [line.speedup.median for line, _ in pairs], [e.speedup.median for _, e in pairs]
-        ),
-        fastest_alone=fastest_alone,
-        tied_alone=tuple(_tied(fastest_alone, alone, is_tie)),
-        fastest_there=fastest_there,
-        tied_there=tuple(_tied(fastest_there, there, is_tie)),
+        rank_correlation=None if correlation is None else correlation.correlation,
+        p_value=None if correlation is None else correlation.p_value,
+        fastest_alone=alone.leader,
+        not_separated_alone=alone.not_separated,
+        fastest_there=strategies[there.leader],
+        not_separated_there=tuple(strategies[name] for name in there.not_separated),
     )
-
-
-def _tied(fastest: str, configurations: Mapping[str, str], is_tie: IsTie) -> Iterable[str]:
-    """Yield the strategies that do not differ significantly from the fastest one there.
-
-    configurations: by the name of the strategy alone.
-    """
-    for strategy, configuration in configurations.items():
-        if strategy != fastest and is_tie(configurations[fastest], configuration):
-            yield strategy

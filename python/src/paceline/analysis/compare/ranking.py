@@ -2,9 +2,10 @@
 
 With a target, the rate of a repeat is one over the time in which it reached the target. A repeat
 that missed it is censored, not dropped: its time is longer than its training. It counts with the
-time of its training, which is a lower bound. The median over repeats is exact as long as more than
-half of them reached the target; otherwise there is none, as if missed targets took infinitely long
-(AlgoPerf: Dahl et al., Benchmarking Neural Network Training Algorithms, 2023, section 4).
+time of its training, which is a lower bound, so the time of its configuration is one, too. Such a
+configuration is behind all that always reached the target. If half of the repeats or more missed
+it, there is no time (AlgoPerf: Dahl et al., Benchmarking Neural Network Training Algorithms, 2023,
+section 4).
 """
 
 from __future__ import annotations
@@ -14,54 +15,66 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.statistics.noise import CONFIDENCE, RunNoises, run_noise
-from paceline.analysis.statistics.pairwise import Pairwise
-from paceline.analysis.statistics.resampling import Series
-from paceline.analysis.statistics.series import Interval, median_interval, ratio_interval
+from paceline.analysis.statistics.fastest import TIE_MARGIN
+from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
+from paceline.analysis.statistics.rates import RunRates
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from paceline.analysis.statistics.rates import FastestNames
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.plan.trial import Trial
+    from paceline.records.documents import Stopping
     from paceline.spec.tables import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Rates of all configurations of a workload, by configuration and repeat.
+class Ranking:
+    """Rates of all configurations of a workload, and how to test their differences.
 
-    target: None if the rates are samples per second.
+    target: None if the rates are samples per second. level: family-wise error of the comparison
+    with the fastest. margin: of a tie, as a share of the speed.
     """
 
-    rates: Mapping[str, Mapping[int, Series]]
-    noises: RunNoises
+    rates: RunRates
+    level: float = 1 - CONFIDENCE
+    margin: float = TIE_MARGIN
     target: Target | None = None
     reached: Mapping[str, int] = field(default_factory=dict)  # number of repeats
 
     def is_reached(self, configuration: str) -> bool:
         """Tell whether more than half of the repeats reached the target."""
-        return 2 * self.reached[configuration] > len(self.rates[configuration])
+        return 2 * self.reached[configuration] > len(self.rates.repeats[configuration])
 
-    def ratio(self, faster: str, slower: str) -> Interval | None:
-        noise = self.noises.of_ratio(faster, slower)
-        return ratio_interval(self.rates[faster], self.rates[slower], noise)
+    def fastest(self, names: Iterable[str]) -> FastestNames:
+        """Compare the named configurations with the fastest of them.
 
-    def pairs(self, names: Sequence[str], level: float | None) -> Pairwise:
-        """Compare all pairs of `names`. level: of the whole family of tests; None: the usual."""
-        return Pairwise(names, self.rates, self.noises, level or 1 - CONFIDENCE)
+        Those that missed the target in a repeat are left out if others always reached it.
+        """
+        chosen = list(names)
+        if self.target is not None:
+            always = [n for n in chosen if self.reached[n] == len(self.rates.repeats[n])]
+            chosen = always or chosen
+        return self.rates.fastest(chosen, level=self.level, margin=self.margin)
 
 
-def progress_by_speed(trials: Mapping[str, Sequence[TrialAnalysis]]) -> Progress:
+def ranking_by_speed(
+    trials: Mapping[str, Sequence[TrialAnalysis]], stopping: Stopping | None = None
+) -> Ranking:
+    """Rank by samples per second. stopping: of `repeats = "auto"`, whose tests are used again."""
     rates = {
         name: {t.repeat: t.samples_per_s for t in found if t.samples_per_s is not None}
         for name, found in trials.items()
     }
-    return Progress(rates=rates, noises=run_noise(rates))
+    level, margin = _tests(stopping)
+    return Ranking(rates=RunRates(rates), level=level, margin=margin)
 
 
-def progress_to_target(trials: Mapping[str, Sequence[TrialAnalysis]]) -> Progress | None:
-    """Return the rates at which the target was reached; None if the workload has no target."""
+def ranking_by_target(
+    trials: Mapping[str, Sequence[TrialAnalysis]], stopping: Stopping | None = None
+) -> Ranking | None:
+    """Rank by the time to the target; None if the workload has no target."""
     targets = (t.record.trial.training.target for found in trials.values() for t in found)
     target = next(targets, None)
     if target is None:
@@ -74,18 +87,26 @@ def progress_to_target(trials: Mapping[str, Sequence[TrialAnalysis]]) -> Progres
         name: sum(t.target_time is not None and t.target_time.reached for t in found)
         for name, found in trials.items()
     }
-    # a censored time says nothing about the noise
-    complete = {name: found for name, found in rates.items() if reached[name] == len(found)}
-    return Progress(rates=rates, noises=run_noise(complete), target=target, reached=reached)
+    level, margin = _tests(stopping)
+    return Ranking(
+        rates=RunRates(rates), level=level, margin=margin, target=target, reached=reached
+    )
 
 
-def speedup_of(configuration: str, baseline: Trial | None, progress: Progress) -> Interval | None:
+def _tests(stopping: Stopping | None) -> tuple[float, float]:
+    """Return the level and the margin: those of the last look at a run with automatic repeats."""
+    if stopping is None or stopping.level is None:
+        return 1 - CONFIDENCE, TIE_MARGIN
+    return stopping.level, stopping.tie_margin
+
+
+def speedup_of(configuration: str, baseline: Trial | None, rates: RunRates) -> Interval | None:
     """Return the rate of a configuration over that of the baseline."""
     if baseline is None:
         return None
     if configuration == baseline.configuration:
         return Interval(median=1.0, low=1.0, high=1.0)
-    return progress.ratio(configuration, baseline.configuration)
+    return rates.ratio(configuration, baseline.configuration)
 
 
 def last_metrics(trials: Sequence[TrialAnalysis]) -> dict[str, float]:
@@ -106,26 +127,29 @@ def last_metrics(trials: Sequence[TrialAnalysis]) -> dict[str, float]:
 def target_fields(
     configuration: str,
     trials: Sequence[TrialAnalysis],
-    progress: Progress | None,
+    ranking: Ranking | None,
     baseline: Trial | None,
 ) -> dict[str, Any]:
     """Return the fields of a row about the target; none without a target.
 
-    The median needs more than half of the repeats. Its upper bound is infinite if one missed the
+    The time needs more than half of the repeats. Its upper bound is infinite if one missed the
     target.
     """
-    if progress is None or progress.target is None:
+    if ranking is None or ranking.target is None:
         return {}
-    reached = progress.reached[configuration]
-    fields: dict[str, Any] = {"target": progress.target.words, "target_reached": reached}
-    rate = median_interval(progress.rates[configuration], progress.noises.of(configuration))
-    if rate is None or not progress.is_reached(configuration):
+    reached = ranking.reached[configuration]
+    fields: dict[str, Any] = {"target": ranking.target.words, "target_reached": reached}
+    rate = ranking.rates.rate(configuration)
+    if rate is None or not ranking.is_reached(configuration):
         return fields
-    high = 1 / rate.low if reached == len(trials) else math.inf
-    has_base = baseline is not None and progress.is_reached(baseline.configuration)
+    time = rate.inverse()
+    if reached < len(trials):
+        time = Interval(median=time.median, low=time.low, high=math.inf)
+    has_base = baseline is not None and ranking.is_reached(baseline.configuration)
     steps = [t.target_time.steps for t in trials if t.target_time is not None]
+    base = baseline if has_base else None
     return fields | {
-        "time_to_target_s": Interval(median=1 / rate.median, low=1 / rate.high, high=high),
+        "time_to_target_s": time,
         "steps_to_target": statistics.median(steps),
-        "target_speedup": speedup_of(configuration, baseline if has_base else None, progress),
+        "target_speedup": speedup_of(configuration, base, ranking.rates),
     }

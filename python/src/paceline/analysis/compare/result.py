@@ -15,19 +15,8 @@ if TYPE_CHECKING:
     from paceline.analysis.compare.local_global import LocalGlobal
     from paceline.analysis.compare.row import Row
     from paceline.analysis.compare.verdict import Verdict
-    from paceline.analysis.statistics.series import Interval
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.records.documents import Stopping
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tie:
-    """Two configurations without a significant difference."""
-
-    workload: str
-    faster: str  # configuration, by the medians
-    slower: str
-    ratio: Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +40,6 @@ class Comparison:
     baselines: Mapping[str, str]  # configuration by workload, which speedups are relative to
     sequential: Mapping[str, str]  # configuration by workload, which equivalence is relative to
     verdicts: Mapping[str, Verdict]  # by workload
-    ties: tuple[Tie, ...]
     unfinished: tuple[UnfinishedTrial, ...]
     flags: tuple[str, ...]
     local_global: tuple[LocalGlobal, ...]
@@ -93,7 +81,6 @@ class Comparison:
                 "verdict": only.get("verdict"),
                 "workloads": workloads,
                 "rows": self.rows,
-                "ties": self.ties,
                 "unfinished": self.unfinished,
                 "flags": self.flags,
                 "local_global": self.local_global,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.analysis.statistics.series import Interval
+from paceline.analysis.statistics.intervals import Interval
 
 # The types of the fields are needed at run time, because rows are read from JSON, too.
 from paceline.analysis.trial.pipeline import Pipeline
@@ -20,7 +20,11 @@ _WORTH_NAMING = 0.1  # of a step: a smaller cost beside the computation is not t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One configuration: medians over its finished repeats. None: it was not measured."""
+    """One configuration. None: it was not measured.
+
+    Speeds and times with an interval are geometric means over the finished repeats; other figures
+    are medians over them.
+    """
 
     configuration: str
     workload: str
@@ -48,11 +52,12 @@ class Row:
     is_baseline: bool
     failed: str | None = None  # why no repeat finished
     samples_per_s: Interval | None = None
-    step_s: Interval | None = None
+    step_s: Interval | None = None  # mean step of a repeat
+    step_median_s: float | None = None  # over the steps of a repeat
+    step_p95_s: float | None = None  # 95th percentile over the steps of a repeat
     speedup: Interval | None = None  # over the baseline of the workload
     efficiency: Interval | None = None  # per core, over a baseline of the same precision
-    samples: int | None = None  # trained on after the warm-up, all repeats
-    samples_per_s_overall: float | None = None  # mean, stalls included
+    samples: int | None = None  # of the steady steps, all repeats
     time_to_first_step_s: float | None = None
     wall_s: float | None = None
     phases_s: Phases

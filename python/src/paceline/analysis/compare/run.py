@@ -1,6 +1,7 @@
 """Compare a run: load, check, measure and rank its trials.
 
-Speed is the steady state: the samples of a global step over its time, without warm-up steps. The
+Speed is that of the steady state: the samples of all steps after the warm-up over their total time,
+so stalls count. The
 speedup of every configuration is over the one baseline of its workload: the sequential one (fp32
 where there are several), or the one that the user has chosen. Its equivalence is always checked
 against the sequential baseline, of its own precision if there is one.
@@ -11,8 +12,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from paceline.analysis.compare.compression import compression_effects
 from paceline.analysis.compare.compute_row import (
     Measured,
@@ -21,12 +20,13 @@ from paceline.analysis.compare.compute_row import (
     planned_row,
 )
 from paceline.analysis.compare.local_global import relate
-from paceline.analysis.compare.ranking import progress_by_speed, progress_to_target
-from paceline.analysis.compare.result import Comparison, Tie, UnfinishedTrial
+from paceline.analysis.compare.ranking import ranking_by_speed, ranking_by_target
+from paceline.analysis.compare.result import Comparison, UnfinishedTrial
 from paceline.analysis.compare.verdict import make_verdict
 from paceline.analysis.equivalence.check import equivalence_baseline, plainness
 from paceline.analysis.explain.difference import part_noise
 from paceline.analysis.explain.explanation import ExplainedTrials, explain
+from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial import resource_checks as resources
 from paceline.analysis.trial.background_load import disturbance_flags
 from paceline.analysis.trial.configuration import node_setup
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.compare.row import Row
     from paceline.analysis.explain.explanation import Explanation
+    from paceline.records.documents import Stopping
     from paceline.records.layout import RunFiles
 
 
@@ -74,8 +75,7 @@ def compare_run(
         raise no_match("baseline", [baseline], names)
     pattern = manifest.get("baseline") if baseline is None else baseline
     stopping = read_stopping(run)
-    level = None if stopping is None else stopping.level
-    parts = [_Workload(name, found, pattern, level) for name, found in by_workload.items()]
+    parts = [_Workload(name, found, pattern, stopping) for name, found in by_workload.items()]
     trials = {name: found for part in parts for name, found in part.trials.items()}
     return Comparison(
         experiment=finished[0].trial.experiment,
@@ -83,7 +83,6 @@ def compare_run(
         baselines={p.name: p.baseline for p in parts if p.baseline is not None},
         sequential={p.name: p.sequential for p in parts if p.sequential is not None},
         verdicts={p.name: p.verdict for p in parts},
-        ties=tuple(tie for part in parts for tie in part.ties),
         unfinished=tuple(unfinished),
         stopping=stopping,
         flags=(*(f for part in parts for f in part.flags), *_flags(finished, trials)),
@@ -111,11 +110,11 @@ class _Workload:
         name: str,
         records: Sequence[TrialRecord],
         chosen_baseline: str | None,
-        level: float | None,
+        stopping: Stopping | None,
     ) -> None:
         """chosen_baseline: shell pattern of configurations, or None for the sequential one.
 
-        level: of the tests after repeated looks, or None for the usual one.
+        stopping: of `repeats = "auto"`.
         """
         self.name = name
         self.flags: list[str] = []
@@ -127,38 +126,28 @@ class _Workload:
         )
         self.sequential = None if sequential is None else sequential.trial.configuration
         no_baseline = _no_baseline(records) if sequential is None else None
-        self._speeds = progress_by_speed(self.trials)
-        to_target = progress_to_target(self.trials)
+        by_speed = ranking_by_speed(self.trials, stopping)
+        by_target = ranking_by_target(self.trials, stopping)
+        self._speeds = by_speed.rates
         self.baseline = self._chosen(chosen_baseline, records) or self.sequential
         measured = Measured(
             speeds=self._speeds,
+            steps=_steps_per_s(self.trials),
             baseline=None if self.baseline is None else self.trials[self.baseline][0].record.trial,
-            to_target=to_target,
+            to_target=by_target,
             no_baseline=no_baseline,
             baseline_repeats_itself=_repeats_itself(self.trials.get(self.sequential or "", ())),
         )
         rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
         self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]
-        ranking = to_target or self._speeds
-        pairs = ranking.pairs([row.configuration for row in self.rows if row.ranked], level)
-        self.ties = [
-            Tie(workload=name, faster=faster, slower=slower, ratio=ratio)
-            for faster, slower, ratio in pairs.ties()
-        ]
         self.verdict = make_verdict(
-            name,
-            self.rows,
-            pairs,
-            ranking.ratio,
-            self._explain,
-            no_baseline=no_baseline,
+            name, self.rows, by_target or by_speed, self._explain, no_baseline=no_baseline
         )
         setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}
         fair = [row for row in self.rows if row.has_comparable_speed]
-        speeds = self._speeds
-        by_speed = speeds.pairs([row.configuration for row in fair], level)
-        self.local_global = relate(name, fair, setups, speeds.ratio, by_speed.is_tie)
-        self.compression = compression_effects(self.rows, self.trials, self.baseline, speeds.ratio)
+        ratio = self._speeds.ratio
+        self.local_global = relate(name, fair, setups, ratio, by_speed.fastest)
+        self.compression = compression_effects(self.rows, self.trials, self.baseline, ratio)
 
     def _chosen(self, pattern: str | None, records: Sequence[TrialRecord]) -> str | None:
         """Return the fastest equivalent configuration that matches the pattern, if there is one."""
@@ -166,9 +155,9 @@ class _Workload:
             return None
         wanted = matching([record.trial.configuration for record in records], pattern)
         usable = {
-            name: np.median([found.log_median for found in self._speeds.rates[name].values()])
+            name: speed.value
             for name in wanted
-            if self._speeds.rates.get(name) and is_equivalent(self.trials[name])
+            if (speed := self._speeds.log_rate(name)) and is_equivalent(self.trials[name])
         }
         if wanted and not usable:
             self.flags.append(
@@ -196,6 +185,15 @@ def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysi
         for record, analysis in zip(records, analyses, strict=True):
             found.setdefault(record.trial.configuration, []).append(analysis)
     return {name: tuple(sorted(trials, key=lambda t: t.repeat)) for name, trials in found.items()}
+
+
+def _steps_per_s(trials: Mapping[str, Sequence[TrialAnalysis]]) -> RunRates:
+    return RunRates(
+        {
+            name: {t.repeat: t.steps_per_s for t in found if t.steps_per_s is not None}
+            for name, found in trials.items()
+        }
+    )
 
 
 def _repeats_itself(trials: Sequence[TrialAnalysis]) -> bool:
@@ -231,10 +229,13 @@ def _no_baseline(records: Sequence[TrialRecord]) -> str:
 
 
 def _rank(row: Row) -> tuple[bool, float, float]:
-    """Sort ranked rows first, by time to the target if there is one, else by speedup; without a
-    baseline by samples per second."""
+    """Sort ranked rows first, by time to the target if there is one, else by speedup.
+
+    Rows that missed the target in a repeat follow those that never did. Without a baseline, samples
+    per second decide.
+    """
     if row.ranked and row.time_to_target_s is not None:
-        return False, row.time_to_target_s.median, 0.0
+        return False, float((row.target_reached or 0) < row.repeats), row.time_to_target_s.median
     speedup = 0.0 if row.speedup is None else row.speedup.median
     rate = 0.0 if row.samples_per_s is None else row.samples_per_s.median
     return not row.ranked, -speedup, -rate

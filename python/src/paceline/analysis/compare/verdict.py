@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.analysis.compare.ranking import Ranking
     from paceline.analysis.compare.row import Row
     from paceline.analysis.explain.explanation import Explanation
-    from paceline.analysis.statistics.pairwise import Pairwise
-    from paceline.analysis.statistics.series import Interval
+    from paceline.analysis.statistics.intervals import Interval
 
 EXPLAINS = 0.5  # of the difference: a part that explains less is not the cause
 
@@ -30,58 +30,73 @@ class Verdict:
     """The fastest configuration of a workload among those that are equivalent."""
 
     workload: str
-    best: str | None  # configuration; None if none is equivalent
-    tied: tuple[str, ...]  # no significant difference from the best
+    # configuration; None if none is equivalent, or if the noise between repeats is unknown
+    best: str | None
+    has_noise: bool  # False: with one repeat nothing can be said of differences
+    not_separated: tuple[str, ...]  # those that may be the fastest as well, without the best
+    ties: tuple[str, ...]  # those of them that are shown to be within the margin of the best
+    margin: float  # of a tie, as a share of the speed
     speedup: Interval | None  # of the best over the baseline
-    runner_up: str | None  # the fastest configuration that is not tied with the best
+    runner_up: str | None  # the fastest configuration that is separated from the best
     over_runner_up: Interval | None  # speed of the best over that of the runner-up
     cause: Cause | None  # None: the difference is spread over several parts
+    # ratio - 1: the smallest difference from the best that this run finds in 80 % of cases
+    detectable: float | None = None
+    further_repeats: int | None = None  # expected number that would decide; None: none or unknown
     no_baseline: str | None = None  # why no baseline has finished
 
 
 def make_verdict(
     workload: str,
     rows: Sequence[Row],
-    pairs: Pairwise,
-    ratio: Callable[[str, str], Interval | None],
+    ranking: Ranking,
     explain: Callable[[str, str], Explanation],
     *,
     no_baseline: str | None = None,
 ) -> Verdict:
     """Judge the rows of one workload, which are in the order of their rank.
 
-    ratio: of the speeds of two configurations, or with a target of the speeds of reaching it.
-    explain: their difference in speed. no_baseline: why no baseline has finished.
+    explain: the difference in speed of two configurations. no_baseline: why no baseline has
+    finished.
     """
     ranked = [row for row in rows if row.ranked]
-    target = next((row.target for row in rows if row.target is not None), None)
-    if not ranked:
+    found = ranking.fastest(row.configuration for row in ranked)
+    is_decidable = ranking.rates.has_noise or len(ranked) == 1
+    best = next((row for row in ranked if row.configuration == found.leader), None)
+    if best is None or not is_decidable:
         return Verdict(
             workload=workload,
             best=None,
-            tied=(),
+            has_noise=ranking.rates.has_noise,
+            not_separated=tuple(row.configuration for row in ranked),
+            ties=(),
+            margin=ranking.margin,
             speedup=None,
             runner_up=None,
             over_runner_up=None,
             cause=None,
             no_baseline=no_baseline,
         )
-    best = ranked[0]
-    tied = [r for r in ranked[1:] if pairs.is_tie(best.configuration, r.configuration)]
-    behind = next((r for r in ranked[1:] if r not in tied), None)
-    over = None if behind is None else ratio(best.configuration, behind.configuration)
-    cause = None
-    if behind is not None and best.steps_to_target == behind.steps_to_target:
-        name = best.configuration
-        cause = main_cause(explain(name, behind.configuration), name)
+    name, near = best.configuration, {found.leader, *found.not_separated}
+    behind = next((row for row in ranked if row.configuration not in near), None)
+    cause, over = None, None
+    if behind is not None:
+        over = ranking.rates.ratio(name, behind.configuration)
+        if best.steps_to_target == behind.steps_to_target:
+            cause = main_cause(explain(name, behind.configuration), name)
     return Verdict(
         workload=workload,
-        best=best.configuration,
-        tied=tuple(row.configuration for row in tied),
-        speedup=best.speedup if target is None else best.target_speedup,
+        best=name,
+        has_noise=ranking.rates.has_noise,
+        not_separated=found.not_separated,
+        ties=found.ties,
+        margin=ranking.margin,
+        speedup=best.speedup if ranking.target is None else best.target_speedup,
         runner_up=None if behind is None else behind.configuration,
         over_runner_up=over,
         cause=cause,
+        detectable=found.detectable,
+        further_repeats=found.further_repeats,
         no_baseline=no_baseline,
     )
 
@@ -89,11 +104,12 @@ def make_verdict(
 def main_cause(explanation: Explanation, faster: str) -> Cause | None:
     """Return the part that explains at least half of the difference; None if there is none.
 
-    None also if the mean steps are in another order than the medians.
+    The difference and that of the part must be significant, by the rule of `explain`.
     """
-    part, whole = explanation.main_part, explanation.difference.difference_s
-    if explanation.faster != faster:
+    part, whole = explanation.main_part, explanation.difference
+    if explanation.faster != faster or not whole.is_significant:
         return None
-    if part.difference_s.mean <= 0 or part.difference_s.mean < EXPLAINS * whole.mean:
+    is_half = part.difference_s.mean >= EXPLAINS * whole.difference_s.mean
+    if part.difference_s.low <= 0 or not is_half:
         return None
     return Cause(phase=part.part, faster_s=part.faster_s, slower_s=part.slower_s)

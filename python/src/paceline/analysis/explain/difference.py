@@ -1,10 +1,9 @@
 """The difference in step time of two configurations, by part, with intervals.
 
-Means over steps and repeats are used, because means add up and medians do not. The interval of a
-mean difference comes from the block-hierarchical bootstrap of paceline.analysis.statistics.series,
-and no bound is nearer to the mean than Student's t puts it for the run-to-run noise. That noise is
-estimated for each part and configuration, with the help of all configurations of the workload
-(paceline.analysis.statistics.noise), relative to their step times.
+Means over steps and repeats are used, because means add up and medians do not. The noise between
+repeats is estimated for each part from all configurations of the workload, as a share of their step
+times (paceline.analysis.statistics.layout). Intervals are those of Student's t. With one repeat the
+noise is unknown, so no difference is significant.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.analysis.explain.parts import PART_NAMES, PARTS, parts_of_phases
-from paceline.analysis.statistics.noise import (
+from paceline.analysis.statistics.intervals import (
     CONFIDENCE,
-    RunNoise,
-    RunNoises,
-    noise_between_runs,
-    t_quantile,
-    total_noise_of,
+    Estimate,
+    Mean,
+    estimate,
+    mean_interval,
+    satterthwaite,
+    welch_difference,
 )
-from paceline.analysis.statistics.resampling import bootstrap_means
-from paceline.analysis.statistics.series import Mean
+from paceline.analysis.statistics.layout import Layout, fit_layout, log_speed, values_table
 from paceline.analysis.trial.phases import mean_over_ranks
 
 if TYPE_CHECKING:
@@ -36,15 +35,12 @@ if TYPE_CHECKING:
     from paceline.analysis.explain.parts import TrialParts
     from paceline.analysis.trial_analysis import TrialAnalysis
 
-    PartNoise = Mapping[str, RunNoises]
+    Values = Mapping[str, Mapping[int, float]]  # shares of a step, by configuration and repeat
 
 TOTAL = "total"
 # Naming a cause is a claim, and most pairs have none: a stricter level than that of the intervals.
 _CLAIM_CONFIDENCE = 0.99
 _LEAST_SHARE = 0.01  # of a step: smaller differences have no cause worth naming
-# Without repeats the noise between runs is unknown. Single runs of equal configurations differ by
-# some percent, so a difference must exceed this share of a step.
-_SINGLE_REPEAT = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,38 +70,87 @@ class Difference:
         return self.parts[PART_NAMES.index(name)]
 
 
-def part_noise(configurations: Mapping[str, Sequence[TrialAnalysis]]) -> dict[str, RunNoises]:
-    """Estimate the run-to-run noise of each part, and of the whole, as a share of the step time.
+class PartNoise:
+    """Noise between repeats of one part, or of the whole, as a share of the step time."""
+
+    def __init__(self, layouts: Mapping[str, tuple[Layout, int]]) -> None:
+        """layouts: by configuration, the fitted run that it is in, and its number there."""
+        self._layouts = layouts
+
+    @classmethod
+    def of_run(cls, values: Values) -> PartNoise:
+        layout = fit_layout(values_table(values))
+        return cls({name: (layout, number) for number, name in enumerate(values)})
+
+    def paired(
+        self, names: tuple[str, str], scales: tuple[float, float], repeats: int
+    ) -> tuple[float, float] | None:
+        """Return the error of a difference within common repeats, and its degrees of freedom.
+
+        scales: step times, by which the shares are multiplied. None if the noise is unknown.
+        """
+        found = [self._layouts.get(name) for name in names]
+        known = [each for each in found if each is not None]
+        if len(known) < len(names) or any(layout.degrees <= 0 for layout, _ in known):
+            return None
+        shared, variances, degrees = 0.0, [], []
+        for (layout, number), scale in zip(known, scales, strict=True):
+            variance, free = layout.noise_of(number)
+            if layout.has_own[number]:
+                variances.append(variance * scale**2 / repeats)
+                degrees.append(free)
+            else:
+                shared += variance * scale**2 / repeats
+        if shared or not variances:
+            variances.append(shared)
+            degrees.append(known[0][0].degrees)
+        return _sum_of_variances(variances, degrees)
+
+    def apart(
+        self, names: tuple[str, str], scales: tuple[float, float]
+    ) -> tuple[float, float] | None:
+        """Return the same for trials without a common repeat, where nothing cancels."""
+        variances, degrees = [], []
+        for name, scale in zip(names, scales, strict=True):
+            layout, number = self._layouts.get(name, (None, 0))
+            found = None if layout is None else log_speed(layout, number)
+            if found is None or found.degrees <= 0:
+                return None
+            variances.append((found.error * scale) ** 2)
+            degrees.append(found.degrees)
+        return _sum_of_variances(variances, degrees)
+
+
+def _sum_of_variances(variances: list[float], degrees: list[float]) -> tuple[float, float]:
+    total = satterthwaite(np.array(variances), np.array(degrees))
+    return math.sqrt(sum(variances)), float(total)
+
+
+def part_noise(configurations: Mapping[str, Sequence[TrialAnalysis]]) -> dict[str, PartNoise]:
+    """Estimate the noise between repeats of each part, and of the whole.
 
     configurations: all finished trials of one workload, by configuration.
     """
     return {
-        name: noise_between_runs(found) for name, found in _relative_parts(configurations).items()
+        name: PartNoise.of_run(found) for name, found in _relative_parts(configurations).items()
     }
 
 
 def noise_of_two_runs(
-    runs: Mapping[str, Mapping[str, Sequence[TrialAnalysis]]],
-) -> dict[str, RunNoises]:
+    runs: Mapping[str, tuple[str, Mapping[str, Sequence[TrialAnalysis]]]],
+) -> dict[str, PartNoise]:
     """Estimate the same noise for one configuration in two runs, between which nothing cancels.
 
-    runs: by the name of the side, the finished trials of the workload by configuration. A run of
-    one repeat is taken to have the noise of the other one.
+    runs: by the name of the side, its configuration and the finished trials of the workload.
     """
-    parts = {side: _relative_parts(trials) for side, trials in runs.items()}
-    return {
-        name: _apart({side: list(found.get(name, {}).values()) for side, found in parts.items()})
-        for name in dict.fromkeys(name for found in parts.values() for name in found)
-    }
-
-
-def _apart(values: Mapping[str, Sequence[Mapping[int, float]]]) -> RunNoises:
-    known = {side: found for side in values if (found := total_noise_of(values[side])) is not None}
-    if not known:
-        return RunNoises(pooled=None)
-    variance = float(np.mean([noise.deviation**2 for noise in known.values()]))
-    degrees = sum(noise.degrees for noise in known.values())
-    return RunNoises(pooled=RunNoise(deviation=math.sqrt(variance), degrees=degrees), own=known)
+    layouts: dict[str, dict[str, tuple[Layout, int]]] = {}
+    for side, (configuration, trials) in runs.items():
+        for part, values in _relative_parts(trials).items():
+            if configuration in values:
+                number = list(values).index(configuration)
+                layout = fit_layout(values_table(values))
+                layouts.setdefault(part, {})[side] = (layout, number)
+    return {part: PartNoise(found) for part, found in layouts.items()}
 
 
 def _relative_parts(
@@ -128,7 +173,7 @@ def _relative_parts(
 def difference(
     faster: Mapping[int, TrialParts],
     slower: Mapping[int, TrialParts],
-    noise: PartNoise,
+    noise: Mapping[str, PartNoise],
     names: tuple[str, str],
     *,
     paired: bool = True,
@@ -139,81 +184,74 @@ def difference(
     paired: False for trials of different runs, whose repeats have nothing in common.
     """
     common = sorted(set(faster) & set(slower)) if paired else []
-    step_s = [_mean(list(side.values())) for side in (faster, slower)]
-    if common:
-        step_s = [_mean([side[repeat] for repeat in common]) for side in (faster, slower)]
-        means = np.stack([slower[r].means - faster[r].means for r in common])
-        draws = bootstrap_means(np.stack([slower[r].draws - faster[r].draws for r in common]))
-        repeats = float(len(common))
-    else:
-        means = (step_s[1] - step_s[0])[None, :]
-        # rolled, so that both sides draw different repeats
-        draws = _unpaired(slower) - np.roll(_unpaired(faster), 1, axis=0)
-        repeats = 2 / (1 / len(faster) + 1 / len(slower))
+    sides = [
+        np.stack([side[repeat].means for repeat in (common or side)]) for side in (faster, slower)
+    ]
+    step_s = [side.mean(axis=0) for side in sides]
     scales = float(step_s[0].sum()), float(step_s[1].sum())
-    of_pair = {name: found.of_difference(*names, scales) for name, found in noise.items()}
-    totals = means.sum(axis=1), draws.sum(axis=1), of_pair.get(TOTAL), repeats
-    whole, claim = _interval(*totals), _interval(*totals, _CLAIM_CONFIDENCE)
-    is_noise_known = len(means) > 1 or of_pair.get(TOTAL) is not None
-    least = _LEAST_SHARE if is_noise_known else _SINGLE_REPEAT
-    significant = claim.low * claim.high > 0 and abs(whole.mean) >= least * float(step_s[0].sum())
+
+    def interval(name: str, *, confidence: float = CONFIDENCE) -> Mean:
+        ours, theirs = (_values_of(side, name) for side in sides)
+        found = noise.get(name)
+        error = None
+        if found is not None and (ours.any() or theirs.any()):
+            of_pair = found.paired(names, scales, len(common)) if common else None
+            error = of_pair if common else found.apart(names, scales)
+        return _interval(ours, theirs, error, confidence, paired=bool(common)).as_mean()
+
+    whole, claim = interval(TOTAL), interval(TOTAL, confidence=_CLAIM_CONFIDENCE)
+    significant = claim.low * claim.high > 0 and abs(whole.mean) >= _LEAST_SHARE * scales[0]
+    parts = [
+        PartDifference(
+            part=part.name,
+            label=part.label,
+            faster_s=float(step_s[0][row]),
+            slower_s=float(step_s[1][row]),
+            difference_s=(of_part := interval(part.name)),
+            share=of_part.mean / whole.mean if significant else None,
+        )
+        for row, part in enumerate(PARTS)
+    ]
     return Difference(
-        faster_s=float(step_s[0].sum()),
-        slower_s=float(step_s[1].sum()),
+        faster_s=scales[0],
+        slower_s=scales[1],
         difference_s=whole,
         is_significant=significant,
         repeats=len(common),
-        parts=tuple(
-            PartDifference(
-                part=part.name,
-                label=part.label,
-                faster_s=float(step_s[0][row]),
-                slower_s=float(step_s[1][row]),
-                difference_s=_interval(
-                    means[:, row],
-                    draws[:, row],
-                    of_pair.get(part.name) if step_s[0][row] or step_s[1][row] else None,
-                    repeats,
-                ),
-                share=float(means[:, row].mean()) / whole.mean if significant else None,
-            )
-            for row, part in enumerate(PARTS)
-        ),
+        parts=tuple(parts),
     )
+
+
+def _values_of(side: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    """Return the seconds of a part, or of the whole, by repeat."""
+    found: NDArray[np.float64] = (
+        side.sum(axis=1) if name == TOTAL else side[:, PART_NAMES.index(name)]
+    )
+    return found
+
+
+def _interval(
+    ours: NDArray[np.float64],
+    theirs: NDArray[np.float64],
+    error: tuple[float, float] | None,
+    confidence: float,
+    *,
+    paired: bool,
+) -> Estimate:
+    """Return theirs - ours in seconds.
+
+    error: with its degrees of freedom; without it, that of the repeats themselves.
+    """
+    if error is not None:
+        return estimate(float(theirs.mean() - ours.mean()), *error, confidence)
+    if paired:
+        found = mean_interval(theirs - ours, confidence)
+        return found or estimate(0.0, math.inf, 0)
+    first, second = mean_interval(ours), mean_interval(theirs)
+    if first is None or second is None:
+        return estimate(0.0, math.inf, 0)
+    return welch_difference(first, second, confidence)
 
 
 def _shares(trial: TrialAnalysis) -> dict[str, float]:
     return parts_of_phases(mean_over_ranks([rank.step for rank in trial.phases]))
-
-
-def _mean(parts: Sequence[TrialParts]) -> NDArray[np.float64]:
-    mean: NDArray[np.float64] = np.mean([each.means for each in parts], axis=0)
-    return mean
-
-
-def _unpaired(side: Mapping[int, TrialParts]) -> NDArray[np.float64]:
-    return bootstrap_means(np.stack([each.draws for each in side.values()]))
-
-
-def _interval(
-    means: NDArray[np.float64],
-    draws: NDArray[np.float64],
-    noise: RunNoise | None,
-    repeats: float,
-    confidence: float = CONFIDENCE,
-) -> Mean:
-    """Return the mean difference with its interval.
-
-    means: by repeat. draws: of their mean. noise: of one repeat, in seconds; without it, that of
-    the repeats themselves. repeats: of which the noise is the mean.
-    """
-    centre = float(means.mean())
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    least = 0.0
-    if noise is None and len(means) > 1:
-        noise = RunNoise(deviation=float(np.std(means, ddof=1)), degrees=len(means) - 1)
-    if noise is not None:
-        least = t_quantile(noise.degrees, confidence) * noise.deviation / math.sqrt(repeats)
-    return Mean(
-        mean=centre, low=min(float(low), centre - least), high=max(float(high), centre + least)
-    )

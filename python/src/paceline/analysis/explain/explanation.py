@@ -188,7 +188,11 @@ class ExplainedTrials:
 
 
 def explain(
-    faster: ExplainedTrials, slower: ExplainedTrials, noise: PartNoise, *, paired: bool = True
+    faster: ExplainedTrials,
+    slower: ExplainedTrials,
+    noise: Mapping[str, PartNoise],
+    *,
+    paired: bool = True,
 ) -> Explanation:
     """Explain the difference of two configurations of one workload.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.explain.difference import PartNoise
     from paceline.analysis.explain.parts import TrialParts
-    from paceline.analysis.statistics.series import Mean
+    from paceline.analysis.statistics.intervals import Mean
     from paceline.plan.trial import Trial
 
 Answer = Literal["confirmed", "refuted", "undecided", "gone"]
@@ -144,7 +144,7 @@ def judge(
     *,
     unchanged: Mapping[int, TrialParts],
     changed: Mapping[int, TrialParts],
-    noise: PartNoise,
+    noise: Mapping[str, PartNoise],
     explained_s: tuple[float, float],
 ) -> Verification:
     """Decide whether the cause is confirmed.

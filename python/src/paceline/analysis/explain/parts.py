@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.statistics.resampling import mean_draws
 from paceline.analysis.trial.operations import clock_errors
 from paceline.analysis.trial.steps import global_steps, read_steps
 from paceline.analysis.trial.stragglers import find_straggler
@@ -66,11 +65,9 @@ class TrialParts:
     """The steps of one trial after the warm-up, reduced to parts.
 
     means: seconds per step in the order of PARTS, shape (parts,); they add up to the mean step.
-    draws: means of resampled steps, shape (DRAWS, parts).
     """
 
     means: NDArray[np.float64]
-    draws: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +87,7 @@ class TrialSteps:
         without_latest: average over all ranks but the one with the largest delay.
         """
         values = self._values(without_latest=without_latest)
-        return TrialParts(means=values.mean(axis=1), draws=mean_draws(values, self.record.trial.id))
+        return TrialParts(means=values.mean(axis=1))
 
     def _values(self, *, without_latest: bool) -> NDArray[np.float64]:
         """Return seconds by part and step, shape (parts, steps)."""

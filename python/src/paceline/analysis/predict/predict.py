@@ -19,7 +19,7 @@ from paceline.analysis.predict.network import SEED, Network, algorithms_of
 from paceline.analysis.predict.node import slowest_ratio
 from paceline.analysis.predict.prediction import CONFIDENCE, Prediction, Predictions
 from paceline.analysis.predict.setup import NodeSetup
-from paceline.analysis.statistics.series import Interval
+from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import node_setup
 from paceline.spec.extensions import TRANSPORTS
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.analysis.predict.link import Link
-    from paceline.analysis.statistics.series import Interval
+    from paceline.analysis.statistics.intervals import Interval
 
 CONFIDENCE = 0.9  # of the intervals of predictions
 Scaling = Literal["strong", "weak"]

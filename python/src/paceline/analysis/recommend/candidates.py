@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
 from paceline.analysis.compare.labels import short_name
 from paceline.analysis.predict.prediction import CONFIDENCE as PREDICTED
-from paceline.analysis.statistics.noise import CONFIDENCE as MEASURED
-from paceline.analysis.statistics.noise import t_quantile
-from paceline.analysis.statistics.series import Interval
+from paceline.analysis.statistics.intervals import CONFIDENCE as MEASURED
+from paceline.analysis.statistics.intervals import Interval
 from paceline.records.phases import LABELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
     from paceline.analysis.predict.prediction import Prediction
-    from paceline.analysis.statistics.noise import RunNoise
-    from paceline.analysis.statistics.resampling import Series
 
 Goal = Literal["time", "cost", "memory"]
 UNITS: dict[Goal, str] = {
@@ -36,8 +34,7 @@ class Candidate:
     """One configuration; less is better.
 
     value: in the goal's unit; its bounds have the confidence of the interval. configuration: None
-    for a predicted one. repeats, degrees: how often it was measured, and the degrees of freedom of
-    Student's t in the interval.
+    for a predicted one.
     """
 
     name: str
@@ -46,28 +43,21 @@ class Candidate:
     value: Interval
     confidence: float
     reason: str  # its main cost
-    tied: bool = False  # no significant difference from the best of its kind
-    repeats: int = 0
-    degrees: float = math.inf
+    tied: bool = False  # not separated from the best of its kind
 
     @property
     def log_mean(self) -> float:
         return math.log(self.value.median)
 
     @property
-    def log_error(self) -> float:
-        """Standard error of the logarithm of the value."""
-        return self._half_width / t_quantile(self.degrees, self.confidence)
-
-    @property
     def log_deviation(self) -> float:
-        """Deviation of the normal variable that has this interval: larger than the standard error
-        if few degrees of freedom make the interval wide."""
-        return self._half_width / t_quantile(math.inf, self.confidence)
+        """Deviation of the normal variable that has this interval."""
+        half = (math.log(self.value.high) - math.log(self.value.low)) / 2
+        return half / _normal_quantile(self.confidence)
 
-    @property
-    def _half_width(self) -> float:
-        return (math.log(self.value.high) - math.log(self.value.low)) / 2
+
+def _normal_quantile(confidence: float) -> float:
+    return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def measured_candidates(
@@ -90,19 +80,11 @@ def measured_candidates(
     return sorted(found, key=lambda each: each.value.median)
 
 
-def with_noise(
-    candidate: Candidate, repeats: Mapping[int, Series], noise: RunNoise | None
-) -> Candidate:
-    """Return a measured candidate that knows what its interval was computed from."""
-    degrees = math.inf if noise is None or len(repeats) < 2 else noise.degrees
-    return replace(candidate, repeats=len(repeats), degrees=degrees)
-
-
 def ratio(slower: Candidate, faster: Candidate) -> Interval:
     """Return the ratio of two values with its 95 % interval, if their errors are independent."""
     centre = slower.log_mean - faster.log_mean
     deviation = math.hypot(slower.log_deviation, faster.log_deviation)
-    half = t_quantile(math.inf, MEASURED) * deviation
+    half = _normal_quantile(MEASURED) * deviation
     low, median, high = (math.exp(value) for value in (centre - half, centre, centre + half))
     return Interval(median=median, low=low, high=high)
 
@@ -171,9 +153,7 @@ def value_of(row: Row, goal: Goal) -> Interval | None:
 
 def _of_rate(rate: Interval, goal: Goal, cores: int) -> Interval:
     """Convert samples per second to the unit of a goal, which is time or cost."""
-    seconds = Interval(
-        median=_SAMPLES / rate.median, low=_SAMPLES / rate.high, high=_SAMPLES / rate.low
-    )
+    seconds = rate.inverse().scaled(_SAMPLES)
     return seconds if goal == "time" else seconds.scaled(cores)
 
 

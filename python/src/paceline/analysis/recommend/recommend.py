@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from paceline.analysis.compare.ranking import ranking_by_speed
 from paceline.analysis.recommend.candidates import (
     UNITS,
     Candidate,
     Goal,
     measured_candidates,
     predicted_candidates,
-    with_noise,
     with_ties,
 )
-from paceline.analysis.recommend.next_measurement import (
-    NextMeasurement,
-    expected_loss,
-    next_measurement,
-)
-from paceline.analysis.statistics.noise import run_noise
-from paceline.analysis.statistics.series import ratio_interval
+from paceline.analysis.statistics.rates import RunRates
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.predict.prediction import Predictions
-    from paceline.analysis.statistics.noise import RunNoises
-    from paceline.analysis.statistics.resampling import Series
+    from paceline.analysis.statistics.rates import FastestNames
 
-_UNKNOWN_NOISE = 0.02  # of one measurement, where no repeats show it: usual on an idle machine
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextMeasurement:
+    """One more repeat of those that are not separated from the best, with the baseline.
+
+    They run as one block, so what they share in it cancels, as in every other repeat.
+    """
+
+    configurations: tuple[str, ...]
+    further_repeats: int | None  # expected number that would decide; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +48,7 @@ class Recommendation:
     nodes: int
     measured: tuple[Candidate, ...]  # best first
     predicted: tuple[Candidate, ...]
-    next_measurement: NextMeasurement | None  # None: none is worth it
-    expected_loss: float = 0.0  # of taking the first one, as a share of its value
+    next_measurement: NextMeasurement | None  # None: everything is decided
     unavailable: str | None = None  # why there is no recommendation
 
     @property
@@ -56,7 +58,7 @@ class Recommendation:
 
     @property
     def promising(self) -> Candidate | None:
-        """The best predicted configuration, if its median is better than the best measured one."""
+        """The best predicted configuration, if it is better than the best measured one."""
         if not self.predicted:
             return None
         first = self.predicted[0]
@@ -76,7 +78,6 @@ class Recommendation:
                 "measured": self.measured,
                 "predicted": self.predicted,
                 "next_measurement": self.next_measurement,
-                "expected_loss": self.expected_loss,
             }
         )
         return document
@@ -91,13 +92,9 @@ def recommend(
 ) -> Recommendation:
     """Rank the configurations of a workload on at most so many nodes. nodes: None is any number."""
     most = nodes or max((row.nodes for row in comparison.rows_of(workload)), default=1)
-    rates = _rates(comparison, workload)
-    noises = run_noise(rates)
-    candidates = [
-        with_noise(each, rates[each.configuration or ""], noises.of(each.configuration or ""))
-        for each in measured_candidates(comparison, workload, goal, most)
-    ]
-    measured = _paired_ties(candidates, comparison, rates, noises, goal)
+    candidates = measured_candidates(comparison, workload, goal, most)
+    fastest = _compared(candidates, comparison, workload, goal)
+    measured = _with_marks(candidates, fastest)
     predicted = predicted_candidates(
         () if predictions is None else predictions.predictions, comparison, workload, goal, most
     )
@@ -111,41 +108,51 @@ def recommend(
         nodes=most,
         measured=tuple(measured),
         predicted=tuple(with_ties(predicted)),
-        next_measurement=next_measurement(
-            [*measured, *predicted], noises.pooled.deviation if noises.pooled else _UNKNOWN_NOISE
-        ),
-        expected_loss=expected_loss([*measured, *predicted])[0],
+        next_measurement=_next_measurement(fastest, comparison.baselines.get(workload)),
         unavailable=unavailable,
     )
 
 
-def _rates(comparison: Comparison, workload: str) -> dict[str, Mapping[int, Series]]:
-    names = [row.configuration for row in comparison.rows_of(workload) if row.has_comparable_speed]
-    return {
-        name: {t.repeat: t.samples_per_s for t in comparison.trials[name] if t.samples_per_s}
-        for name in names
-    }
+def _compared(
+    candidates: Sequence[Candidate], comparison: Comparison, workload: str, goal: Goal
+) -> FastestNames | None:
+    """Compare the candidates with the best one; None for a goal without repeated values.
+
+    The cost of a sample is a rate, too: samples per core second.
+    """
+    if goal == "memory":
+        return None
+    rows = {row.configuration: row for row in comparison.rows_of(workload)}
+    own = {name: comparison.trials[name] for name in rows if name in comparison.trials}
+    ranking = ranking_by_speed(own, comparison.stopping)
+    cores = {name: rows[name].cores if goal == "cost" else 1 for name in own}
+    rates = RunRates(
+        {
+            name: {
+                repeat: replace(rate, log_rate=rate.log_rate - math.log(cores[name]))
+                for repeat, rate in found.items()
+            }
+            for name, found in ranking.rates.repeats.items()
+        }
+    )
+    names = [each.configuration for each in candidates if each.configuration is not None]
+    return replace(ranking, rates=rates).fastest(names)
 
 
-def _paired_ties(
-    candidates: Sequence[Candidate],
-    comparison: Comparison,
-    rates: Mapping[str, Mapping[int, Series]],
-    noises: RunNoises,
-    goal: Goal,
-) -> list[Candidate]:
-    """Mark those without a significant difference from the first one in common repeats."""
-    if len(candidates) < 2 or goal == "memory":
+def _with_marks(candidates: Sequence[Candidate], fastest: FastestNames | None) -> list[Candidate]:
+    """Mark the candidates that are not separated from the best, and the best if there are any."""
+    if fastest is None or not fastest.not_separated:
         return list(candidates)
-    best = candidates[0]
-    found = [best]
-    for other in candidates[1:]:
-        names = best.configuration or "", other.configuration or ""
-        ratio = ratio_interval(rates[names[0]], rates[names[1]], noises.of_ratio(*names))
-        cores = 1.0
-        if goal == "cost":
-            ours, theirs = (comparison.row(c.configuration or "").cores for c in (best, other))
-            cores = ours / theirs
-        # The costs are equal if the ratio of the speeds is the ratio of the cores.
-        found.append(replace(other, tied=ratio is None or ratio.contains(cores)))
-    return [replace(best, tied=any(c.tied for c in found)), *found[1:]]
+    near = {fastest.leader, *fastest.not_separated}
+    return [replace(each, tied=each.configuration in near) for each in candidates]
+
+
+def _next_measurement(fastest: FastestNames | None, baseline: str | None) -> NextMeasurement | None:
+    if fastest is None or not fastest.undecided or fastest.leader is None:
+        return None
+    names = [fastest.leader, *fastest.undecided]
+    if baseline is not None:
+        names.insert(0, baseline)
+    return NextMeasurement(
+        configurations=tuple(dict.fromkeys(names)), further_repeats=fastest.further_repeats
+    )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import scipy
+from pydantic import BeforeValidator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,8 +22,52 @@ CONFIDENCE = 0.95
 # Batches of the steps of one trial. Few long batches are nearly independent of each other.
 _BATCHES, _LEAST_FOR_MORE, _MORE_BATCHES = 4, 30, 5
 LEAST_STEPS = 20
+WIDEST = 2.0  # ratio of the bounds of an interval that tells something
 # The batch must be so many times longer than the time over which steps resemble each other.
 _BATCH_OVER_CORRELATION = 3.0
+
+
+# JSON has no infinity: paceline.records.files writes it as null.
+Unbounded = Annotated[float, BeforeValidator(lambda bound: math.inf if bound is None else bound)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """An estimate and the bounds of its confidence interval, in the unit of the measurement.
+
+    median: the estimate; the name is that of the JSON contract. For figures over repeats it is the
+    geometric mean, which is the median of a log-normal variable.
+    """
+
+    median: float
+    low: float
+    high: Unbounded
+
+    def scaled(self, factor: float) -> Interval:
+        return Interval(median=self.median * factor, low=self.low * factor, high=self.high * factor)
+
+    def inverse(self) -> Interval:
+        """Return the interval of one over the value, such as a time from a rate."""
+        low = 0.0 if math.isinf(self.high) else 1 / self.high
+        high = math.inf if self.low == 0 else 1 / self.low
+        return Interval(median=1 / self.median, low=low, high=high)
+
+    def contains(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    @property
+    def is_known(self) -> bool:
+        """False if the interval spans more than a factor of WIDEST, which tells nothing."""
+        return self.high <= WIDEST * self.low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """A mean or a difference of means and the bounds of its interval, 95 % unless stated."""
+
+    mean: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,28 +84,21 @@ class Estimate:
     degrees: float = 0.0  # of freedom of the error
     is_reliable: bool = True
 
-    def exponential(self) -> Estimate:
-        """Return the ratio or speed of a logarithm; the error remains that of the logarithm."""
+    def exponential(self) -> Interval:
+        """Return the ratio or speed of a logarithm."""
         with np.errstate(over="ignore"):
-            bounds = np.exp([self.value, self.low, self.high]).tolist()
-        return Estimate(
-            value=bounds[0],
-            low=bounds[1],
-            high=bounds[2],
-            error=self.error,
-            degrees=self.degrees,
-            is_reliable=self.is_reliable,
-        )
+            median, low, high = np.exp([self.value, self.low, self.high]).tolist()
+        return Interval(median=median, low=low, high=high)
 
     def contains(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    def as_mean(self) -> Mean:
+        return Mean(mean=self.value, low=self.low, high=self.high)
+
     @property
     def p_value(self) -> float:
-        """Two-sided p-value of the hypothesis that the mean or logarithm is zero.
-
-        Only for estimates that are not exponential.
-        """
+        """Two-sided p-value of the hypothesis that the mean or logarithm is zero."""
         if self.degrees <= 0:
             return 1.0
         if self.error == 0:
@@ -91,31 +129,16 @@ def mean_interval(values: NDArray[np.float64], confidence: float = CONFIDENCE) -
     return estimate(float(np.mean(known)), error, len(known) - 1, confidence)
 
 
-def paired_difference(
-    ours: NDArray[np.float64], theirs: NDArray[np.float64], confidence: float = CONFIDENCE
-) -> Estimate | None:
-    """Return the mean of ours - theirs over common repeats; None without any.
+def welch_difference(before: Estimate, after: Estimate, confidence: float = CONFIDENCE) -> Estimate:
+    """Return after - before of two runs, whose repeats have nothing in common.
 
-    ours, theirs: by repeat, NaN where it is missing.
+    If the error of one of them is unknown, both bounds are infinite.
     """
-    return mean_interval(ours - theirs, confidence)
-
-
-def welch_difference(
-    before: NDArray[np.float64], after: NDArray[np.float64], confidence: float = CONFIDENCE
-) -> Estimate | None:
-    """Return mean(after) - mean(before) of two runs, whose repeats have nothing in common.
-
-    With a single repeat on one side both bounds are infinite. None if one side has no repeats.
-    """
-    first, second = mean_interval(before), mean_interval(after)
-    if first is None or second is None:
-        return None
-    value = second.value - first.value
-    if first.degrees <= 0 or second.degrees <= 0:
+    value = after.value - before.value
+    if before.degrees <= 0 or after.degrees <= 0:
         return estimate(value, math.inf, 0)
-    variances = np.array([first.error**2, second.error**2])
-    degrees = satterthwaite(variances, np.array([first.degrees, second.degrees]))
+    variances = np.array([before.error**2, after.error**2])
+    degrees = satterthwaite(variances, np.array([before.degrees, after.degrees]))
     return estimate(value, math.sqrt(float(variances.sum())), float(degrees), confidence)
 
 

@@ -24,6 +24,8 @@ import scipy
 from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate, estimate, satterthwaite
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
 # The core leaves out configurations that the test rejects at this level, so that they do not
@@ -38,6 +40,17 @@ _NOISIER_SCALE, _NOISIER_POWER, _MOST_PROBABLE = 6.0, 1.5, 0.5
 _FACTORS = np.geomspace(2.0, 200.0, 16)
 # Of the square of the largest value: below it, differences are rounding.
 _ROUNDING = 1e-24
+
+
+def values_table(values: Mapping[str, Mapping[int, float]]) -> NDArray[np.float64]:
+    """Return values by configuration and repeat as a table; NaN where a repeat is missing.
+
+    Rows are in the order of the mapping.
+    """
+    repeats = sorted({repeat for found in values.values() for repeat in found})
+    return np.array(
+        [[found.get(repeat, math.nan) for repeat in repeats] for found in values.values()]
+    ).reshape(len(values), len(repeats))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +88,15 @@ class Layout:
         of_configuration = self.error_of[:, None] == np.arange(len(self.log_means))
         added: NDArray[np.float64] = squares @ of_configuration.astype(float)
         return added
+
+    def noise_of(self, index: int) -> tuple[float, float]:
+        """Return the variance of one repeat of a configuration, and its degrees of freedom.
+
+        Without what all configurations share in a repeat.
+        """
+        if self.has_own[index]:
+            return float(self.own_variances[index]), float(self.own_degrees[index])
+        return self.variance, self.degrees
 
     def is_comparable(self, first: int, second: int) -> bool:
         return bool(self.groups[first] == self.groups[second] >= 0)
@@ -147,6 +169,10 @@ def log_speed(layout: Layout, index: int, confidence: float = CONFIDENCE) -> Est
     noise = layout.own_variances[index] if own else shares * layout.variance
     degrees = layout.own_degrees[index] if own else layout.degrees
     value = float(layout.log_means[index])
+    # The only configuration with repeats: nothing tells its noise from that of the repeats.
+    if count > 1 and int((layout.repeats > 1).sum()) == 1:
+        error = math.sqrt(layout.repeat_variance / count)
+        return estimate(value, error, layout.repeat_degrees, confidence)
     if degrees <= 0 or layout.repeat_degrees <= 0:
         return estimate(value, math.inf, 0)
     parts = np.array([layout.repeat_variance, noise]) / count

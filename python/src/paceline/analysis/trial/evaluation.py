@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from paceline.analysis.statistics.resampling import Series
-from paceline.analysis.statistics.series import total_series
+from paceline.analysis.statistics.rates import RepeatRate
 from paceline.records.rows import EvaluationRow
 from paceline.records.tables import read_table
 
@@ -52,12 +51,12 @@ class TargetTime:
 
     reached: bool
     steps: int
-    seconds: Series
+    seconds: float
 
     @property
-    def rate(self) -> Series:
+    def rate(self) -> RepeatRate:
         """One over the time."""
-        return Series(log_median=-self.seconds.log_median, log_draws=-self.seconds.log_draws)
+        return RepeatRate(log_rate=-math.log(self.seconds))
 
 
 def read_evaluations(record: TrialRecord, steps: GlobalSteps) -> Evaluations | None:
@@ -118,10 +117,8 @@ def target_time(
         return None
     first = _first_reached(values, target)
     count = len(steps.step) if first is None else int(evaluations.steps[first])
-    used = steps.time_s[steps.step < count]
-    return TargetTime(
-        reached=first is not None, steps=count, seconds=total_series(used, record.trial.id)
-    )
+    seconds = float(steps.time_s[steps.step < count].sum())
+    return TargetTime(reached=first is not None, steps=count, seconds=seconds)
 
 
 def _first_reached(values: Sequence[float] | NDArray[np.float64], target: Target) -> int | None:

@@ -104,23 +104,13 @@ class GlobalSteps:
             steady &= (self.step < first) | (self.step >= first + max(1, warmup_steps))
         return steady
 
-    def samples_per_s(self, warmup_steps: int, period: int = 1) -> NDArray[np.float64]:
-        """Return the rate of each steady round of `period` steps, shape (rounds,)."""
-        samples, seconds, _ = self._rounds(warmup_steps, period)
-        return samples / seconds
-
-    def step_s(self, warmup_steps: int, period: int = 1) -> NDArray[np.float64]:
-        """Return the mean step time of each steady round, shape (rounds,)."""
-        _, seconds, steps = self._rounds(warmup_steps, period)
-        return seconds / steps
-
-    def _rounds(
+    def rounds(
         self, warmup_steps: int, period: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Return samples, seconds and steps of each complete round after the warm-up.
 
-        Where weights are averaged every `period` steps, a median over steps would be that of steps
-        without communication. Rounds begin at multiples of `period`; if none is complete, all
+        Where weights are averaged every `period` steps, an incomplete round would have steps
+        without their communication. Rounds begin at multiples of `period`; if none is complete, all
         steady steps form one.
         """
         steady = self.steady(warmup_steps)

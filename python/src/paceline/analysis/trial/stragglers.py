@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.statistics.series import Mean, mean_interval
+from paceline.analysis.statistics.intervals import Mean, mean_interval
 from paceline.analysis.trial.phases import mean_step, mean_steps
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from paceline.analysis.statistics.intervals import Estimate
     from paceline.analysis.trial.reading import RankRecord, TrialRecord
     from paceline.analysis.trial.steps import RankSteps
 
@@ -87,18 +88,17 @@ def _among(
 ) -> Straggling:
     ready, _, step_s = ready_times(record, steps, ranks)
     delays = delays_of(ready)
-    key = f"{record.trial.id} {stage}"
     found = []
     for number, rank in enumerate(ranks):
-        delay = mean_interval(delays[number], f"{key} {rank.rank}")
+        delay = mean_interval(delays[number])
         if delay is not None:
             found.append(
                 Lateness(
                     rank=rank.rank,
                     host=rank.host,
                     last_share=float(np.mean(ready.argmax(axis=0) == number)),
-                    delay_s=delay,
-                    delay_share=delay.mean / step_s,
+                    delay_s=delay.as_mean(),
+                    delay_share=delay.value / step_s,
                 )
             )
     late = sorted(found, key=lambda each: -each.delay_s.mean)
@@ -107,7 +107,7 @@ def _among(
     numbers = {rank.rank: number for number, rank in enumerate(ranks)}
     first, second = (numbers[each.rank] for each in late[:2])
     error_s = errors_s[late[0].rank] + errors_s[late[1].rank]
-    ahead = mean_interval(delays[first] - delays[second], f"{key} ahead", _CONFIDENCE)
+    ahead = mean_interval(delays[first] - delays[second], _CONFIDENCE)
     reason = _why_none(late, ahead, error_s, ready.shape[1])
     verdict = _verdict(stage, ready.shape[1], tuple(late), error_s, reason)
     return verdict if reason else _with_phase(record, steps, verdict, ranks)
@@ -145,14 +145,14 @@ def ready_times(
 
 
 def _why_none(
-    late: Sequence[Lateness], ahead: Mean | None, error_s: float, steps: int
+    late: Sequence[Lateness], ahead: Estimate | None, error_s: float, steps: int
 ) -> str | None:
     """Explain why the first rank is no straggler; None if it is one."""
     first, second = late[:2]
     if steps < _LEAST_STEPS or ahead is None:
         return f"{steps} steps are too few"
     both = f"ranks {first.rank} and {second.rank}"
-    if ahead.low <= 0 or ahead.mean < first.delay_s.mean / 2:
+    if ahead.low <= 0 or ahead.value < first.delay_s.mean / 2:
         return f"{both} have similar delays"
     if first.delay_s.mean <= error_s:
         return f"the delay of rank {first.rank} is smaller than the clock error"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
-    from paceline.analysis.statistics.series import Interval
+    from paceline.analysis.statistics.intervals import Interval
     from paceline.analysis.trial_analysis import TrialAnalysis
 
 _POINTS = 400  # of a curve: more are not visible, and would make the page large
@@ -140,13 +140,18 @@ def omitted(comparison: Comparison, workload: str) -> str:
     return f" Shown: the {MOST_SHOWN - 1} fastest of {len(rows)} configurations and the baseline."
 
 
+def reach(interval: Interval) -> float:
+    """Return the upper end of what is drawn of an interval."""
+    return interval.high if interval.is_known else interval.median
+
+
 def spread(intervals: Sequence[Interval]) -> dict[str, Any]:
     """Return Plotly's error bars from the bounds of intervals."""
     return {
         "type": "data",
         "symmetric": False,
-        "array": [i.high - i.median for i in intervals],
-        "arrayminus": [i.median - i.low for i in intervals],
+        "array": [reach(i) - i.median for i in intervals],
+        "arrayminus": [i.median - i.low if i.is_known else 0.0 for i in intervals],
         "thickness": 1.5,
         "width": 3,
         "color": GREY,

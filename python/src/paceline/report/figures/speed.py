@@ -16,6 +16,7 @@ from paceline.report.figures.charts import (
     colours,
     first_repeats,
     omitted,
+    reach,
     shown_rows,
     spread,
     thinned,
@@ -52,7 +53,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
             hovertemplate="%{y}<br>%{customdata}<extra></extra>",
         )
     )
-    most = max((r.speedup.high for r in rows if r.speedup), default=1.0)
+    most = max((reach(r.speedup) for r in rows if r.speedup), default=1.0)
     for row in rows:
         figure.add_annotation(
             x=1.0,

@@ -15,6 +15,7 @@ from paceline.report.figures.charts import (
     PALETTE,
     chart,
     colours,
+    reach,
     spread,
 )
 from paceline.report.figures.hosts import curve
@@ -95,7 +96,7 @@ def local_global_chart(comparison: Comparison, found: LocalGlobal) -> Chart:
     for number, relation in enumerate(found.relations):
         place = (relation.launcher, relation.nodes)
         pairs = [(li, e) for li in found.lines if (e := li.under(*place)) is not None]
-        most = max([most, *(max(li.speedup.high, e.speedup.high) for li, e in pairs)])
+        most = max([most, *(max(reach(li.speedup), reach(e.speedup)) for li, e in pairs)])
         symbol = _SYMBOLS[number % len(_SYMBOLS)]
         _legend_entry(figure, f"under {place_name(*place)}", symbol, GREY)
         figure.add_scatter(

@@ -8,49 +8,39 @@ import numpy as np
 import pytest
 from scipy import special
 
-from paceline.analysis.statistics.noise import run_noise
-from paceline.analysis.statistics.pairwise import Pairwise
-from paceline.analysis.statistics.repeats import levels, undecided
-from paceline.analysis.statistics.resampling import DRAWS, Series
+from paceline.analysis.statistics.looks import levels
+from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates
 
 MOST = 8
 LEVELS = levels(MOST)
 MARGIN = 0.05
-BETWEEN, SHARED, WITHIN = 0.015, 0.01, 0.003  # deviations of log medians
+BETWEEN, SHARED = 0.015, 0.01  # deviations of log rates
 
 
 def simulated(
     random: np.random.Generator, true: list[float], repeats: int = MOST
-) -> dict[str, dict[int, Series]]:
+) -> dict[str, dict[int, RepeatRate]]:
     """Repeats of configurations with these true log speeds.
 
-    A repeat differs by the noise of its process, by what all share in a repeat, and by that of its
-    steps, which the bootstrap sees.
+    A repeat differs by the noise of its process, and by what all share in a repeat.
     """
-    size = (len(true), repeats)
-    medians = np.array(true)[:, None] + random.normal(0, BETWEEN, size)
-    medians += random.normal(0, SHARED, repeats) + random.normal(0, WITHIN, size)
-    steps = random.normal(0, WITHIN, DRAWS)
-    return {
-        str(name): {
-            repeat: Series(log_median=value, log_draws=value + steps)
-            for repeat, value in enumerate(row.tolist())
-        }
-        for name, row in enumerate(medians)
-    }
+    logs = np.array(true)[:, None] + random.normal(0, BETWEEN, (len(true), repeats))
+    logs += random.normal(0, SHARED, repeats)
+    return {str(name): rates_of(row.tolist()) for name, row in enumerate(logs)}
 
 
-def first(rates: dict[str, dict[int, Series]], repeats: int) -> dict[str, dict[int, Series]]:
-    return {name: {r: found[r] for r in range(repeats)} for name, found in rates.items()}
+def rates_of(log_rates: list[float]) -> dict[int, RepeatRate]:
+    return {repeat: RepeatRate(log_rate=value) for repeat, value in enumerate(log_rates)}
 
 
-def stopped(rates: dict[str, dict[int, Series]]) -> tuple[int, Pairwise]:
-    """Return the number of repeats of a run, and the pairs that its table shows."""
+def stopped(rates: dict[str, dict[int, RepeatRate]]) -> tuple[int, FastestNames]:
+    """Return the number of repeats of a run, and the comparison that its table shows."""
     for repeats, level in LEVELS.items():
-        known = first(rates, repeats)
-        if not undecided(known, level=level, tie_margin=MARGIN):
+        known = {name: {r: found[r] for r in range(repeats)} for name, found in rates.items()}
+        shown = RunRates(known).fastest(level=level, margin=MARGIN)
+        if not shown.undecided:
             break
-    return repeats, Pairwise(list(known), known, run_noise(known), level)
+    return repeats, shown
 
 
 def test_levels_of_two_looks_are_those_of_the_bivariate_normal_distribution() -> None:
@@ -82,8 +72,8 @@ def test_equal_configurations_rarely_differ_in_the_final_table(configurations: i
     random = np.random.default_rng(configurations)
     runs, wrong = 200, 0
     for _ in range(runs):
-        _, pairs = stopped(simulated(random, [0.0] * configurations))
-        wrong += len(list(pairs.ties())) < configurations * (configurations - 1) // 2
+        _, shown = stopped(simulated(random, [0.0] * configurations))
+        wrong += len(shown.not_separated) < configurations - 1
     assert wrong <= 0.05 * runs
 
 
@@ -91,36 +81,32 @@ def test_true_difference_of_5_percent_is_found_in_4_of_5_runs() -> None:
     random = np.random.default_rng(3)
     runs, found, repeats = 150, 0, []
     for _ in range(runs):
-        rates = simulated(random, [math.log(1.05), 0.0])
-        count, pairs = stopped(rates)
-        known = first(rates, count).values()
-        medians = [np.median([s.log_median for s in each.values()]) for each in known]
-        found += medians[0] > medians[1] and not pairs.is_tie("0", "1")
+        count, shown = stopped(simulated(random, [math.log(1.05), 0.0]))
+        found += shown.leader == "0" and not shown.not_separated
         repeats.append(count)
     assert found >= 0.8 * runs
     assert np.mean(repeats) < 0.8 * MOST
 
 
-def test_large_differences_need_two_repeats_only() -> None:
+def test_large_differences_need_few_repeats() -> None:
     random = np.random.default_rng(4)
     repeats, _ = stopped(simulated(random, [1.0, 0.5, 0.0, -0.5]))
-    assert repeats == 2
+    assert repeats <= 3
 
 
 def test_configuration_within_the_margin_is_decided_and_one_near_it_is_not() -> None:
     quiet = {"a": 0.0, "b": -0.01, "c": -0.04}
-    rates = {
-        name: {
-            repeat: Series(log_median=value + noise, log_draws=np.full(DRAWS, value + noise))
-            for repeat, noise in enumerate((0.0, 0.02 * (name == "b"), -0.02 * (name == "c")))
+    rates = RunRates(
+        {
+            name: rates_of([value, value + 0.02 * (name == "b"), value - 0.02 * (name == "c")])
+            for name, value in quiet.items()
         }
-        for name, value in quiet.items()
-    }
-    assert undecided(rates, level=0.05, tie_margin=0.2) == ()
-    assert undecided(rates, level=0.001, tie_margin=0.02) == ("b", "c")
+    )
+    assert rates.fastest(level=0.05, margin=0.5).undecided == ()
+    assert rates.fastest(level=0.001, margin=0.02).undecided == ("b", "c")
 
 
 def test_nothing_to_rank_is_decided() -> None:
-    assert undecided({}, level=0.05, tie_margin=0.05) == ()
+    assert RunRates({}).fastest().undecided == ()
     alone = simulated(np.random.default_rng(5), [0.0], 2)
-    assert undecided(alone, level=0.05, tie_margin=0.05) == ()
+    assert RunRates(alone).fastest().undecided == ()
