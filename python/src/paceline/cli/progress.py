@@ -55,7 +55,7 @@ class ConsoleProgress:
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
-            disable=quiet,
+            disable=quiet or not self._console.is_terminal,  # it would print an empty line
         )
         self._task: TaskID | None = None
         self._label = ""
@@ -154,12 +154,14 @@ class _StepWatcher(threading.Thread):
 @contextmanager
 def data_progress(unit: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar for work on images; yield `report(done, total)`."""
+    console = plain_console(stderr=True)
     bar = Progress(
         BarColumn(bar_width=30),
         _CountColumn(),
         TimeElapsedColumn(),
-        console=plain_console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task("", total=None, unit=unit)
