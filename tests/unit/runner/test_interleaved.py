@@ -17,7 +17,7 @@ from paceline.host.machine import machine_facts
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
-from paceline.runner import Preview, extra_repeat, interleaved, verification
+from paceline.runner import extra_repeat, interleaved, verification
 from paceline.runner.directory import check_machine
 from paceline.runner.extra_repeat import run_extra_repeat
 from paceline.runner.interleaved import run_interleaved
@@ -36,7 +36,7 @@ class Quiet:
         self.shown.append((number, of))
 
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
-    def planned(self, preview: Preview) -> None: ...
+    def planned(self, summary: str) -> None: ...
     def stage(self, text: str) -> None: ...
     def data(self, done: int, total: int) -> None: ...
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome
-    from paceline.runner import Preview
 
 _POLL_S = 0.5
 
@@ -80,9 +79,9 @@ class ConsoleProgress:
         if not (self._console.is_terminal or self._quiet):
             self._console.print(text)
 
-    def planned(self, preview: Preview) -> None:
+    def planned(self, summary: str) -> None:
         if not self._quiet:
-            self._console.print(preview.summary, soft_wrap=True)
+            self._console.print(summary, soft_wrap=True)
 
     def data(self, done: int, total: int) -> None:
         if self._task is not None:
