@@ -242,8 +242,8 @@ class LineProgress:
     def stage(self, text: str) -> None:
         print(text, file=sys.stderr)
 
-    def planned(self, preview: Preview) -> None:
-        print(preview.summary, file=sys.stderr)
+    def planned(self, summary: str) -> None:
+        print(summary, file=sys.stderr)
 
     def data(self, done: int, total: int) -> None:
         """Show nothing: the stage has a line, and data sets are made once."""

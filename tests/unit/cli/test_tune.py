@@ -35,7 +35,7 @@ def test_search_is_continued_with_its_own_spec(
     searches: list[dict[str, Any]], tmp_path: Path, capsys: Any
 ) -> None:
     assert main(["tune", "local", "quickstart", "-o", str(tmp_path), "--limit", "9"]) == 0
-    assert f"tuned spec: {tmp_path}/tuned.toml" in capsys.readouterr().out
+    assert f"next: paceline run {tmp_path}/tuned.toml" in capsys.readouterr().out
     assert main(["tune", "local", "--resume", str(tmp_path), "--json"]) == 0
     assert capsys.readouterr().out == '{\n "schema": 2,\n "found": []\n}\n'
     common = {"name": "quickstart", "run_dir": tmp_path}

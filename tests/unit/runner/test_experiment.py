@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
-    from paceline.runner import Preview
 
 SPEC = """
 schema = 2
@@ -69,7 +68,7 @@ def outcome(trial_id: str, code: ExitCode, status: str = "failed") -> Outcome:
 class Silent:
     """Progress that nobody sees."""
 
-    def planned(self, preview: Preview) -> None: ...
+    def planned(self, summary: str) -> None: ...
     def stage(self, text: str) -> None: ...
     def data(self, done: int, total: int) -> None: ...
     def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None: ...

@@ -17,7 +17,11 @@ from paceline.host.machine import machine_facts
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
+<<<<<<< HEAD
 from paceline.runner import Preview, extra_block, interleaved, verification
+=======
+from paceline.runner import extra_repeat, interleaved, verification
+>>>>>>> tun-2
 from paceline.runner.directory import check_machine
 from paceline.runner.extra_block import run_extra_block
 from paceline.runner.interleaved import run_interleaved
@@ -36,7 +40,7 @@ class Quiet:
         self.shown.append((number, of))
 
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
-    def planned(self, preview: Preview) -> None: ...
+    def planned(self, summary: str) -> None: ...
     def stage(self, text: str) -> None: ...
     def data(self, done: int, total: int) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 
 # Set to 1, it makes Python show the stack trace of an error of the operating system.
 _TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"
+# What to do about an error of the operating system.
+_ADVICE = {
+    errno.ENOSPC: "free some space, or choose another disk",
+    errno.EDQUOT: "free some space of your quota, or choose another disk",
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
+    errno.EROFS: "choose a place that can be written",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENOMEM: "end other programs, or use less memory",
+}
 # Set by the shell while it completes a word; click answers.
 _COMPLETION_VARIABLE = "_PACELINE_COMPLETE"
 # Each verb is the `command` of the module of its name. Its line in the help stands here, so that
@@ -159,11 +170,8 @@ def _os_error_message(error: OSError) -> str:
     """Say which file the operating system refused, and why."""
     places = [str(name) for name in (error.filename, error.filename2) if name is not None]
     reason = error.strerror or str(error) or type(error).__name__
-    return (
-        f"{': '.join([*places, reason])}. Expected the operating system to allow this; check the "
-        f"permissions, the free space and the limits (ulimit -a). {_TRACEBACK_VARIABLE}=1 shows "
-        "where it happened."
-    )
+    advice = _ADVICE.get(error.errno or 0, "check the permissions, the free space and the limits")
+    return f"{': '.join([*places, reason])}; {advice}. {_TRACEBACK_VARIABLE}=1 shows where it was."
 
 
 def _say(text: str, error: BaseException | None = None) -> None:

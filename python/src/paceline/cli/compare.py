@@ -12,8 +12,7 @@ from paceline.analysis.between_runs.differences import run_differences
 from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.compare.run import no_finished_baseline
-from paceline.cli.console import plain_console, print_json
-from paceline.cli.markdown import markdown
+from paceline.cli.console import markdown, plain_console, print_json
 from paceline.cli.options import (
     RUN_DIR,
     baseline_option,

@@ -1,4 +1,4 @@
-"""Output of commands: JSON, and consoles that print text without changes.
+"""Output of commands: JSON, Markdown, and consoles that print text without changes.
 
 Rich reads `[name]` as markup and `:name:` as an emoji. Paths, spec keys and messages of other
 programs contain both, so markup is off and styles are given as arguments.
@@ -10,10 +10,14 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from rich.console import RenderableType
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -25,3 +29,39 @@ def print_json(document: Mapping[str, Any]) -> None:
 def plain_console(*, stderr: bool = False) -> Console:
     """Return a console for standard output or standard error without markup."""
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def markdown(view: RenderableType) -> str:
+    """Return groups, texts and tables as paragraphs and tables of Markdown."""
+    return "\n\n".join(block for block in _blocks(view) if block)
+
+
+def _blocks(view: RenderableType) -> Iterator[str]:
+    if isinstance(view, Group):
+        for each in view.renderables:
+            yield from _blocks(each)
+    elif isinstance(view, Padding):
+        yield from _blocks(view.renderable)
+    elif isinstance(view, Table):
+        if view.title:
+            yield f"**{_plain(view.title)}**"
+        yield _table(view)
+    else:
+        yield _plain(view)
+
+
+def _table(table: Table) -> str:
+    headers = [_cell(column.header) for column in table.columns]
+    rules = ["---:" if column.justify == "right" else "---" for column in table.columns]
+    columns = [[_cell(cell) for cell in column.cells] for column in table.columns]
+    lines = [headers, rules, *zip(*columns, strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(cell: RenderableType) -> str:
+    words = _plain(cell).replace("-\n", "").replace("|", "\\|")
+    return " ".join(words.split())
+
+
+def _plain(view: RenderableType) -> str:
+    return str(view)  # of a rich Text: without its styles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,10 @@ from paceline.data.synth import synthesise
 from paceline.errors import UsageError
 from paceline.spec.extensions import WORKLOADS
 
+if TYPE_CHECKING:
+    from paceline.data.manifest import DatasetManifest
+
+_MOST_CLASSES = 5  # named in a line
 _PATH = click.Path(path_type=Path)
 _PRESETS = sorted(workload.name for workload in WORKLOADS.all() if not workload.own_samples)
 
@@ -66,12 +70,14 @@ def ingest_command(images_dir: Path, out_dataset: str, on_bad_image: Any, seed: 
 
     OUT_DATASET is a folder or a file:// URL.
     """
+    _say(f"{images_dir}: converting the images; Spark needs some seconds to start")
     with data_progress("images") as progress:
         manifest = ingest(
             images_dir, out_dataset, on_bad_image=on_bad_image, seed=seed, progress=progress
         )
     for skipped in manifest.skipped:
-        print(f"paceline: skipped {skipped.path}: {skipped.reason}", file=sys.stderr)
+        _say(f"skipped {skipped.path}: {skipped.reason}")
+    _say(f'{_contents(manifest)}; use it in a spec with data = "{out_dataset}"')
     print(out_dataset)
 
 
@@ -108,7 +114,7 @@ def register_command(dataset: str, manifest_dir: Path | None, codecs: tuple[str,
             progress=progress,
         )
     for name, reason in manifest.ignored.items():
-        print(f"paceline: column {name} cannot be used: {reason}", file=sys.stderr)
+        _say(f"column {name} cannot be used: {reason}")
     print(manifest_dir or dataset)
 
 
@@ -127,10 +133,22 @@ def inspect_command(dataset: str, as_json: bool) -> None:
         _print_facts(facts)
 
 
+def _say(text: str) -> None:
+    print(f"paceline: {text}", file=sys.stderr)
+
+
+def _contents(manifest: DatasetManifest) -> str:
+    """Return for example `60 images in 2 classes: cat 20, dog 40`."""
+    counts = list(zip(manifest.classes, manifest.class_counts, strict=True))
+    named = ", ".join(f"{name} {count}" for name, count in counts[:_MOST_CLASSES])
+    more = f" and {len(counts) - _MOST_CLASSES} more" if len(counts) > _MOST_CLASSES else ""
+    return f"{manifest.samples} images in {len(counts)} classes: {named}{more}"
+
+
 def _print_facts(facts: dict[str, Any], indent: str = "") -> None:
     for key, value in facts.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             print(f"{indent}{key}:")
             _print_facts(value, indent + "  ")
         else:
-            print(f"{indent}{key}: {'none' if value in (None, [], ()) else value}")
+            print(f"{indent}{key}: {'none' if value in (None, [], (), {}) else value}")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome
-    from paceline.runner import Preview
 
 _POLL_S = 0.5
 
@@ -55,7 +54,7 @@ class ConsoleProgress:
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
-            disable=quiet,
+            disable=quiet or not self._console.is_terminal,  # it would print an empty line
         )
         self._task: TaskID | None = None
         self._label = ""
@@ -80,9 +79,9 @@ class ConsoleProgress:
         if not (self._console.is_terminal or self._quiet):
             self._console.print(text)
 
-    def planned(self, preview: Preview) -> None:
+    def planned(self, summary: str) -> None:
         if not self._quiet:
-            self._console.print(preview.summary, soft_wrap=True)
+            self._console.print(summary, soft_wrap=True)
 
     def data(self, done: int, total: int) -> None:
         if self._task is not None:
@@ -154,12 +153,14 @@ class _StepWatcher(threading.Thread):
 @contextmanager
 def data_progress(unit: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar for work on images; yield `report(done, total)`."""
+    console = plain_console(stderr=True)
     bar = Progress(
         BarColumn(bar_width=30),
         _CountColumn(),
         TimeElapsedColumn(),
-        console=plain_console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task("", total=None, unit=unit)

@@ -100,7 +100,7 @@ def _search(
         print_json(read_json(files.tuning))
     else:
         print_found(found)
-        print(f"\ntuned spec: {files.tuned_spec}")
+        print(f"\nnext: paceline run {files.tuned_spec}")
 
 
 @command.command("batch")

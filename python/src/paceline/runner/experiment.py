@@ -54,7 +54,7 @@ def run(
         warn_of_small_disk(planned, run_dir)
         for text in preview.warnings:
             warnings.warn(text, PacelineWarning, stacklevel=2)
-        progress.planned(preview)
+        progress.planned(preview.summary)
     if keep_going is None:
         keep_going = len({trial.configuration for trial in planned.trials}) > 1
     with only_runner(run_dir):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome
+<<<<<<< HEAD
 
 
 _MINUTE_S, _HOUR_S = 60, 3600
@@ -85,13 +86,15 @@ class Preview:
         """Raise UsageError with all faults that would make every trial fail or useless."""
         if self.faults:
             raise UsageError("\n".join(self.faults))
+=======
+>>>>>>> tun-2
 
 
 class Progress(Protocol):
     """Receives the progress of a run; all methods return at once."""
 
     def stage(self, text: str) -> None: ...
-    def planned(self, preview: Preview) -> None: ...
+    def planned(self, summary: str) -> None: ...
     def data(self, done: int, total: int) -> None: ...
     def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None: ...
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...

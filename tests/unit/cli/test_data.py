@@ -1,0 +1,47 @@
+"""`paceline data`: the messages of an ingest, and what `inspect` prints."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from paceline.cli import data, main
+from paceline.errors import ExitCode
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_ingest_says_what_it_does_and_what_it_wrote(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = tuple("abcdefg")
+    made = SimpleNamespace(
+        samples=28,
+        classes=names,
+        class_counts=tuple(range(1, 8)),
+        skipped=[SimpleNamespace(path="a/x.jpg", reason="it is truncated")],
+    )
+    monkeypatch.setattr(data, "ingest", lambda *_, **__: made)
+    assert main(["data", "ingest", "images", "set"]) == ExitCode.OK
+    shown = capsys.readouterr()
+    assert shown.out == "set\n"
+    assert shown.err.splitlines() == [
+        "paceline: images: converting the images; Spark needs some seconds to start",
+        "paceline: skipped a/x.jpg: it is truncated",
+        (
+            "paceline: 28 images in 7 classes: a 1, b 2, c 3, d 4, e 5 and 2 more; "
+            'use it in a spec with data = "set"'
+        ),
+    ]
+
+
+def test_inspect_says_none_for_everything_that_is_empty(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"samples": 2, "ignored": {}, "skipped": [], "classes": {"a": 2}}
+    monkeypatch.setattr(data, "inspect_dataset", lambda _: facts)
+    assert main(["data", "inspect", "set"]) == ExitCode.OK
+    assert capsys.readouterr().out == (
+        "samples: 2\nignored: none\nskipped: none\nclasses:\n  a: 2\n"
+    )
