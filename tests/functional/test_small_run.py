@@ -1,10 +1,13 @@
-"""One small run with every launcher and transport, from the spec to the report."""
+"""One small run with every launcher and transport, from the spec to the report.
 
+Users' secrets are in its environment and its files: they appear in nothing that is written.
+"""
+
+import dataclasses
 import json
-import os
 
 import pytest
-from tests.functional.cli_runs import SMALL, Cli, trial
+from tests.functional.cli_runs import SMALL, cli_in, trial
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
@@ -17,18 +20,40 @@ CONFIGURATIONS = {
     ("local", "gloo", "processes"),
 }
 
+SECRET = "hunter2-9f1c"
+# Variables with which users give secrets to storage, trackers, hubs and Spark.
+SECRET_VARIABLES = (
+    "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD",
+    "MY_PASSWORD", "_SPARK_AUTH_SECRET",
+)  # fmt: skip
+
+
+def put_secrets(folder):
+    """Write secrets to files; return the variables that name them, and those that hold some."""
+    (folder / "token").write_text(SECRET, "utf-8")
+    (folder / "token").chmod(0o600)
+    (folder / "spark-conf").mkdir()
+    defaults = folder / "spark-conf" / "spark-defaults.conf"
+    defaults.write_text(f"spark.hadoop.fs.s3a.secret.key {SECRET}\n")
+    return {**dict.fromkeys(SECRET_VARIABLES, SECRET), "SPARK_CONF_DIR": str(defaults.parent)}
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("small")
+    secrets = folder / "secrets"
+    secrets.mkdir()
     spec = folder / "small.toml"
+    telemetry = f'[telemetry]\nlisten_host = "127.0.0.1"\nbearer_token_file = "{secrets}/token"\n'
     spec.write_text(
         "keep_tensors = true\n"
-        + SMALL
+        + SMALL.replace("[telemetry]\n", telemetry)
         + "".join(trial(c[0], c[1]) for c in sorted(CONFIGURATIONS) if c[1] != "none")
+        + '[mpi]\narguments = ["-x", "HF_TOKEN"]\n'
     )
-    environment = {**os.environ, "PACELINE_CACHE": str(cache), "COLUMNS": "80", "NO_COLOR": "1"}
-    cli = Cli(environment=environment, cwd=folder)
+    cli = cli_in(cache, folder)
+    variables = {**cli.environment, **put_secrets(secrets)}
+    cli = dataclasses.replace(cli, environment=variables)
     result = cli("run", spec, "--out", folder / "run")
     assert result.returncode == 0, result.stderr
     return cli, spec, folder / "run", result
@@ -130,6 +155,28 @@ def test_tensors_of_every_trial_are_kept_if_the_spec_says_so(finished):
     assert len(trials) == len(CONFIGURATIONS)
     for trial_folder in trials:
         assert (trial_folder / "tensors" / "weights_final.safetensors").stat().st_size > 0
+
+
+def test_no_file_and_no_output_contains_a_secret(finished):
+    cli, spec, run_dir, ran = finished
+    outputs = [ran.stdout + ran.stderr]
+    for words in (
+        ("report", run_dir, "-o", "report.html"),
+        ("export", run_dir, "--to", "csv", "--out", "exported"),
+        ("plan", spec),
+        ("render", "slurm", spec, "--out", "slurm"),
+        ("render", "kubernetes", spec, "--out", "kubernetes"),
+    ):
+        ended = cli.main(*words)
+        outputs.append(ended.stdout + ended.stderr)
+        if words[0] != "render":  # pods do not see the file of the token
+            assert ended.returncode == 0, outputs[-1]
+    assert not any(SECRET in text for text in outputs)
+    given = spec.parent / "secrets"
+    files = (file for file in spec.parent.rglob("*") if given not in file.parents)
+    written = [file for file in files if file.is_file()]
+    assert len(written) > 20
+    assert [file for file in written if SECRET.encode() in file.read_bytes()] == []
 
 
 def test_finished_run_resumes_to_nothing(finished):
