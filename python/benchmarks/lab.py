@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from common import write_results
 from paceline.errors import PacelineError
-from paceline.lab.record import namespaces_among
 from paceline.lab import INTERFACE, Lab, LabSettings, network, why_not
+from paceline.lab.record import namespaces_among
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts

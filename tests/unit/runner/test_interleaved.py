@@ -17,11 +17,7 @@ from paceline.host.machine import machine_facts
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
-<<<<<<< HEAD
-from paceline.runner import Preview, extra_block, interleaved, verification
-=======
-from paceline.runner import extra_repeat, interleaved, verification
->>>>>>> tun-2
+from paceline.runner import extra_block, interleaved, verification
 from paceline.runner.directory import check_machine
 from paceline.runner.extra_block import run_extra_block
 from paceline.runner.interleaved import run_interleaved

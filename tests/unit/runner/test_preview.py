@@ -11,7 +11,7 @@ from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA, Outcome
 from paceline.runner import preview_run
 from paceline.runner.planning import plan
-from paceline.runner.progress import duration
+from paceline.runner.preview import duration
 from paceline.spec import load_spec
 
 SPEC = """

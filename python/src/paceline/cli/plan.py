@@ -15,7 +15,7 @@ from paceline.cli.options import json_option
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 from paceline.report.wording import NOT_MEASURED, megabytes
-from paceline.runner.progress import duration
+from paceline.runner.preview import duration
 from paceline.tune.local import plan_local
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineWarning
 from paceline.plan.trial import task_facts
 from paceline.records.checkpoints import KEPT
-from paceline.runner.progress import DiskUse
 from paceline.runner.steps import known_samples, planned_steps
 
 if TYPE_CHECKING:
@@ -39,6 +39,20 @@ _TENSORS_IN_MEMORY = 3
 _COPIES_OF_SGD, _COPIES_OF_OTHERS = 1, 2  # Adam and its relatives have two
 
 Parameters = tuple[int, int]  # bytes of all, and tensors of the optimiser for each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskUse:
+    """Bytes on disk, without the traces of sidecars; these in bytes per second of training."""
+
+    kept_bytes: float  # when the trials have ended well
+    training_bytes: float  # more than that while a trial trains
+    trace_kept_bytes_per_s: float = 0.0
+    trace_training_bytes_per_s: float = 0.0
+
+    def peak_bytes(self, training_s: float = 0.0) -> float:
+        """Return the largest use of a run whose trials train for so long each."""
+        return self.kept_bytes + self.training_bytes + self.trace_training_bytes_per_s * training_s
 
 
 def predicted_disk_use(planned: Planned) -> DiskUse:

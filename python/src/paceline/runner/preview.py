@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.analysis.trial.reading import load_manifest
@@ -14,7 +15,6 @@ from paceline.records.layout import RunFiles
 from paceline.records.rows import Outcome
 from paceline.runner.disk import predicted_disk_use
 from paceline.runner.planning import check_dataset
-from paceline.runner.progress import ConfigurationPreview, Preview
 from paceline.runner.steps import known_samples, planned_steps
 
 if TYPE_CHECKING:
@@ -22,9 +22,68 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.plan.trial import Training, Trial
+    from paceline.runner.disk import DiskUse
     from paceline.runner.planning import Planned
 
+_MINUTE_S, _HOUR_S = 60, 3600
 _FEW_STEPS = 10  # fewer measured steps give wide intervals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationPreview:
+    """A configuration before it runs. None: not known."""
+
+    configuration: str
+    workload: str
+    nodes: int
+    ranks: int
+    global_batch: int
+    samples: int | None  # to train on
+    steps: int | None
+    warmup_steps: int
+    repeats: int  # at most, with `repeats = "auto"`
+    expected_s: float | None  # of all repeats, as in the latest run of the same spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A run before it starts."""
+
+    configurations: tuple[ConfigurationPreview, ...]  # of each workload, the baseline first
+    expected_s: float | None  # None unless all configurations are known
+    disk: DiskUse
+    faults: tuple[str, ...]  # each once, although it would hit every trial
+    warnings: tuple[str, ...]
+
+    @property
+    def trials(self) -> int:
+        return sum(each.repeats for each in self.configurations)
+
+    @property
+    def summary(self) -> str:
+        """The size of the run as one line."""
+        trials, configurations = self.trials, len(self.configurations)
+        counted = (
+            f"{trials} trial{'s' if trials != 1 else ''} of "
+            f"{configurations} configuration{'s' if configurations != 1 else ''}"
+        )
+        if self.expected_s is None:
+            return f"{counted}; duration unknown, because no earlier run of this spec was found"
+        return f"{counted}; about {duration(self.expected_s)}, as in the latest run of this spec"
+
+    def check(self) -> None:
+        """Raise UsageError with all faults that would make every trial fail or useless."""
+        if self.faults:
+            raise UsageError("\n".join(self.faults))
+
+
+def duration(seconds: float) -> str:
+    """Format an expected duration with its unit."""
+    if seconds < 2 * _MINUTE_S:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    return f"{seconds / _HOUR_S:.1f} h"
 
 
 def preview_run(planned: Planned, former_runs: Path) -> Preview:
