@@ -26,6 +26,7 @@ from ranks import make_context, make_trial
 from paceline.plan.sample_order import SampleOrder, share_bounds
 from paceline.rank.peers import join_peers
 from paceline.records.checkpoints import CheckpointFolder
+from paceline.records.communication import StrategyResult
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.state_files import Position, StateFiles, write_state
@@ -75,7 +76,7 @@ def train(
     *,
     saved_in: Path | None = None,
     restored_from: Path | None = None,
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+) -> tuple[dict[str, torch.Tensor], StrategyResult]:
     """Return gradients, weights and losses, and the strategy's description."""
     training = trial.training
     order = SampleOrder([20, 21], training.seed, training.global_batch, training.epochs)

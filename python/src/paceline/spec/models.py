@@ -273,7 +273,7 @@ class Experiment(Table):
     # "auto": until the ranking is decided, at most max_repeats
     repeats: Annotated[int, Field(ge=1, le=100)] | Literal["auto"] = 3
     max_repeats: Annotated[int, Field(ge=2, le=100)] = 8
-    tie_margin: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.05  # of a ratio of speeds
+    tie_margin: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.03  # of a ratio of speeds
     baseline: str | None = None  # shell pattern: speedups are over the fastest that matches
     only: Annotated[tuple[str, ...], FROM_LIST] = ()  # shell patterns of configurations to run
     keep_tensors: bool = False

@@ -106,6 +106,7 @@ def test_records_hold_both_costs_of_each_layer(measured):
     measured(SLOW_LINK)
     described = choose({"large": LARGE}, context()).describe()
     assert described["setting"] == "auto"
+    assert described["speeds"] is not None
     assert described["speeds"]["product_flop_per_s"] == 5e10
     (layer,) = described["layers"]
     assert layer["layer"] == "large"
