@@ -50,7 +50,7 @@ def test_one_of_three_configurations_fails(paceline, tmp_path):
     shown = log.read_text("utf-8")
     assert code == 5, shown
     assert "Traceback" not in shown
-    assert "1 trial failed:" in shown
+    assert "2 of 3 trials done." in shown
 
     rows = json.loads((out / "comparison.json").read_text())["rows"]
     failed = [row for row in rows if row["failed"]]
