@@ -192,11 +192,12 @@ class _Output:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            text = line.decode(errors="replace")
-            self._kept.append(text.rstrip())
-            sys.stderr.write(text)
-            sys.stderr.flush()
+        with self._process.stdout as output:
+            for line in output:
+                text = line.decode(errors="replace")
+                self._kept.append(text.rstrip())
+                sys.stderr.write(text)
+                sys.stderr.flush()
 
 
 def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Watched) -> RankEnd:
