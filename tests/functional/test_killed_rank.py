@@ -24,7 +24,7 @@ def test_run_whose_rank_0_was_killed_is_completed_by_the_same_command(
         LONG.replace("samples = 48", f'data = "{tiny_dataset}"').replace("seed = 3", "seed = 5")
         + trial("mpi", "mpi")
     )
-    process = slowed(paceline).start("run", spec, "--out", out, "--no-keep-going", log=log)
+    process = slowed(paceline).start("run", spec, "--out", out, "-x", log=log)
     try:
         pid = wait_for(lambda: running_rank(out, "mpi", 0), STARTED_WITHIN_S, "rank 0 training")
         os.kill(pid, signal.SIGKILL)

@@ -36,7 +36,7 @@ ROLES = {
     "exec_guarded.py": "command that starts",
     "cleaner.py": "cleaner",
     "paceline.telemetry.sidecar": "sidecar",
-    "--no-keep-going": "paceline run",
+    "--exit-first": "paceline run",
     "prterun": "mpirun",
     "mpirun": "mpirun",
     "SparkSubmit": "JVM of Spark",
@@ -80,7 +80,7 @@ def test_killed_process(
     chosen = random.Random(f"{launcher} {seed}")
     spec, out = tmp_path / "small.toml", tmp_path / "run"
     spec.write_text(SPECS[launcher].replace("samples = 48", f'data = "{tiny_dataset}"'))
-    argv = paceline.argv("run", spec, "--out", out, "--no-keep-going")
+    argv = paceline.argv("run", spec, "--out", out, "--exit-first")
     if launcher not in usual_s:
         usual_s[launcher] = time_of_undisturbed_run(argv, paceline, tmp_path, out)
     for _ in range(TRIES):

@@ -149,7 +149,7 @@ def test_all_gather_gives_every_rank_the_parts_of_all(size):
     assert known == [set(range(size))] * size
 
 
-@pytest.mark.parametrize("algorithm", sorted(HAVE_EQUAL_ROUNDS))
+@pytest.mark.parametrize("algorithm", sorted(HAVE_EQUAL_ROUNDS, key=lambda each: each.__name__))
 def test_rounds_that_are_called_equal_are(algorithm):
     for rank in range(5):
         steps = list(algorithm(rank, 5, 100))
