@@ -5,6 +5,7 @@ Users' secrets are in its environment and its files: they appear in nothing that
 
 import dataclasses
 import json
+import math
 
 import pytest
 from tests.functional.cli_runs import SMALL, cli_in, trial
@@ -122,7 +123,9 @@ def test_parts_of_every_difference_add_up(finished):
 def test_measurements_are_there_for_every_row(comparison):
     for row in comparison["rows"]:
         for key in ("samples_per_s", "step_s", "speedup", "efficiency"):
-            assert row[key]["median"] > 0
+            found = row[key]
+            assert 0 < found["median"]
+            assert found["low"] <= found["median"] <= (found["high"] or math.inf)
         assert row["time_to_first_step_s"] > 0
         assert row["final_loss"] > 0
         assert 0 < row["cpu_percent"] <= 100
