@@ -111,7 +111,7 @@ def test_tuned_spec_says_what_won_and_keeps_the_rest(machine):
 def test_tuned_spec_says_a_compression_with_its_settings(machine):
     machine.step_s = lambda trial: 0.4 if trial.option("compression") else 0.7
     tune = (
-        '[tune]\nrepeats = 1\nbuckets_mb = []\nbuckets_in_flight = []\ncompressions = ["powersgd"]'
+        '[tune]\nrepeats = 3\nbuckets_mb = []\nbuckets_in_flight = []\ncompressions = ["powersgd"]'
     )
     machine.tune(spec(entry("torchrun", "gloo"), tune=tune))
     tuned = parse_spec((machine.folder / "found/tuned.toml").read_text(), "tuned.toml")
