@@ -48,7 +48,7 @@ AHEAD = 0.06  # of the leader, where power is measured
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """How the repeats of a simulated run are disturbed."""
+    """Disturbances of the repeats of a simulated run."""
 
     correlation: float = 0.0  # of consecutive steps
     drift: float = 0.0  # of the machine from the first to the last repeat

@@ -160,7 +160,7 @@ def _with_nulls(frame: pl.DataFrame, expected: RowFormat, missing: list[str]) ->
 
 
 def format_of(kind: type | RowFormat) -> RowFormat:
-    """Return the format of a dataclass's rows; a format is returned as it is."""
+    """Return the row format of a dataclass; return a given row format unchanged."""
     return kind if isinstance(kind, RowFormat) else _format_of(kind)
 
 

@@ -149,14 +149,6 @@ def log_ratio(
     return estimate(value, math.sqrt(variance), degrees, confidence)
 
 
-def log_ratios(
-    layout: Layout, reference: int, confidence: float = CONFIDENCE
-) -> list[Estimate | None]:
-    """Return log(configuration / reference) of every configuration."""
-    indices = range(len(layout.log_means))
-    return [log_ratio(layout, each, reference, confidence) for each in indices]
-
-
 def log_speed(layout: Layout, index: int, confidence: float = CONFIDENCE) -> Estimate | None:
     """Return the absolute figure of a configuration; None if it has no repeats.
 
