@@ -15,6 +15,7 @@ from paceline.report.wording import (
     listed,
     milliseconds,
     number,
+    short_ids,
 )
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ def profile_view(profile: TrialCommunication) -> RenderableType:
 
 def overview(profiles: Sequence[TrialCommunication]) -> RenderableType:
     """Show one line for each trial: means over its ranks, in milliseconds per step."""
+    names = short_ids([profile.trial for profile in profiles])
     columns: list[Column[TrialCommunication]] = [
-        Column("trial", lambda profile: profile.trial, "text"),
+        Column("trial", lambda profile: names[profile.trial], "id"),
         Column("step\nms", lambda profile: _mean(profile, lambda rank: rank.step_s)),
         Column("waiting\nms", lambda profile: _mean(profile, _phase("comm_wait"))),
         Column("transfer\nms", lambda profile: _mean(profile, _phase("comm_transfer"))),

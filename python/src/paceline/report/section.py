@@ -11,13 +11,14 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from rich.console import Group
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
     from paceline.report.figures import Chart
 
@@ -50,12 +51,13 @@ class Cell(NamedTuple):
 class Column(Generic[Item]):
     """A column: its heading, which may have several lines, and the cell of an item.
 
-    kind: numbers are aligned to the right; only a text may be broken into lines.
+    kind: numbers are aligned to the right; a text may be broken into lines, and an id of a
+    configuration or trial after a dot.
     """
 
     heading: str
     value: Callable[[Item], Cell | str]
-    kind: Literal["number", "name", "text"] = "number"
+    kind: Literal["number", "name", "text", "id"] = "number"
     detail: Detail = Detail.NARROW  # from which it is shown
     tip: str = ""
 
@@ -182,14 +184,40 @@ def terminal_table(table: Table[Any], detail: Detail = Detail.NARROW) -> RichTab
         found.add_column(
             column.heading,
             justify="right" if column.kind == "number" else "left",
-            no_wrap=column.kind != "text",
+            no_wrap=column.kind in ("number", "name"),
             overflow="fold",
         )
     for style, cells in table.lines(detail):
-        found.add_row(*map(_text, cells), style=_STYLES[style])
+        shown = (
+            _Id(cell.text) if column.kind == "id" else _text(cell)
+            for column, cell in zip(columns, cells, strict=True)
+        )
+        found.add_row(*shown, style=_STYLES[style])
     return found
 
 
 def _text(cell: Cell) -> Text:
     text = Text(cell.text, style=_STYLES[cell.style])
     return text.append(f" {cell.soft}", style="dim") if cell.soft else text
+
+
+@dataclass(frozen=True, slots=True)
+class _Id:
+    """An id of a configuration or trial, which is broken into indented lines only after a dot."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        lines = [""]
+        for part in self.text.replace(".", ".\0").split("\0"):
+            if lines[-1].strip() and len(lines[-1]) + len(part) > options.max_width:
+                lines.append("  ")
+            lines[-1] += part
+        yield Text("\n".join(lines))
+
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        longest = max(map(len, self.text.split("."))) + len("  .")
+        return Measurement(longest, len(self.text)).with_maximum(options.max_width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.labels import short_name
@@ -108,6 +109,20 @@ def with_bounds(interval: Interval | None) -> str:
     if interval is None:
         return NOT_MEASURED
     return f"{interval.median:.2f} ({bounds(interval)})"
+
+
+def short_ids(ids: Sequence[str]) -> dict[str, str]:
+    """Return ids of configurations or trials without the parts that all of them share at the begin
+    and at the end, for a table."""
+    parts = [each.split(".") for each in ids]
+    spare = min(map(len, parts), default=1) - 1  # a part of each id remains
+    start = min(spare, len(commonprefix(parts)))
+    end = min(spare - start, len(commonprefix([each[::-1] for each in parts])))
+    if len(set(ids)) < 2:
+        start = end = 0
+    return {
+        each: ".".join(own[start : len(own) - end]) for each, own in zip(ids, parts, strict=True)
+    }
 
 
 def not_ranked_reason(row: Row) -> str:
