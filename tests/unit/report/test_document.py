@@ -14,8 +14,10 @@ import pytest
 from paceline.analysis.compare.run import compare_run
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
-from paceline.report import document, figures
+from paceline.report import document
 from paceline.report.document import charts, render, write_report
+from paceline.report.figures.bars import rank_time_chart
+from paceline.report.figures.charts import colours
 from paceline.report.provenance import worst_checks
 from paceline.report.section import Section
 from paceline.spec.tables import Target
@@ -99,11 +101,10 @@ def test_the_page_needs_no_network(page: _Page) -> None:
 
 
 def test_every_chart_has_its_data_and_its_place(page: _Page) -> None:
-    places = [a["data-chart"] for _, a in page.tags if "data-chart" in a]
-    data = {a["id"] for t, a in page.tags if t == "script" and "id" in a}
-    assert set(places) == data
+    places = [n for n, (_, found) in enumerate(page.tags) if found.get("class") == "chart"]
     # 7 a workload, strategies over time; for each of 16 trials a pair, its speed, and its traffic
     assert len(places) == 2 * 8 + 4 * 16
+    assert all(page.tags[n + 1] == ("script", {"type": "application/json"}) for n in places)
     for text in page.scripts[: len(places)]:
         assert {"data", "layout"} <= set(json.loads(text))
 
@@ -196,15 +197,15 @@ def test_no_finished_trial_gives_no_page(tmp_path: Path) -> None:
 
 
 def test_colours_are_the_same_in_every_workload(comparison: Comparison) -> None:
-    colours = figures.colours(comparison)
-    for configuration, colour in colours.items():
+    chosen = colours(comparison)
+    for configuration, colour in chosen.items():
         way = re.sub("^(complex-small|simple-big)", "simple-big", configuration)
-        assert colours[way] == colour
-    assert len(set(colours.values())) == 4
+        assert chosen[way] == colour
+    assert len(set(chosen.values())) == 4
 
 
 def test_stacked_bars_hold_every_ranks_phases(comparison: Comparison) -> None:
-    chart = json.loads(figures.rank_time_chart(comparison, "complex-small").json)
+    chart = json.loads(rank_time_chart(comparison, "complex-small").json)
     labels = set(chart["data"][0]["y"])
     assert "mpi · mpi · processes 2\u00d71  r1" in labels
     assert len(chart["data"]) == 12
@@ -235,10 +236,10 @@ def test_a_run_of_all_strategies_has_all_its_sections(all_strategies: Comparison
 def test_colours_follow_the_strategy_where_there_are_many_configurations(
     all_strategies: Comparison,
 ) -> None:
-    colours, rows = figures.colours(all_strategies), all_strategies.rows
-    by_strategy = {row.local_strategy: colours[row.configuration] for row in rows}
+    chosen, rows = colours(all_strategies), all_strategies.rows
+    by_strategy = {row.local_strategy: chosen[row.configuration] for row in rows}
     assert len(set(by_strategy.values())) == 6
-    assert all(colours[row.configuration] == by_strategy[row.local_strategy] for row in rows)
+    assert all(chosen[row.configuration] == by_strategy[row.local_strategy] for row in rows)
 
 
 def test_chosen_baseline_is_named_and_empty_sections_are_left_out(

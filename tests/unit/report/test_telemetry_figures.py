@@ -14,7 +14,7 @@ from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial.host_frames import read_series
 from paceline.records.layout import RunFiles
 from paceline.report.document import write_report
-from paceline.report.figures import telemetry_charts
+from paceline.report.figures.hosts import telemetry_charts
 from paceline.report.sections import sidecar_sentence
 
 _STEP_S = 0.5  # of a fabricated trace

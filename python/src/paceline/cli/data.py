@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.console import print_json
-from paceline.cli.options import count, json_option, seed
+from paceline.cli.options import count, json_option, pair, seed
 from paceline.cli.progress import data_progress
 from paceline.data.dataset import inspect_dataset
 from paceline.data.ingest import ingest
 from paceline.data.register import register
 from paceline.data.synth import synthesise
-from paceline.errors import UsageError
 from paceline.spec.extensions import WORKLOADS
 
 if TYPE_CHECKING:
@@ -93,24 +92,23 @@ def ingest_command(images_dir: Path, out_dataset: str, on_bad_image: Any, seed: 
     "--codec",
     "codecs",
     metavar="NAME=CODEC",
+    type=pair,
     multiple=True,
     help="How the bytes of a column are encoded, where they do not show it: image, array, "
     "compressed_array; may be repeated.",
 )
-def register_command(dataset: str, manifest_dir: Path | None, codecs: tuple[str, ...]) -> None:
+def register_command(
+    dataset: str, manifest_dir: Path | None, codecs: tuple[tuple[str, str], ...]
+) -> None:  # fmt: skip
     """Use Parquet files or a Petastorm data set without a conversion.
 
     DATASET is a folder or a URL (s3, gs, hdfs).
     """
-    pairs = [text.partition("=") for text in codecs]
-    for name, sign, codec in pairs:
-        if not (name and sign and codec):
-            raise UsageError(f"--codec {name}{sign}{codec}: expected NAME=CODEC")
     with data_progress("files") as progress:
         manifest = register(
             dataset,
             manifest_dir=manifest_dir,
-            codecs={name: codec for name, _, codec in pairs},
+            codecs=dict(codecs),
             progress=progress,
         )
     for name, reason in manifest.ignored.items():

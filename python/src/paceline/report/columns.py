@@ -15,8 +15,8 @@ from paceline.report.wording import (
     mark_of,
     mebibytes,
     number,
-    percent,
     range_of,
+    whole,
 )
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _main_cost(line: _Line) -> str:
 
 
 def _with_peak(mean: float | None, peak: float | None, detail: Detail) -> Cell:
-    return Cell(percent(mean), f"(peak {percent(peak)})" if detail == Detail.PAGE else "")
+    return Cell(whole(mean), f"(peak {whole(peak)})" if detail == Detail.PAGE else "")
 
 
 def _cpu(line: _Line) -> Cell:

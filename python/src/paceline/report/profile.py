@@ -68,17 +68,19 @@ def overview(profiles: Sequence[TrialCommunication]) -> RenderableType:
 
 def communication_section(comparison: Comparison) -> Section | None:
     """Show the first repeat of each configuration that communicates; None if none does."""
-    from paceline.report import figures  # noqa: PLC0415  (the terminal needs no Plotly)
+    # The terminal needs no Plotly.
+    from paceline.report.figures.bars import communication_chart  # noqa: PLC0415
+    from paceline.report.figures.charts import first_repeats  # noqa: PLC0415
 
     parts = []
     for workload in comparison.workloads:
         profiles = [
             (short_name(row, comparison.rows), profile)
-            for row, trial in figures.first_repeats(comparison, workload)
+            for row, trial in first_repeats(comparison, workload)
             if (profile := trial_communication(trial.record)) is not None
         ]
         if profiles:
-            chart = figures.communication_chart(workload, profiles)
+            chart = communication_chart(workload, profiles)
             tables = [_page_part(name, profile) for name, profile in profiles]
             parts.append(Section(charts=(chart,), parts=tables))
     if not parts:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType
 
-    from paceline.report.figures import Chart
+    from paceline.report.figures.charts import Chart
 
 Item = TypeVar("Item")
 WIDE_COLUMNS = 120  # of a terminal, from which more figures are shown

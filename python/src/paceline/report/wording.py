@@ -43,14 +43,14 @@ def number(value: float | Interval | None, digits: int = 3) -> str:
     return f"{value:.{max(0, digits - whole)}f}"
 
 
-def percent(value: float | None) -> str:
-    """Format a number of percent without the sign."""
+def whole(value: float | None) -> str:
+    """Format without decimals."""
     return NOT_MEASURED if value is None else f"{value:.0f}"
 
 
-def share(value: float | None) -> str:
+def share(value: float | None, decimals: int = 0) -> str:
     """Format a share of 1 in percent."""
-    return NOT_MEASURED if value is None else f"{100 * value:.0f} %"
+    return NOT_MEASURED if value is None else f"{100 * value:.{decimals}f} %"
 
 
 def signed(value: float | None, digits: int = 2) -> str:
@@ -101,7 +101,7 @@ def in_milliseconds(seconds: float | None) -> str:
 
 def mebibytes(value: float | None) -> str:
     """Format bytes in MiB."""
-    return NOT_MEASURED if value is None else f"{value / 2**20:.0f}"
+    return whole(None if value is None else value / 2**20)
 
 
 def with_bounds(interval: Interval | None) -> str:
