@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +65,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def run(table: Table, tmp_path: Path) -> Sampler:
+def run(table: Table, tmp_path: Path) -> Iterator[Sampler]:
     table.add(10, 1)
     table.add(11, 10, cpu_s=1.0, threads=4)
     status = RankStatus(
@@ -71,7 +73,8 @@ def run(table: Table, tmp_path: Path) -> Sampler:
         start_ticks=table.now[11].started_ticks, boot_id="b",
     )  # fmt: skip
     write_json(TrialFiles(tmp_path / "trial").rank(0).status, dataclasses.asdict(status))
-    return Sampler(request(tmp_path), HOST)
+    with closing(Sampler(request(tmp_path), HOST)) as sampler:
+        yield sampler
 
 
 def test_trace_begins_with_the_facts_that_do_not_change(
@@ -155,7 +158,8 @@ def test_facts_of_the_trial_are_served_but_not_repeated_in_the_trace(
 ) -> None:
     table.add(10, 1)
     facts = {"trial": "t", "launcher": "mpi"}
-    snapshot = Sampler(request(tmp_path, facts=facts), HOST).tick()
+    with closing(Sampler(request(tmp_path, facts=facts), HOST)) as sampler:
+        snapshot = sampler.tick()
     assert snapshot.row["run"] == facts
     assert "run" not in rows(tmp_path / "trace.jsonl")[1]
 
@@ -177,4 +181,5 @@ def test_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 def test_host_alone_counts_as_alive(tmp_path: Path) -> None:
     alone = SidecarRequest(run="r", trace=tmp_path / "trace.jsonl")
-    assert Sampler(alone, HOST).any_alive()
+    with closing(Sampler(alone, HOST)) as sampler:
+        assert sampler.any_alive()

@@ -98,6 +98,8 @@ class SidecarHandle:
         with self._lock:
             if self._stopped:
                 return
+            if self._process.stdin is not None:
+                self._process.stdin.close()
             request = self._request.model_copy(update={"restarts": 1})
             try:
                 self._process = _spawn(request)
