@@ -117,10 +117,10 @@ def test_summary_of_a_manifest_says_what_was_ingested(uneven: Any) -> None:
     )  # fmt: skip
     manifest = open_dataset(uneven.path).manifest.model_copy(
         update={
-            "samples": 60, "classes": ("round", "square"), "class_counts": (31, 29),
+            "samples": 21, "classes": tuple("abcdef"), "class_counts": (1, 2, 3, 4, 5, 6),
             "image_stats": stats, "skipped": (SkippedImage(path="a", reason="damaged"),),
         }
     )  # fmt: skip
     assert manifest.summary == (
-        "60 images, 2 classes (round 31, square 29), 12 re-encoded, 1 skipped"
+        "21 images, 6 classes (a 1, b 2, c 3, d 4, e 5 and 1 more), 12 re-encoded, 1 skipped"
     )

@@ -57,16 +57,15 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     seen = []
-    alone = synth.synthesise(tmp_path / "a", "tiny", 13, 5, workers=1)
+    synth.synthesise(tmp_path / "a", "tiny", 13, 5, workers=1)
     synth.synthesise(
         tmp_path / "b", "tiny", 13, 5, lambda done, total: seen.append((done, total)), workers=3
     )
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
-    assert len(hashes(tmp_path / "a")) == 13 == sum(alone.class_counts.values())
+    assert len(hashes(tmp_path / "a")) == 13
     assert seen == [(done, 13) for done in range(1, 14)]
-    more = synth.synthesise(tmp_path / "c", "tiny", 15, 5)
+    synth.synthesise(tmp_path / "c", "tiny", 15, 5)
     assert hashes(tmp_path / "a").items() < hashes(tmp_path / "c").items()
-    assert more.total_bytes == sum(f.stat().st_size for f in (tmp_path / "c").rglob("*.*"))
 
 
 def test_seed_and_preset_change_the_images() -> None:

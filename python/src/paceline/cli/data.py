@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,10 +17,6 @@ from paceline.data.register import register
 from paceline.data.synth import synthesise
 from paceline.spec.extensions import WORKLOADS
 
-if TYPE_CHECKING:
-    from paceline.data.manifest import DatasetManifest
-
-_MOST_CLASSES = 5  # named in a line
 _PATH = click.Path(path_type=Path)
 _PRESETS = sorted(workload.name for workload in WORKLOADS.all() if not workload.own_samples)
 
@@ -76,7 +72,7 @@ def ingest_command(images_dir: Path, out_dataset: str, on_bad_image: Any, seed: 
         )
     for skipped in manifest.skipped:
         _say(f"skipped {skipped.path}: {skipped.reason}")
-    _say(f'{_contents(manifest)}; use it in a spec with data = "{out_dataset}"')
+    _say(f'{manifest.summary}; use it in a spec with data = "{out_dataset}"')
     print(out_dataset)
 
 
@@ -133,14 +129,6 @@ def inspect_command(dataset: str, as_json: bool) -> None:
 
 def _say(text: str) -> None:
     print(f"paceline: {text}", file=sys.stderr)
-
-
-def _contents(manifest: DatasetManifest) -> str:
-    """Return for example `60 images in 2 classes: cat 20, dog 40`."""
-    counts = list(zip(manifest.classes, manifest.class_counts, strict=True))
-    named = ", ".join(f"{name} {count}" for name, count in counts[:_MOST_CLASSES])
-    more = f" and {len(counts) - _MOST_CLASSES} more" if len(counts) > _MOST_CLASSES else ""
-    return f"{manifest.samples} images in {len(counts)} classes: {named}{more}"
 
 
 def _print_facts(facts: dict[str, Any], indent: str = "") -> None:

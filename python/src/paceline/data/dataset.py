@@ -23,8 +23,6 @@ from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.plan.sample_order import SampleOrder, sample_order_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from paceline.data.fields import Field
     from paceline.plan.trial import Training
 
@@ -189,20 +187,15 @@ def _check_footer(dataset: Dataset, file: DataFile) -> None:
         )
 
 
-def inspect_dataset(
-    name: str | Path, progress: Callable[[int, int], None] | None = None
-) -> dict[str, Any]:
+def inspect_dataset(name: str | Path) -> dict[str, Any]:
     """Return the facts that `paceline data inspect` shows, after verifying every checksum.
 
-    Values are JSON values; sizes are in bytes. progress(done, total) counts files. Raises as
-    `open_dataset` and `Dataset.file_of`.
+    Values are JSON values; sizes are in bytes. Raises as `open_dataset` and `Dataset.file_of`.
     """
     dataset = open_dataset(name)
     manifest, rows = dataset.manifest, dataset.row_group_rows
-    for done, file in enumerate(manifest.files, start=1):
+    for file in manifest.files:
         dataset.verify_file(file)
-        if progress is not None:
-            progress(done, len(manifest.files))
     document = manifest.as_json()
     return {
         "schema": manifest.schema_version,

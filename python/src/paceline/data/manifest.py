@@ -20,6 +20,7 @@ from paceline.errors import DataError
 
 MANIFEST_NAME = "_paceline_manifest.json"
 SCHEMA_VERSION = 2
+_MOST_CLASSES = 5  # named in a summary
 
 
 class _Model(BaseModel):
@@ -99,9 +100,10 @@ class DatasetManifest(_Model):
         """The content in one line, for example `60 images, 2 classes (a 30, b 30)`."""
         parts = [f"{self.samples} {'samples' if self.image_stats is None else 'images'}"]
         if self.classes:
-            counts = zip(self.classes, self.class_counts, strict=True)
-            listed = ", ".join(f"{name} {count}" for name, count in counts)
-            parts.append(f"{len(self.classes)} classes ({listed})")
+            counts = list(zip(self.classes, self.class_counts, strict=True))
+            listed = ", ".join(f"{name} {count}" for name, count in counts[:_MOST_CLASSES])
+            more = f" and {len(counts) - _MOST_CLASSES} more" if counts[_MOST_CLASSES:] else ""
+            parts.append(f"{len(counts)} classes ({listed}{more})")
         if self.image_stats is not None and self.image_stats.reencoded:
             parts.append(f"{self.image_stats.reencoded} re-encoded")
         if self.skipped:

@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -35,18 +34,6 @@ _NAMES = ("IMG_{:04d}.jpg", "DSC{:05d}.JPG", "P{:07d}.jpg", "photo {:d}.jpeg", "
 _ASPECTS = (4 / 3, 3 / 2, 16 / 9, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class SynthSummary:
-    """Result of one call of `synthesise`."""
-
-    out_dir: Path
-    preset: str
-    seed: int
-    images: int
-    class_counts: dict[str, int]
-    total_bytes: int
-
-
 def synthesise(
     out_dir: Path,
     preset: str,
@@ -55,7 +42,7 @@ def synthesise(
     progress: Callable[[int, int], None] | None = None,
     *,
     workers: int | None = None,
-) -> SynthSummary:
+) -> None:
     """Write images to `out_dir`/CLASS/NAME: either all of them or none.
 
     images: how many; None means the preset's number. progress(done, total) is called as images
@@ -74,16 +61,15 @@ def synthesise(
         )
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}.partial-"))
-    sizes = []
     try:
         for name in CLASSES:
             (partial / name).mkdir()
         cv2.setNumThreads(0)
         with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
-            for size in pool.map(lambda i: _write(partial, preset, seed, i), range(total)):
-                sizes.append(size)
+            written = pool.map(lambda i: _write(partial, preset, seed, i), range(total))
+            for done, _ in enumerate(written, start=1):
                 if progress is not None:
-                    progress(len(sizes), total)
+                    progress(done, total)
         partial.chmod(0o755)
         partial.replace(out_dir)
     except BaseException as error:
@@ -94,9 +80,6 @@ def synthesise(
                 "room for the images"
             ) from error
         raise
-    classes = [class_of(index) for index in range(total)]
-    counts = {name: classes.count(name) for name in CLASSES}
-    return SynthSummary(out_dir, preset, seed, total, counts, sum(sizes))
 
 
 def class_of(index: int) -> str:
@@ -136,7 +119,6 @@ def _checked_count(preset: str, images: int | None) -> int:
     return images
 
 
-def _write(folder: Path, preset: str, seed: int, index: int) -> int:
-    """Write one image and return its size in bytes."""
+def _write(folder: Path, preset: str, seed: int, index: int) -> None:
     target = folder / class_of(index) / image_name(preset, seed, index)
-    return target.write_bytes(image_bytes(preset, seed, index))
+    target.write_bytes(image_bytes(preset, seed, index))
