@@ -23,6 +23,7 @@ from paceline.report.figures.charts import plotly_js
 from paceline.report.figures.evaluation import metric_chart
 from paceline.report.figures.hosts import resource_charts, shades, telemetry_charts
 from paceline.report.figures.speed import loss_chart, speedup_chart, step_distribution_chart
+from paceline.report.method import method_section
 from paceline.report.profile import communication_section
 from paceline.report.provenance import (
     commands_section,
@@ -43,7 +44,7 @@ from paceline.report.sections import (
     staleness_section,
 )
 from paceline.report.verdict import verdict_sentence
-from paceline.report.wording import NOT_MEASURED, listed, table_sentences
+from paceline.report.wording import listed, table_sentences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,9 +85,7 @@ def render(comparison: Comparison) -> str:
         "created": _date(manifest.get("created_unix_s")),
         "headlines": [(name, verdict_sentence(comparison, name)) for name in comparison.workloads],
         "sections": page_sections(comparison),
-        "has_evaluations": any(row.metrics for row in comparison.rows),
         "page": Detail.PAGE,
-        "not_measured": NOT_MEASURED,
         "json": _script_json,
         "plotly": _script(plotly_js()),
     }
@@ -141,6 +140,7 @@ def page_sections(comparison: Comparison) -> list[Section]:
         ranks_section(comparison),
         commands_section(comparison),
         machine_section(comparison),
+        method_section(comparison),
     ]
     return [section for section in found if section is not None]
 
