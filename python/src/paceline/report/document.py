@@ -44,7 +44,7 @@ from paceline.report.sections import (
     staleness_section,
 )
 from paceline.report.verdict import verdict_sentence
-from paceline.report.wording import listed, table_sentences
+from paceline.report.wording import table_sentences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -269,20 +269,12 @@ def _shown_trials(comparison: Comparison) -> set[str]:
 
 def _repeat(trial: TrialAnalysis) -> Repeat:
     hosts = read_series(trial.record.files)
-    more = telemetry_charts(trial, hosts)
     return Repeat(
         number=trial.repeat,
         trial=trial.record.trial.id,
         pairs=resource_charts(trial.record, hosts),
-        more=more,
-        more_words=listed([_in_sentence(chart.title) for chart in more]) if more else "",
+        more=telemetry_charts(trial, hosts),
     )
-
-
-def _in_sentence(title: str) -> str:
-    """Return the title of a figure for a sentence: without explanation, in lower case."""
-    short = title.partition(":")[0].partition(" (")[0]
-    return short if short[:2].isupper() else short[0].lower() + short[1:]
 
 
 def _has_gaps(comparison: Comparison) -> bool:

@@ -150,7 +150,7 @@ def _operation_table(profile: TrialCommunication) -> Table[Bin]:
 
     columns: list[Column[Bin]] = [
         Column("operation", _operation, "text"),
-        Column("size", size_words, "name"),
+        Column("size,\nMB", size_words, "name"),
         Column("num-\nber", lambda each: number(each.count / steps)),
         Column("MB", lambda each: number(each.payload_bytes / 1e6 / steps)),
         Column(
@@ -229,15 +229,12 @@ def check_sentence(check: SumCheck) -> str:
 
 
 def size_words(each: Bin) -> str:
-    """Return the range of sizes, for example `1-10 MB`."""
+    """Return the range of sizes in MB, for example `1-10`."""
+    low = each.least_bytes / 1e6
     if each.most_bytes is None:
-        return f"> {_size(each.least_bytes)}"
-    if each.least_bytes == 0:
-        return f"< {_size(each.most_bytes)}"
-    low, high = _size(each.least_bytes), _size(each.most_bytes)
-    if low.split()[1] == high.split()[1]:
-        low = low.split()[0]
-    return f"{low}{DASH}{high}"
+        return f"> {low:g}"
+    high = each.most_bytes / 1e6
+    return f"{low:g}{DASH}{high:g}" if low else f"< {high:g}"
 
 
 def sent_sentences(bins: Sequence[Bin]) -> list[str]:
@@ -261,6 +258,3 @@ def sent_sentences(bins: Sequence[Bin]) -> list[str]:
 def _total(bins: Sequence[Bin], name: str) -> int:
     return sum(getattr(each, name) or 0 for each in bins)
 
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes // 10**6} MB" if size_bytes >= 10**6 else f"{size_bytes // 10**3} kB"

@@ -97,7 +97,6 @@ class Repeat:
     trial: str
     pairs: Sequence[Sequence[Chart]]  # of each host
     more: Sequence[Chart]
-    more_words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,9 +185,9 @@ def phase_table(comparison: Comparison, workload: str) -> Table[Row]:
 
     columns: list[Column[Row]] = [
         Column("configuration", lambda row: _named(comparison, row), "name"),
-        *(Column(each.label, seconds("phases_s", each.name), tip=each.meaning) for each in ALL_PHASES),
+        *(Column(p.label, seconds("phases_s", p.name), tip=p.meaning) for p in ALL_PHASES),
         Column("sum", lambda row: number(row.wall_s)),
-        *(Column(_OTHER_SPANS.get(name, name), seconds("other_parts_s", name)) for name in OTHER_SPANS),
+        *(Column(_OTHER_SPANS.get(n, n), seconds("other_parts_s", n)) for n in OTHER_SPANS),
     ]
     return Table(columns=columns, items=comparison.rows_of(workload))
 
