@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.support.sidecars import port_of
 from tests.support.waiting import wait_for
 
 from paceline.errors import PacelineWarning, UsageError
@@ -49,7 +50,8 @@ def request(folder: Path, *pids: int, **settings: Any) -> SidecarRequest:
 def running(of: SidecarRequest) -> Iterator[SidecarHandle]:
     handle = SidecarHandle(of)
     try:
-        handle.wait_ready(LIMIT_S)
+        assert of.state is not None
+        port_of(handle, of.state)
         yield handle
     finally:
         handle.stop(LIMIT_S)
@@ -128,13 +130,11 @@ def test_sidecar_ends_with_the_process_that_started_it(
     program = (
         "import sys, time\n"
         "from paceline.telemetry import SidecarHandle, SidecarRequest\n"
-        "SidecarHandle(SidecarRequest.model_validate_json(sys.argv[1])).wait_ready(60)\n"
-        "print('ready', flush=True)\n"
+        "handle = SidecarHandle(SidecarRequest.model_validate_json(sys.argv[1]))\n"
         "time.sleep(100)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program, text], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"ready\n"
+    with subprocess.Popen([sys.executable, "-c", program, text]) as parent:
+        wait_for((tmp_path / "sidecar.json").exists, LIMIT_S, "a sidecar that samples", parent)
         pid = state(tmp_path)["pid"]
         parent.send_signal(how)
     wait_for(lambda: not psutil.pid_exists(pid), LIMIT_S, "the sidecar gone")
@@ -147,7 +147,7 @@ def test_port_that_is_taken_costs_the_metrics_and_not_the_trace(
 ) -> None:
     handle = start_sidecar(request(tmp_path, sleeper.pid, listen_port=free_port_in_use))
     assert handle is not None
-    handle.wait_ready(LIMIT_S)
+    port_of(handle, tmp_path / "sidecar.json")
     wait_for(lambda: samples(tmp_path), LIMIT_S, "a sample")
     with pytest.warns(PacelineWarning, match=f"served no metrics: 127.0.0.1:{free_port_in_use}"):
         handle.stop(LIMIT_S)
@@ -159,7 +159,7 @@ def test_address_that_cannot_be_announced_is_not_called_missing_metrics(
     (tmp_path / "targets").write_text("a file in place of the folder\n")
     handle = start_sidecar(request(tmp_path, sleeper.pid))
     assert handle is not None
-    port = handle.wait_ready(LIMIT_S)
+    port = port_of(handle, tmp_path / "sidecar.json")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         assert answer.status == 200
     with pytest.warns(PacelineWarning, match="address could not be announced to Prometheus: "):
@@ -183,7 +183,7 @@ def test_secret_that_others_may_read_is_warned_about_at_once(
     with pytest.warns(PacelineWarning, match=r"serves no metrics.*chmod 600"):
         handle = start_sidecar(request(tmp_path, sleeper.pid, bearer_token_file=str(token)))
     assert handle is not None
-    assert handle.wait_ready(LIMIT_S) is None
+    assert port_of(handle, tmp_path / "sidecar.json") is None
     with pytest.warns(PacelineWarning, match="chmod 600"):
         handle.stop(LIMIT_S)
 
