@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.analysis.compare.run import compare_run
-from paceline.report.figures.evaluation import metric_chart
-from paceline.report.figures.speed import loss_chart, step_distribution_chart
+from paceline.report.figures.speed import loss_chart, metric_chart, step_distribution_chart
 from paceline.spec.tables import Target
 
 if TYPE_CHECKING:

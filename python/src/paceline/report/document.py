@@ -20,9 +20,13 @@ from paceline.report.columns import comparison_table
 from paceline.report.explain import causes_section
 from paceline.report.figures.bars import rank_time_chart, step_time_chart
 from paceline.report.figures.charts import plotly_js
-from paceline.report.figures.evaluation import metric_chart
 from paceline.report.figures.hosts import resource_charts, shades, telemetry_charts
-from paceline.report.figures.speed import loss_chart, speedup_chart, step_distribution_chart
+from paceline.report.figures.speed import (
+    loss_chart,
+    metric_chart,
+    speedup_chart,
+    step_distribution_chart,
+)
 from paceline.report.method import method_section
 from paceline.report.profile import communication_section
 from paceline.report.provenance import (
