@@ -18,7 +18,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from paceline.report.figures.charts import Chart
 
@@ -169,7 +169,7 @@ def spaced(blocks: Sequence[RenderableType]) -> Group:
 def terminal_table(table: Table[Any], detail: Detail = Detail.NARROW) -> RichTable:
     """Return a table for the terminal, which shrinks its texts to the width."""
     columns = table.shown(detail)
-    found = RichTable(
+    found = _FittingTable(
         title=table.title or None,
         title_justify="left",
         title_style="dim",
@@ -195,6 +195,25 @@ def terminal_table(table: Table[Any], detail: Detail = Detail.NARROW) -> RichTab
     return found
 
 
+class _FittingTable(RichTable):
+    """A table that breaks texts between words where the terminal has room for the longest ones."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        least, most = [], []
+        for column in self.columns:
+            cells = [column.header, *column.cells]
+            widths = [Measurement.get(console, options, cell) for cell in cells]
+            most.append(max(width.maximum for width in widths))
+            shortest = max(width.minimum for width in widths)
+            least.append(most[-1] if column.no_wrap else shortest)
+        gaps = (len(most) - 1) * self.padding[1]
+        spare, wanted = options.max_width - gaps - sum(least), sum(most) - sum(least)
+        if 0 <= spare < wanted:
+            for column, low, high in zip(self.columns, least, most, strict=True):
+                column.width = low + spare * (high - low) // wanted
+        yield from super().__rich_console__(console, options)
+
+
 def _text(cell: Cell) -> Text:
     text = Text(cell.text, style=_STYLES[cell.style])
     return text.append(f" {cell.soft}", style="dim") if cell.soft else text
@@ -209,7 +228,7 @@ class _Id:
     def __str__(self) -> str:
         return self.text
 
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         lines = [""]
         for part in self.text.replace(".", ".\0").split("\0"):
             if lines[-1].strip() and len(lines[-1]) + len(part) > options.max_width:
