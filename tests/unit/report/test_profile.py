@@ -116,7 +116,8 @@ def test_terminal_says_where_nothing_was_recorded(
 def test_overview_has_a_line_for_each_trial(profiles: dict[str, TrialCommunication]) -> None:
     text = shown(overview(list(profiles.values())))
     assert max(map(len, text.splitlines())) <= 80
-    assert [line.split(".")[0] for line in text.splitlines()[2:]] == ["mpi", "torchrun", "local"]
+    begins = [line.split(".")[0] for line in text.splitlines()[2:] if line[0] != " "]
+    assert begins == ["mpi", "torchrun", "local"]
     assert "rank 1: 50" in text
 
 

@@ -21,8 +21,12 @@ def lines(table: Table[tuple[str, str]], width: int) -> list[str]:
 
 
 def test_an_id_is_broken_only_after_a_dot() -> None:
-    table = Table[tuple[str, str]](
-        columns=[Column("trial", lambda row: row[0], "id"), Column("ms", lambda row: row[1])],
+    columns: list[Column[tuple[str, str]]] = [
+        Column("trial", lambda row: row[0], "id"),
+        Column("ms", lambda row: row[1]),
+    ]
+    table = Table(
+        columns=columns,
         items=[(LONG, "123456"), ("local.none", "1")],
     )
     for width in range(24, 60):
@@ -34,8 +38,12 @@ def test_an_id_is_broken_only_after_a_dot() -> None:
 
 
 def test_texts_share_the_room_and_keep_their_words_whole() -> None:
-    table = Table[tuple[str, str]](
-        columns=[Column("short", lambda row: row[0], "text"), Column("", lambda row: row[1], "text")],
+    columns: list[Column[tuple[str, str]]] = [
+        Column("short", lambda row: row[0], "text"),
+        Column("", lambda row: row[1], "text"),
+    ]
+    table = Table(
+        columns=columns,
         items=[("undecided", "the difference between both configurations may be chance")],
     )
     words = {word for item in table.items for text in item for word in text.split()}
