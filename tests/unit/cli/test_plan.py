@@ -52,7 +52,7 @@ def test_a_row_for_each_configuration_then_totals(
     lines = [line.rstrip() for line in shown.splitlines()]
     assert re.fullmatch(r"local\.none\.sequential\.n1r1t1 +1 +32 +20 \(3\) +2 +\S", lines[2])
     assert re.fullmatch(r"torchrun\.gloo\.processes\.n1r2t1 +2 +32 +20 \(3\) +2 +\S", lines[3])
-    assert "local.none.sequential.n1r1t1 is tiny.local.none.sequential.n1r1t1.fp32" in shown
+    assert "for --only: tiny.local.none.sequential.n1r1t1.fp32" in shown
     assert "4 trials of 2 configurations; duration unknown" in shown
     assert "disk: " in shown
 

@@ -155,7 +155,7 @@ def test_dry_run_shows_the_trials_and_runs_nothing(
     monkeypatch.setattr(runner, "run", pytest.fail)
     assert main(["run", "quickstart", "--dry-run", "--only", "*.mpi.mpi.*"]) == ExitCode.OK
     shown = capsys.readouterr().out
-    assert "tiny.mpi.mpi.processes" in shown
+    assert "mpi.mpi.processes" in shown
     assert "mpirun" not in shown
     assert main(["plan", "quickstart", "--commands", "--only", "*.mpi.mpi.*"]) == ExitCode.OK
     assert "mpi-jobs/train.py" in capsys.readouterr().out

@@ -74,7 +74,8 @@ def _print_preview(preview: Preview, *, automatic: bool) -> None:
     console.print(terminal_table(Table(columns=columns, items=preview.configurations)))
     for full, short in list(names.items())[:1]:
         if short != full:
-            console.print(f"\n--only and --baseline match whole names: {short} is {full}")
+            text = f"\nwhole name of the first one, for --only: {full}"
+            console.print(text, soft_wrap=True)
     most = "at most " if automatic else ""
     console.print(f"\n{most}{preview.summary}")
     console.print(_disk_use_sentence(preview.disk))

@@ -209,6 +209,18 @@ def _efficiency(line: _Line) -> str:
     return NOT_MEASURED if value is None else f"{value.median:.2f}"
 
 
+def mark_sentences(comparison: Comparison) -> list[str]:
+    """Explain the marks of configurations that may be the fastest."""
+    verdicts = comparison.verdicts.values()
+    found = []
+    if any(verdict.ties for verdict in verdicts):
+        margin = max(verdict.margin for verdict in verdicts)
+        found.append(f"{TIE_MARK} tie: shown to be at most {100 * margin:g} % behind the fastest.")
+    if any(set(verdict.not_separated) - set(verdict.ties) for verdict in verdicts if verdict.best):
+        found.append(f"{NEAR_MARK} not separated from the fastest (5 %).")
+    return found
+
+
 _COLUMNS: tuple[Column[_Line], ...] = (
     Column("samples\n/s", _samples_per_s),
     Column("strategy", lambda line: line.row.local_strategy, "name"),

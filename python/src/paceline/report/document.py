@@ -16,7 +16,7 @@ from paceline.analysis.trial.host_frames import read_series
 from paceline.records.files import write_text
 from paceline.records.phases import ALL_PHASES
 from paceline.report import strategies
-from paceline.report.columns import comparison_table
+from paceline.report.columns import comparison_table, mark_sentences
 from paceline.report.explain import causes_section
 from paceline.report.figures.bars import rank_time_chart, step_time_chart
 from paceline.report.figures.charts import plotly_js
@@ -156,12 +156,12 @@ def _template(name: str) -> str:
 def _speed_section(comparison: Comparison) -> Section:
     meaning = (
         "Speedup over the baseline with the 95 % confidence interval. The main cost is the "
-        "largest part of a step beside computation. = marks a tie with the fastest."
+        "largest part of a step beside computation."
     )
     return Section(
         title="Speedup",
         anchor="speed",
-        intro=" ".join([meaning, *table_sentences(comparison)]),
+        intro=" ".join([meaning, *mark_sentences(comparison), *table_sentences(comparison)]),
         parts=[_speed_part(comparison, workload) for workload in comparison.workloads],
     )
 

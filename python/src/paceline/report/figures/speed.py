@@ -70,6 +70,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
             xanchor="left",
             xshift=8,
             text=_speedup_label(row),
+            name="beside",  # the page leaves it out where it is narrow
             showarrow=False,
         )
     figure.add_vline(x=1, line={"dash": "dot", "width": 1, "color": GREY})
@@ -77,7 +78,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
     return chart(
         figure,
         title=f"Speedup, {workload}",
-        caption="Bars: median; lines: 95 % confidence interval. Pale bars: equivalence was not "
+        caption="Bars: geometric mean; lines: 95 % confidence interval. Pale bars: equivalence was not "
         f"shown.{omitted(comparison, workload)}",
         height_px=110 + 34 * len(rows),
         right=210,
