@@ -56,9 +56,10 @@ def test_texts_share_the_room_and_keep_their_words_whole() -> None:
 @pytest.mark.parametrize(
     ("ids", "short"),
     [
-        (["w.mpi.mpi.a.fp32", "w.mpi.gloo.b.fp32"], ["mpi.a", "gloo.b"]),
+        (["w.mpi.mpi.a.fp32.k", "w.mpi.gloo.b.fp32"], ["mpi.a.k", "gloo.b"]),
         (["w.mpi.fp32", "w.mpi.fp32.sharded"], ["fp32", "fp32.sharded"]),
         (["w.a.r0", "w.a.r1"], ["r0", "r1"]),
+        (["w.a.x.fp32.r0", "w.b.x.fp32.s.r0"], ["a", "b.s"]),
         (["w.a.r0"], ["w.a.r0"]),
         ([], []),
     ],

@@ -112,17 +112,20 @@ def with_bounds(interval: Interval | None) -> str:
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:
-    """Return ids of configurations or trials without the parts that all of them share at the begin
-    and at the end, for a table."""
-    parts = [each.split(".") for each in ids]
-    spare = min(map(len, parts), default=1) - 1  # a part of each id remains
-    start = min(spare, len(commonprefix(parts)))
-    end = min(spare - start, len(commonprefix([each[::-1] for each in parts])))
+    """Return ids of configurations or trials without the parts that all of them share, for a
+    table."""
     if len(set(ids)) < 2:
-        start = end = 0
-    return {
-        each: ".".join(own[start : len(own) - end]) for each, own in zip(ids, parts, strict=True)
-    }
+        return {each: each for each in ids}
+    parts = [each.split(".") for each in ids]
+    fewest = min(map(len, parts))
+    shared = {n for n in range(fewest) if len({own[n] for own in parts}) == 1}
+    if len(shared) == fewest:
+        shared.remove(fewest - 1)  # a part of each id remains
+    rests = [[part for n, part in enumerate(own) if n not in shared] for own in parts]
+    end = len(commonprefix([rest[::-1] for rest in rests]))
+    end = min(end, fewest - len(shared) - 1)
+    short = (".".join(rest[: len(rest) - end]) for rest in rests)
+    return dict(zip(ids, short, strict=True))
 
 
 def not_ranked_reason(row: Row) -> str:
