@@ -47,9 +47,7 @@ def test_periodic_steps_keep_their_distribution(comparison: Comparison) -> None:
     step = np.arange(8000)
     time_s = np.where(step % 10 == 9, 3.0, 1.0)
     time_s[5] = 7.0  # the slowest step is shown
-    chart = step_distribution_chart(
-        with_steps(comparison, step=step, time_s=time_s), "tiny"
-    )
+    chart = step_distribution_chart(with_steps(comparison, step=step, time_s=time_s), "tiny")
     for box in json.loads(chart.json)["data"]:
         drawn = np.frombuffer(base64.b64decode(box["x"]["bdata"]), dtype=box["x"]["dtype"])
         assert len(drawn) == 400

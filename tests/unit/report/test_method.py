@@ -15,7 +15,6 @@ from paceline.analysis.statistics.intervals import Interval, estimate
 from paceline.report.method import method_section
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import ModuleType
 
     from paceline.analysis.compare.result import Comparison

@@ -184,9 +184,7 @@ def test_ranks_of_other_hosts_are_left_to_them(trial: TrialFiles, tail: Reader) 
     assert [p.steps for p in tail.read()] == [1, 1]
 
 
-def test_rank_that_moved_to_another_host_is_told_there(
-    trial: TrialFiles, tail: Reader
-) -> None:
+def test_rank_that_moved_to_another_host_is_told_there(trial: TrialFiles, tail: Reader) -> None:
     append(start(trial, 0).steps, STEP)
     there = Reader(trial, "node-2")
     assert (len(tail.read()), len(there.read())) == (1, 0)
@@ -226,9 +224,7 @@ def test_file_that_was_cut_is_read_anew(trial: TrialFiles, tail: Reader) -> None
     assert [p.steps for p in tail.read()] == [1]
 
 
-def test_trial_that_is_gone_keeps_what_was_known_of_nobody(
-    trial: TrialFiles, tail: Reader
-) -> None:
+def test_trial_that_is_gone_keeps_what_was_known_of_nobody(trial: TrialFiles, tail: Reader) -> None:
     files = start(trial, 0)
     append(files.steps, STEP)
     tail.read()

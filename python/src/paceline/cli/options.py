@@ -59,7 +59,9 @@ class _Pair(click.ParamType[tuple[str, str]]):
             return value
         key, _, content = value.partition("=")
         if not (key and content):
-            self.fail(f"expected {param.metavar if param else self.name}, got {value!r}", param, ctx)
+            self.fail(
+                f"expected {param.metavar if param else self.name}, got {value!r}", param, ctx
+            )
         return key, content
 
 

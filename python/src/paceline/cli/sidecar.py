@@ -125,4 +125,3 @@ def _process_id(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise click.UsageError(f"--pid: expected process ids, got {text!r}")
     return int(text)
-

@@ -204,7 +204,10 @@ class RankHistory:
         self.rank = rank
 
     def until(self, unix_s: float) -> Row:
-        """Return the values of the training metrics at `unix_s`, on the rank's own clock; times must not decrease."""
+        """Return the values of the training metrics at `unix_s`, on the rank's own clock.
+
+        Times must not decrease.
+        """
         while self._done < len(self._rows) and _ended_unix_s(self._rows[self._done]) <= unix_s:
             row = self._rows[self._done]
             if "step_s" in row:

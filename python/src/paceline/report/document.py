@@ -213,9 +213,7 @@ def _evaluation_section(comparison: Comparison, workload: str) -> Section | None
     target = table.items[0].target
     return Section(
         title=workload if target is None else f"{workload}, target: {target}",
-        charts=[
-            metric_chart(comparison, workload, name) for name in metrics_of(table.items)
-        ],
+        charts=[metric_chart(comparison, workload, name) for name in metrics_of(table.items)],
         table=table,
     )
 

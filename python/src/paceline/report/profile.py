@@ -257,4 +257,3 @@ def sent_sentences(bins: Sequence[Bin]) -> list[str]:
 
 def _total(bins: Sequence[Bin], name: str) -> int:
     return sum(getattr(each, name) or 0 for each in bins)
-

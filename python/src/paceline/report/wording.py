@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from os.path import commonprefix
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.labels import short_name
@@ -122,8 +122,8 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
     if len(shared) == fewest:
         shared.remove(fewest - 1)  # a part of each id remains
     rests = [[part for n, part in enumerate(own) if n not in shared] for own in parts]
-    end = len(commonprefix([rest[::-1] for rest in rests]))
-    end = min(end, fewest - len(shared) - 1)
+    from_the_end = zip(*(rest[:0:-1] for rest in rests), strict=False)  # not the first part
+    end = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, from_the_end))
     short = (".".join(rest[: len(rest) - end]) for rest in rests)
     return dict(zip(ids, short, strict=True))
 

@@ -92,4 +92,3 @@ def _load_nvml() -> Any:
         _log.info("GPUs are not sampled: the package nvidia-ml-py is not installed")
         return None
     return pynvml
-

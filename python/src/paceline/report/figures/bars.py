@@ -44,8 +44,7 @@ def rank_time_chart(comparison: Comparison, workload: str) -> Chart:
         axis="seconds",
         title=f"Time of the whole trial, {workload}",
         caption="One bar per rank (r0, r1, ...), first repeat, from the launch command to its "
-        "exit; the phases add up to the wall time."
-        + omitted(comparison, workload),
+        "exit; the phases add up to the wall time." + omitted(comparison, workload),
     )
 
 

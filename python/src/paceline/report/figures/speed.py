@@ -78,8 +78,8 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
     return chart(
         figure,
         title=f"Speedup, {workload}",
-        caption="Bars: geometric mean; lines: 95 % confidence interval. Pale bars: equivalence was not "
-        f"shown.{omitted(comparison, workload)}",
+        caption="Bars: geometric mean; lines: 95 % confidence interval. Pale bars: equivalence "
+        f"was not shown.{omitted(comparison, workload)}",
         height_px=110 + 34 * len(rows),
         right=210,
     )
