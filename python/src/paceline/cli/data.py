@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 from paceline.cli.console import print_json
 from paceline.cli.options import count, json_option, pair, seed
 from paceline.cli.progress import data_progress
+from paceline.cli.streams import say
 from paceline.data.dataset import inspect_dataset
 from paceline.data.ingest import ingest
 from paceline.data.register import register
@@ -65,14 +65,14 @@ def ingest_command(images_dir: Path, out_dataset: str, on_bad_image: Any, seed: 
 
     OUT_DATASET is a folder or a file:// URL.
     """
-    _say(f"{images_dir}: converting the images; Spark needs some seconds to start")
+    say(f"{images_dir}: converting the images; Spark needs some seconds to start")
     with data_progress("images") as progress:
         manifest = ingest(
             images_dir, out_dataset, on_bad_image=on_bad_image, seed=seed, progress=progress
         )
     for skipped in manifest.skipped:
-        _say(f"skipped {skipped.path}: {skipped.reason}")
-    _say(f'{manifest.summary}; use it in a spec with data = "{out_dataset}"')
+        say(f"skipped {skipped.path}: {skipped.reason}")
+    say(f'{manifest.summary}; use it in a spec with data = "{out_dataset}"')
     print(out_dataset)
 
 
@@ -108,7 +108,7 @@ def register_command(
             progress=progress,
         )
     for name, reason in manifest.ignored.items():
-        _say(f"column {name} cannot be used: {reason}")
+        say(f"column {name} cannot be used: {reason}")
     print(manifest_dir or dataset)
 
 
@@ -125,10 +125,6 @@ def inspect_command(dataset: str, as_json: bool) -> None:
         print_json(facts)
     else:
         _print_facts(facts)
-
-
-def _say(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr)
 
 
 def _print_facts(facts: dict[str, Any], indent: str = "") -> None:

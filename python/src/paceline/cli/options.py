@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from paceline.cli.streams import say
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def newest_run() -> Path:
             f"expected RUN_DIR, because there is no run in {RUNS}/; `paceline run` makes one"
         )
     newest = max(began, key=lambda path: began[path])
-    print(f"paceline: newest run: {newest}", file=sys.stderr)
+    say(f"newest run: {newest}")
     return newest
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from paceline.data.location import made_folder, not_empty, require_new
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.host.processes import kill_until_gone, pids_with_variable
@@ -263,7 +264,7 @@ class Target:
         self._files = self._final.getFileSystem(context.hadoopConfiguration())
         self._files.setWriteChecksum(False)  # the manifest contains checksums
         if self._files.exists(self._final) and len(self._files.listStatus(self._final)) > 0:
-            raise _not_empty(text)
+            raise not_empty(text)
 
     def write_manifest(self, document: Mapping[str, Any]) -> None:
         """Write the manifest into the temporary data set."""
@@ -294,7 +295,8 @@ class Target:
 def prepare_place(out_dataset: str | Path, *, is_local_session: bool) -> None:
     """Check the place of a new data set before Spark starts; make the parents of a folder.
 
-    Raises UsageError if it is not empty, cannot be made, or is out of reach of a local session.
+    Raises UsageError if it is not empty or out of reach of a local session, EnvironmentLacks if it
+    cannot be made.
     """
     text = str(out_dataset)
     if not is_folder(text):
@@ -305,21 +307,10 @@ def prepare_place(out_dataset: str | Path, *, is_local_session: bool) -> None:
             )
         return
     folder = local_path(out_dataset)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise _not_empty(str(folder))
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder.parent}: cannot be created: {error.strerror}") from None
+    require_new(folder)
+    made_folder(folder.parent)
 
 
 def is_folder(name: str) -> bool:
     """Return whether the name is a path or a file:// URL."""
     return "://" not in name or name.startswith("file://")
-
-
-def _not_empty(name: str) -> UsageError:
-    return UsageError(
-        f"{name}: expected a new or empty place for the data set, but it is not empty; remove it "
-        "or choose another"
-    )

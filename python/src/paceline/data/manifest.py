@@ -7,6 +7,7 @@ the location of the data. Parquet readers ignore names that begin with an unders
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from itertools import accumulate
 from pathlib import PurePosixPath
@@ -21,6 +22,10 @@ from paceline.errors import DataError
 MANIFEST_NAME = "_paceline_manifest.json"
 SCHEMA_VERSION = 2
 _MOST_CLASSES = 5  # named in a summary
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class _Model(BaseModel):
@@ -86,7 +91,7 @@ class DatasetManifest(_Model):
     image_stats: ImageStats | None = None
     skipped: tuple[SkippedImage, ...] = ()
     versions: dict[str, str]
-    created: str  # ISO 8601, UTC
+    created: str = Value(default_factory=_now)  # ISO 8601, UTC
 
     @cached_property
     def row_groups(self) -> tuple[RowGroup, ...]:

@@ -18,6 +18,7 @@ from zlib import crc32
 import cv2
 import numpy as np
 
+from paceline.data.location import made_folder, require_new
 from paceline.data.scenes import CLASSES, paint
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.extensions import WORKLOADS
@@ -54,12 +55,8 @@ def synthesise(
     if seed < 0:
         raise UsageError(f"seed: expected 0 or more, got {seed}")
     out_dir = Path(out_dir)
-    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
-        raise UsageError(
-            f"{out_dir}: expected a new or empty folder for the images, but it is not empty; "
-            "remove it or choose another"
-        )
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    require_new(out_dir)
+    made_folder(out_dir.parent)
     partial = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}.partial-"))
     try:
         for name in CLASSES:
