@@ -9,12 +9,10 @@ from paceline.cli import data, main
 from paceline.errors import ExitCode
 
 if TYPE_CHECKING:
-    import pytest
+    pass
 
 
-def test_ingest_says_what_it_does_and_what_it_wrote(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ingest_says_what_it_does_and_what_it_wrote(monkeypatch, capsys) -> None:
     made = SimpleNamespace(
         summary="28 images",
         skipped=[SimpleNamespace(path="a/x.jpg", reason="it is truncated")],
@@ -30,9 +28,7 @@ def test_ingest_says_what_it_does_and_what_it_wrote(
     ]
 
 
-def test_inspect_says_none_for_everything_that_is_empty(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_says_none_for_everything_that_is_empty(monkeypatch, capsys) -> None:
     facts = {"samples": 2, "ignored": {}, "skipped": [], "classes": {"a": 2}}
     monkeypatch.setattr(data, "inspect_dataset", lambda _: facts)
     assert main(["data", "inspect", "set"]) == ExitCode.OK

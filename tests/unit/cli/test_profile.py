@@ -53,9 +53,7 @@ def test_unknown_trial_is_answered_with_those_there_are(run_dir: Path, capsys: A
     assert MPI in capsys.readouterr().err
 
 
-def test_run_in_which_nobody_communicates_is_bad_data(
-    fabricate: ModuleType, tmp_path: Path, capsys: Any
-) -> None:
+def test_run_in_which_nobody_communicates_is_bad_data(fabricate, tmp_path, capsys) -> None:
     fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
     assert main(["profile", str(tmp_path)]) == 4
     assert "a single rank does not communicate" in capsys.readouterr().err

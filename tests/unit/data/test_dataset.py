@@ -62,9 +62,7 @@ def test_a_row_group_that_is_missing_truncated_or_changed_is_named(dataset_of_ro
         ({"unknown": 1}, "unknown: Extra inputs"),
     ],
 )
-def test_a_manifest_that_does_not_add_up_is_refused(
-    dataset_of_rows: Any, change: dict[str, Any], message: str
-) -> None:
+def test_a_manifest_that_does_not_add_up_is_refused(dataset_of_rows, change, message) -> None:
     made = dataset_of_rows(3, 3)
     file = made.path / MANIFEST_NAME
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
@@ -102,9 +100,7 @@ def test_inspect_gives_json_that_adds_up(uneven: Any) -> None:
     assert found["checksums"] == "verified"
 
 
-def test_manifest_of_version_1_is_refused_with_the_version_that_reads_it(
-    dataset_of_rows: Any,
-) -> None:
+def test_manifest_of_version_1_is_refused_with_the_version_that_reads_it(dataset_of_rows) -> None:
     made = dataset_of_rows(3, 2)
     file = made.path / MANIFEST_NAME
     file.write_text(json.dumps({**json.loads(file.read_text()), "schema": 1}))

@@ -32,9 +32,7 @@ def folder_of(samples: int) -> tuple[ImageFolder, list[Finding]]:
     seed=st.integers(0, 9),
     rows=st.one_of(st.none(), st.integers(1, 500)),
 )
-def test_row_groups_are_even_and_hold_every_image_once(
-    samples: int, seed: int, rows: int | None
-) -> None:
+def test_row_groups_are_even_and_hold_every_image_once(samples, seed, rows) -> None:
     plan = plan_row_groups(*folder_of(samples), seed, rows)
     sizes = [len(group) for group in plan]
     assert max(sizes) - min(sizes) <= 1
@@ -55,9 +53,7 @@ def test_row_groups_are_even_and_hold_every_image_once(
         (100, 1000, 1000, 1),
     ],
 )
-def test_number_of_row_groups(
-    samples: int, total_bytes: int, rows: int | None, expected: int
-) -> None:
+def test_number_of_row_groups(samples, total_bytes, rows, expected) -> None:
     assert row_group_count(samples, total_bytes, rows) == expected
 
 

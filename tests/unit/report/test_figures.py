@@ -63,17 +63,13 @@ def test_loss_that_is_not_known_has_no_difference(comparison: Comparison) -> Non
     assert "range. They " in loss_chart(comparison, "tiny").caption
 
 
-def test_figure_of_loss_says_what_it_leaves_out(
-    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figure_of_loss_says_what_it_leaves_out(comparison, monkeypatch) -> None:
     monkeypatch.setattr("paceline.report.figures.charts.MOST_SHOWN", 2)
     caption = loss_chart(comparison, "tiny").caption
     assert caption.endswith(" Shown: the 1 fastest of 3 configurations and the baseline.")
 
 
-def test_caption_names_the_line_of_the_target_only_where_it_is_drawn(
-    comparison: Comparison,
-) -> None:
+def test_caption_names_the_line_of_the_target_only_where_it_is_drawn(comparison) -> None:
     for metric, has_line in (("accuracy", True), ("loss", False)):
         chart = metric_chart(comparison, "tiny", metric)
         assert bool(json.loads(chart.json)["layout"].get("shapes")) is has_line

@@ -65,9 +65,7 @@ def test_speeds_are_geometric_means_and_speedups_their_ratios(comparison: Compar
     assert fast.efficiency.median == pytest.approx(ratio * base.cores / fast.cores)
 
 
-def test_intervals_have_the_confidence_and_the_widest_ratio_of_the_text(
-    told: dict[str, str],
-) -> None:
+def test_intervals_have_the_confidence_and_the_widest_ratio_of_the_text(told) -> None:
     confidence = number(told["Interval"], r"A (\d+) % confidence interval by Student's t") / 100
     half = stats.t.ppf((1 + confidence) / 2, 5)
     assert (estimate(0.0, 1.0, 5).low, estimate(0.0, 1.0, 5).high) == pytest.approx((-half, half))
@@ -76,9 +74,7 @@ def test_intervals_have_the_confidence_and_the_widest_ratio_of_the_text(
     assert not Interval(median=1.0, low=1.0, high=widest * 1.001).is_known
 
 
-def test_margin_of_a_tie_is_that_of_the_verdict(
-    comparison: Comparison, told: dict[str, str]
-) -> None:
+def test_margin_of_a_tie_is_that_of_the_verdict(comparison, told) -> None:
     margin = number(told["Tie"], r"(\d+) % unless") / 100
     assert [verdict.margin for verdict in comparison.verdicts.values()] == [margin]
 
@@ -89,9 +85,7 @@ def test_phases_add_up_to_the_wall_time(comparison: Comparison) -> None:
             assert sum(filter(None, rank.whole.values())) == pytest.approx(rank.wall_s)
 
 
-def test_time_to_a_target_is_explained_where_there_are_evaluations(
-    comparison: Comparison, told: dict[str, str]
-) -> None:
+def test_time_to_a_target_is_explained_where_there_are_evaluations(comparison, told) -> None:
     assert "Time to target" not in told
     rows = tuple(dataclasses.replace(row, metrics={"accuracy": 0.5}) for row in comparison.rows)
     table = method_section(dataclasses.replace(comparison, rows=rows)).table

@@ -67,9 +67,7 @@ def state(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_sidecar_samples_serves_and_ends_in_order(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_sidecar_samples_serves_and_ends_in_order(tmp_path, sleeper) -> None:
     with running(request(tmp_path, sleeper.pid)) as handle:
         port = state(tmp_path)["port"]
         assert json.loads(next((tmp_path / "targets").iterdir()).read_text())[0]["targets"] == [
@@ -90,9 +88,7 @@ def test_sidecar_samples_serves_and_ends_in_order(
     handle.stop()  # a second time changes nothing
 
 
-def test_sidecar_ends_with_what_it_watches(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_sidecar_ends_with_what_it_watches(tmp_path, sleeper) -> None:
     with running(request(tmp_path, sleeper.pid, listen_port=-1)) as handle:
         sleeper.kill()
         sleeper.wait()
@@ -103,9 +99,7 @@ def test_sidecar_ends_with_what_it_watches(
     assert samples(tmp_path)[-1]["run_processes"] == 0
 
 
-def test_sidecar_that_dies_is_started_once_more_at_the_same_port(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_sidecar_that_dies_is_started_once_more_at_the_same_port(tmp_path, sleeper) -> None:
     with running(request(tmp_path, sleeper.pid)) as handle:
         first, port = handle.pid, state(tmp_path)["port"]
         os.kill(first, signal.SIGKILL)
@@ -123,9 +117,7 @@ def test_sidecar_that_dies_is_started_once_more_at_the_same_port(
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_sidecar_ends_with_the_process_that_started_it(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes], how: signal.Signals
-) -> None:
+def test_sidecar_ends_with_the_process_that_started_it(tmp_path, sleeper, how) -> None:
     text = request(tmp_path, sleeper.pid).model_dump_json()
     program = (
         "import sys, time\n"
@@ -143,7 +135,7 @@ def test_sidecar_ends_with_the_process_that_started_it(
 
 
 def test_port_that_is_taken_costs_the_metrics_and_not_the_trace(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes], free_port_in_use: int
+    tmp_path, sleeper, free_port_in_use
 ) -> None:
     handle = start_sidecar(request(tmp_path, sleeper.pid, listen_port=free_port_in_use))
     assert handle is not None
@@ -153,9 +145,7 @@ def test_port_that_is_taken_costs_the_metrics_and_not_the_trace(
         handle.stop(LIMIT_S)
 
 
-def test_address_that_cannot_be_announced_is_not_called_missing_metrics(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_address_that_cannot_be_announced_is_not_called_missing_metrics(tmp_path, sleeper) -> None:
     (tmp_path / "targets").write_text("a file in place of the folder\n")
     handle = start_sidecar(request(tmp_path, sleeper.pid))
     assert handle is not None
@@ -174,9 +164,7 @@ def free_port_in_use() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_secret_that_others_may_read_is_warned_about_at_once(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_secret_that_others_may_read_is_warned_about_at_once(tmp_path, sleeper) -> None:
     token = tmp_path / "token"
     token.write_text("s3cret")
     token.chmod(0o644)
@@ -188,9 +176,7 @@ def test_secret_that_others_may_read_is_warned_about_at_once(
         handle.stop(LIMIT_S)
 
 
-def test_variables_of_the_trial_do_not_reach_the_sidecar(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_the_trial_do_not_reach_the_sidecar(tmp_path, sleeper, monkeypatch) -> None:
     monkeypatch.setenv("PACELINE_TRIAL_TOKEN", "t")
     with running(request(tmp_path, sleeper.pid, listen_port=-1)) as handle:
         assert "PACELINE_TRIAL_TOKEN" not in psutil.Process(handle.pid).environ()
@@ -217,9 +203,7 @@ def test_state_of_no_living_sidecar(tmp_path: Path, text: str) -> None:
     assert not sidecar_is_alive(tmp_path / "state")
 
 
-def test_command_ends_with_its_signal_and_writes_the_trace(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_command_ends_with_its_signal_and_writes_the_trace(tmp_path, sleeper) -> None:
     argv = ["sidecar", f"--pid={sleeper.pid}", "--interval=0.1", f"--out={tmp_path / 't.jsonl'}"]
     with subprocess.Popen([sys.executable, "-m", "paceline.cli", *argv]) as command:
         trace = tmp_path / "t.jsonl"
@@ -230,9 +214,7 @@ def test_command_ends_with_its_signal_and_writes_the_trace(
         assert command.wait(timeout=LIMIT_S) == 0
 
 
-def test_command_without_a_living_process_is_refused(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_command_without_a_living_process_is_refused(tmp_path, sleeper) -> None:
     sleeper.kill()
     sleeper.wait()
     with pytest.raises(UsageError, match="expected a running process"):

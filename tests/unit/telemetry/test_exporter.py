@@ -216,9 +216,7 @@ def test_tls_before_1_2_is_refused(certificates: dict[str, Certificate]) -> None
 
 
 @needs_openssl
-def test_clients_must_show_a_certificate_if_required(
-    certificates: dict[str, Certificate],
-) -> None:
+def test_clients_must_show_a_certificate_if_required(certificates) -> None:
     server, client, other = (certificates[name] for name in ("server", "client", "unknown"))
     known, unknown = trusting(server), trusting(server)
     known.load_cert_chain(client.certificate, client.key)
@@ -231,9 +229,7 @@ def test_clients_must_show_a_certificate_if_required(
 
 
 @needs_openssl
-def test_client_without_a_handshake_does_not_block_others(
-    certificates: dict[str, Certificate],
-) -> None:
+def test_client_without_a_handshake_does_not_block_others(certificates) -> None:
     server = certificates["server"]
     with (
         serving(over_tls(server)) as port,

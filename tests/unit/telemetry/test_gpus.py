@@ -101,9 +101,7 @@ def test_host_without_a_driver_does_not_load_the_library(monkeypatch: pytest.Mon
     assert GpuReader().read() == {}
 
 
-def test_library_that_is_missing_means_no_gpus(
-    monkeypatch: pytest.MonkeyPatch, tmp_path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_library_that_is_missing_means_no_gpus(monkeypatch, tmp_path, caplog) -> None:
     monkeypatch.setattr(gpus_module, "_DRIVER_FILES", (tmp_path,))
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     with caplog.at_level("INFO", "paceline.sidecar"):

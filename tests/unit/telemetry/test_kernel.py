@@ -77,9 +77,7 @@ def test_process_agrees_with_psutil() -> None:
     assert bytes_now[1] >= written
 
 
-def test_bytes_of_a_process_may_be_unreadable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_of_a_process_may_be_unreadable(tmp_path, monkeypatch) -> None:
     write(tmp_path, **{"7__io": "rchar: 1\nread_bytes: 5\nwrite_bytes: 6\n"})
     assert read_process_io(7, tmp_path) == (5, 6)
     assert read_process_io(8, tmp_path) is None, "a kernel that does not count them"

@@ -191,9 +191,7 @@ def test_zombie_has_no_threads_and_no_memory(table: Table) -> None:
 
 
 @pytest.mark.parametrize("expensive", [False, True])
-def test_process_id_that_was_given_to_another_process_is_dropped(
-    table: Table, expensive: bool
-) -> None:
+def test_process_id_that_was_given_to_another_process_is_dropped(table, expensive) -> None:
     table.add(10, 1)
     table.add(11, 10, cpu_s=1.0)
     found = tree(table, 10)
@@ -336,9 +334,7 @@ def test_missing_roots_are_no_error(table: Table) -> None:
 
 
 @pytest.mark.parametrize("pid", [10, 11])
-def test_process_that_ends_while_it_is_read_counts_no_more(
-    table: Table, monkeypatch: pytest.MonkeyPatch, pid: int
-) -> None:
+def test_process_that_ends_while_it_is_read_counts_no_more(table, monkeypatch, pid) -> None:
     table.add(10, 1)
     table.add(11, 10)
     found = tree(table, 10)

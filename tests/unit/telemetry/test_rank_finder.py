@@ -63,9 +63,7 @@ def test_unchanged_file_is_read_once(finder: RankFinder, monkeypatch: pytest.Mon
     assert processes(finder) == {0: Process(10, 110, "b")}
 
 
-def test_damaged_status_keeps_the_last_one_and_warns_once(
-    finder: RankFinder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_status_keeps_the_last_one_and_warns_once(finder, caplog) -> None:
     say(finder, 0, 10)
     processes(finder)
     for text in ("{", "[]"):

@@ -77,9 +77,7 @@ def run(table: Table, tmp_path: Path) -> Iterator[Sampler]:
         yield sampler
 
 
-def test_trace_begins_with_the_facts_that_do_not_change(
-    run: Sampler, clock: Clock, tmp_path: Path
-) -> None:
+def test_trace_begins_with_the_facts_that_do_not_change(run, clock, tmp_path) -> None:
     run.tick()
     header = rows(tmp_path / "trace.jsonl")[0]
     assert header["host"] == HOST
@@ -88,9 +86,7 @@ def test_trace_begins_with_the_facts_that_do_not_change(
     assert "unix_s" not in header
 
 
-def test_rows_have_what_the_analysis_reads(
-    run: Sampler, clock: Clock, table: Table, tmp_path: Path
-) -> None:
+def test_rows_have_what_the_analysis_reads(run, clock, table, tmp_path) -> None:
     run.tick()
     table.now[11].cpu_s = 3.0
     clock.now_s += 1
@@ -105,9 +101,7 @@ def test_rows_have_what_the_analysis_reads(
     assert (second["unix_s"], second["cpu_seconds"]) == (1101.0, 2.0)
 
 
-def test_rows_have_the_declared_columns_and_no_others(
-    run: Sampler, clock: Clock, tmp_path: Path
-) -> None:
+def test_rows_have_the_declared_columns_and_no_others(run, clock, tmp_path) -> None:
     run.tick()
     names = {metric.path[0] for metric in METRICS if "{" not in metric.path[0]}
     for file, expected in (("trace.jsonl", HOST_SAMPLES), ("ranks.jsonl", RANK_SAMPLES)):
@@ -118,9 +112,7 @@ def test_rows_have_the_declared_columns_and_no_others(
         assert {name: frame.schema[name] for name in expected.types} == expected.types
 
 
-def test_expensive_figures_are_null_between_their_readings(
-    run: Sampler, clock: Clock, tmp_path: Path
-) -> None:
+def test_expensive_figures_are_null_between_their_readings(run, clock, tmp_path) -> None:
     for _ in range(11):
         run.tick()
         clock.now_s += 1
@@ -141,7 +133,7 @@ def test_last_tick_reads_everything(run: Sampler, clock: Clock, tmp_path: Path) 
 
 
 def test_slow_figures_are_read_once_per_second_at_a_short_interval(
-    run: Sampler, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run, clock, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(
         "paceline.telemetry.host_reading.read_page_faults", lambda _: {"minor": 1, "major": 2}
@@ -153,9 +145,7 @@ def test_slow_figures_are_read_once_per_second_at_a_short_interval(
     assert sum("minor_page_faults" in row for row in samples) == 3
 
 
-def test_facts_of_the_trial_are_served_but_not_repeated_in_the_trace(
-    table: Table, tmp_path: Path
-) -> None:
+def test_facts_of_the_trial_are_served_but_not_repeated_in_the_trace(table, tmp_path) -> None:
     table.add(10, 1)
     facts = {"trial": "t", "launcher": "mpi"}
     with closing(Sampler(request(tmp_path, facts=facts), HOST)) as sampler:

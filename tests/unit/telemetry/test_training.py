@@ -232,9 +232,7 @@ def test_trial_that_is_gone_keeps_what_was_known_of_nobody(trial: TrialFiles, ta
     assert tail.read() == []
 
 
-def test_damaged_row_is_left_out_and_told_once(
-    trial: TrialFiles, tail: Reader, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_row_is_left_out_and_told_once(trial, tail, caplog) -> None:
     files = start(trial, 0)
     append(files.steps, STEP)
     with files.steps.open("ab") as file:
@@ -273,9 +271,7 @@ def test_much_is_read_in_parts_and_wholly_at_the_end(trial: TrialFiles, tail: Re
     assert whole.steps == rows
 
 
-def test_line_without_an_end_does_not_keep_it_from_reading_on(
-    trial: TrialFiles, tail: Reader
-) -> None:
+def test_line_without_an_end_does_not_keep_it_from_reading_on(trial, tail) -> None:
     files = start(trial, 0)
     files.steps.write_bytes(b"x" * (1 << 20) + b"xx\n")
     append(files.steps, STEP)

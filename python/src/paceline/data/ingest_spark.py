@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import uuid
@@ -195,21 +196,18 @@ def _py4j_silenced() -> Iterator[None]:
         logging.root.removeFilter(is_of_another)
 
 
-def _end_jvm(gateway: object) -> None:
+def _end_jvm(gateway: Any) -> None:
     """End the JVM and wait for it: PySpark leaves it running until Python exits."""
-    process = getattr(gateway, "proc", None)
-    shutdown = getattr(gateway, "shutdown", None)
-    if shutdown is not None:
-        shutdown()
-    if process is None:
+    if gateway is None:  # its start was interrupted
         return
+    gateway.shutdown()
     with suppress(OSError):  # it has ended
-        process.stdin.close()  # the JVM exits when its standard input closes
+        gateway.proc.stdin.close()  # the JVM exits when its standard input closes
     try:
-        process.wait(_JVM_END_S)
-    except Exception:  # noqa: BLE001  (subprocess.TimeoutExpired, or already reaped)
-        process.kill()
-        process.wait(_JVM_END_S)
+        gateway.proc.wait(_JVM_END_S)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait(_JVM_END_S)
 
 
 @contextmanager
