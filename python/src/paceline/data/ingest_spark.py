@@ -198,7 +198,7 @@ def _py4j_silenced() -> Iterator[None]:
 
 def _end_jvm(gateway: Any) -> None:
     """End the JVM and wait for it: PySpark leaves it running until Python exits."""
-    if gateway is None:  # its start was interrupted
+    if gateway is None or gateway.proc is None:  # its start was interrupted, or it is not ours
         return
     gateway.shutdown()
     with suppress(OSError):  # it has ended
