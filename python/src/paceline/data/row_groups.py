@@ -149,7 +149,7 @@ class ParquetSource:
         first, count = group.first_sample_id, group.rows
         names = [field.name for field in fields] + ([self._id_field] if self._id_field else [])
         missing = [name for name in names if not hasattr(batch, name)]
-        if missing:  # the footers of remote files were not checked when the data set was opened
+        if missing:
             raise self._dataset.damaged(index, f"columns missing: {', '.join(missing)}")
         columns = tuple(getattr(batch, field.name) for field in fields)
         rows = len(columns[0])
