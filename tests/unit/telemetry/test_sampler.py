@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from tests.unit.telemetry.fake_processes import Table
 
-from paceline.records.files import write_json
+from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.metrics import METRICS
-from paceline.records.rows import RankStatus
+from paceline.records.rows import RankStatus, StepRow
 from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 from paceline.records.tables import frame_of
 from paceline.spec import TelemetrySettings
@@ -123,6 +123,26 @@ def test_expensive_figures_are_null_between_their_readings(run, clock, tmp_path)
     assert all("run_open_files" in row for row in samples)
     ranks = rows(tmp_path / "ranks.jsonl")
     assert [row["pss_bytes"] for row in ranks[:6]] == [900, None, None, None, None, 900]
+
+
+def test_progress_is_read_each_second_and_at_the_end(run, clock, tmp_path) -> None:
+    first = run.tick()
+    step = StepRow(
+        step=0, epoch=0, started_unix_s=1000.0, samples=4, global_samples=8, loss_sum=2.0,
+        data_wait_s=0.0, forward_s=0.0, backward_s=0.0, comm_s=0.0, comm_ready_unix_s=0.0,
+        optimizer_s=0.0, other_s=0.0, step_s=0.5,
+    )  # fmt: skip
+    with JsonlWriter(TrialFiles(tmp_path / "trial").rank(0).steps) as rows_of_rank:
+        rows_of_rank.write(step)
+        seen = []
+        for _ in range(3):
+            seen.append(run.tick().training[0]["training_steps"])
+            clock.now_s += 0.5
+        rows_of_rank.write(step)
+        clock.now_s -= 0.4
+        seen += [run.tick(final=final).training[0]["training_steps"] for final in (False, True)]
+    assert seen == [0, 0, 1, 1, 2]
+    assert first.training[0]["training_steps"] == 0, "a snapshot does not change"
 
 
 def test_last_tick_reads_everything(run: Sampler, clock: Clock, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ OPERATION = CommunicationRow(
 )
 
 
-def advance(progress: TrainingProgress, row: StepRow, replicas: int = 1) -> TrainingProgress:
-    progress.add_step(dataclasses.asdict(row), replicas)
+def advance(progress: TrainingProgress, row: StepRow) -> TrainingProgress:
+    progress.add_step(dataclasses.asdict(row))
     return progress
 
 
@@ -97,13 +97,10 @@ def test_step_adds_to_all_sums() -> None:
     )
 
 
-def test_step_beyond_all_bounds_is_counted() -> None:
-    progress = advance(TrainingProgress(), dataclasses.replace(STEP, step_s=60.5))
+def test_odd_steps_are_counted_too() -> None:
+    row = dataclasses.replace(STEP, step_s=60.5, other_s=-1e-9)  # rounding can make it negative
+    progress = advance(TrainingProgress(), row)
     assert progress.step_counts == [0] * 12 + [1]
-
-
-def test_phase_that_rounds_below_zero_does_not_turn_a_counter_back() -> None:
-    progress = advance(TrainingProgress(), dataclasses.replace(STEP, other_s=-1e-9))
     assert progress.phase_s["other"] == 0.0
 
 
@@ -117,12 +114,6 @@ def test_stage_of_a_pipeline_without_the_loss_has_none() -> None:
     first_stage = dataclasses.replace(STEP, loss_sum=0.0, bubble_s=0.5)
     progress = advance(TrainingProgress(), first_stage)
     assert (progress.loss, progress.samples, progress.phase_s["bubble"]) == (None, 16, 0.5)
-
-
-def test_last_stage_of_a_pipeline_has_the_loss_of_its_replicas_share() -> None:
-    last_stage = dataclasses.replace(STEP, samples=0, bubble_s=0.0)
-    progress = advance(TrainingProgress(), last_stage, replicas=2)
-    assert (progress.loss, progress.samples) == (1.5, 0)
 
 
 def test_operations_are_summed_by_kind() -> None:
@@ -158,11 +149,8 @@ def append(path: Path, *rows: object) -> None:
             writer.write(row)
 
 
-def test_trial_that_has_not_begun_has_no_progress(tail: Reader) -> None:
-    assert tail.read() == []
-
-
 def test_rank_that_has_not_stepped_is_at_zero(trial: TrialFiles, tail: Reader) -> None:
+    assert tail.read() == []
     start(trial, 0)
     assert tail.read() == [TrainingProgress()]
 
@@ -213,13 +201,7 @@ def test_file_that_was_replaced_is_read_anew(trial: TrialFiles, tail: Reader) ->
     append(files.steps, STEP, STEP, STEP)
     (progress,) = tail.read()
     assert (progress.steps, progress.operations) == (3, {})
-
-
-def test_file_that_was_cut_is_read_anew(trial: TrialFiles, tail: Reader) -> None:
-    files = start(trial, 0)
-    append(files.steps, STEP, STEP)
-    tail.read()
-    files.steps.write_bytes(b"")
+    files.steps.write_bytes(b"")  # cut off
     append(files.steps, STEP)
     assert [p.steps for p in tail.read()] == [1]
 
@@ -252,14 +234,6 @@ def test_state_of_a_rank_is_followed(trial: TrialFiles, tail: Reader) -> None:
     assert [p.failed for p in tail.read()] == [True]
 
 
-def test_damaged_status_leaves_a_rank_where_it_was(trial: TrialFiles, tail: Reader) -> None:
-    files = start(trial, 0)
-    append(files.steps, STEP)
-    tail.read()
-    files.status.write_text("{")
-    assert [p.steps for p in tail.read()] == [1]
-
-
 def test_much_is_read_in_parts_and_wholly_at_the_end(trial: TrialFiles, tail: Reader) -> None:
     files = start(trial, 0)
     line = json.dumps(dataclasses.asdict(STEP)).encode() + b"\n"
@@ -283,4 +257,4 @@ def test_loss_of_a_pipelines_last_stage_uses_the_number_of_replicas(trial: Trial
     tail = Reader(trial, replicas=2)
     row = dataclasses.replace(STEP, samples=0, global_samples=32, loss_sum=24.0, bubble_s=0.1)
     append(start(trial, 3).steps, row)
-    assert [p.loss for p in tail.read()] == [1.5]
+    assert [(p.loss, p.samples) for p in tail.read()] == [(1.5, 0)]
