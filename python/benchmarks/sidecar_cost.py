@@ -169,10 +169,20 @@ def sidecar(setting: Setting, pids: list[int], folder: Path) -> Iterator[tuple[i
         )
     )
     try:
-        port = handle.wait_ready(READY_LIMIT_S)
-        yield handle.pid, port
+        yield handle.pid, _port(folder / "sidecar.json")
     finally:
         handle.stop()
+
+
+def _port(state: Path) -> int | None:
+    """Wait until the sidecar samples and return the port of its metrics."""
+    limit = time.monotonic() + READY_LIMIT_S
+    while not state.exists():
+        if time.monotonic() > limit:
+            raise TimeoutError(f"expected the sidecar to start within {READY_LIMIT_S:g} s")
+        time.sleep(0.05)
+    port: int | None = json.loads(state.read_text())["port"]
+    return port
 
 
 def scrape_until(limit: float, port: int | None) -> None:

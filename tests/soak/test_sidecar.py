@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.functional.prometheus_server import prometheus
+from tests.support.sidecars import port_of
 from tests.support.waiting import wait_for
 
 from paceline.host.machine import host_name
@@ -124,7 +125,7 @@ def test_whole_sidecar_of_64_processes_takes_at_most_one_percent_of_a_core(
     """Readings, rows, and the answers to a Prometheus that asks every 15 s."""
     settings = TelemetrySettings(interval_s=1.0, listen_port=0)
     with sidecar(tmp_path, "run", processes, settings) as handle:
-        port = handle.wait_ready(LIMIT_S)
+        port = port_of(handle, tmp_path / "sidecar.json")
         time.sleep(SETTLED_S)
         shares = [share_of_a_core(handle.pid, port) for _ in range(WINDOWS)]
     (tmp_path / "sidecar.json").write_text(json.dumps({"shares": shares}))

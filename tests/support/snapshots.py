@@ -23,17 +23,16 @@ SNAPSHOT = Snapshot(
         "run_voluntary_context_switches": 7,
     },
     ranks={1: {"rank": 1, "pid": 4711, "cpu_seconds": 2.5, "threads": 3}},
-    training=lambda: [
-        TrainingProgress(
-            rank=1,
+    training={
+        1: TrainingProgress(
             steps=3,
             samples=48,
             loss=2.25,
             step_counts=[1, 0, 0, 2, *[0] * 9],
             step_s_sum=0.25,
             operations={"allreduce": OperationTotals(operations=4, seconds=0.5)},
-        )
-    ],
+        ).row()
+    },
 )
 
 

@@ -248,6 +248,8 @@ def test_no_command_is_answered_with_the_help(capsys) -> None:
         (["doctor", "now"], "unexpected extra argument (now)"),
         (["show", "quickstrat"], 'Did you mean "quickstart"?'),
         (["list", "strategy"], "'strategy' is not one of"),
+        (["run"], "expected SPEC"),
+        (["data", "register", "x", "--codec", "foo"], "expected NAME=CODEC, got 'foo'"),
     ],
 )
 def test_mistyped_words_are_wrong_usage_with_a_suggestion(capsys, words, expected) -> None:
@@ -255,6 +257,8 @@ def test_mistyped_words_are_wrong_usage_with_a_suggestion(capsys, words, expecte
     shown = capsys.readouterr()
     assert (shown.out, "Traceback" in shown.err) == ("", False)
     assert expected in shown.err
+    known = [word for word in words[:2] if word in ("run", "tune", "data", "register", "doctor")]
+    assert shown.err.startswith(" ".join(["Usage: paceline", *known]))
 
 
 def test_shell_completes_verbs() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -48,9 +47,7 @@ def test_limit_is_a_finite_positive_number(word: str) -> None:
     assert CliRunner().invoke(command, ["--limit", word]).exit_code == ExitCode.USAGE
 
 
-def test_run_that_began_last_is_the_default(
-    fabricate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_run_that_began_last_is_the_default(fabricate, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("b", "c", "a")):
         fabricate.make_run(tmp_path / "runs" / name, [fabricate.SEQUENTIAL, fabricate.MPI])
@@ -75,9 +72,7 @@ def test_search_before_a_run_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ["compare", "explain", "report", "profile", "predict", "recommend", "history", "watch",
      "monitor", "export --to csv", "run --resume"],
 )  # fmt: skip
-def test_mistyped_run_directory_is_refused_at_once(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_mistyped_run_directory_is_refused_at_once(verb, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("runs/first-1").mkdir(parents=True)
     assert main([*verb.split(), "runs/frist-1"]) == ExitCode.USAGE
@@ -85,9 +80,7 @@ def test_mistyped_run_directory_is_refused_at_once(
     assert "runs/frist-1: expected a run directory, found none. Did you mean runs/first-1?" in shown
 
 
-def test_without_a_run_the_directory_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_without_a_run_the_directory_is_asked_for(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["compare"]) == ExitCode.USAGE
     assert "expected RUN_DIR" in capsys.readouterr().err

@@ -49,20 +49,24 @@ def test_a_row_for_each_configuration_then_totals(
     assert main(["plan", str(spec)]) == ExitCode.OK
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    baseline, torchrun = (line for line in shown.splitlines() if line.startswith("tiny."))
-    assert re.search(r"sequential\.\S* +1 +32 +20 \(3\) +2 +\S$", baseline)
-    assert re.search(r"processes\.\S* +2 +32 +20 \(3\) +2 +\S$", torchrun)
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert re.fullmatch(r"local\.none\.sequential\.n1r1t1 +1 +32 +20 \(3\) +2 +\S", lines[2])
+    assert re.fullmatch(r"torchrun\.gloo\.processes\.n1r2t1 +2 +32 +20 \(3\) +2 +\S", lines[3])
+    assert "for --only: tiny.local.none.sequential.n1r1t1.fp32" in shown
     assert "4 trials of 2 configurations; duration unknown" in shown
     assert "disk: " in shown
 
 
-def test_names_are_broken_after_a_dot_only(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_broken_after_a_dot_only(
+    spec: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "64")
     spec.write_text(SPEC.format(repeats='"auto"', steps=20))
     assert main(["plan", str(spec)]) == ExitCode.OK
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    first = next(line for line in lines if line.startswith("tiny.torchrun"))
-    assert first.split()[0].endswith(".")
-    assert re.fullmatch(r"  \S+fp32", lines[lines.index(first) + 1])
+    first = next(line for line in lines if line.startswith("torchrun"))
+    assert first.split()[0] == "torchrun.gloo."
+    assert lines[lines.index(first) + 1] == "  processes.n1r2t1"
     assert "≤ 8" in first
     assert any(line.startswith("at most 16 trials") for line in lines)
 
@@ -72,7 +76,7 @@ def test_all_faults_follow_the_table(spec: Path, capsys: pytest.CaptureFixture[s
     for options in ([], ["--json"]):
         assert main(["plan", str(spec), *options]) == ExitCode.USAGE
         shown = capsys.readouterr()
-        assert "tiny.local.none.sequential" in shown.out
+        assert "local.none.sequential" in shown.out
         assert shown.err.startswith("paceline: workload tiny: ")
         assert "nowhere" in shown.err
         assert "Traceback" not in shown.err

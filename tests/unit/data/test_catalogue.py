@@ -28,9 +28,7 @@ def ingested(monkeypatch: pytest.MonkeyPatch, uneven: Any) -> list[tuple[int, in
     return calls
 
 
-def test_a_data_set_is_made_once_and_then_found(
-    tmp_path: Path, ingested: list[tuple[int, int]]
-) -> None:
+def test_a_data_set_is_made_once_and_then_found(tmp_path, ingested) -> None:
     seen: list[tuple[int, int]] = []
     first = catalogue.ensure_dataset(
         "tiny", images=6, seed=3, cache_dir=tmp_path, progress=lambda *a: seen.append(a)
@@ -43,9 +41,7 @@ def test_a_data_set_is_made_once_and_then_found(
     assert catalogue.ensure_dataset("tiny", images=6, seed=4, cache_dir=tmp_path) != first
 
 
-def test_a_failure_leaves_no_images_and_no_data_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_no_images_and_no_data_set(tmp_path, monkeypatch) -> None:
     def failing(*_: Any, **__: Any) -> None:
         raise EnvironmentLacks("no Java")
 
@@ -55,9 +51,7 @@ def test_a_failure_leaves_no_images_and_no_data_set(
     assert [f for f in (tmp_path / "datasets").iterdir() if f.is_dir()] == []
 
 
-def test_waiting_for_another_maker_has_an_end(
-    tmp_path: Path, ingested: list[tuple[int, int]]
-) -> None:
+def test_waiting_for_another_maker_has_an_end(tmp_path, ingested) -> None:
     folder = tmp_path / "datasets"
     folder.mkdir()
     with (folder / ".tiny-6-seed0-v3.lock").open("a") as held:

@@ -105,9 +105,7 @@ def feed_all(dataset: MadeDataset, order: SampleOrder, mode: Any, world: int) ->
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["memory", "stream"])
 @pytest.mark.parametrize("max_steps", [None, 3, 7])
-def test_ranks_together_get_the_planned_samples_and_pixels(
-    uneven: MadeDataset, mode: Any, world: int, max_steps: int | None
-) -> None:
+def test_ranks_together_get_the_planned_samples_and_pixels(uneven, mode, world, max_steps) -> None:
     order = sample_order_of(uneven, **({} if max_steps is None else {"max_steps": max_steps}))
     fed = feed_all(uneven, order, mode, world)
     assert all(len(batches) == order.steps for batches in fed)
@@ -142,7 +140,7 @@ def test_every_sample_is_seen_once_an_epoch(uneven: MadeDataset, mode: Any) -> N
 @pytest.mark.parametrize("mode", ["memory", "stream"])
 @pytest.mark.parametrize("first_step", [1, 4, 7])
 def test_training_that_continues_gets_the_batches_of_its_later_steps(
-    uneven: MadeDataset, mode: Any, first_step: int
+    uneven, mode, first_step
 ) -> None:
     order = sample_order_of(uneven)
     source = images_of(open_dataset(uneven.path))
@@ -180,9 +178,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return found
 
 
-def test_memory_mode_decodes_each_used_image_once_a_node(
-    uneven: MadeDataset, decoded: list[bytes]
-) -> None:
+def test_memory_mode_decodes_each_used_image_once_a_node(uneven, decoded) -> None:
     order = sample_order_of(uneven, max_steps=2)
     feed_all(uneven, order, "memory", 3)
     used = [uneven.images[i] for i in order.used_sample_ids()]
@@ -190,9 +186,7 @@ def test_memory_mode_decodes_each_used_image_once_a_node(
     assert len(used) == 10
 
 
-def test_a_rank_alone_on_its_node_decodes_its_own_samples_only(
-    uneven: MadeDataset, decoded: list[bytes]
-) -> None:
+def test_a_rank_alone_on_its_node_decodes_its_own_samples_only(uneven, decoded) -> None:
     order = sample_order_of(uneven, max_steps=2)
     with open_feed(
         images_of(open_dataset(uneven.path)), order, mode="memory", rank=1, world_size=2
@@ -201,9 +195,7 @@ def test_a_rank_alone_on_its_node_decodes_its_own_samples_only(
     assert sorted(decoded) == sorted(uneven.images[i] for i in seen)
 
 
-def test_ranks_that_cannot_share_memory_decode_alone(
-    uneven: MadeDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_cannot_share_memory_decode_alone(uneven, monkeypatch) -> None:
     shared = feed_all(uneven, sample_order_of(uneven), "memory", 2)
     attach = node_module._attach
     monkeypatch.setattr(
@@ -229,9 +221,7 @@ def test_shared_memory_leaves_no_descriptor_and_no_file(uneven: MadeDataset) -> 
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-def test_too_little_memory_proposes_the_stream_mode_on_every_rank(
-    uneven: MadeDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_proposes_the_stream_mode_on_every_rank(uneven, monkeypatch) -> None:
     monkeypatch.setattr(node_module, "available_bytes", lambda: 1000)
     node = ThreadNode(2)
     for rank in (0, 1):
@@ -318,9 +308,7 @@ def test_a_label_that_is_no_class_is_refused(dataset_of_rows: Any, mode: Any, la
 
 @pytest.mark.contract
 @pytest.mark.parametrize("mode", ["memory", "stream"])
-def test_a_file_that_disappears_while_training_is_named(
-    uneven: MadeDataset, tmp_path: Path, mode: Any
-) -> None:
+def test_a_file_that_disappears_while_training_is_named(uneven, tmp_path, mode) -> None:
     shutil.copytree(uneven.path, tmp_path / "set")
     dataset = open_dataset(tmp_path / "set")
     (tmp_path / "set" / "part-00003.parquet").unlink()

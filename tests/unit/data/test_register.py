@@ -26,7 +26,7 @@ from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.plan.sample_order import SampleOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 RNG = np.random.default_rng(3)
 ROWS = 23
@@ -125,9 +125,7 @@ def test_fields_are_derived_from_schema_and_values(registered: Path) -> None:
     [("array", "squeezed"), ("squeezed", "list"), ("list", "label"), ("picture", "score"),
      ("label", "flag"), ("array", "array")],
 )  # fmt: skip
-def test_every_sample_is_fed_once_with_its_values(
-    registered: Path, fields: tuple[str, str], mode: Any, world: int
-) -> None:
+def test_every_sample_is_fed_once_with_its_values(registered, fields, mode, world) -> None:
     fed = feed_all(registered, fields, mode, world)
     seen = []
     for batch in (batch for batches in fed for batch in batches):
@@ -192,7 +190,7 @@ def test_a_data_set_of_petastorms_own_writer_is_registered(tmp_path: Path) -> No
     ],
 )
 def test_a_column_that_cannot_be_used_is_left_out_with_the_reason(
-    tmp_path: Path, name: str, column: Any, reason: str
+    tmp_path, name, column, reason
 ) -> None:
     folder = write(tmp_path / "set", {"label": COLUMNS["label"], name: column})
     manifest = register(folder)
@@ -230,9 +228,7 @@ def test_a_codec_can_be_stated_where_the_bytes_do_not_show_it(tmp_path: Path) ->
         (npy(np.array([{}], object)), "not a NumPy file"),
     ],
 )
-def test_a_value_that_is_not_as_described_is_reported(
-    tmp_path: Path, mode: Any, value: bytes, message: str
-) -> None:
+def test_a_value_that_is_not_as_described_is_reported(tmp_path, mode, value, message) -> None:
     values = [npy(a) for a in ARRAYS]
     values[17] = value
     folder = write(tmp_path / "set", {"x": pa.array(values), "y": COLUMNS["label"]})
@@ -249,9 +245,7 @@ def test_lists_of_different_lengths_are_reported(tmp_path: Path) -> None:
         feed_all(folder, ("x", "y"), "stream", 1)
 
 
-def test_a_file_that_changed_after_registration_is_detected(
-    registered: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_changed_after_registration_is_detected(registered, tmp_path) -> None:
     folder = shutil.copytree(registered, tmp_path / "set")
     file = folder / "more" / "b.parquet"
     data = bytearray(file.read_bytes())
@@ -282,9 +276,7 @@ def test_the_manifest_can_be_kept_in_another_place(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_files_that_are_no_data_set_are_refused(
-    tmp_path: Path, spoil: Callable[[Path], Any], error: type[Exception], message: str
-) -> None:
+def test_files_that_are_no_data_set_are_refused(tmp_path, spoil, error, message) -> None:
     folder = write(tmp_path / "set", {"x": COLUMNS["list"], "y": COLUMNS["label"]})
     spoil(folder)
     with pytest.raises(error, match=message):

@@ -121,9 +121,7 @@ def read_all(url: str, node: list[Any], cache: str | None = None) -> list[int]:
         return [i for ids in pool.map(run, range(RANKS)) for i in ids]
 
 
-def test_each_file_is_read_once_per_node(
-    server: S3Server, url: str, files: Path, node: list[Any], tmp_path: Path
-) -> None:
+def test_each_file_is_read_once_per_node(server, url, files, node, tmp_path) -> None:
     assert sorted(read_all(url, node)) == list(range(ROWS))
     assert bytes_of_files(server) == sum(p.stat().st_size for p in files.glob("*.parquet"))
     assert list(tmp_path.iterdir()) == []
@@ -141,9 +139,7 @@ def test_folders_that_are_new_or_not_ours_are_left_alone(url: str, tmp_path: Pat
         assert strange.is_dir()
 
 
-def test_a_cache_keeps_the_files_for_later_runs(
-    server: S3Server, url: str, node: list[Any], tmp_path: Path
-) -> None:
+def test_a_cache_keeps_the_files_for_later_runs(server, url, node, tmp_path) -> None:
     cache = tmp_path / "cache"
     read_all(url, node, str(cache))
     once = bytes_of_files(server)
@@ -187,7 +183,7 @@ def test_the_folder_of_a_killed_process_is_removed(url: str, tmp_path: Path) -> 
 
 
 def test_the_manifest_of_a_read_only_bucket_is_kept_in_another_place(
-    server: S3Server, files: Path, tmp_path: Path
+    server, files, tmp_path
 ) -> None:
     url = server.upload(files, "read-only")
     register(url, manifest_dir=tmp_path / "mine")
@@ -195,9 +191,7 @@ def test_the_manifest_of_a_read_only_bucket_is_kept_in_another_place(
     assert inspect_dataset(tmp_path / "mine")["checksums"] == "verified"
 
 
-def test_missing_and_wrong_credentials_are_reported(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_and_wrong_credentials_are_reported(url, monkeypatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
     with pytest.raises(EnvironmentLacks, match=r"access was denied.*AWS_ACCESS_KEY_ID"):
         open_dataset(url)
@@ -237,17 +231,13 @@ def test_a_server_that_is_down_or_silent_is_reported(monkeypatch: pytest.MonkeyP
         ("ftp://host/set", UsageError, "s3://, gs://, hdfs://, got ftp://"),
     ],
 )
-def test_a_url_that_cannot_work_is_refused(
-    name: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_url_that_cannot_work_is_refused(name, error, message, monkeypatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(error, match=message) as caught:
         open_dataset(name)
     assert "secret@" not in str(caught.value)
 
 
-def test_the_endpoint_of_the_aws_tools_is_used(
-    server: S3Server, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_endpoint_of_the_aws_tools_is_used(server, url, monkeypatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
     assert open_dataset(url.partition("?")[0]).samples == ROWS

@@ -57,16 +57,15 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     seen = []
-    alone = synth.synthesise(tmp_path / "a", "tiny", 13, 5, workers=1)
+    synth.synthesise(tmp_path / "a", "tiny", 13, 5, workers=1)
     synth.synthesise(
         tmp_path / "b", "tiny", 13, 5, lambda done, total: seen.append((done, total)), workers=3
     )
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
-    assert len(hashes(tmp_path / "a")) == 13 == sum(alone.class_counts.values())
+    assert len(hashes(tmp_path / "a")) == 13
     assert seen == [(done, 13) for done in range(1, 14)]
-    more = synth.synthesise(tmp_path / "c", "tiny", 15, 5)
+    synth.synthesise(tmp_path / "c", "tiny", 15, 5)
     assert hashes(tmp_path / "a").items() < hashes(tmp_path / "c").items()
-    assert more.total_bytes == sum(f.stat().st_size for f in (tmp_path / "c").rglob("*.*"))
 
 
 def test_seed_and_preset_change_the_images() -> None:
@@ -107,9 +106,7 @@ def test_names_are_unique() -> None:
     assert len({name.casefold() for name in names}) == 791
 
 
-def test_colour_statistics_do_not_decide_the_class(
-    images: NDArray[np.uint8], labels: NDArray[np.int64]
-) -> None:
+def test_colour_statistics_do_not_decide_the_class(images, labels) -> None:
     """A nearest-mean classifier of mean and deviation of the colours stays below a network."""
     colours = images.reshape(len(images), -1, 3).astype(float)
     features = np.concatenate([colours.mean(axis=1), colours.std(axis=1)], axis=1)
@@ -122,9 +119,7 @@ def test_colour_statistics_do_not_decide_the_class(
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("one_thread")
-def test_a_small_network_learns_the_classes(
-    images: NDArray[np.uint8], labels: NDArray[np.int64]
-) -> None:
+def test_a_small_network_learns_the_classes(images, labels) -> None:
     """Measured: 0.68 after twelve epochs; the standard deviation of chance is 0.04."""
     inputs, targets = to_input(images, "contiguous"), torch.from_numpy(labels)
     model = build_model(make_task("tiny", classes=3, dropout=False, seed=1))
@@ -145,9 +140,7 @@ def test_a_small_network_learns_the_classes(
     ("preset", "count", "seed"),
     [("huge", None, 0), ("tiny", 2, 0), ("tiny", 0, 0), ("tiny", 9, -1)],
 )
-def test_wrong_values_are_refused(
-    tmp_path: Path, preset: str, count: int | None, seed: int
-) -> None:
+def test_wrong_values_are_refused(tmp_path, preset, count, seed) -> None:
     with pytest.raises(UsageError):
         synth.synthesise(tmp_path / "out", preset, count, seed)
     assert list(tmp_path.iterdir()) == []
@@ -160,9 +153,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_failed_write_is_raised_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_is_raised_and_nothing_is_left(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(synth, "class_of", lambda _: "no_such_folder")
     with pytest.raises(EnvironmentLacks, match="No such file"):
         synth.synthesise(tmp_path / "out", "tiny", 6, workers=2)

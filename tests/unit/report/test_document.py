@@ -14,8 +14,10 @@ import pytest
 from paceline.analysis.compare.run import compare_run
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
-from paceline.report import document, figures
+from paceline.report import document
 from paceline.report.document import charts, render, write_report
+from paceline.report.figures.bars import rank_time_chart
+from paceline.report.figures.charts import colours
 from paceline.report.provenance import worst_checks
 from paceline.report.section import Section
 from paceline.spec.tables import Target
@@ -99,18 +101,15 @@ def test_the_page_needs_no_network(page: _Page) -> None:
 
 
 def test_every_chart_has_its_data_and_its_place(page: _Page) -> None:
-    places = [a["data-chart"] for _, a in page.tags if "data-chart" in a]
-    data = {a["id"] for t, a in page.tags if t == "script" and "id" in a}
-    assert set(places) == data
+    places = [n for n, (_, found) in enumerate(page.tags) if found.get("class") == "chart"]
     # 7 a workload, strategies over time; for each of 16 trials a pair, its speed, and its traffic
     assert len(places) == 2 * 8 + 4 * 16
+    assert all(page.tags[n + 1] == ("script", {"type": "application/json"}) for n in places)
     for text in page.scripts[: len(places)]:
         assert {"data", "layout"} <= set(json.loads(text))
 
 
-def test_no_figure_is_lost_because_its_title_is_that_of_another(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_no_figure_is_lost_because_its_title_is_that_of_another(fabricate, tmp_path) -> None:
     cases = [fabricate.Case(), fabricate.Case(workload="simple-big", model="alexnet")]
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(
@@ -121,9 +120,7 @@ def test_no_figure_is_lost_because_its_title_is_that_of_another(
     assert len(by_title) == render(comparison).count('<script type="application/json"')
 
 
-def test_lossy_configurations_are_ranked_where_there_is_a_target(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_lossy_configurations_are_ranked_where_there_is_a_target(fabricate, tmp_path) -> None:
     target = Target(metric="accuracy", at_least=0.6)
     case = fabricate.Case(evaluate_every_steps=2, target=target)
     lossy = dataclasses.replace(
@@ -138,9 +135,7 @@ def test_lossy_configurations_are_ranked_where_there_is_a_target(
     assert "are not ranked, because" not in words
 
 
-def test_survived_failures_have_a_section_with_a_link(
-    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_survived_failures_have_a_section_with_a_link(comparison, monkeypatch) -> None:
     made = Section(title="Failures and recovery", anchor="recovery")
     monkeypatch.setattr(document, "recovery_section", lambda _: made)
     page = _Page(render(comparison))
@@ -158,9 +153,7 @@ def test_the_page_shows_what_ranks_had_and_what_was_run(page: _Page) -> None:
     assert "3.25" in page.words  # ingest, seconds
 
 
-def test_text_from_files_cannot_become_markup(
-    fabricate: ModuleType, run: RunFiles, tmp_path: Path
-) -> None:
+def test_text_from_files_cannot_become_markup(fabricate, run, tmp_path) -> None:
     run = RunFiles(shutil.copytree(run.root, tmp_path / "run"))
     evil = "</script><script>alert(1)</script><b>"
     for name, files in run.trials():
@@ -176,9 +169,7 @@ def test_text_from_files_cannot_become_markup(
     assert "&lt;script&gt;alert(1)" in html
 
 
-def test_a_page_without_baseline_or_manifest_or_traces_still_stands(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_a_page_without_baseline_or_manifest_or_traces_still_stands(fabricate, tmp_path) -> None:
     run = fabricate.make_run(tmp_path / "run", [fabricate.MPI])
     run.manifest.unlink()
     (files,) = (f for _, f in run.trials())
@@ -196,15 +187,15 @@ def test_no_finished_trial_gives_no_page(tmp_path: Path) -> None:
 
 
 def test_colours_are_the_same_in_every_workload(comparison: Comparison) -> None:
-    colours = figures.colours(comparison)
-    for configuration, colour in colours.items():
+    chosen = colours(comparison)
+    for configuration, colour in chosen.items():
         way = re.sub("^(complex-small|simple-big)", "simple-big", configuration)
-        assert colours[way] == colour
-    assert len(set(colours.values())) == 4
+        assert chosen[way] == colour
+    assert len(set(chosen.values())) == 4
 
 
 def test_stacked_bars_hold_every_ranks_phases(comparison: Comparison) -> None:
-    chart = json.loads(figures.rank_time_chart(comparison, "complex-small").json)
+    chart = json.loads(rank_time_chart(comparison, "complex-small").json)
     labels = set(chart["data"][0]["y"])
     assert "mpi · mpi · processes 2\u00d71  r1" in labels
     assert len(chart["data"]) == 12
@@ -232,17 +223,15 @@ def test_a_run_of_all_strategies_has_all_its_sections(all_strategies: Comparison
     assert "0-1 (replicas: 0 | 1)" in page.words
 
 
-def test_colours_follow_the_strategy_where_there_are_many_configurations(
-    all_strategies: Comparison,
-) -> None:
-    colours, rows = figures.colours(all_strategies), all_strategies.rows
-    by_strategy = {row.local_strategy: colours[row.configuration] for row in rows}
+def test_colours_follow_the_strategy_where_there_are_many_configurations(all_strategies) -> None:
+    chosen, rows = colours(all_strategies), all_strategies.rows
+    by_strategy = {row.local_strategy: chosen[row.configuration] for row in rows}
     assert len(set(by_strategy.values())) == 6
-    assert all(colours[row.configuration] == by_strategy[row.local_strategy] for row in rows)
+    assert all(chosen[row.configuration] == by_strategy[row.local_strategy] for row in rows)
 
 
 def test_chosen_baseline_is_named_and_empty_sections_are_left_out(
-    fabricate: ModuleType, comparison: Comparison, tmp_path: Path
+    fabricate, comparison, tmp_path
 ) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     page = _Page(render(compare_run(run, baseline="*.mpi.*")))

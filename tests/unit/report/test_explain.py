@@ -20,13 +20,10 @@ from paceline.report.explain import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import ModuleType
 
 
-def test_other_configuration_is_named_also_where_its_mean_is_shorter(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_other_configuration_is_named_also_where_its_mean_is_shorter(fabricate, tmp_path) -> None:
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=3, jitter=0.01
     )

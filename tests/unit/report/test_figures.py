@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.analysis.compare.run import compare_run
-from paceline.report import figures
+from paceline.report.figures.speed import loss_chart, metric_chart, step_distribution_chart
 from paceline.spec.tables import Target
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def test_periodic_steps_keep_their_distribution(comparison: Comparison) -> None:
     step = np.arange(8000)
     time_s = np.where(step % 10 == 9, 3.0, 1.0)
     time_s[5] = 7.0  # the slowest step is shown
-    chart = figures.step_distribution_chart(
-        with_steps(comparison, step=step, time_s=time_s), "tiny"
-    )
+    chart = step_distribution_chart(with_steps(comparison, step=step, time_s=time_s), "tiny")
     for box in json.loads(chart.json)["data"]:
         drawn = np.frombuffer(base64.b64decode(box["x"]["bdata"]), dtype=box["x"]["dtype"])
         assert len(drawn) == 400
@@ -60,23 +58,19 @@ def test_periodic_steps_keep_their_distribution(comparison: Comparison) -> None:
 def test_loss_that_is_not_known_has_no_difference(comparison: Comparison) -> None:
     first = next(iter(comparison.trials.values()))[0]
     unknown = with_steps(comparison, loss=np.full(len(first.steps.step), np.nan))
-    caption = figures.loss_chart(unknown, "tiny").caption
+    caption = loss_chart(unknown, "tiny").caption
     assert caption.endswith("Line: median of the equivalent ones; band: their range.")
-    assert "range. They " in figures.loss_chart(comparison, "tiny").caption
+    assert "range. They " in loss_chart(comparison, "tiny").caption
 
 
-def test_figure_of_loss_says_what_it_leaves_out(
-    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figure_of_loss_says_what_it_leaves_out(comparison, monkeypatch) -> None:
     monkeypatch.setattr("paceline.report.figures.charts.MOST_SHOWN", 2)
-    caption = figures.loss_chart(comparison, "tiny").caption
+    caption = loss_chart(comparison, "tiny").caption
     assert caption.endswith(" Shown: the 1 fastest of 3 configurations and the baseline.")
 
 
-def test_caption_names_the_line_of_the_target_only_where_it_is_drawn(
-    comparison: Comparison,
-) -> None:
+def test_caption_names_the_line_of_the_target_only_where_it_is_drawn(comparison) -> None:
     for metric, has_line in (("accuracy", True), ("loss", False)):
-        chart = figures.metric_chart(comparison, "tiny", metric)
+        chart = metric_chart(comparison, "tiny", metric)
         assert bool(json.loads(chart.json)["layout"].get("shapes")) is has_line
         assert ("The dotted line is the target." in chart.caption) is has_line

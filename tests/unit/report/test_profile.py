@@ -89,9 +89,7 @@ def test_terminal_fits_80_columns(profiles: dict[str, TrialCommunication], trans
     assert "rank" in text
 
 
-def test_terminal_shows_ranks_operations_and_checks(
-    profiles: dict[str, TrialCommunication],
-) -> None:
+def test_terminal_shows_ranks_operations_and_checks(profiles) -> None:
     text = shown(profile_view(profiles["mpi"]), 120)
     lines = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     # rank, host, step, compute, waiting, transfer, overlapped, between
@@ -105,9 +103,7 @@ def test_terminal_shows_ranks_operations_and_checks(
     assert text.count(": yes, ") == 2
 
 
-def test_terminal_says_where_nothing_was_recorded(
-    profiles: dict[str, TrialCommunication],
-) -> None:
+def test_terminal_says_where_nothing_was_recorded(profiles) -> None:
     text = shown(profile_view(profiles["gloo"]))
     assert "No operation was recorded" in text
     assert "GB/s" not in text
@@ -116,21 +112,20 @@ def test_terminal_says_where_nothing_was_recorded(
 def test_overview_has_a_line_for_each_trial(profiles: dict[str, TrialCommunication]) -> None:
     text = shown(overview(list(profiles.values())))
     assert max(map(len, text.splitlines())) <= 80
-    assert text.count("tiny.") == 3
+    begins = [line.split(".")[0] for line in text.splitlines()[2:] if line[0] != " "]
+    assert begins == ["mpi", "torchrun", "local"]
     assert "rank 1: 50" in text
 
 
 @pytest.mark.parametrize(
     ("least", "most", "words"),
     [
-        (0, 10**5, "< 100 kB"),
-        (10**5, 10**6, "100 kB\N{EN DASH}1 MB"),
-        (10**6, 10**7, "1\N{EN DASH}10 MB"),
-        (10**8, None, "> 100 MB"),
+        (0, 10**5, "< 0.1"),
+        (10**5, 10**6, "0.1\N{EN DASH}1"),
+        (10**6, 10**7, "1\N{EN DASH}10"),
+        (10**8, None, "> 100"),
     ],
 )
-def test_sizes_are_said_in_words(
-    profiles: dict[str, TrialCommunication], least: int, most: int | None, words: str
-) -> None:
+def test_sizes_are_said_in_words(profiles, least, most, words) -> None:
     each = dataclasses.replace(profiles["mpi"].bins[0], least_bytes=least, most_bytes=most)
     assert size_words(each) == words

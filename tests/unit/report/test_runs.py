@@ -28,9 +28,7 @@ def text(view: RenderableType) -> str:
     return captured.get()
 
 
-def test_two_runs_are_shown_with_their_differences_first(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_two_runs_are_shown_with_their_differences_first(fabricate, tmp_path) -> None:
     fast = dataclasses.replace(fabricate.MPI, forward_s=0.05, weights_error=1.0)
     first = fabricate.make_run(
         tmp_path / "a",

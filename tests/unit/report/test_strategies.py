@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.analysis.compare.run import compare_run
-from paceline.report import figures, strategies
+from paceline.report import strategies
+from paceline.report.figures.strategies import local_global_chart, local_use_chart
 from paceline.report.section import Detail, Section
 
 if TYPE_CHECKING:
@@ -57,10 +58,10 @@ def test_local_strategies_stand_in_a_table_of_their_own(comparison: Comparison) 
 def test_figures_of_several_arithmetics_have_their_own_titles(comparison: Comparison) -> None:
     (found,) = comparison.local_global
     title = "Speedup alone and under other launchers, tiny"
-    assert figures.local_global_chart(comparison, found).title == title
+    assert local_global_chart(comparison, found).title == title
     both = (found, dataclasses.replace(found, precision="bf16"))
     several = dataclasses.replace(comparison, local_global=both)
-    titles = [figures.local_global_chart(several, each).title for each in both]
+    titles = [local_global_chart(several, each).title for each in both]
     assert titles == [f"{title} (fp32, contiguous)", f"{title} (bf16, contiguous)"]
 
 
@@ -71,7 +72,7 @@ def test_a_lone_local_trial_is_no_comparison(fabricate: ModuleType, tmp_path: Pa
 
 def test_the_figure_over_time_has_each_strategy_three_times(comparison: Comparison) -> None:
     rows = [r for r in comparison.rows if r.launcher == "local"]
-    chart = figures.local_use_chart(comparison, "tiny", rows)
+    chart = local_use_chart(comparison, "tiny", rows)
     assert chart is not None
     traces = json.loads(chart.json)["data"]
     assert len(traces) == 3 * 6
@@ -96,8 +97,8 @@ def test_stage_bars_hold_forward_backward_and_bubble(fabricate: ModuleType, tmp_
     name = "local · shared · pipeline 2\u00d71 m8"
     assert bars["forward"] == pytest.approx({f"{name}  stage 0": 0.105, f"{name}  stage 1": 0.095})
     assert bars["bubble"] == pytest.approx({f"{name}  stage 0": 0.05, f"{name}  stage 1": 0.06})
-    (row,) = part.table.items
-    assert strategies.split_point_words(row) == [("features.2", "3 MB", "3 MB")]
+    ((_, cells),) = part.table.lines(Detail.PAGE)
+    assert [cell.text for cell in cells[7:]] == ["features.2", "3.00", "3.00"]
 
 
 def _data(chart: str) -> list[dict[str, Any]]:

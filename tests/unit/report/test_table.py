@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
@@ -109,9 +109,7 @@ def test_interval_without_meaning_is_cut(comparison: Comparison) -> None:
     assert "1.50 ±?" in text
 
 
-def test_without_a_baseline_there_is_no_column_of_speedups(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_without_a_baseline_there_is_no_column_of_speedups(fabricate, tmp_path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.MPI])
     text = comparison_text(compare_run(run, require_baseline=False), 80)
     assert "speedup" not in text
@@ -175,9 +173,7 @@ def test_chosen_baseline_is_named(fabricate: ModuleType, tmp_path: Path) -> None
         ("time", "the ranking is not decided, but limits.run_s is reached."),
     ],
 )
-def test_end_of_automatic_repeats_is_explained(
-    fabricate: ModuleType, tmp_path: Path, stopped: Literal["decided"], words: str
-) -> None:
+def test_end_of_automatic_repeats_is_explained(fabricate, tmp_path, stopped, words) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     looks = (LookRecord(repeats=2, level=0.003, undecided={}),)
     write_stopping(run, Stopping(max_repeats=8, tie_margin=0.05, looks=looks, stopped=stopped))

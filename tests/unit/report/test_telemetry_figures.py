@@ -14,7 +14,7 @@ from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial.host_frames import read_series
 from paceline.records.layout import RunFiles
 from paceline.report.document import write_report
-from paceline.report.figures import telemetry_charts
+from paceline.report.figures.hosts import telemetry_charts
 from paceline.report.sections import sidecar_sentence
 
 _STEP_S = 0.5  # of a fabricated trace
@@ -117,9 +117,7 @@ def test_a_full_trace_has_a_figure_of_each_kind(run: RunFiles) -> None:
 
 
 @pytest.mark.parametrize(("samples_known", "unit"), [(True, "samples"), (False, "steps")])
-def test_speed_is_in_steps_where_samples_are_not_known(
-    run: RunFiles, samples_known: bool, unit: str
-) -> None:
+def test_speed_is_in_steps_where_samples_are_not_known(run, samples_known, unit) -> None:
     ((trial,),) = [t for name, t in compare_run(run).trials.items() if ".mpi." in name]
     steps = dataclasses.replace(trial.steps, samples_known=samples_known)
     hosts = read_series(trial.record.files)

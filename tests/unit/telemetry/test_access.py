@@ -48,44 +48,35 @@ def status_of(settings: TelemetrySettings, authorization: str | None) -> tuple[s
 
 
 @pytest.mark.parametrize(
-    ("authorization", "status"),
+    ("kind", "authorization", "status"),
     [
-        (basic(PASSWORD), "200"),
-        (basic(PASSWORD).replace("Basic", "basic"), "200"),
-        (None, "401"),
-        ("", "401"),
-        ("Basic", "401"),
-        (basic("prom:pa:ss wör"), "401"),
-        (basic("Prom:pa:ss wörd"), "401"),
-        (basic("prom:"), "401"),
-        ("Bearer " + basic(PASSWORD).split()[1], "401"),
-        ("Basic %%%", "401"),
+        ("Basic", basic(PASSWORD), "200"),
+        ("Basic", basic(PASSWORD).replace("Basic", "basic"), "200"),
+        ("Basic", None, "401"),
+        ("Basic", "", "401"),
+        ("Basic", "Basic", "401"),
+        ("Basic", basic("prom:pa:ss wör"), "401"),
+        ("Basic", basic("Prom:pa:ss wörd"), "401"),
+        ("Basic", basic("prom:"), "401"),
+        ("Basic", "Bearer " + basic(PASSWORD).split()[1], "401"),
+        ("Basic", "Basic %%%", "401"),
+        ("Bearer", "Bearer s3cret", "200"),
+        ("Bearer", "bearer s3cret", "200"),
+        ("Bearer", "Bearer s3cre", "401"),
+        ("Bearer", "Bearer s3cret2", "401"),
+        ("Bearer", "Bearer ", "401"),
+        ("Bearer", None, "401"),
+        ("Bearer", "Basic s3cret", "401"),
+        ("Bearer", "Bearer s3cret\xff", "401"),
     ],
 )
-def test_password_is_required(tmp_path: Path, authorization: str | None, status: str) -> None:
-    file = secret(tmp_path / "password", f"{PASSWORD}\n")
-    found, headers = status_of(TelemetrySettings(basic_auth_file=file), authorization)
+def test_secret_is_required(tmp_path, kind, authorization, status) -> None:
+    file = secret(tmp_path / "secret", f"{PASSWORD if kind == 'Basic' else 's3cret'}\n")
+    name = {"Basic": "basic_auth_file", "Bearer": "bearer_token_file"}[kind]
+    found, headers = status_of(TelemetrySettings(**{name: file}), authorization)
     assert found == status
     if status == "401":
-        assert headers["WWW-Authenticate"] == 'Basic realm="paceline"'
-
-
-@pytest.mark.parametrize(
-    ("authorization", "status"),
-    [
-        ("Bearer s3cret", "200"),
-        ("bearer s3cret", "200"),
-        ("Bearer s3cre", "401"),
-        ("Bearer s3cret2", "401"),
-        ("Bearer ", "401"),
-        (None, "401"),
-        ("Basic s3cret", "401"),
-        ("Bearer s3cret\xff", "401"),
-    ],
-)
-def test_token_is_required(tmp_path: Path, authorization: str | None, status: str) -> None:
-    file = secret(tmp_path / "token", "s3cret\n")
-    assert status_of(TelemetrySettings(bearer_token_file=file), authorization)[0] == status
+        assert headers["WWW-Authenticate"] == f'{kind} realm="paceline"'
 
 
 def test_without_a_secret_nothing_is_required() -> None:
@@ -93,17 +84,12 @@ def test_without_a_secret_nothing_is_required() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
-def test_secret_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
-    file = secret(tmp_path / "token", "s3cret", mode)
-    with pytest.raises(UsageError, match=f"chmod 600.*{mode:04o}"):
-        expected_authorization(TelemetrySettings(bearer_token_file=file))
-
-
-def test_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    key = secret(tmp_path / "key", "PEM", 0o644)
-    settings = TelemetrySettings(tls_key=key, tls_certificate=str(tmp_path / "certificate"))
-    with pytest.raises(UsageError, match=r"tls_key.*chmod 600"):
-        expected_authorization(settings)
+@pytest.mark.parametrize("name", ["bearer_token_file", "basic_auth_file", "tls_key"])
+def test_file_that_others_may_read_is_refused(tmp_path, name, mode) -> None:
+    file = secret(tmp_path / "secret", "user:s3cret", mode)
+    more = {"tls_certificate": "c"} if name == "tls_key" else {}
+    with pytest.raises(UsageError, match=f"{name}.*chmod 600.*{mode:04o}"):
+        expected_authorization(TelemetrySettings(**{name: file}, **more))
 
 
 @pytest.mark.parametrize(

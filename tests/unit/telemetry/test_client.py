@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.support.sidecars import port_of
 from tests.support.waiting import wait_for
 
 from paceline.errors import PacelineWarning, UsageError
@@ -49,7 +50,8 @@ def request(folder: Path, *pids: int, **settings: Any) -> SidecarRequest:
 def running(of: SidecarRequest) -> Iterator[SidecarHandle]:
     handle = SidecarHandle(of)
     try:
-        handle.wait_ready(LIMIT_S)
+        assert of.state is not None
+        port_of(handle, of.state)
         yield handle
     finally:
         handle.stop(LIMIT_S)
@@ -65,9 +67,7 @@ def state(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_sidecar_samples_serves_and_ends_in_order(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_sidecar_samples_serves_and_ends_in_order(tmp_path, sleeper) -> None:
     with running(request(tmp_path, sleeper.pid)) as handle:
         port = state(tmp_path)["port"]
         assert json.loads(next((tmp_path / "targets").iterdir()).read_text())[0]["targets"] == [
@@ -88,9 +88,7 @@ def test_sidecar_samples_serves_and_ends_in_order(
     handle.stop()  # a second time changes nothing
 
 
-def test_sidecar_ends_with_what_it_watches(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_sidecar_ends_with_what_it_watches(tmp_path, sleeper) -> None:
     with running(request(tmp_path, sleeper.pid, listen_port=-1)) as handle:
         sleeper.kill()
         sleeper.wait()
@@ -101,9 +99,7 @@ def test_sidecar_ends_with_what_it_watches(
     assert samples(tmp_path)[-1]["run_processes"] == 0
 
 
-def test_sidecar_that_dies_is_started_once_more_at_the_same_port(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_sidecar_that_dies_is_started_once_more_at_the_same_port(tmp_path, sleeper) -> None:
     with running(request(tmp_path, sleeper.pid)) as handle:
         first, port = handle.pid, state(tmp_path)["port"]
         os.kill(first, signal.SIGKILL)
@@ -121,20 +117,16 @@ def test_sidecar_that_dies_is_started_once_more_at_the_same_port(
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_sidecar_ends_with_the_process_that_started_it(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes], how: signal.Signals
-) -> None:
+def test_sidecar_ends_with_the_process_that_started_it(tmp_path, sleeper, how) -> None:
     text = request(tmp_path, sleeper.pid).model_dump_json()
     program = (
         "import sys, time\n"
         "from paceline.telemetry import SidecarHandle, SidecarRequest\n"
-        "SidecarHandle(SidecarRequest.model_validate_json(sys.argv[1])).wait_ready(60)\n"
-        "print('ready', flush=True)\n"
+        "handle = SidecarHandle(SidecarRequest.model_validate_json(sys.argv[1]))\n"
         "time.sleep(100)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program, text], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"ready\n"
+    with subprocess.Popen([sys.executable, "-c", program, text]) as parent:
+        wait_for((tmp_path / "sidecar.json").exists, LIMIT_S, "a sidecar that samples", parent)
         pid = state(tmp_path)["pid"]
         parent.send_signal(how)
     wait_for(lambda: not psutil.pid_exists(pid), LIMIT_S, "the sidecar gone")
@@ -143,23 +135,21 @@ def test_sidecar_ends_with_the_process_that_started_it(
 
 
 def test_port_that_is_taken_costs_the_metrics_and_not_the_trace(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes], free_port_in_use: int
+    tmp_path, sleeper, free_port_in_use
 ) -> None:
     handle = start_sidecar(request(tmp_path, sleeper.pid, listen_port=free_port_in_use))
     assert handle is not None
-    handle.wait_ready(LIMIT_S)
+    port_of(handle, tmp_path / "sidecar.json")
     wait_for(lambda: samples(tmp_path), LIMIT_S, "a sample")
     with pytest.warns(PacelineWarning, match=f"served no metrics: 127.0.0.1:{free_port_in_use}"):
         handle.stop(LIMIT_S)
 
 
-def test_address_that_cannot_be_announced_is_not_called_missing_metrics(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_address_that_cannot_be_announced_is_not_called_missing_metrics(tmp_path, sleeper) -> None:
     (tmp_path / "targets").write_text("a file in place of the folder\n")
     handle = start_sidecar(request(tmp_path, sleeper.pid))
     assert handle is not None
-    port = handle.wait_ready(LIMIT_S)
+    port = port_of(handle, tmp_path / "sidecar.json")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         assert answer.status == 200
     with pytest.warns(PacelineWarning, match="address could not be announced to Prometheus: "):
@@ -174,23 +164,19 @@ def free_port_in_use() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_secret_that_others_may_read_is_warned_about_at_once(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_secret_that_others_may_read_is_warned_about_at_once(tmp_path, sleeper) -> None:
     token = tmp_path / "token"
     token.write_text("s3cret")
     token.chmod(0o644)
     with pytest.warns(PacelineWarning, match=r"serves no metrics.*chmod 600"):
         handle = start_sidecar(request(tmp_path, sleeper.pid, bearer_token_file=str(token)))
     assert handle is not None
-    assert handle.wait_ready(LIMIT_S) is None
+    assert port_of(handle, tmp_path / "sidecar.json") is None
     with pytest.warns(PacelineWarning, match="chmod 600"):
         handle.stop(LIMIT_S)
 
 
-def test_variables_of_the_trial_do_not_reach_the_sidecar(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_the_trial_do_not_reach_the_sidecar(tmp_path, sleeper, monkeypatch) -> None:
     monkeypatch.setenv("PACELINE_TRIAL_TOKEN", "t")
     with running(request(tmp_path, sleeper.pid, listen_port=-1)) as handle:
         assert "PACELINE_TRIAL_TOKEN" not in psutil.Process(handle.pid).environ()
@@ -217,9 +203,7 @@ def test_state_of_no_living_sidecar(tmp_path: Path, text: str) -> None:
     assert not sidecar_is_alive(tmp_path / "state")
 
 
-def test_command_ends_with_its_signal_and_writes_the_trace(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_command_ends_with_its_signal_and_writes_the_trace(tmp_path, sleeper) -> None:
     argv = ["sidecar", f"--pid={sleeper.pid}", "--interval=0.1", f"--out={tmp_path / 't.jsonl'}"]
     with subprocess.Popen([sys.executable, "-m", "paceline.cli", *argv]) as command:
         trace = tmp_path / "t.jsonl"
@@ -230,9 +214,7 @@ def test_command_ends_with_its_signal_and_writes_the_trace(
         assert command.wait(timeout=LIMIT_S) == 0
 
 
-def test_command_without_a_living_process_is_refused(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_command_without_a_living_process_is_refused(tmp_path, sleeper) -> None:
     sleeper.kill()
     sleeper.wait()
     with pytest.raises(UsageError, match="expected a running process"):

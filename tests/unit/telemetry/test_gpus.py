@@ -101,9 +101,7 @@ def test_host_without_a_driver_does_not_load_the_library(monkeypatch: pytest.Mon
     assert GpuReader().read() == {}
 
 
-def test_library_that_is_missing_means_no_gpus(
-    monkeypatch: pytest.MonkeyPatch, tmp_path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_library_that_is_missing_means_no_gpus(monkeypatch, tmp_path, caplog) -> None:
     monkeypatch.setattr(gpus_module, "_DRIVER_FILES", (tmp_path,))
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     with caplog.at_level("INFO", "paceline.sidecar"):
@@ -128,10 +126,3 @@ def test_real_library_has_what_is_asked_of_it() -> None:
         assert callable(getattr(pynvml, name)), name
     assert {pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM} == {1, 2}
     assert pynvml.NVML_TEMPERATURE_GPU == 0
-
-
-def test_real_library_gives_each_gpu_a_name() -> None:
-    pynvml = pytest.importorskip("pynvml")
-    gpus = GpuReader(pynvml).read()
-    assert list(gpus) == [str(index) for index in range(len(gpus))]
-    assert all(gpu["name"] for gpu in gpus.values())

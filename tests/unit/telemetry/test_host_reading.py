@@ -107,9 +107,7 @@ def test_missing_sources_are_left_out(host: Host, monkeypatch: pytest.MonkeyPatc
     assert "cpu_frequency_hertz" not in row
 
 
-def test_driver_that_cannot_report_a_frequency_gives_none(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_that_cannot_report_a_frequency_gives_none(host, monkeypatch) -> None:
     def fails() -> None:
         raise NotImplementedError
 
@@ -117,9 +115,7 @@ def test_driver_that_cannot_report_a_frequency_gives_none(
     assert "cpu_frequency_hertz" not in host.row()
 
 
-def test_package_sensor_replaces_those_of_its_cores(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_package_sensor_replaces_those_of_its_cores(host, monkeypatch) -> None:
     def sensor(label: str, celsius: float) -> SimpleNamespace:
         return SimpleNamespace(label=label, current=celsius)
 

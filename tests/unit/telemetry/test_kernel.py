@@ -28,7 +28,8 @@ def write(root: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def test_pressure_is_in_seconds(tmp_path: Path) -> None:
+def test_pressure_is_in_seconds_where_the_kernel_has_it(tmp_path: Path) -> None:
+    assert read_pressure(tmp_path) == {}
     write(
         tmp_path,
         pressure__cpu="some avg10=1.50 avg60=0 avg300=0 total=2500000\n",
@@ -38,10 +39,6 @@ def test_pressure_is_in_seconds(tmp_path: Path) -> None:
         "cpu": {"some_s": 2.5},
         "io": {"some_s": 3.0, "full_s": 1.0},
     }
-
-
-def test_kernel_without_pressure_information_has_none(tmp_path: Path) -> None:
-    assert read_pressure(tmp_path) == {}
 
 
 def test_major_page_faults_are_not_minor_ones(tmp_path: Path) -> None:
@@ -77,9 +74,7 @@ def test_process_agrees_with_psutil() -> None:
     assert bytes_now[1] >= written
 
 
-def test_bytes_of_a_process_may_be_unreadable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_of_a_process_may_be_unreadable(tmp_path, monkeypatch) -> None:
     write(tmp_path, **{"7__io": "rchar: 1\nread_bytes: 5\nwrite_bytes: 6\n"})
     assert read_process_io(7, tmp_path) == (5, 6)
     assert read_process_io(8, tmp_path) is None, "a kernel that does not count them"
@@ -159,12 +154,9 @@ def test_group_that_counts_only_cpu_time_has_only_that(machine: Machine) -> None
     assert reader(machine).read() == {"cpu_s": 1.0}
 
 
-def test_host_without_control_groups_has_no_usage(machine: Machine) -> None:
-    machine.process(7, "")
+def test_without_control_groups_or_without_the_process_there_is_no_usage(machine) -> None:
     assert reader(machine).read() == {}
-
-
-def test_process_that_has_ended_has_no_usage(machine: Machine) -> None:
+    machine.process(7, "")
     assert reader(machine).read() == {}
 
 

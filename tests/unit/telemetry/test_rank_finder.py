@@ -11,7 +11,7 @@ import pytest
 from paceline.host.processes import Process
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
-from paceline.telemetry.rank_finder import RankFinder
+from paceline.telemetry.rank_finder import RankFinder, running_processes
 
 HOST = "node-1"
 
@@ -19,6 +19,10 @@ HOST = "node-1"
 @pytest.fixture
 def finder(tmp_path: Path) -> RankFinder:
     return RankFinder(tmp_path, HOST)
+
+
+def processes(finder: RankFinder) -> dict[int, Process]:
+    return running_processes(finder.statuses())
 
 
 def say(finder: RankFinder, rank: int, pid: int, **changes: object) -> None:
@@ -30,11 +34,11 @@ def say(finder: RankFinder, rank: int, pid: int, **changes: object) -> None:
 
 
 def test_running_ranks_of_this_host_are_found(finder: RankFinder) -> None:
-    assert finder.processes() == {}
+    assert processes(finder) == {}
     say(finder, 0, 10)
     say(finder, 1, 11, host="node-2")
     say(finder, 2, 12, state="done")
-    assert finder.processes() == {0: Process(10, 110, "b")}
+    assert processes(finder) == {0: Process(10, 110, "b")}
     assert sorted(finder.statuses()) == [0, 2]
 
 
@@ -42,37 +46,35 @@ def test_process_that_several_ranks_claim_is_left_out(finder: RankFinder) -> Non
     say(finder, 0, 10)
     say(finder, 1, 10)
     say(finder, 2, 12)
-    assert finder.processes() == {2: Process(12, 112, "b")}
+    assert processes(finder) == {2: Process(12, 112, "b")}
 
 
 def test_rank_that_moves_to_another_process_is_followed(finder: RankFinder) -> None:
     say(finder, 0, 10)
-    finder.processes()
+    processes(finder)
     say(finder, 0, 20)
-    assert finder.processes() == {0: Process(20, 120, "b")}
+    assert processes(finder) == {0: Process(20, 120, "b")}
 
 
 def test_unchanged_file_is_read_once(finder: RankFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     say(finder, 0, 10)
-    finder.processes()
+    processes(finder)
     monkeypatch.setattr("paceline.telemetry.rank_finder.read_json", None)
-    assert finder.processes() == {0: Process(10, 110, "b")}
+    assert processes(finder) == {0: Process(10, 110, "b")}
 
 
-def test_damaged_status_keeps_the_last_one_and_warns_once(
-    finder: RankFinder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_status_keeps_the_last_one_and_warns_once(finder, caplog) -> None:
     say(finder, 0, 10)
-    finder.processes()
+    processes(finder)
     for text in ("{", "[]"):
         finder.files.rank(0).status.write_text(text)
         os.utime(finder.files.rank(0).status, ns=(1, len(text)))
-        assert finder.processes() == {0: Process(10, 110, "b")}
+        assert processes(finder) == {0: Process(10, 110, "b")}
     assert len(caplog.records) == 1
 
 
 def test_status_that_is_gone_is_forgotten(finder: RankFinder) -> None:
     say(finder, 0, 10)
-    finder.processes()
+    processes(finder)
     finder.files.rank(0).status.unlink()
-    assert finder.processes() == {}
+    assert processes(finder) == {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +14,10 @@ from typing import Any
 import pytest
 from tests.unit.telemetry.fake_processes import Table
 
-from paceline.records.files import write_json
+from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.metrics import METRICS
-from paceline.records.rows import RankStatus
+from paceline.records.rows import RankStatus, StepRow
 from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 from paceline.records.tables import frame_of
 from paceline.spec import TelemetrySettings
@@ -63,7 +65,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def run(table: Table, tmp_path: Path) -> Sampler:
+def run(table: Table, tmp_path: Path) -> Iterator[Sampler]:
     table.add(10, 1)
     table.add(11, 10, cpu_s=1.0, threads=4)
     status = RankStatus(
@@ -71,12 +73,11 @@ def run(table: Table, tmp_path: Path) -> Sampler:
         start_ticks=table.now[11].started_ticks, boot_id="b",
     )  # fmt: skip
     write_json(TrialFiles(tmp_path / "trial").rank(0).status, dataclasses.asdict(status))
-    return Sampler(request(tmp_path), HOST)
+    with closing(Sampler(request(tmp_path), HOST)) as sampler:
+        yield sampler
 
 
-def test_trace_begins_with_the_facts_that_do_not_change(
-    run: Sampler, clock: Clock, tmp_path: Path
-) -> None:
+def test_trace_begins_with_the_facts_that_do_not_change(run, clock, tmp_path) -> None:
     run.tick()
     header = rows(tmp_path / "trace.jsonl")[0]
     assert header["host"] == HOST
@@ -85,9 +86,7 @@ def test_trace_begins_with_the_facts_that_do_not_change(
     assert "unix_s" not in header
 
 
-def test_rows_have_what_the_analysis_reads(
-    run: Sampler, clock: Clock, table: Table, tmp_path: Path
-) -> None:
+def test_rows_have_what_the_analysis_reads(run, clock, table, tmp_path) -> None:
     run.tick()
     table.now[11].cpu_s = 3.0
     clock.now_s += 1
@@ -102,9 +101,7 @@ def test_rows_have_what_the_analysis_reads(
     assert (second["unix_s"], second["cpu_seconds"]) == (1101.0, 2.0)
 
 
-def test_rows_have_the_declared_columns_and_no_others(
-    run: Sampler, clock: Clock, tmp_path: Path
-) -> None:
+def test_rows_have_the_declared_columns_and_no_others(run, clock, tmp_path) -> None:
     run.tick()
     names = {metric.path[0] for metric in METRICS if "{" not in metric.path[0]}
     for file, expected in (("trace.jsonl", HOST_SAMPLES), ("ranks.jsonl", RANK_SAMPLES)):
@@ -115,9 +112,7 @@ def test_rows_have_the_declared_columns_and_no_others(
         assert {name: frame.schema[name] for name in expected.types} == expected.types
 
 
-def test_expensive_figures_are_null_between_their_readings(
-    run: Sampler, clock: Clock, tmp_path: Path
-) -> None:
+def test_expensive_figures_are_null_between_their_readings(run, clock, tmp_path) -> None:
     for _ in range(11):
         run.tick()
         clock.now_s += 1
@@ -130,6 +125,26 @@ def test_expensive_figures_are_null_between_their_readings(
     assert [row["pss_bytes"] for row in ranks[:6]] == [900, None, None, None, None, 900]
 
 
+def test_progress_is_read_each_second_and_at_the_end(run, clock, tmp_path) -> None:
+    first = run.tick()
+    step = StepRow(
+        step=0, epoch=0, started_unix_s=1000.0, samples=4, global_samples=8, loss_sum=2.0,
+        data_wait_s=0.0, forward_s=0.0, backward_s=0.0, comm_s=0.0, comm_ready_unix_s=0.0,
+        optimizer_s=0.0, other_s=0.0, step_s=0.5,
+    )  # fmt: skip
+    with JsonlWriter(TrialFiles(tmp_path / "trial").rank(0).steps) as rows_of_rank:
+        rows_of_rank.write(step)
+        seen = []
+        for _ in range(3):
+            seen.append(run.tick().training[0]["training_steps"])
+            clock.now_s += 0.5
+        rows_of_rank.write(step)
+        clock.now_s -= 0.4
+        seen += [run.tick(final=final).training[0]["training_steps"] for final in (False, True)]
+    assert seen == [0, 0, 1, 1, 2]
+    assert first.training[0]["training_steps"] == 0, "a snapshot does not change"
+
+
 def test_last_tick_reads_everything(run: Sampler, clock: Clock, tmp_path: Path) -> None:
     run.tick()
     clock.now_s += 1
@@ -138,7 +153,7 @@ def test_last_tick_reads_everything(run: Sampler, clock: Clock, tmp_path: Path) 
 
 
 def test_slow_figures_are_read_once_per_second_at_a_short_interval(
-    run: Sampler, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run, clock, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(
         "paceline.telemetry.host_reading.read_page_faults", lambda _: {"minor": 1, "major": 2}
@@ -150,12 +165,11 @@ def test_slow_figures_are_read_once_per_second_at_a_short_interval(
     assert sum("minor_page_faults" in row for row in samples) == 3
 
 
-def test_facts_of_the_trial_are_served_but_not_repeated_in_the_trace(
-    table: Table, tmp_path: Path
-) -> None:
+def test_facts_of_the_trial_are_served_but_not_repeated_in_the_trace(table, tmp_path) -> None:
     table.add(10, 1)
     facts = {"trial": "t", "launcher": "mpi"}
-    snapshot = Sampler(request(tmp_path, facts=facts), HOST).tick()
+    with closing(Sampler(request(tmp_path, facts=facts), HOST)) as sampler:
+        snapshot = sampler.tick()
     assert snapshot.row["run"] == facts
     assert "run" not in rows(tmp_path / "trace.jsonl")[1]
 
@@ -177,4 +191,5 @@ def test_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 def test_host_alone_counts_as_alive(tmp_path: Path) -> None:
     alone = SidecarRequest(run="r", trace=tmp_path / "trace.jsonl")
-    assert Sampler(alone, HOST).any_alive()
+    with closing(Sampler(alone, HOST)) as sampler:
+        assert sampler.any_alive()

@@ -13,7 +13,7 @@ import click
 
 from paceline import __version__
 from paceline.cli.signals import EndedBySignal, signals_raise
-from paceline.cli.streams import reader_may_end
+from paceline.cli.streams import reader_may_end, say
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.host.garbage import permanent_objects
 
@@ -132,13 +132,13 @@ def _run_command(words: list[str]) -> int:
             code = _invoke(words)
         sys.stdout.flush()  # here a closed pipe is handled, at the exit of Python it is not
     except PacelineError as error:
-        _say(str(error), error)
+        _say_error(str(error), error)
         return error.exit_code
     except KeyboardInterrupt as error:
-        _say("interrupted", error)
+        _say_error("interrupted", error)
         return ExitCode.INTERRUPTED
     except EndedBySignal as error:
-        _say(f"ended by {error.name}", error)
+        _say_error(f"ended by {error.name}", error)
         raise
     except BrokenPipeError:
         # The reader of our output has ended (`paceline compare … | head`). The interpreter must
@@ -148,7 +148,7 @@ def _run_command(words: list[str]) -> int:
     except OSError as error:
         if os.environ.get(_TRACEBACK_VARIABLE) == "1":
             raise
-        _say(_os_error_message(error), error)
+        _say_error(_os_error_message(error), error)
         return ExitCode.ENVIRONMENT
     return code
 
@@ -174,9 +174,9 @@ def _os_error_message(error: OSError) -> str:
     return f"{': '.join([*places, reason])}; {advice}. {_TRACEBACK_VARIABLE}=1 shows where it was."
 
 
-def _say(text: str, error: BaseException | None = None) -> None:
-    """Print a message, and the notes of an error: how to continue."""
-    print(f"paceline: {text}", file=sys.stderr)
+def _say_error(text: str, error: BaseException) -> None:
+    """Print a message, and the notes of the error: how to continue."""
+    say(text)
     for note in getattr(error, "__notes__", ()):
         print(note, file=sys.stderr)
 
@@ -191,4 +191,4 @@ def _show_warning(
 ) -> None:
     # Warnings of libraries do not help the user; python -W error still shows them.
     if issubclass(category, PacelineWarning):
-        _say(f"warning: {message}")
+        say(f"warning: {message}")

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from paceline.cli.console import print_json
-from paceline.cli.options import count, json_option, seed
+from paceline.cli.options import count, json_option, pair, seed
 from paceline.cli.progress import data_progress
+from paceline.cli.streams import say
 from paceline.data.dataset import inspect_dataset
 from paceline.data.ingest import ingest
 from paceline.data.register import register
 from paceline.data.synth import synthesise
-from paceline.errors import UsageError
 from paceline.spec.extensions import WORKLOADS
 
-if TYPE_CHECKING:
-    from paceline.data.manifest import DatasetManifest
-
-_MOST_CLASSES = 5  # named in a line
 _PATH = click.Path(path_type=Path)
 _PRESETS = sorted(workload.name for workload in WORKLOADS.all() if not workload.own_samples)
 
@@ -70,14 +65,14 @@ def ingest_command(images_dir: Path, out_dataset: str, on_bad_image: Any, seed: 
 
     OUT_DATASET is a folder or a file:// URL.
     """
-    _say(f"{images_dir}: converting the images; Spark needs some seconds to start")
+    say(f"{images_dir}: converting the images; Spark needs some seconds to start")
     with data_progress("images") as progress:
         manifest = ingest(
             images_dir, out_dataset, on_bad_image=on_bad_image, seed=seed, progress=progress
         )
     for skipped in manifest.skipped:
-        _say(f"skipped {skipped.path}: {skipped.reason}")
-    _say(f'{_contents(manifest)}; use it in a spec with data = "{out_dataset}"')
+        say(f"skipped {skipped.path}: {skipped.reason}")
+    say(f'{manifest.summary}; use it in a spec with data = "{out_dataset}"')
     print(out_dataset)
 
 
@@ -93,28 +88,27 @@ def ingest_command(images_dir: Path, out_dataset: str, on_bad_image: Any, seed: 
     "--codec",
     "codecs",
     metavar="NAME=CODEC",
+    type=pair,
     multiple=True,
     help="How the bytes of a column are encoded, where they do not show it: image, array, "
     "compressed_array; may be repeated.",
 )
-def register_command(dataset: str, manifest_dir: Path | None, codecs: tuple[str, ...]) -> None:
+def register_command(
+    dataset: str, manifest_dir: Path | None, codecs: tuple[tuple[str, str], ...]
+) -> None:  # fmt: skip
     """Use Parquet files or a Petastorm data set without a conversion.
 
     DATASET is a folder or a URL (s3, gs, hdfs).
     """
-    pairs = [text.partition("=") for text in codecs]
-    for name, sign, codec in pairs:
-        if not (name and sign and codec):
-            raise UsageError(f"--codec {name}{sign}{codec}: expected NAME=CODEC")
     with data_progress("files") as progress:
         manifest = register(
             dataset,
             manifest_dir=manifest_dir,
-            codecs={name: codec for name, _, codec in pairs},
+            codecs=dict(codecs),
             progress=progress,
         )
     for name, reason in manifest.ignored.items():
-        _say(f"column {name} cannot be used: {reason}")
+        say(f"column {name} cannot be used: {reason}")
     print(manifest_dir or dataset)
 
 
@@ -131,18 +125,6 @@ def inspect_command(dataset: str, as_json: bool) -> None:
         print_json(facts)
     else:
         _print_facts(facts)
-
-
-def _say(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr)
-
-
-def _contents(manifest: DatasetManifest) -> str:
-    """Return for example `60 images in 2 classes: cat 20, dog 40`."""
-    counts = list(zip(manifest.classes, manifest.class_counts, strict=True))
-    named = ", ".join(f"{name} {count}" for name, count in counts[:_MOST_CLASSES])
-    more = f" and {len(counts) - _MOST_CLASSES} more" if len(counts) > _MOST_CLASSES else ""
-    return f"{manifest.samples} images in {len(counts)} classes: {named}{more}"
 
 
 def _print_facts(facts: dict[str, Any], indent: str = "") -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option
@@ -21,6 +20,7 @@ from paceline.host.cgroups import read_limits
 from paceline.host.machine import default_cache_dir, machine_facts, package_versions, torch_cuda
 from paceline.host.programs import Finding, why_it_failed
 from paceline.records.rows import SCHEMA
+from paceline.report.section import Column, Table, terminal_table
 from paceline.spec.extensions import LAUNCHERS, load_object
 
 # Tensors of two trials of the largest workload (VGG16: weights and gradient, 537 MB each) and its
@@ -34,6 +34,12 @@ with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 4) as memory:
 """
 _IMPORT_LIMIT_S = 120.0
 _ATTACH_LIMIT_S = 30
+_COLUMNS: tuple[Column[Finding], ...] = (
+    Column("", lambda finding: "ok" if finding.ok else "--", "name"),
+    Column("what", lambda finding: finding.what, "text"),
+    Column("in use", lambda finding: finding.found, "text"),
+    Column("why, or how to get it", lambda finding: finding.why, "text"),
+)
 
 
 @click.command("doctor")
@@ -44,12 +50,7 @@ def command(as_json: bool) -> int:
     if as_json:
         print_json({"schema": SCHEMA, "findings": [f.to_json() for f in findings]})
     else:
-        table = Table(box=None, pad_edge=False)
-        for column in ("", "what", "in use", "why, or how to get it"):
-            table.add_column(column, overflow="fold")
-        for finding in findings:
-            table.add_row("ok" if finding.ok else "--", finding.what, finding.found, finding.why)
-        plain_console().print(table)
+        plain_console().print(terminal_table(Table(columns=_COLUMNS, items=findings, gap=1)))
     return ExitCode.OK if all(f.ok for f in findings) else ExitCode.ENVIRONMENT
 
 

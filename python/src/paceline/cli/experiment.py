@@ -12,7 +12,6 @@ import click
 
 from paceline.cli.options import count, list_option, seed
 from paceline.cli.script import ScriptOptions, is_script, script_experiment
-from paceline.errors import UsageError
 from paceline.spec import load_spec
 
 if TYPE_CHECKING:
@@ -39,9 +38,12 @@ class Request:
         return not any(given)
 
     def load(self) -> Spec:
-        """Return the checked spec with all changes. Raises UsageError with every fault."""
+        """Return the checked spec with all changes.
+
+        Raises UsageError with every fault of the spec, click.UsageError for wrong words.
+        """
         if self.spec is None:
-            raise UsageError(
+            raise click.UsageError(
                 "expected SPEC (a TOML file or the name of a shipped experiment, see `paceline "
                 "list experiments`) or a script (FILE.py), got neither"
             )
@@ -55,7 +57,7 @@ class Request:
             source: Any = script_experiment(Path(self.spec), self.script_arguments, self.script)
             return load_spec(source, settings)
         if self.script.given:
-            raise UsageError(
+            raise click.UsageError(
                 f"{', '.join(self.script.given)}: expected only with a script (FILE.py); write it "
                 "into the spec"
             )

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 
-from paceline.errors import UsageError
-
 
 @click.command("init")
 @click.argument("file", type=click.Path(path_type=Path), default="experiment.toml")
@@ -21,9 +19,11 @@ def command(file: Path) -> None:
         with file.open("x", encoding="utf-8") as spec:
             spec.write(template())
     except FileExistsError as error:
-        raise UsageError(f"{file}: expected a new file, it exists; choose another name") from error
+        raise click.UsageError(
+            f"{file}: expected a new file, it exists; choose another name"
+        ) from error
     except OSError as error:
-        raise UsageError(
+        raise click.UsageError(
             f"{file}: expected a file that can be written, got: {error.strerror or error}; choose "
             "another name"
         ) from error

@@ -209,21 +209,17 @@ def _described(record: LabRecord) -> str:
 
 
 def _json(name: str, record: LabRecord | None, state: str) -> dict[str, Any]:
-    if record is None:
-        return {"name": name, "state": state}
-    return {
-        "name": name,
-        "state": state,
-        "hosts": [
-            {"name": host.name, "address": host.address, "cores": host.cores}
-            for host in record.hosts
-        ],
-        "settings": dataclasses.asdict(record.settings),
-        "hostfile": str(record.hostfile),
-        "agent": str(record.agent),
-        "spark_master": record.spark_master if record.settings.spark else None,
-        "logs": record.logs,
-    }
+    found: dict[str, Any] = {"name": name, "state": state}
+    if record is not None:
+        found |= {
+            "hosts": [dataclasses.asdict(host) for host in record.hosts],
+            "settings": dataclasses.asdict(record.settings),
+            "hostfile": str(record.hostfile),
+            "agent": str(record.agent),
+            "spark_master": record.spark_master if record.settings.spark else None,
+            "logs": record.logs,
+        }
+    return found
 
 
 def _say_abandoned(name: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from paceline.cli.options import run_dir_argument
+from paceline.cli.streams import say
 from paceline.monitor.serve import monitor
 from paceline.records.layout import RunFiles
 
@@ -37,8 +37,4 @@ def command(run_dir: Path, listen: str, grafana_listen: str) -> None:  # fmt: sk
     Grafana shows it, too, where it is installed. RUN_DIR: default: the newest run in runs/.
     """
     files = RunFiles(run_dir.absolute())
-    monitor(files, _say, listen=listen, grafana_listen=grafana_listen)
-
-
-def _say(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
+    monitor(files, say, listen=listen, grafana_listen=grafana_listen)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from paceline.errors import UsageError
+from paceline.cli.streams import say
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
@@ -48,7 +47,26 @@ class _FiniteFloat(click.FloatRange):
         return number
 
 
+class _Pair(click.ParamType[tuple[str, str]]):
+    """A name and its value, with an equals sign between them."""
+
+    name = "pair"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):  # click converts a converted value again
+            return value
+        key, _, content = value.partition("=")
+        if not (key and content):
+            self.fail(
+                f"expected {param.metavar if param else self.name}, got {value!r}", param, ctx
+            )
+        return key, content
+
+
 RUN_DIR = _RunDirectory()
+pair = _Pair()
 positive = _FiniteFloat(min=0, min_open=True)
 poll_seconds = _FiniteFloat(min=0.2, max=60)
 
@@ -60,14 +78,14 @@ def _similar(path: Path) -> str:
 
 
 def newest_run() -> Path:
-    """Return the run in `runs` that began last, and say so. Raises UsageError if there is none."""
+    """Return the run in `runs` that began last, and say so. Raises click.UsageError without one."""
     began = {path: time_s for path in RUNS.glob("*") for time_s in _began_unix_s(path)}
     if not began:
-        raise UsageError(
+        raise click.UsageError(
             f"expected RUN_DIR, because there is no run in {RUNS}/; `paceline run` makes one"
         )
     newest = max(began, key=lambda path: began[path])
-    print(f"paceline: newest run: {newest}", file=sys.stderr)
+    say(f"newest run: {newest}")
     return newest
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
 from paceline.api import Plan
 from paceline.cli.console import plain_console, print_json
@@ -14,7 +13,8 @@ from paceline.cli.findings import print_search_plan, search_plan_json
 from paceline.cli.options import json_option
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
-from paceline.report.wording import NOT_MEASURED, megabytes
+from paceline.report.section import Column, Table, terminal_table
+from paceline.report.wording import NOT_MEASURED, megabytes, short_ids
 from paceline.runner.preview import duration
 from paceline.tune.local import plan_local
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from paceline.spec import Spec
 
 _HOUR_S = 3600
-_FIGURES = ("ranks", "global\nbatch", "steps\n(warm-up)", "repeats", "expected")
-_GAP = 2  # columns between two columns of the table
 
 
 @click.command("plan", cls=ExperimentCommand)
@@ -63,19 +61,21 @@ def show_plan(spec: Spec, *, as_json: bool, commands: bool) -> None:
 def _print_preview(preview: Preview, *, automatic: bool) -> None:
     """Print the configurations, the totals and the warnings. automatic: the run stops early."""
     console = plain_console()
-    rows = [_figures(each, automatic=automatic) for each in preview.configurations]
-    widths = [
-        max(len(cell) for text in texts for cell in text.splitlines())
-        for texts in zip(_FIGURES, *rows, strict=True)
+    names = short_ids([each.configuration for each in preview.configurations])
+    columns: list[Column[ConfigurationPreview]] = [
+        Column("configuration", lambda each: names[each.configuration], "id"),
+        Column("ranks", lambda each: str(each.ranks)),
+        # a script decides its batch itself
+        Column("global\nbatch", lambda each: str(each.global_batch or NOT_MEASURED)),
+        Column("steps\n(warm-up)", _steps),
+        Column("repeats", lambda each: f"{'≤ ' if automatic else ''}{each.repeats}"),
+        Column("expected", _expected),
     ]
-    width = console.width - sum(widths) - _GAP * len(widths)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
-    table.add_column("configuration", no_wrap=True)
-    for heading in _FIGURES:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for each, row in zip(preview.configurations, rows, strict=True):
-        table.add_row(_broken_at_dots(each.configuration, width), *row)
-    console.print(table)
+    console.print(terminal_table(Table(columns=columns, items=preview.configurations)))
+    for full, short in list(names.items())[:1]:
+        if short != full:
+            text = f"\nwhole name of the first one, for --only: {full}"
+            console.print(text, soft_wrap=True)
     most = "at most " if automatic else ""
     console.print(f"\n{most}{preview.summary}")
     console.print(_disk_use_sentence(preview.disk))
@@ -83,25 +83,13 @@ def _print_preview(preview: Preview, *, automatic: bool) -> None:
         console.print(f"warning: {text}")
 
 
-def _figures(each: ConfigurationPreview, *, automatic: bool) -> tuple[str, ...]:
+def _steps(each: ConfigurationPreview) -> str:
     steps = NOT_MEASURED if each.steps is None else str(each.steps)
-    return (
-        str(each.ranks),
-        str(each.global_batch or NOT_MEASURED),  # a script decides itself
-        f"{steps} ({each.warmup_steps})",
-        f"{'≤ ' if automatic else ''}{each.repeats}",
-        NOT_MEASURED if each.expected_s is None else duration(each.expected_s),
-    )
+    return f"{steps} ({each.warmup_steps})"
 
 
-def _broken_at_dots(name: str, width: int) -> str:
-    """Break the name of a configuration into indented lines, only after a dot."""
-    lines = [""]
-    for part in name.replace(".", ".\0").split("\0"):
-        if lines[-1].strip() and len(lines[-1]) + len(part) > width:
-            lines.append("  ")
-        lines[-1] += part
-    return "\n".join(lines)
+def _expected(each: ConfigurationPreview) -> str:
+    return NOT_MEASURED if each.expected_s is None else duration(each.expected_s)
 
 
 def _document(planned: Plan) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
 from rich.progress import (
@@ -18,6 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 from paceline.cli.console import plain_console
+from paceline.records.tail import LineTail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -133,16 +134,13 @@ class _StepWatcher(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        rows, offset = 0, 0
+        tail, rows = LineTail(self._path), 0
         while not self._stopping.wait(_POLL_S):
-            try:
-                with self._path.open("rb") as file:
-                    file.seek(offset)
-                    new = file.read()
-            except FileNotFoundError:
-                continue  # the rank has not written a step yet
-            rows += new.count(b"\n")
-            offset += len(new)
+            if tail.was_replaced():
+                tail.rewind()
+                rows = 0
+            with suppress(OSError):  # a restart may move the file between the two calls
+                rows += sum(1 for _ in tail.lines(to_the_end=True))
             self._report(rows)
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import count, out_option, positive, spec_argument
+from paceline.cli.streams import say
 from paceline.errors import UsageError
 from paceline.launchers.schedulers.files import Places
 from paceline.launchers.schedulers.kubernetes import MOUNT, KubernetesSettings, render_kubernetes
@@ -74,10 +75,9 @@ def slurm(
     )
     for dataset in sorted({settings.places.dataset(trial) for trial in trials}):
         if dataset and not is_remote(dataset) and not Path(dataset).exists():
-            print(
-                f"paceline: note: {dataset} does not exist yet; make it with `paceline data "
-                "synth` and `paceline data ingest` on storage that all nodes share (--data-dir)",
-                file=sys.stderr,
+            say(
+                f"note: {dataset} does not exist yet; make it with `paceline data synth` and "
+                "`paceline data ingest` on storage that all nodes share (--data-dir)"
             )
     _write(out or Path(f"{experiment.name}-slurm"), render_slurm(trials, settings))
 
@@ -153,7 +153,7 @@ def _planned(source: str, cores: int | None) -> tuple[Experiment, list[Trial]]:
 
 def _write(out: Path, rendered: Rendered) -> None:
     for configuration, reason in rendered.left_out.items():
-        print(f"paceline: left out {configuration}: {reason}", file=sys.stderr)
+        say(f"left out {configuration}: {reason}")
     if not rendered.files:
         raise UsageError("expected at least one trial that can be rendered, the spec has none")
     for name, text in rendered.files.items():

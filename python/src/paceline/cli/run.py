@@ -18,7 +18,7 @@ from paceline.cli.plan import show_plan
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import EndedBySignal
 from paceline.cli.streams import reader_may_end
-from paceline.errors import NotComparable, UsageError
+from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
 from paceline.report.verdict import comparison_document
 
@@ -65,7 +65,7 @@ def command(
     torchrun would run it; all words after its name are its own. Lists are separated by commas.
     """
     if resume is not None and not (request.is_empty and out is None):
-        raise UsageError(
+        raise click.UsageError(
             f"--resume {resume}: expected no SPEC, no --out and no changes of the spec, because "
             "the run directory holds its spec; start another run with --out"
         )

@@ -6,7 +6,6 @@ import sys
 
 import click
 
-from paceline.errors import UsageError
 from paceline.spec.loading import shipped_experiments
 from paceline.spec.sentences import did_you_mean
 
@@ -20,7 +19,7 @@ def command(experiment: str) -> None:
     """
     shipped = shipped_experiments()
     if experiment not in shipped:
-        raise UsageError(
+        raise click.UsageError(
             f"{experiment!r}: expected one of the shipped experiments ({', '.join(shipped)})."
             f"{did_you_mean(experiment, shipped)}"
         )

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import ValidationError
 
-from paceline.cli.options import limit_option, list_option, out_option
-from paceline.errors import UsageError
+from paceline.cli.options import limit_option, list_option, out_option, pair
 from paceline.records.metrics import RUN_FACTS
 from paceline.spec import TelemetrySettings
 from paceline.telemetry.request import DEFAULT_MAX_LIFETIME_S, NO_METRICS, SidecarRequest
@@ -63,6 +62,7 @@ def _takes_settings(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--info",
     metavar="KEY=VALUE",
+    type=pair,
     multiple=True,
     help=f"Label of the metric paceline_run_info ({', '.join(RUN_FACTS)}); may be repeated.",
 )
@@ -75,7 +75,7 @@ def command(
     pid: tuple[str, ...],
     out: Path,
     state: Path | None,
-    info: tuple[str, ...],
+    info: tuple[tuple[str, str], ...],
     run: str,
     limit_s: float | None,
     **settings: Any,
@@ -97,11 +97,11 @@ def command(
             trace=out,
             pids=tuple(map(_process_id, pid)),
             state=state,
-            facts=dict(map(_pair, info)),
+            facts=dict(info),
             max_lifetime_s=limit_s or DEFAULT_MAX_LIFETIME_S,
         )
     except ValidationError as error:
-        raise UsageError(f"sidecar: {'; '.join(_faults(error))}") from error
+        raise click.UsageError(f"sidecar: {'; '.join(_faults(error))}") from error
     run_sidecar(request)
 
 
@@ -117,18 +117,11 @@ def _address(text: str | None) -> tuple[str, int]:
         return "127.0.0.1", NO_METRICS
     host, separator, port = text.rpartition(":")
     if not (separator and host and port.isascii() and port.isdigit()):
-        raise UsageError(f"--listen: expected HOST:PORT such as 127.0.0.1:9464, got {text!r}")
+        raise click.UsageError(f"--listen: expected HOST:PORT such as 127.0.0.1:9464, got {text!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _process_id(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--pid: expected process ids, got {text!r}")
+        raise click.UsageError(f"--pid: expected process ids, got {text!r}")
     return int(text)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise UsageError(f"--info: expected KEY=VALUE, got {text!r}")
-    return key, value

@@ -1,4 +1,4 @@
-"""Standard streams whose reader may end before the command, as in `paceline run … | head`."""
+"""Messages, and streams whose reader may end before the command, as in `paceline run … | head`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
+
+
+def say(text: str) -> None:
+    """Print a message beside the output."""
+    print(f"paceline: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

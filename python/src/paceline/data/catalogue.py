@@ -6,8 +6,8 @@ import shutil
 from typing import TYPE_CHECKING, cast
 
 from paceline.data.dataset import open_dataset
+from paceline.data.location import made_folder
 from paceline.data.synth import GENERATOR_VERSION, synthesise
-from paceline.errors import EnvironmentLacks
 from paceline.host.locks import exclusive_lock
 from paceline.host.machine import default_cache_dir
 from paceline.spec.extensions import WORKLOADS
@@ -52,13 +52,7 @@ def ensure_dataset(
     if target.is_dir():
         open_dataset(target)  # raises if it is damaged
         return target
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentLacks(
-            f"{folder}: cannot be created ({error.strerror}); set PACELINE_CACHE to a "
-            "writable folder"
-        ) from None
+    made_folder(folder, "set PACELINE_CACHE to a writable folder")
     lock = folder / f".{target.name}.lock"
     busy = (
         f"{lock}: another process has held this lock for {lock_timeout_s:.0f} s to make the data "

@@ -55,7 +55,7 @@ def scan(root: Path) -> ImageFolder:
     classes = _class_names(root)
     if len(classes) < 2:
         found = f"only the class {classes[0]!r}" if classes else "no class folder"
-        raise DataError(f"{root}: {_LAYOUT}, found {found}{_hint_at_parent(root)}")
+        raise DataError(f"{root}: {_LAYOUT}, found {found}")
     files = [(label, path) for label, name in enumerate(classes) for path in _files(root, name)]
     images = [ImageFile(path, label) for label, path in files if not _is_other(path)]
     used = {image.label for image in images}
@@ -74,17 +74,6 @@ def _class_names(root: Path) -> list[str]:
         return sorted(e.name for e in root.iterdir() if e.is_dir() and not is_junk(e.name))
     except OSError as error:
         raise _unreadable(error) from None
-
-
-def _hint_at_parent(root: Path) -> str:
-    """Return a hint if `root` looks like a class folder itself; else nothing."""
-    parent = root.resolve().parent
-    try:
-        holds_files = any(entry.is_file() and not is_junk(entry.name) for entry in root.iterdir())
-        is_class = holds_files and len(_class_names(parent)) >= 2
-    except (OSError, DataError):
-        return ""
-    return f"; is the image folder {parent}?" if is_class else ""
 
 
 def _is_other(path: str) -> bool:

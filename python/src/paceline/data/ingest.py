@@ -12,7 +12,6 @@ import os
 import warnings
 from collections import Counter
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -303,5 +302,4 @@ def _manifest(
         # $SPARK_HOME may be another Spark than the pyspark package.
         versions={"paceline": __version__, "spark": spark.version}
         | {name: version(name) for name in _PACKAGES},
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import uuid
@@ -19,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from paceline.data.location import made_folder, not_empty, require_new
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.host.processes import kill_until_gone, pids_with_variable
@@ -194,21 +196,18 @@ def _py4j_silenced() -> Iterator[None]:
         logging.root.removeFilter(is_of_another)
 
 
-def _end_jvm(gateway: object) -> None:
+def _end_jvm(gateway: Any) -> None:
     """End the JVM and wait for it: PySpark leaves it running until Python exits."""
-    process = getattr(gateway, "proc", None)
-    shutdown = getattr(gateway, "shutdown", None)
-    if shutdown is not None:
-        shutdown()
-    if process is None:
+    if gateway is None or gateway.proc is None:  # its start was interrupted, or it is not ours
         return
+    gateway.shutdown()
     with suppress(OSError):  # it has ended
-        process.stdin.close()  # the JVM exits when its standard input closes
+        gateway.proc.stdin.close()  # the JVM exits when its standard input closes
     try:
-        process.wait(_JVM_END_S)
-    except Exception:  # noqa: BLE001  (subprocess.TimeoutExpired, or already reaped)
-        process.kill()
-        process.wait(_JVM_END_S)
+        gateway.proc.wait(_JVM_END_S)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait(_JVM_END_S)
 
 
 @contextmanager
@@ -263,7 +262,7 @@ class Target:
         self._files = self._final.getFileSystem(context.hadoopConfiguration())
         self._files.setWriteChecksum(False)  # the manifest contains checksums
         if self._files.exists(self._final) and len(self._files.listStatus(self._final)) > 0:
-            raise _not_empty(text)
+            raise not_empty(text)
 
     def write_manifest(self, document: Mapping[str, Any]) -> None:
         """Write the manifest into the temporary data set."""
@@ -294,7 +293,8 @@ class Target:
 def prepare_place(out_dataset: str | Path, *, is_local_session: bool) -> None:
     """Check the place of a new data set before Spark starts; make the parents of a folder.
 
-    Raises UsageError if it is not empty, cannot be made, or is out of reach of a local session.
+    Raises UsageError if it is not empty or out of reach of a local session, EnvironmentLacks if it
+    cannot be made.
     """
     text = str(out_dataset)
     if not is_folder(text):
@@ -305,21 +305,10 @@ def prepare_place(out_dataset: str | Path, *, is_local_session: bool) -> None:
             )
         return
     folder = local_path(out_dataset)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise _not_empty(str(folder))
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder.parent}: cannot be created: {error.strerror}") from None
+    require_new(folder)
+    made_folder(folder.parent)
 
 
 def is_folder(name: str) -> bool:
     """Return whether the name is a path or a file:// URL."""
     return "://" not in name or name.startswith("file://")
-
-
-def _not_empty(name: str) -> UsageError:
-    return UsageError(
-        f"{name}: expected a new or empty place for the data set, but it is not empty; remove it "
-        "or choose another"
-    )

@@ -131,6 +131,29 @@ class Location:
             raise _explanation(self.name, error) from error
 
 
+def made_folder(folder: Path, advice: str = "choose another folder") -> Path:
+    """Make a folder and its parents. Raises EnvironmentLacks if that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"{folder}: cannot be created ({error.strerror}); {advice}"
+        ) from None
+    return folder
+
+
+def require_new(place: Path) -> None:
+    """Raise UsageError unless a place is a new or empty folder."""
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise not_empty(str(place))
+
+
+def not_empty(name: str) -> UsageError:
+    return UsageError(
+        f"{name}: expected a new or empty folder, but it is not empty; remove it or choose another"
+    )
+
+
 def location_of(name: str | Path) -> Location:
     """Return the place that a path or URL names: a folder, file://, s3://, gs:// or hdfs://.
 

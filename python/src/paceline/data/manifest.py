@@ -7,6 +7,7 @@ the location of the data. Parquet readers ignore names that begin with an unders
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from itertools import accumulate
 from pathlib import PurePosixPath
@@ -20,6 +21,11 @@ from paceline.errors import DataError
 
 MANIFEST_NAME = "_paceline_manifest.json"
 SCHEMA_VERSION = 2
+_MOST_CLASSES = 5  # named in a summary
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class _Model(BaseModel):
@@ -85,7 +91,7 @@ class DatasetManifest(_Model):
     image_stats: ImageStats | None = None
     skipped: tuple[SkippedImage, ...] = ()
     versions: dict[str, str]
-    created: str  # ISO 8601, UTC
+    created: str = Value(default_factory=_now)  # ISO 8601, UTC
 
     @cached_property
     def row_groups(self) -> tuple[RowGroup, ...]:
@@ -99,9 +105,10 @@ class DatasetManifest(_Model):
         """The content in one line, for example `60 images, 2 classes (a 30, b 30)`."""
         parts = [f"{self.samples} {'samples' if self.image_stats is None else 'images'}"]
         if self.classes:
-            counts = zip(self.classes, self.class_counts, strict=True)
-            listed = ", ".join(f"{name} {count}" for name, count in counts)
-            parts.append(f"{len(self.classes)} classes ({listed})")
+            counts = list(zip(self.classes, self.class_counts, strict=True))
+            listed = ", ".join(f"{name} {count}" for name, count in counts[:_MOST_CLASSES])
+            more = f" and {len(counts) - _MOST_CLASSES} more" if counts[_MOST_CLASSES:] else ""
+            parts.append(f"{len(counts)} classes ({listed}{more})")
         if self.image_stats is not None and self.image_stats.reencoded:
             parts.append(f"{self.image_stats.reencoded} re-encoded")
         if self.skipped:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.data.location import made_folder
 from paceline.errors import DataError, EnvironmentLacks
 from paceline.host.locks import exclusive_lock, own_folder
 from paceline.spec.values import local_path
@@ -56,7 +57,7 @@ def node_folder(location: Location, share: NodeShare, cache: str | None) -> Iter
         yield None
         return
     if cache is not None:
-        yield _made(local_path(cache))
+        yield made_folder(local_path(cache), "choose another folder with `cache`")
         return
     if share.local_rank != 0:
         shared = Path(share.lookup("folder", _ANSWER_S))
@@ -80,16 +81,6 @@ def _temporary() -> Iterator[Path]:
                 f"no folder for copies of a remote data set: {error}; set TMPDIR, or `cache`"
             ) from None
         yield folder
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentLacks(
-            f"cache {folder}: cannot be created ({error.strerror}); choose another folder"
-        ) from None
-    return folder
 
 
 def _copy(location: Location, file: DataFile, kept: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from paceline.data.fields import CODECS, Field, UnusableField, field_of
-from paceline.data.location import location_of
+from paceline.data.location import location_of, made_folder
 from paceline.data.manifest import MANIFEST_NAME, DataFile, DatasetManifest
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 
@@ -48,7 +47,7 @@ def register(
     files that are not alike or have no field, EnvironmentLacks if the place cannot be used.
     """
     location = location_of(name)
-    target = location if manifest_dir is None else location_of(_made(manifest_dir))
+    target = location if manifest_dir is None else location_of(made_folder(manifest_dir))
     _check_replaceable(target)
     codecs = codecs or {}
     sizes = {p: s for p, s in location.sizes().items() if p.endswith(_SUFFIXES)}
@@ -79,18 +78,9 @@ def register(
         samples=sum(sum(file.row_group_rows) for file in files),
         files=tuple(files),
         versions={package: version(package) for package in _PACKAGES},
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     _write(target, manifest)
     return manifest
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentLacks(f"{folder}: cannot be created ({error.strerror})") from None
-    return folder
 
 
 def _check_replaceable(target: Location) -> None:

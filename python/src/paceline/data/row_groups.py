@@ -102,6 +102,9 @@ class ParquetSource:
         quiet_petastorm()
         urls = [f"file://{self._file(index)}" for index in indices]
         group = self._dataset.manifest.row_groups[indices[0]]
+        count = len(group.file.row_group_rows)
+        # Petastorm's shard of a file with n row groups, of n shards, is one row group.
+        shard = {} if count == 1 else {"cur_shard": group.number, "shard_count": count}
         names = {name for name in (*(f.name for f in fields), self._id_field) if name}
         try:
             # The dummy pool reads in this thread. Workers of the thread pool poll a thousand times
@@ -111,8 +114,7 @@ class ParquetSource:
                 schema_fields=[f"^{re.escape(name)}$" for name in sorted(names)],
                 reader_pool_type="dummy",
                 shuffle_row_groups=False,
-                # Petastorm's shard of a file with n row groups, of n shards, is one row group.
-                **_only(group.number, len(group.file.row_group_rows)),
+                **shard,
             )
         except Exception as error:
             raise self._unreadable(indices[0], error) from error
@@ -147,7 +149,7 @@ class ParquetSource:
         first, count = group.first_sample_id, group.rows
         names = [field.name for field in fields] + ([self._id_field] if self._id_field else [])
         missing = [name for name in names if not hasattr(batch, name)]
-        if missing:  # the footers of remote files were not checked when the data set was opened
+        if missing:
             raise self._dataset.damaged(index, f"columns missing: {', '.join(missing)}")
         columns = tuple(getattr(batch, field.name) for field in fields)
         rows = len(columns[0])
@@ -189,10 +191,6 @@ def quiet_petastorm() -> None:
     It uses pyarrow's legacy data set classes throughout; the versions are pinned because of that.
     """
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\.")
-
-
-def _only(number: int, row_groups: int) -> dict[str, int]:
-    return {} if row_groups == 1 else {"cur_shard": number, "shard_count": row_groups}
 
 
 def _values(field: Field, image_size: int, *, is_target: bool) -> Values:

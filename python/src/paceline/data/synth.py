@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -19,6 +18,7 @@ from zlib import crc32
 import cv2
 import numpy as np
 
+from paceline.data.location import made_folder, require_new
 from paceline.data.scenes import CLASSES, paint
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.extensions import WORKLOADS
@@ -35,18 +35,6 @@ _NAMES = ("IMG_{:04d}.jpg", "DSC{:05d}.JPG", "P{:07d}.jpg", "photo {:d}.jpeg", "
 _ASPECTS = (4 / 3, 3 / 2, 16 / 9, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class SynthSummary:
-    """Result of one call of `synthesise`."""
-
-    out_dir: Path
-    preset: str
-    seed: int
-    images: int
-    class_counts: dict[str, int]
-    total_bytes: int
-
-
 def synthesise(
     out_dir: Path,
     preset: str,
@@ -55,7 +43,7 @@ def synthesise(
     progress: Callable[[int, int], None] | None = None,
     *,
     workers: int | None = None,
-) -> SynthSummary:
+) -> None:
     """Write images to `out_dir`/CLASS/NAME: either all of them or none.
 
     images: how many; None means the preset's number. progress(done, total) is called as images
@@ -67,23 +55,18 @@ def synthesise(
     if seed < 0:
         raise UsageError(f"seed: expected 0 or more, got {seed}")
     out_dir = Path(out_dir)
-    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
-        raise UsageError(
-            f"{out_dir}: expected a new or empty folder for the images, but it is not empty; "
-            "remove it or choose another"
-        )
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    require_new(out_dir)
+    made_folder(out_dir.parent)
     partial = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}.partial-"))
-    sizes = []
     try:
         for name in CLASSES:
             (partial / name).mkdir()
         cv2.setNumThreads(0)
         with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
-            for size in pool.map(lambda i: _write(partial, preset, seed, i), range(total)):
-                sizes.append(size)
+            written = pool.map(lambda i: _write(partial, preset, seed, i), range(total))
+            for done, _ in enumerate(written, start=1):
                 if progress is not None:
-                    progress(len(sizes), total)
+                    progress(done, total)
         partial.chmod(0o755)
         partial.replace(out_dir)
     except BaseException as error:
@@ -94,9 +77,6 @@ def synthesise(
                 "room for the images"
             ) from error
         raise
-    classes = [class_of(index) for index in range(total)]
-    counts = {name: classes.count(name) for name in CLASSES}
-    return SynthSummary(out_dir, preset, seed, total, counts, sum(sizes))
 
 
 def class_of(index: int) -> str:
@@ -136,7 +116,6 @@ def _checked_count(preset: str, images: int | None) -> int:
     return images
 
 
-def _write(folder: Path, preset: str, seed: int, index: int) -> int:
-    """Write one image and return its size in bytes."""
+def _write(folder: Path, preset: str, seed: int, index: int) -> None:
     target = folder / class_of(index) / image_name(preset, seed, index)
-    return target.write_bytes(image_bytes(preset, seed, index))
+    target.write_bytes(image_bytes(preset, seed, index))

@@ -8,7 +8,6 @@ Prometheus would show the last value for five more minutes, into the next trial.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -168,7 +167,7 @@ class _HostTrace:
             run=self._run,
             row={**row, **self._facts, **of_sidecar},
             ranks=self._ranks.get(unix_s, {}),
-            training=lambda: [rank.until(unix_s) for rank in self._training],
+            training={history.rank: history.until(unix_s) for history in self._training},
         )
 
 
@@ -201,10 +200,14 @@ class RankHistory:
         rows = [*steps.iter_rows(named=True), *operations.iter_rows(named=True)]
         self._rows = sorted(rows, key=_ended_unix_s)
         self._done = 0
-        self._progress = TrainingProgress(rank=rank)
+        self._progress = TrainingProgress()
+        self.rank = rank
 
-    def until(self, unix_s: float) -> TrainingProgress:
-        """Return the progress at `unix_s`, on the rank's own clock; times must not decrease."""
+    def until(self, unix_s: float) -> Row:
+        """Return the values of the training metrics at `unix_s`, on the rank's own clock.
+
+        Times must not decrease.
+        """
         while self._done < len(self._rows) and _ended_unix_s(self._rows[self._done]) <= unix_s:
             row = self._rows[self._done]
             if "step_s" in row:
@@ -213,8 +216,8 @@ class RankHistory:
                 self._progress.add_operation(row)
             self._done += 1
         # A rank that failed is shown as failed from its last row on.
-        failed = self._failed and self._done == len(self._rows)
-        return dataclasses.replace(self._progress.copy(), failed=failed)
+        self._progress.failed = self._failed and self._done == len(self._rows)
+        return self._progress.row()
 
 
 def _ended_unix_s(row: Mapping[str, Any]) -> float:

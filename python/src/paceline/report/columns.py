@@ -15,12 +15,12 @@ from paceline.report.wording import (
     mark_of,
     mebibytes,
     number,
-    percent,
     range_of,
+    whole,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
@@ -189,20 +189,14 @@ def _main_cost(line: _Line) -> str:
     return f"{name} {100 * share:.0f}%"
 
 
-def _with_peak(mean: float | None, peak: float | None, detail: Detail) -> Cell:
-    return Cell(percent(mean), f"(peak {percent(peak)})" if detail == Detail.PAGE else "")
+def _with_peak(mean: str, peak: str) -> Callable[[_Line], Cell]:
+    """Return the cell of two figures of a row, the second on the page only."""
 
+    def cell(line: _Line) -> Cell:
+        most = f"(peak {whole(getattr(line.row, peak))})" if line.detail == Detail.PAGE else ""
+        return Cell(whole(getattr(line.row, mean)), most)
 
-def _cpu(line: _Line) -> Cell:
-    return _with_peak(line.row.cpu_percent, line.row.cpu_percent_peak, line.detail)
-
-
-def _ram(line: _Line) -> Cell:
-    return _with_peak(line.row.ram_percent_mean, line.row.ram_percent_peak, line.detail)
-
-
-def _threads(line: _Line) -> Cell:
-    return _with_peak(line.row.threads_median, line.row.threads_peak, line.detail)
+    return cell
 
 
 def _memory(line: _Line) -> Cell:
@@ -213,6 +207,18 @@ def _memory(line: _Line) -> Cell:
 def _efficiency(line: _Line) -> str:
     value = line.row.efficiency
     return NOT_MEASURED if value is None else f"{value.median:.2f}"
+
+
+def mark_sentences(comparison: Comparison) -> list[str]:
+    """Explain the marks of configurations that may be the fastest."""
+    verdicts = comparison.verdicts.values()
+    found = []
+    if any(verdict.ties for verdict in verdicts):
+        margin = max(verdict.margin for verdict in verdicts)
+        found.append(f"{TIE_MARK} tie: shown to be at most {100 * margin:g} % behind the fastest.")
+    if any(set(verdict.not_separated) - set(verdict.ties) for verdict in verdicts if verdict.best):
+        found.append(f"{NEAR_MARK} not separated from the fastest (5 %).")
+    return found
 
 
 _COLUMNS: tuple[Column[_Line], ...] = (
@@ -228,11 +234,11 @@ _COLUMNS: tuple[Column[_Line], ...] = (
     Column("first\nstep s", lambda line: number(line.row.time_to_first_step_s), detail=Detail.WIDE),
     Column("cores", lambda line: str(line.row.cores), detail=Detail.PAGE),
     Column("whole\ntrial s", lambda line: number(line.row.wall_s), detail=Detail.PAGE),
-    Column("CPU\n%", _cpu, detail=Detail.WIDE),
+    Column("CPU\n%", _with_peak("cpu_percent", "cpu_percent_peak"), detail=Detail.WIDE),
     Column("IOWait\n%", lambda line: number(line.row.iowait_percent, 2), detail=Detail.PAGE),
-    Column("RAM\n%", _ram, detail=Detail.PAGE),
+    Column("RAM\n%", _with_peak("ram_percent_mean", "ram_percent_peak"), detail=Detail.PAGE),
     Column("peak\nMiB", _memory, detail=Detail.WIDE),
-    Column("threads", _threads, detail=Detail.PAGE),
+    Column("threads", _with_peak("threads_median", "threads_peak"), detail=Detail.PAGE),
     Column("final\nloss", lambda line: number(line.row.final_loss, 4), detail=Detail.PAGE),
     Column("re-\npeats", lambda line: str(line.row.repeats), detail=Detail.PAGE),
     Column("eq.", lambda line: mark_cell(line.row)),

@@ -15,9 +15,19 @@ from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial.host_frames import read_series
 from paceline.records.files import write_text
 from paceline.records.phases import ALL_PHASES
-from paceline.report import figures, strategies
-from paceline.report.columns import comparison_table
+from paceline.report import strategies
+from paceline.report.columns import comparison_table, mark_sentences
 from paceline.report.explain import causes_section
+from paceline.report.figures.bars import rank_time_chart, step_time_chart
+from paceline.report.figures.charts import plotly_js
+from paceline.report.figures.hosts import resource_charts, shades, telemetry_charts
+from paceline.report.figures.speed import (
+    loss_chart,
+    metric_chart,
+    speedup_chart,
+    step_distribution_chart,
+)
+from paceline.report.method import method_section
 from paceline.report.profile import communication_section
 from paceline.report.provenance import (
     commands_section,
@@ -31,41 +41,26 @@ from paceline.report.sections import (
     evaluation_table,
     lossy_section,
     metrics_of,
+    of_workloads,
     phase_table,
     recovery_section,
     sidecar_sentence,
     staleness_section,
 )
 from paceline.report.verdict import verdict_sentence
-from paceline.report.wording import NOT_MEASURED, listed, table_sentences
+from paceline.report.wording import table_sentences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.records.layout import RunFiles
-    from paceline.report.figures import Chart
+    from paceline.report.figures.charts import Chart
 
 _TEMPLATE = "document.html.j2"
 _MOST_TRIALS = 30  # whose traces are drawn
-
-
-class ChartBook:
-    """The figures of the page by name."""
-
-    def __init__(self) -> None:
-        self._charts: list[Chart] = []
-
-    def add(self, chart: Chart) -> str:
-        """Keep a figure and return its name."""
-        self._charts.append(chart)
-        return f"chart{len(self._charts) - 1}"
-
-    def scripts(self) -> list[tuple[str, Markup]]:
-        """Each figure's name and its JSON, safe within a script element."""
-        return [(f"chart{n}", _script_json(chart.json)) for n, chart in enumerate(self._charts)]
 
 
 def write_report(run: RunFiles, out: Path, comparison: Comparison | None = None) -> None:
@@ -92,13 +87,11 @@ def render(comparison: Comparison) -> str:
     context: dict[str, Any] = {
         "comparison": comparison,
         "created": _date(manifest.get("created_unix_s")),
-        "headlines": [_headline(comparison, workload) for workload in comparison.workloads],
+        "headlines": [(name, verdict_sentence(comparison, name)) for name in comparison.workloads],
         "sections": page_sections(comparison),
-        "has_evaluations": any(row.metrics for row in comparison.rows),
         "page": Detail.PAGE,
-        "not_measured": NOT_MEASURED,
-        "book": ChartBook(),
-        "plotly": _script(figures.plotly_js()),
+        "json": _script_json,
+        "plotly": _script(plotly_js()),
     }
     return environment.get_template(_TEMPLATE).render(context)
 
@@ -116,7 +109,7 @@ def page_sections(comparison: Comparison) -> list[Section]:
         strategies.local_section(comparison),
         strategies.pipelines_section(comparison),
         strategies.local_global_section(comparison),
-        _of_workloads(
+        of_workloads(
             comparison,
             lossy_section,
             title="Lossy training",
@@ -128,14 +121,14 @@ def page_sections(comparison: Comparison) -> list[Section]:
                 "time to a target. Each is compared with its exact form: bytes, time and loss."
             ),
         ),
-        _of_workloads(
+        of_workloads(
             comparison, staleness_section, title="Staleness of updates", anchor="staleness"
         ),
         _time_section(comparison),
         communication_section(comparison),
         recovery_section(comparison),
         _resources_section(comparison),
-        _of_workloads(
+        of_workloads(
             comparison,
             _evaluation_section,
             title="Evaluation",
@@ -151,6 +144,7 @@ def page_sections(comparison: Comparison) -> list[Section]:
         ranks_section(comparison),
         commands_section(comparison),
         machine_section(comparison),
+        method_section(comparison),
     ]
     return [section for section in found if section is not None]
 
@@ -159,33 +153,15 @@ def _template(name: str) -> str:
     return package_files("paceline.report").joinpath(name).read_text("utf-8")
 
 
-def _headline(comparison: Comparison, workload: str) -> tuple[str, str]:
-    return workload, verdict_sentence(comparison, workload)
-
-
-def _of_workloads(
-    comparison: Comparison,
-    part: Callable[[Comparison, str], Section | None],
-    *,
-    title: str,
-    anchor: str,
-    intro: str = "",
-) -> Section | None:
-    """Return a section with a part for each workload that has one; None without any."""
-    found = [part(comparison, workload) for workload in comparison.workloads]
-    parts = [each for each in found if each is not None]
-    return Section(title=title, anchor=anchor, intro=intro, parts=parts) if parts else None
-
-
 def _speed_section(comparison: Comparison) -> Section:
     meaning = (
         "Speedup over the baseline with the 95 % confidence interval. The main cost is the "
-        "largest part of a step beside computation. = marks a tie with the fastest."
+        "largest part of a step beside computation."
     )
     return Section(
         title="Speedup",
         anchor="speed",
-        intro=" ".join([meaning, *table_sentences(comparison)]),
+        intro=" ".join([meaning, *mark_sentences(comparison), *table_sentences(comparison)]),
         parts=[_speed_part(comparison, workload) for workload in comparison.workloads],
     )
 
@@ -194,9 +170,9 @@ def _speed_part(comparison: Comparison, workload: str) -> Section:
     rows = comparison.rows_of(workload)
     shown = []
     if any(row.speedup is not None for row in rows):
-        shown.append(figures.speedup_chart(comparison, workload))
+        shown.append(speedup_chart(comparison, workload))
     notes = [f"{short_name(row, comparison.rows)}: {note}" for row in rows for note in row.notes]
-    distribution = figures.step_distribution_chart(comparison, workload)
+    distribution = step_distribution_chart(comparison, workload)
     return Section(
         title=f"{workload}: global batch {rows[0].global_batch}",
         charts=shown,
@@ -212,8 +188,8 @@ def _time_section(comparison: Comparison) -> Section:
     parts = [
         Section(
             charts=(
-                figures.rank_time_chart(comparison, workload),
-                figures.step_time_chart(comparison, workload),
+                rank_time_chart(comparison, workload),
+                step_time_chart(comparison, workload),
             ),
             parts=(
                 Section(
@@ -237,15 +213,13 @@ def _evaluation_section(comparison: Comparison, workload: str) -> Section | None
     target = table.items[0].target
     return Section(
         title=workload if target is None else f"{workload}, target: {target}",
-        charts=[
-            figures.metric_chart(comparison, workload, name) for name in metrics_of(table.items)
-        ],
+        charts=[metric_chart(comparison, workload, name) for name in metrics_of(table.items)],
         table=table,
     )
 
 
 def _loss_section(comparison: Comparison) -> Section:
-    drawn = [figures.loss_chart(comparison, workload) for workload in comparison.workloads]
+    drawn = [loss_chart(comparison, workload) for workload in comparison.workloads]
     return Section(title="Loss", anchor="loss", charts=drawn)
 
 
@@ -272,7 +246,7 @@ def _resources_section(comparison: Comparison) -> Section:
             "Sampled by one sidecar per host. Shades show the spans of the ranks. Left: CPU, RAM "
             "and threads. Right: CPU idle and IOWait. All times are on rank 0's clock." + most
         ),
-        legend=figures.shades(gaps=_has_gaps(comparison)),
+        legend=shades(gaps=_has_gaps(comparison)),
         cards=cards,
         parts=() if cost is None else (Section(title="Cost of the sidecar", sentences=(cost,)),),
     )
@@ -297,20 +271,12 @@ def _shown_trials(comparison: Comparison) -> set[str]:
 
 def _repeat(trial: TrialAnalysis) -> Repeat:
     hosts = read_series(trial.record.files)
-    more = figures.telemetry_charts(trial, hosts)
     return Repeat(
         number=trial.repeat,
         trial=trial.record.trial.id,
-        pairs=figures.resource_charts(trial.record, hosts),
-        more=more,
-        more_words=listed([_in_sentence(chart.title) for chart in more]) if more else "",
+        pairs=resource_charts(trial.record, hosts),
+        more=telemetry_charts(trial, hosts),
     )
-
-
-def _in_sentence(title: str) -> str:
-    """Return the title of a figure for a sentence: without explanation, in lower case."""
-    short = title.partition(":")[0].partition(" (")[0]
-    return short if short[:2].isupper() else short[0].lower() + short[1:]
 
 
 def _has_gaps(comparison: Comparison) -> bool:

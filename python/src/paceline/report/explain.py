@@ -94,7 +94,7 @@ def causes_section(comparison: Comparison) -> Section | None:
 
     At most _MOST_EXPLAINED are shown; the first significant one has a figure.
     """
-    from paceline.report.figures import waterfall_chart  # noqa: PLC0415  (only the page has figures)
+    from paceline.report.figures.bars import waterfall_chart  # noqa: PLC0415  (page only)
 
     name = name_in(comparison)
     parts = []

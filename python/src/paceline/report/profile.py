@@ -15,6 +15,7 @@ from paceline.report.wording import (
     listed,
     milliseconds,
     number,
+    short_ids,
 )
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ def profile_view(profile: TrialCommunication) -> RenderableType:
 
 def overview(profiles: Sequence[TrialCommunication]) -> RenderableType:
     """Show one line for each trial: means over its ranks, in milliseconds per step."""
+    names = short_ids([profile.trial for profile in profiles])
     columns: list[Column[TrialCommunication]] = [
-        Column("trial", lambda profile: profile.trial, "text"),
+        Column("trial", lambda profile: names[profile.trial], "id"),
         Column("step\nms", lambda profile: _mean(profile, lambda rank: rank.step_s)),
         Column("waiting\nms", lambda profile: _mean(profile, _phase("comm_wait"))),
         Column("transfer\nms", lambda profile: _mean(profile, _phase("comm_transfer"))),
@@ -66,17 +68,19 @@ def overview(profiles: Sequence[TrialCommunication]) -> RenderableType:
 
 def communication_section(comparison: Comparison) -> Section | None:
     """Show the first repeat of each configuration that communicates; None if none does."""
-    from paceline.report import figures  # noqa: PLC0415  (the terminal needs no Plotly)
+    # The terminal needs no Plotly.
+    from paceline.report.figures.bars import communication_chart  # noqa: PLC0415
+    from paceline.report.figures.charts import first_repeats  # noqa: PLC0415
 
     parts = []
     for workload in comparison.workloads:
         profiles = [
             (short_name(row, comparison.rows), profile)
-            for row, trial in figures.first_repeats(comparison, workload)
+            for row, trial in first_repeats(comparison, workload)
             if (profile := trial_communication(trial.record)) is not None
         ]
         if profiles:
-            chart = figures.communication_chart(workload, profiles)
+            chart = communication_chart(workload, profiles)
             tables = [_page_part(name, profile) for name, profile in profiles]
             parts.append(Section(charts=(chart,), parts=tables))
     if not parts:
@@ -146,7 +150,7 @@ def _operation_table(profile: TrialCommunication) -> Table[Bin]:
 
     columns: list[Column[Bin]] = [
         Column("operation", _operation, "text"),
-        Column("size", size_words, "name"),
+        Column("size,\nMB", size_words, "name"),
         Column("num-\nber", lambda each: number(each.count / steps)),
         Column("MB", lambda each: number(each.payload_bytes / 1e6 / steps)),
         Column(
@@ -225,15 +229,12 @@ def check_sentence(check: SumCheck) -> str:
 
 
 def size_words(each: Bin) -> str:
-    """Return the range of sizes, for example `1-10 MB`."""
+    """Return the range of sizes in MB, for example `1-10`."""
+    low = each.least_bytes / 1e6
     if each.most_bytes is None:
-        return f"> {_size(each.least_bytes)}"
-    if each.least_bytes == 0:
-        return f"< {_size(each.most_bytes)}"
-    low, high = _size(each.least_bytes), _size(each.most_bytes)
-    if low.split()[1] == high.split()[1]:
-        low = low.split()[0]
-    return f"{low}{DASH}{high}"
+        return f"> {low:g}"
+    high = each.most_bytes / 1e6
+    return f"{low:g}{DASH}{high:g}" if low else f"< {high:g}"
 
 
 def sent_sentences(bins: Sequence[Bin]) -> list[str]:
@@ -256,7 +257,3 @@ def sent_sentences(bins: Sequence[Bin]) -> list[str]:
 
 def _total(bins: Sequence[Bin], name: str) -> int:
     return sum(getattr(each, name) or 0 for each in bins)
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes // 10**6} MB" if size_bytes >= 10**6 else f"{size_bytes // 10**3} kB"

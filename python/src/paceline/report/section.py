@@ -11,15 +11,16 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from rich.console import Group
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from paceline.report.figures import Chart
+    from paceline.report.figures.charts import Chart
 
 Item = TypeVar("Item")
 WIDE_COLUMNS = 120  # of a terminal, from which more figures are shown
@@ -50,12 +51,13 @@ class Cell(NamedTuple):
 class Column(Generic[Item]):
     """A column: its heading, which may have several lines, and the cell of an item.
 
-    kind: numbers are aligned to the right; only a text may be broken into lines.
+    kind: numbers are aligned to the right; a text may be broken into lines, and an id of a
+    configuration or trial after a dot.
     """
 
     heading: str
     value: Callable[[Item], Cell | str]
-    kind: Literal["number", "name", "text"] = "number"
+    kind: Literal["number", "name", "text", "id"] = "number"
     detail: Detail = Detail.NARROW  # from which it is shown
     tip: str = ""
 
@@ -95,7 +97,6 @@ class Repeat:
     trial: str
     pairs: Sequence[Sequence[Chart]]  # of each host
     more: Sequence[Chart]
-    more_words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +169,7 @@ def spaced(blocks: Sequence[RenderableType]) -> Group:
 def terminal_table(table: Table[Any], detail: Detail = Detail.NARROW) -> RichTable:
     """Return a table for the terminal, which shrinks its texts to the width."""
     columns = table.shown(detail)
-    found = RichTable(
+    found = _FittingTable(
         title=table.title or None,
         title_justify="left",
         title_style="dim",
@@ -182,14 +183,59 @@ def terminal_table(table: Table[Any], detail: Detail = Detail.NARROW) -> RichTab
         found.add_column(
             column.heading,
             justify="right" if column.kind == "number" else "left",
-            no_wrap=column.kind != "text",
+            no_wrap=column.kind in ("number", "name"),
             overflow="fold",
         )
     for style, cells in table.lines(detail):
-        found.add_row(*map(_text, cells), style=_STYLES[style])
+        shown = (
+            _Id(cell.text) if column.kind == "id" else _text(cell)
+            for column, cell in zip(columns, cells, strict=True)
+        )
+        found.add_row(*shown, style=_STYLES[style])
     return found
+
+
+class _FittingTable(RichTable):
+    """A table that breaks texts between words where the terminal has room for the longest ones."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        least, most = [], []
+        for column in self.columns:
+            cells = [column.header, *column.cells]
+            widths = [Measurement.get(console, options, cell) for cell in cells]
+            most.append(max(width.maximum for width in widths))
+            shortest = max(width.minimum for width in widths)
+            least.append(most[-1] if column.no_wrap else shortest)
+        gaps = (len(most) - 1) * self.padding[1]
+        spare, wanted = options.max_width - gaps - sum(least), sum(most) - sum(least)
+        if 0 <= spare < wanted:
+            for column, low, high in zip(self.columns, least, most, strict=True):
+                column.width = low + spare * (high - low) // wanted
+        yield from super().__rich_console__(console, options)
 
 
 def _text(cell: Cell) -> Text:
     text = Text(cell.text, style=_STYLES[cell.style])
     return text.append(f" {cell.soft}", style="dim") if cell.soft else text
+
+
+@dataclass(frozen=True, slots=True)
+class _Id:
+    """An id of a configuration or trial, which is broken into indented lines only after a dot."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [""]
+        for part in self.text.replace(".", ".\0").split("\0"):
+            if lines[-1].strip() and len(lines[-1]) + len(part) > options.max_width:
+                lines.append("  ")
+            lines[-1] += part
+        yield Text("\n".join(lines))
+
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        longest = max(map(len, self.text.split("."))) + len("  .")
+        return Measurement(longest, len(self.text)).with_maximum(options.max_width)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.compare.labels import short_name
 from paceline.analysis.trial.recovery import failure_costs
@@ -16,6 +16,7 @@ from paceline.report.wording import (
     megabytes,
     number,
     signed,
+    whole,
     with_bounds,
 )
 
@@ -46,6 +47,18 @@ _NOT_DETERMINISTIC = (
     "trainings are not deterministic and not equivalent."
 )
 _UNKNOWN_FAILURE = "not caused by the run"
+
+
+def of_workloads(
+    comparison: Comparison, part: Callable[[Comparison, str], Section | None], **fields: Any
+) -> Section | None:
+    """Return a section with a part for each workload that has one; None without any.
+
+    fields: of the section.
+    """
+    found = [part(comparison, workload) for workload in comparison.workloads]
+    parts = [each for each in found if each is not None]
+    return Section(parts=parts, **fields) if parts else None
 
 
 def lossy_section(comparison: Comparison, workload: str) -> Section | None:
@@ -103,33 +116,27 @@ def _lossy_bounds(part: CompressionEffect) -> str:
 
 def staleness_section(comparison: Comparison, workload: str) -> Section | None:
     """Describe how stale recorded updates are; None if no update was recorded."""
-    rows = [row for row in comparison.rows_of(workload) if row.staleness is not None]
-    if not rows:
+    rows = comparison.rows_of(workload)
+    found = [(row, row.staleness) for row in rows if row.staleness is not None]
+    if not found:
         return None
     remarks = [_STALENESS]
-    if any(row.is_lossy for row in rows):
+    if any(row.is_lossy for row, _ in found):
         remarks.append(_NOT_DETERMINISTIC)
 
-    def figure(value: Callable[[Staleness], str]) -> Callable[[Row], str]:
-        return lambda row: NOT_MEASURED if row.staleness is None else value(row.staleness)
-
-    columns = [
-        Column("\nconfiguration", _name_among(comparison), "text"),
-        Column("updates", figure(lambda found: str(found.updates))),
-        Column("mean", figure(lambda found: number(found.mean))),
-        Column("95 %", figure(lambda found: number(found.p95))),
-        Column("max", figure(lambda found: str(found.max))),
-        Column("lead,\nsteps", figure(_lead)),
+    columns: list[Column[tuple[Row, Staleness]]] = [
+        Column("\nconfiguration", lambda item: _named(comparison, item[0]), "text"),
+        Column("updates", lambda item: str(item[1].updates)),
+        Column("mean", lambda item: number(item[1].mean)),
+        Column("95 %", lambda item: number(item[1].p95)),
+        Column("max", lambda item: str(item[1].max)),
+        Column("lead,\nsteps", lambda item: whole(item[1].lead_steps_max)),
     ]
     return Section(
         title=f"Staleness of updates, {workload}",
-        table=Table(columns=columns, items=rows, gap=1),
+        table=Table(columns=columns, items=found, gap=1),
         notes=remarks,
     )
-
-
-def _lead(found: Staleness) -> str:
-    return NOT_MEASURED if found.lead_steps_max is None else str(found.lead_steps_max)
 
 
 def recovery_section(comparison: Comparison) -> Section | None:
@@ -173,17 +180,14 @@ def _costs_of(comparison: Comparison, row: Row) -> list[FailureCost]:
 def phase_table(comparison: Comparison, workload: str) -> Table[Row]:
     """Return the seconds of each phase and of the known parts of `other`."""
 
-    def phase(name: str) -> Callable[[Row], str]:
-        return lambda row: number(row.phases_s[name])
-
-    def part(name: str) -> Callable[[Row], str]:
-        return lambda row: number(row.other_parts_s[name])
+    def seconds(figure: str, name: str) -> Callable[[Row], str]:
+        return lambda row: number(getattr(row, figure)[name])
 
     columns: list[Column[Row]] = [
-        Column("configuration", _name_among(comparison), "name"),
-        *(Column(each.label, phase(each.name), tip=each.meaning) for each in ALL_PHASES),
+        Column("configuration", lambda row: _named(comparison, row), "name"),
+        *(Column(p.label, seconds("phases_s", p.name), tip=p.meaning) for p in ALL_PHASES),
         Column("sum", lambda row: number(row.wall_s)),
-        *(Column(_OTHER_SPANS.get(name, name), part(name)) for name in OTHER_SPANS),
+        *(Column(_OTHER_SPANS.get(n, n), seconds("other_parts_s", n)) for n in OTHER_SPANS),
     ]
     return Table(columns=columns, items=comparison.rows_of(workload))
 
@@ -197,7 +201,9 @@ def evaluation_table(comparison: Comparison, workload: str) -> Table[Row] | None
     def metric(name: str) -> Callable[[Row], str]:
         return lambda row: number(row.metrics.get(name), 4)
 
-    columns: list[Column[Row]] = [Column("configuration", _name_among(comparison), "name")]
+    columns: list[Column[Row]] = [
+        Column("configuration", lambda row: _named(comparison, row), "name")
+    ]
     if rows[0].target is not None:
         columns += [
             Column("time to target, s", _target_cell),
@@ -224,8 +230,8 @@ def _target_cell(row: Row) -> Cell:
     return Cell("missed") if row.time_to_target_s is None else interval_cell(row.time_to_target_s)
 
 
-def _name_among(comparison: Comparison) -> Callable[[Row], Cell]:
-    return lambda row: Cell(short_name(row, comparison.rows), tip=row.configuration)
+def _named(comparison: Comparison, row: Row) -> Cell:
+    return Cell(short_name(row, comparison.rows), tip=row.configuration)
 
 
 def sidecar_sentence(comparison: Comparison) -> str | None:

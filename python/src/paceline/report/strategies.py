@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.labels import short_name, strategy_name
 from paceline.analysis.trial.configuration import DOT, TIMES
-from paceline.report import figures
 from paceline.report.columns import comparison_table, interval_cell
+from paceline.report.figures.bars import stage_chart
+from paceline.report.figures.strategies import local_global_chart, local_use_chart
 from paceline.report.section import Cell, Column, Detail, Section, Table
+from paceline.report.sections import of_workloads
 from paceline.report.wording import (
     MINUS,
     NOT_MEASURED,
     arithmetic_words,
     listed,
+    megabytes,
     place_name,
+    share,
 )
 
 if TYPE_CHECKING:
@@ -30,22 +34,9 @@ _LEVEL = 0.05  # of the test of a correlation
 
 def local_section(comparison: Comparison) -> Section | None:
     """Compare the strategies under launcher `local`; None without a workload that has two."""
-    parts = []
-    for workload in comparison.workloads:
-        rows = [r for r in comparison.rows_of(workload) if r.launcher == "local" and r.repeats]
-        if len(rows) < 2:
-            continue
-        use = figures.local_use_chart(comparison, workload, rows)
-        parts.append(
-            Section(
-                title=workload,
-                table=comparison_table(comparison, workload, Detail.PAGE, rows=rows),
-                parts=() if use is None else (Section(charts=(use,)),),
-            )
-        )
-    if not parts:
-        return None
-    return Section(
+    return of_workloads(
+        comparison,
+        _local_part,
         title="Local strategies",
         anchor="local",
         intro=(
@@ -54,31 +45,26 @@ def local_section(comparison: Comparison) -> Section | None:
             f"replicas{TIMES}threads of each; of a pipeline stages{TIMES}threads, of a hybrid "
             f"replicas{DOT}stages{TIMES}threads, m the micro-batches of a replica's share."
         ),
-        parts=parts,
     )
 
 
-def _style(row: Row) -> str:
-    return "" if row.ranked else "soft"
+def _local_part(comparison: Comparison, workload: str) -> Section | None:
+    rows = [r for r in comparison.rows_of(workload) if r.launcher == "local" and r.repeats]
+    if len(rows) < 2:
+        return None
+    use = local_use_chart(comparison, workload, rows)
+    return Section(
+        title=workload,
+        table=comparison_table(comparison, workload, Detail.PAGE, rows=rows),
+        parts=() if use is None else (Section(charts=(use,)),),
+    )
 
 
 def pipelines_section(comparison: Comparison) -> Section | None:
     """Show bubble, stages and split points of measured pipelines; None without any."""
-    parts = []
-    for workload in comparison.workloads:
-        rows = [r for r in comparison.rows_of(workload) if r.pipeline and r.pipeline.stages]
-        if rows:
-            chart = figures.stage_chart(comparison, workload, rows)
-            parts.append(
-                Section(
-                    title=workload,
-                    table=_pipeline_table(comparison, rows),
-                    parts=(Section(charts=(chart,)),),
-                )
-            )
-    if not parts:
-        return None
-    return Section(
+    return of_workloads(
+        comparison,
+        _pipelines_part,
         title="Pipelines",
         anchor="pipelines",
         intro=(
@@ -89,51 +75,45 @@ def pipelines_section(comparison: Comparison) -> Section | None:
             "come from unequal stages, transfer of activations, and the machine. Bytes are those "
             "of one replica's share of a step."
         ),
-        parts=parts,
     )
 
 
-def _pipeline_table(comparison: Comparison, rows: list[Row]) -> Table[Row]:
-    def of_pipeline(value: Callable[[Pipeline], str]) -> Callable[[Row], str]:
-        return lambda row: NOT_MEASURED if row.pipeline is None else value(row.pipeline)
-
-    columns: list[Column[Row]] = [
-        Column("pipeline", lambda row: short_name(row, comparison.rows), "name"),
-        Column("stages", lambda row: str(row.stages)),
-        Column("micro-batches", lambda row: str(row.options.get("micro_batches"))),
-        Column("schedule", lambda row: str(row.options.get("schedule")), "name"),
-        Column("bubble\nmeasured", of_pipeline(lambda p: _tenths(p.bubble_measured))),
-        Column("bubble\nin theory", of_pipeline(lambda p: _tenths(p.bubble_theoretical))),
-        Column("stages busy, %", of_pipeline(_busy)),
-        Column("split before", lambda row: _split_points(row, 0), "text"),
-        Column("crosses forward", lambda row: _split_points(row, 1), "text"),
-        Column("crosses backward", lambda row: _split_points(row, 2), "text"),
+def _pipelines_part(comparison: Comparison, workload: str) -> Section | None:
+    rows = comparison.rows_of(workload)
+    found = [(row, row.pipeline) for row in rows if row.pipeline and row.pipeline.stages]
+    if not found:
+        return None
+    columns: list[Column[tuple[Row, Pipeline]]] = [
+        Column("pipeline", lambda item: short_name(item[0], comparison.rows), "name"),
+        Column("stages", lambda item: str(item[0].stages)),
+        Column("micro-batches", lambda item: str(item[0].options.get("micro_batches"))),
+        Column("schedule", lambda item: str(item[0].options.get("schedule")), "name"),
+        Column("bubble\nmeasured", lambda item: share(item[1].bubble_measured, 1)),
+        Column("bubble\nin theory", lambda item: share(item[1].bubble_theoretical, 1)),
+        Column("stages busy, %", lambda item: _busy(item[1])),
+        Column("split before", lambda item: _split_points(item[1], 0), "text"),
+        Column("MB forward", lambda item: _split_points(item[1], 1), "text"),
+        Column("MB backward", lambda item: _split_points(item[1], 2), "text"),
     ]
-    return Table(columns=columns, items=rows, style=_style)
-
-
-def _tenths(share: float | None) -> str:
-    return NOT_MEASURED if share is None else f"{100 * share:.1f} %"
+    drawn = stage_chart(comparison, workload, [row for row, _ in found])
+    return Section(
+        title=workload,
+        table=Table(columns=columns, items=found, style=lambda i: "" if i[0].ranked else "soft"),
+        parts=(Section(charts=(drawn,)),),
+    )
 
 
 def _busy(pipeline: Pipeline) -> str:
     return ", ".join(f"{100 * stage.busy_share:.0f}" for stage in pipeline.stages)
 
 
-def _split_points(row: Row, figure: int) -> str:
-    return "\n".join(words[figure] for words in split_point_words(row)) or NOT_MEASURED
-
-
-def split_point_words(row: Row) -> list[tuple[str, str, str]]:
-    """Return layer, and MB forward and backward per step, for each split point."""
-    return [
-        (split.before, _megabytes(split.bytes_forward), _megabytes(split.bytes_backward))
-        for split in (row.pipeline.split_points if row.pipeline is not None else ())
+def _split_points(pipeline: Pipeline, figure: int) -> str:
+    """Return a line for each split point: its layer, or the MB that cross it in a step."""
+    lines = [
+        (split.before, megabytes(split.bytes_forward), megabytes(split.bytes_backward))[figure]
+        for split in pipeline.split_points
     ]
-
-
-def _megabytes(value: float | None) -> str:
-    return NOT_MEASURED if value is None else f"{value / 1e6:.3g} MB"
+    return "\n".join(lines) or NOT_MEASURED
 
 
 def local_global_section(comparison: Comparison) -> Section | None:
@@ -145,7 +125,7 @@ def local_global_section(comparison: Comparison) -> Section | None:
             title=f"{found.workload}{arithmetic_words(comparison, found)}",
             sentences=[relation_sentence(comparison, each) for each in found.relations],
             table=_relation_table(comparison, found),
-            parts=(Section(charts=(figures.local_global_chart(comparison, found),)),),
+            parts=(Section(charts=(local_global_chart(comparison, found),)),),
         )
         for found in comparison.local_global
     ]

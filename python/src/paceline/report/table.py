@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from paceline.analysis.compare.labels import short_name
-from paceline.report.columns import NEAR_MARK, TIE_MARK, UNKNOWN_WIDTH, comparison_table
+from paceline.report.columns import UNKNOWN_WIDTH, comparison_table, mark_sentences
 from paceline.report.section import (
     WIDE_COLUMNS,
     detail_of,
@@ -80,7 +80,7 @@ def _title(comparison: Comparison, workload: str) -> str:
 
 def _footnotes(comparison: Comparison) -> list[RenderableType]:
     lines = [Text(_LEGEND, style="dim"), *map(Text, table_sentences(comparison))]
-    lines += map(Text, _mark_legend(comparison))
+    lines += map(Text, mark_sentences(comparison))
     for row in comparison.rows:
         name = f"{row.workload}: {short_name(row, comparison.rows)}"
         if row.is_unchecked_script:
@@ -100,15 +100,3 @@ def _footnotes(comparison: Comparison) -> list[RenderableType]:
         lines.append(text)
     lines += [Text(f"! {flag}", style="yellow") for flag in comparison.flags]
     return list(lines)
-
-
-def _mark_legend(comparison: Comparison) -> list[str]:
-    """Explain the marks of configurations that may be the fastest."""
-    verdicts = comparison.verdicts.values()
-    found = []
-    if any(verdict.ties for verdict in verdicts):
-        margin = max(verdict.margin for verdict in verdicts)
-        found.append(f"{TIE_MARK} tie: shown to be at most {100 * margin:g} % behind the fastest")
-    if any(set(verdict.not_separated) - set(verdict.ties) for verdict in verdicts if verdict.best):
-        found.append(f"{NEAR_MARK} not separated from the fastest (5 %)")
-    return found

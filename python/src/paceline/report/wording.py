@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.labels import short_name
@@ -42,14 +43,14 @@ def number(value: float | Interval | None, digits: int = 3) -> str:
     return f"{value:.{max(0, digits - whole)}f}"
 
 
-def percent(value: float | None) -> str:
-    """Format a number of percent without the sign."""
+def whole(value: float | None) -> str:
+    """Format without decimals."""
     return NOT_MEASURED if value is None else f"{value:.0f}"
 
 
-def share(value: float | None) -> str:
+def share(value: float | None, decimals: int = 0) -> str:
     """Format a share of 1 in percent."""
-    return NOT_MEASURED if value is None else f"{100 * value:.0f} %"
+    return NOT_MEASURED if value is None else f"{100 * value:.{decimals}f} %"
 
 
 def signed(value: float | None, digits: int = 2) -> str:
@@ -100,7 +101,7 @@ def in_milliseconds(seconds: float | None) -> str:
 
 def mebibytes(value: float | None) -> str:
     """Format bytes in MiB."""
-    return NOT_MEASURED if value is None else f"{value / 2**20:.0f}"
+    return whole(None if value is None else value / 2**20)
 
 
 def with_bounds(interval: Interval | None) -> str:
@@ -108,6 +109,23 @@ def with_bounds(interval: Interval | None) -> str:
     if interval is None:
         return NOT_MEASURED
     return f"{interval.median:.2f} ({bounds(interval)})"
+
+
+def short_ids(ids: Sequence[str]) -> dict[str, str]:
+    """Return ids of configurations or trials without the parts that all of them share, for a
+    table."""
+    if len(set(ids)) < 2:
+        return {each: each for each in ids}
+    parts = [each.split(".") for each in ids]
+    fewest = min(map(len, parts))
+    shared = {n for n in range(fewest) if len({own[n] for own in parts}) == 1}
+    if len(shared) == fewest:
+        shared.remove(fewest - 1)  # a part of each id remains
+    rests = [[part for n, part in enumerate(own) if n not in shared] for own in parts]
+    from_the_end = zip(*(rest[:0:-1] for rest in rests), strict=False)  # not the first part
+    end = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, from_the_end))
+    short = (".".join(rest[: len(rest) - end]) for rest in rests)
+    return dict(zip(ids, short, strict=True))
 
 
 def not_ranked_reason(row: Row) -> str:

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,6 @@ from paceline.telemetry.discovery import remove_targets, target_files
 if TYPE_CHECKING:
     from paceline.telemetry.request import SidecarRequest
 
-_POLL_S = 0.05
 _SHORT = "this host's trace ends early, the reason is in its sidecar.log"
 
 
@@ -50,22 +48,6 @@ class SidecarHandle:
     def pid(self) -> int:
         """Process id of the current sidecar process."""
         return self._process.pid
-
-    def wait_ready(self, limit_s: float = 10.0) -> int | None:
-        """Wait until the sidecar samples; return the port of its metrics, None without metrics.
-
-        Raises TimeoutError. Needs a request with a state file.
-        """
-        assert self._request.state is not None
-        deadline_s = time.monotonic() + limit_s
-        while time.monotonic() < deadline_s:
-            with suppress(DataError):
-                document = read_json(self._request.state)
-                if document["pid"] == self.pid:
-                    port: int | None = document["port"]
-                    return port
-            time.sleep(_POLL_S)
-        raise TimeoutError(f"expected the sidecar to start within {limit_s:g} s")
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Let the sidecar take a last sample and end; kill it after `timeout_s`. May be called
@@ -98,6 +80,8 @@ class SidecarHandle:
         with self._lock:
             if self._stopped:
                 return
+            if self._process.stdin is not None:
+                self._process.stdin.close()
             request = self._request.model_copy(update={"restarts": 1})
             try:
                 self._process = _spawn(request)

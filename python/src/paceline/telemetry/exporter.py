@@ -19,13 +19,12 @@ from prometheus_client.metrics_core import (
 from prometheus_client.metrics_core import Metric as Family
 
 from paceline.errors import UsageError
-from paceline.records.metrics import HOST, RANK, RUN_PROCESSES, TRAINING, Metric, Scope
+from paceline.records.metrics import HOST, RANK, RUN_PROCESSES, TRAINING, Metric
 from paceline.records.metrics.metric import Row, values_in
 from paceline.telemetry.access import expected_authorization, guarded
 
 if TYPE_CHECKING:
     from paceline.spec import TelemetrySettings
-    from paceline.telemetry.training import TrainingProgress
 
 _FAMILIES: Mapping[str, Callable[..., Family]] = {
     "counter": CounterMetricFamily,
@@ -45,7 +44,7 @@ class Snapshot:
     run: str
     row: Row  # of the host, the run and the sidecar
     ranks: Mapping[int, Row] = field(default_factory=dict)
-    training: Callable[[], Iterable[TrainingProgress]] = tuple
+    training: Mapping[int, Row] = field(default_factory=dict)  # by rank
 
 
 class LatestSnapshot:
@@ -86,8 +85,7 @@ class LatestSnapshot:
 
 def families(metrics: Iterable[Metric], snapshot: Snapshot) -> Iterator[Family]:
     """Yield the series of a snapshot as metric families of prometheus_client."""
-    training = {progress.rank: progress.row() for progress in snapshot.training()}
-    rows = {RANK: snapshot.ranks, TRAINING: training}
+    rows = {RANK: snapshot.ranks, TRAINING: snapshot.training}
     labels = {"host": snapshot.host, "run": snapshot.run}
     for metric in metrics:
         family = _FAMILIES[metric.kind](
@@ -108,22 +106,19 @@ def with_gauges_of(alive: Snapshot, last: Snapshot, metrics: Iterable[Metric]) -
 
     At the end of a run all processes are gone, and these gauges are 0.
     """
-    columns = {
-        scope: [
-            metric.path[0]
-            for metric in metrics
-            if metric.scope is scope
-            and metric.kind == "gauge"
-            and not metric.name.endswith("_processes")
-        ]
-        for scope in (RUN_PROCESSES, RANK)
+    gauges = {
+        metric.path[0]
+        for metric in metrics
+        if metric.scope in (RUN_PROCESSES, RANK)
+        and metric.kind == "gauge"
+        and not metric.name.endswith("_processes")
     }
 
-    def merged(before: Row, now: Row, scope: Scope) -> Row:
-        return {**now, **{name: before[name] for name in columns[scope] if name in before}}
+    def merged(before: Row, now: Row) -> Row:
+        return {**now, **{name: before[name] for name in gauges & before.keys()}}
 
-    ranks = {rank: merged(alive.ranks.get(rank, {}), row, RANK) for rank, row in last.ranks.items()}
-    return replace(last, row=merged(alive.row, last.row, RUN_PROCESSES), ranks=ranks)
+    ranks = {rank: merged(alive.ranks.get(rank, {}), row) for rank, row in last.ranks.items()}
+    return replace(last, row=merged(alive.row, last.row), ranks=ranks)
 
 
 def text_of(metrics: Iterable[Metric], snapshot: Snapshot) -> str:
@@ -146,6 +141,7 @@ class MetricsServer:
         Raises OSError if none is free, UsageError if certificates or secrets are not usable.
         """
         authorization = expected_authorization(settings)
+        _check_certificates(settings)
         # The registry is empty until authentication is in place.
         registry = CollectorRegistry(auto_describe=False)
         self._server, self._thread = _start(settings, registry, tuple(ports))
@@ -162,6 +158,22 @@ class MetricsServer:
         self._thread.join(timeout=_CLOSE_LIMIT_S)
 
 
+def _check_certificates(settings: TelemetrySettings) -> None:
+    """Raise UsageError for unusable files, for which start_http_server would not close a socket."""
+    if settings.tls_certificate is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+        if settings.tls_client_ca is not None:
+            context.load_verify_locations(settings.tls_client_ca)
+    except OSError as error:
+        raise UsageError(
+            "telemetry: expected PEM files in tls_certificate, tls_key (without a password) and "
+            f"tls_client_ca: {error}"
+        ) from error
+
+
 def _start(settings: TelemetrySettings, registry: CollectorRegistry, ports: tuple[int, ...]) -> Any:
     for port in ports:
         try:
@@ -174,11 +186,6 @@ def _start(settings: TelemetrySettings, registry: CollectorRegistry, ports: tupl
                 client_cafile=settings.tls_client_ca,
                 client_auth_required=settings.tls_client_ca is not None,
             )
-        except ssl.SSLError as error:
-            raise UsageError(
-                "telemetry: expected PEM files in tls_certificate, tls_key (without a password) "
-                f"and tls_client_ca: {error}"
-            ) from error
         except (OSError, OverflowError) as error:
             if port == ports[-1]:
                 raise OSError(f"{settings.listen_host}:{port}: {error}") from error

@@ -55,19 +55,23 @@ class GpuReader:
         nvml, ask = self._nvml, self._ask
         rates = ask(nvml.nvmlDeviceGetUtilizationRates, gpu)
         memory = ask(nvml.nvmlDeviceGetMemoryInfo, gpu)
-        celsius = ask(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU)
+
+        def scaled(factor: float, function: Callable[..., int], *arguments: Any) -> float | None:
+            value = ask(function, gpu, *arguments)
+            return None if value is None else value * factor
+
         return {
             "utilization_ratio": None if rates is None else rates.gpu / 100.0,
             "memory_used_bytes": None if memory is None else int(memory.used),
             "memory_total_bytes": None if memory is None else int(memory.total),
-            "power_watts": _scaled(ask(nvml.nvmlDeviceGetPowerUsage, gpu), 1 / _MILLIWATTS),
-            "sm_clock_hertz": _scaled(
-                ask(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM), _MEGAHERTZ
+            "power_watts": scaled(1 / _MILLIWATTS, nvml.nvmlDeviceGetPowerUsage),
+            "sm_clock_hertz": scaled(_MEGAHERTZ, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            "memory_clock_hertz": scaled(
+                _MEGAHERTZ, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM
             ),
-            "memory_clock_hertz": _scaled(
-                ask(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_MEM), _MEGAHERTZ
+            "temperature_celsius": scaled(
+                1.0, nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU
             ),
-            "temperature_celsius": _scaled(celsius, 1.0),
         }
 
     def _ask(self, function: Callable[..., T], *arguments: Any) -> T | None:
@@ -88,7 +92,3 @@ def _load_nvml() -> Any:
         _log.info("GPUs are not sampled: the package nvidia-ml-py is not installed")
         return None
     return pynvml
-
-
-def _scaled(value: int | None, factor: float) -> float | None:
-    return None if value is None else value * factor

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -68,7 +69,7 @@ class HostReader:
 
     def _cpu_seconds(self) -> dict[str, float]:
         """Return the CPU time since boot, summed over the cores, by disjoint modes."""
-        times = _CpuTimes.of(psutil.cpu_times())
+        times = psutil.cpu_times()
         modes = {
             "user": times.user - times.guest,  # `user` includes the time of guests
             "system": times.system,
@@ -84,8 +85,7 @@ class HostReader:
     def _core_busy_s(self) -> dict[str, float]:
         """Return the busy time of each core since boot, by its position in /proc/stat."""
         busy = {}
-        for number, times in enumerate(psutil.cpu_times(percpu=True)):
-            core = _CpuTimes.of(times)
+        for number, core in enumerate(psutil.cpu_times(percpu=True)):
             busy[str(number)] = self._never_decreasing(
                 ("core", number), core.user + core.nice + core.system + core.irq + core.softirq
             )
@@ -141,9 +141,8 @@ def _temperatures_celsius() -> dict[str, float]:
     Where a chip has a sensor for its package, those of its cores are left out: a large host
     has hundreds.
     """
-    read = getattr(psutil, "sensors_temperatures", dict)  # missing on some platforms
     found: dict[str, float] = {}
-    for chip, sensors in read().items():
+    for chip, sensors in psutil.sensors_temperatures().items():
         has_package = any(sensor.label.startswith("Package") for sensor in sensors)
         for sensor in sensors:
             if has_package and sensor.label.startswith("Core"):
@@ -164,28 +163,7 @@ def _cpu_frequency_hertz() -> float | None:
     return megahertz * _MEGAHERTZ if megahertz else None
 
 
-class _CpuTimes(NamedTuple):
-    """Seconds by mode; 0 for modes that the kernel does not report."""
-
-    user: float
-    nice: float
-    system: float
-    idle: float
-    iowait: float
-    irq: float
-    softirq: float
-    steal: float
-    guest: float
-
-    @classmethod
-    def of(cls, times: Any) -> _CpuTimes:
-        return cls(*(getattr(times, mode, 0.0) for mode in cls._fields))
-
-
 def _unused(name: str, taken: dict[str, float]) -> str:
-    if name not in taken:
-        return name
-    number = 2
-    while f"{name} {number}" in taken:
-        number += 1
-    return f"{name} {number}"
+    """Return the name, with a number if it is taken."""
+    names = chain([name], (f"{name} {number}" for number in count(2)))
+    return next(each for each in names if each not in taken)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import psutil
 
@@ -76,6 +77,11 @@ class _Reading:
         return [self.usage.cpu_s, *(self.io or (0, 0))]
 
 
+def _nothing() -> list[float]:
+    """Return counters at zero: CPU seconds, bytes read, bytes written, both context switches."""
+    return [0.0] * 5
+
+
 @dataclass(slots=True)
 class _Watched:
     """One process."""
@@ -84,9 +90,8 @@ class _Watched:
     started_ticks: int
     ppid: int  # when it was found
     counters: list[_Counter]  # CPU seconds, bytes read, bytes written
-    grown: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # since it is watched
     switches: dict[int, tuple[int, int]] = field(default_factory=dict)  # by thread, when last read
-    switches_grown: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    grown: list[float] = field(default_factory=_nothing)  # since it is watched
     rank: int | None = None
 
 
@@ -95,8 +100,7 @@ class _Group:
     """Totals of the run or of a rank."""
 
     usage: Usage = field(default_factory=Usage)
-    grown: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    switches: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    grown: list[float] = field(default_factory=_nothing)
     was_alive: bool = False
 
 
@@ -221,7 +225,6 @@ class ProcessTree:
         group = self._ranks.setdefault(rank, _Group())
         if watched.rank is None:
             group.grown = _added(group.grown, watched.grown)
-            group.switches = _added(group.switches, watched.switches_grown)
         watched.rank = rank
 
     def _groups_of(self, watched: _Watched) -> list[_Group]:
@@ -232,15 +235,12 @@ class ProcessTree:
         self._io_is_readable |= now.io is not None
         counted = zip(watched.counters, now.counters, strict=True)
         grown = [counter.increase(value) for counter, value in counted]
-        watched.grown = _added(watched.grown, grown)
-        switches = [0.0, 0.0]
         if now.switches is not None:
             before, watched.switches = watched.switches, now.switches
-            switches = _switches_since(before, now.switches)
-            watched.switches_grown = _added(watched.switches_grown, switches)
+            grown += _switches_since(before, now.switches)
+        watched.grown = _added(watched.grown, grown)
         for group in self._groups_of(watched):
             group.grown = _added(group.grown, grown)
-            group.switches = _added(group.switches, switches)
             usage = group.usage
             if not now.usage.is_zombie:
                 usage.processes += 1
@@ -279,7 +279,7 @@ class ProcessTree:
         if self._io_is_readable:
             usage.read_bytes, usage.written_bytes = int(group.grown[1]), int(group.grown[2])
         if expensive:
-            voluntary, involuntary = map(int, group.switches)
+            voluntary, involuntary = map(int, group.grown[3:])
             usage.voluntary_context_switches = voluntary
             usage.involuntary_context_switches = involuntary
 
@@ -314,7 +314,8 @@ def _switches_since(
 
 
 def _added(one: list[float], other: list[float]) -> list[float]:
-    return [a + b for a, b in zip(one, other, strict=True)]
+    """Add, where `other` may lack the context switches at the end."""
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0.0)]
 
 
 def _is_alive(watched: _Watched) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.errors import DataError
@@ -32,19 +33,6 @@ class RankFinder:
         statuses = {rank: status for rank, (_, status) in sorted(self._known.items())}
         return {rank: it for rank, it in statuses.items() if it.host == self._host}
 
-    def processes(self) -> dict[int, Process]:
-        """Return the process of each running rank on this host.
-
-        A process that several ranks claim is left out: it is a Spark executor between two tasks.
-        """
-        running = {r: status for r, status in self.statuses().items() if status.state == "running"}
-        claims = [status.pid for status in running.values()]
-        return {
-            rank: status.process
-            for rank, status in running.items()
-            if status.process is not None and claims.count(status.pid) == 1
-        }
-
     def _ranks(self) -> list[int]:
         try:
             return [int(name) for name in os.listdir(self._folder) if name.isdigit()]  # noqa: PTH208
@@ -65,3 +53,17 @@ class RankFinder:
             if rank not in self._warned:
                 _log.warning("rank %d: its last readable status is used: %s", rank, error)
             self._warned.add(rank)
+
+
+def running_processes(statuses: Mapping[int, RankStatus]) -> dict[int, Process]:
+    """Return the process of each running rank.
+
+    A process that several ranks claim is left out: it is a Spark executor between two tasks.
+    """
+    running = {rank: status for rank, status in statuses.items() if status.state == "running"}
+    claims = [status.pid for status in running.values()]
+    return {
+        rank: status.process
+        for rank, status in running.items()
+        if status.process is not None and claims.count(status.pid) == 1
+    }

@@ -7,7 +7,14 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 from paceline.errors import UsageError
 from paceline.records.metrics import RUN_FACTS
@@ -29,7 +36,7 @@ class SidecarRequest(BaseModel):
     settings: TelemetrySettings = TelemetrySettings()  # [telemetry] of the spec
     run: str  # name of the run in metrics
     trace: Path
-    pids: tuple[int, ...] = ()  # roots of the process trees to watch; none: the host alone
+    pids: tuple[PositiveInt, ...] = ()  # roots of the process trees to watch; none: the host alone
     state: Path | None = None  # sidecar.json
     trial_root: Path | None = None  # directory with the ranks' files
     replicas: int = 1  # model replicas of the trial
@@ -39,13 +46,6 @@ class SidecarRequest(BaseModel):
     expensive_interval_s: float = Field(default=EXPENSIVE_INTERVAL_S, gt=0)
     max_lifetime_s: float = Field(default=DEFAULT_MAX_LIFETIME_S, gt=0)
     restarts: int = 0
-
-    @field_validator("pids")
-    @classmethod
-    def _are_process_ids(cls, pids: tuple[int, ...]) -> tuple[int, ...]:
-        if wrong := [pid for pid in pids if pid < 1]:
-            raise ValueError(f"pid: expected a process id, got {wrong[0]}")
-        return pids
 
     @field_validator("facts")
     @classmethod

@@ -19,15 +19,14 @@ from paceline.records.rows import SCHEMA
 from paceline.telemetry.exporter import Snapshot
 from paceline.telemetry.host_reading import HostReader
 from paceline.telemetry.processes import ProcessTree
-from paceline.telemetry.rank_finder import RankFinder
-from paceline.telemetry.training import TrainingProgress, TrainingTail
+from paceline.telemetry.rank_finder import RankFinder, running_processes
+from paceline.telemetry.training import TrainingTail
 from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.telemetry.request import SidecarRequest
 
-_RANKS_EVERY_S = 1.0  # time between two looks for new ranks
-_TRAINING_EVERY_S = 30.0  # without scrapes, so that the last reading is short
+_RANKS_EVERY_S = 1.0  # time between two looks for new ranks and steps
 _UNTRACED = {metric.path[0] for metric in METRICS if not metric.in_trace}
 _EARLY = 0.9  # share of an interval after which a reading counts as due: ticks are not exact
 
@@ -47,8 +46,8 @@ class Sampler:
         self._finder = self._tail = None
         if request.trial_root is not None:
             self._finder = RankFinder(request.trial_root, host)
-            # A finder of its own: the metrics endpoint reads it from other threads.
-            self._tail = TrainingTail(RankFinder(request.trial_root, host), request.replicas)
+            self._tail = TrainingTail(self._finder.files, request.replicas)
+        self._training: dict[int, Row] = {}
         self._last_read_s: dict[str, float] = {}
         self._samples = 0
         self._trace = JsonlWriter(request.trace)
@@ -70,14 +69,12 @@ class Sampler:
         now_s, unix_s = time.monotonic(), time.time()
         self._samples += 1
         expensive = self._is_due("expensive", self._request.expensive_interval_s, now_s) or final
-        if self._finder is not None and self._is_due("ranks", _RANKS_EVERY_S, now_s):
-            self._tree.set_ranks(self._finder.processes())
+        if final or self._is_due("ranks", _RANKS_EVERY_S, now_s):
+            self._look_at_ranks(to_the_end=final)
         self._tree.read(expensive=expensive)
         row = self._row(unix_s, now_s, missed=missed, everything=final)
         ranks = self._rank_rows()
         self._write(row, ranks)
-        if final or self._is_due("training", _TRAINING_EVERY_S, now_s):
-            self._training(to_the_end=final)
         return Snapshot(
             host=self._host, run=self._request.run, row=row, ranks=ranks, training=self._training
         )
@@ -127,8 +124,14 @@ class Sampler:
         self._last_read_s[what] = now_s
         return True
 
-    def _training(self, *, to_the_end: bool = False) -> tuple[TrainingProgress, ...]:
-        return () if self._tail is None else self._tail.read(to_the_end=to_the_end)
+    def _look_at_ranks(self, *, to_the_end: bool) -> None:
+        """Find new ranks and read the progress of all."""
+        if self._finder is None or self._tail is None:
+            return
+        statuses = self._finder.statuses()
+        self._tree.set_ranks(running_processes(statuses))
+        progress = self._tail.read(statuses, to_the_end=to_the_end)
+        self._training = {rank: each.row() for rank, each in progress.items()}
 
     def _header(self) -> dict[str, Any]:
         """Return the first line of the trace: facts that do not change."""

@@ -68,6 +68,10 @@ class Sidecar:
         """Return whether there is something to watch."""
         return self._sampler.any_alive()
 
+    def close(self) -> None:
+        """Close the trace. `run` does it, too."""
+        self._sampler.close()
+
     def run(self, stdin: int | None = None) -> str:
         """Sample until the end, and return its reason.
 
@@ -199,6 +203,7 @@ def run_sidecar(request: SidecarRequest) -> None:
     """Run a sidecar in the foreground (`paceline sidecar`). Raises UsageError."""
     sidecar = Sidecar(request)
     if not sidecar.any_alive():
+        sidecar.close()
         raise UsageError("sidecar: expected a running process to watch, found none")
     sidecar.run()
 

@@ -3,10 +3,8 @@ nothing."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +16,8 @@ from paceline.records.phases import RANK_STEP_PHASES
 from paceline.records.tail import LineTail
 
 if TYPE_CHECKING:
-    from paceline.records.layout import RankFiles
-    from paceline.telemetry.rank_finder import RankFinder
+    from paceline.records.layout import RankFiles, TrialFiles
+    from paceline.records.rows import RankStatus
 
 STEP_SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # phase -> fields of StepRow
@@ -53,7 +51,6 @@ class OperationTotals:
 class TrainingProgress:
     """Sums over the steps of one rank so far."""
 
-    rank: int
     steps: int = 0
     samples: int = 0
     epoch: int | None = None  # of the last step; None before the first
@@ -67,7 +64,7 @@ class TrainingProgress:
     failed: bool = False
 
     def row(self) -> Row:
-        """Return the values of the training metrics by column."""
+        """Return the values of the training metrics by column; later steps do not change them."""
         steps = Distribution(STEP_SECONDS_BUCKETS, tuple(self.step_counts), self.step_s_sum)
         return {
             "rank_failed": int(self.failed),
@@ -76,18 +73,10 @@ class TrainingProgress:
             "training_epoch": self.epoch,
             "training_loss": self.loss,
             "training_last_step_timestamp_seconds": self.last_step_ended_unix_s,
-            "phases": self.phase_s,
+            "phases": dict(self.phase_s),
             "training_step_seconds": steps,
             "operations": {name: fields_of(totals) for name, totals in self.operations.items()},
         }
-
-    def copy(self) -> TrainingProgress:
-        return dataclasses.replace(
-            self,
-            phase_s=dict(self.phase_s),
-            step_counts=list(self.step_counts),
-            operations=dict(self.operations),
-        )
 
     def add_step(self, row: Mapping[str, Any], replicas: int = 1) -> None:
         """Add the fields of a StepRow. Raises before any change if a field is missing or wrong.
@@ -146,55 +135,46 @@ class TrainingTail:
     """Follows the step rows and communication rows of the ranks on one host.
 
     A file that was replaced starts its rank from zero. Unreadable rows are skipped and reported
-    once. May be called by several threads.
+    once.
     """
 
-    def __init__(self, finder: RankFinder, replicas: int = 1) -> None:
+    def __init__(self, files: TrialFiles, replicas: int = 1) -> None:
         """replicas: model replicas of the whole trial."""
-        self._finder = finder
-        self._replicas = replicas
-        self._lock = threading.Lock()
+        self._files, self._replicas = files, replicas
         self._ranks: dict[int, _RankTail] = {}
 
-    def read(self, *, to_the_end: bool = False) -> tuple[TrainingProgress, ...]:
-        """Return the progress of each rank, in order.
+    def read(
+        self, statuses: Mapping[int, RankStatus], *, to_the_end: bool = False
+    ) -> dict[int, TrainingProgress]:
+        """Return the progress of each of these ranks; the next call changes the same objects.
 
         Reads up to 1 MiB of new rows of each file, or all of them (`to_the_end`).
         """
-        with self._lock:
-            return tuple(
-                self._tail(rank).read(failed=status.state == "failed", to_the_end=to_the_end)
-                for rank, status in self._finder.statuses().items()
-            )
-
-    def _tail(self, rank: int) -> _RankTail:
-        if rank not in self._ranks:
-            files = self._finder.files.rank(rank)
-            self._ranks[rank] = _RankTail(rank, files, self._replicas)
-        return self._ranks[rank]
+        for rank in statuses.keys() - self._ranks.keys():
+            self._ranks[rank] = _RankTail(self._files.rank(rank), self._replicas)
+        found = {rank: self._ranks[rank].read(to_the_end=to_the_end) for rank in statuses}
+        for rank, status in statuses.items():
+            found[rank].failed = status.state == "failed"
+        return found
 
 
 class _RankTail:
-    def __init__(self, rank: int, files: RankFiles, replicas: int) -> None:
-        self._rank = rank
+    def __init__(self, files: RankFiles, replicas: int) -> None:
         self._replicas = replicas
         self._steps = LineTail(files.steps)
         self._operations = LineTail(files.communication)
-        self._progress = TrainingProgress(rank=rank)
+        self._progress = TrainingProgress()
         self._warned = False
 
-    def read(self, *, failed: bool, to_the_end: bool) -> TrainingProgress:
-        """Return the progress; a returned object is never changed afterwards."""
+    def read(self, *, to_the_end: bool) -> TrainingProgress:
         if any([self._steps.was_replaced(), self._operations.was_replaced()]):  # check both
             self._steps.rewind()
             self._operations.rewind()
-            self._progress = TrainingProgress(rank=self._rank)
-        further = self._progress.copy()
-        further.failed = failed
-        self._take(self._steps, lambda row: further.add_step(row, self._replicas), to_the_end)
-        self._take(self._operations, further.add_operation, to_the_end)
-        self._progress = further
-        return further
+            self._progress = TrainingProgress()
+        progress = self._progress
+        self._take(self._steps, lambda row: progress.add_step(row, self._replicas), to_the_end)
+        self._take(self._operations, progress.add_operation, to_the_end)
+        return progress
 
     def _take(
         self, tail: LineTail, add: Callable[[Mapping[str, Any]], None], to_the_end: bool
@@ -210,5 +190,5 @@ class _RankTail:
 
     def _warn(self, what: str) -> None:
         if not self._warned:
-            _log.warning("rank %d: its progress is incomplete: %s", self._rank, what)
+            _log.warning("the progress of a rank is incomplete: %s", what)
         self._warned = True

@@ -41,10 +41,10 @@ def rank_time_chart(comparison: Comparison, workload: str) -> Chart:
     return _stacked(
         labels,
         parts,
-        axis="seconds from the launch command to its exit",
+        axis="seconds",
         title=f"Time of the whole trial, {workload}",
-        caption="One bar per rank (r0, r1, ...), first repeat; the phases add up to the wall time."
-        + omitted(comparison, workload),
+        caption="One bar per rank (r0, r1, ...), first repeat, from the launch command to its "
+        "exit; the phases add up to the wall time." + omitted(comparison, workload),
     )
 
 
@@ -108,9 +108,10 @@ def stage_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) -> C
     return _stacked(
         [label for label, _ in stages],
         parts,
-        axis="seconds of a step, median after the warm-up",
+        axis="seconds per step",
         title=f"Stages, {workload}",
-        caption="One bar per stage: computing, and waiting for its neighbours (bubble). Stages "
+        caption="One bar per stage, median step after the warm-up: computing, and waiting for its "
+        "neighbours (bubble). Stages "
         "with unequal computing times have unequal work: another split point may be better.",
     )
 

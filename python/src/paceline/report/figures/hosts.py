@@ -47,7 +47,7 @@ _MIB = 2**20
 _CORE_SCALE = [[0.0, "rgba(0,114,178,0.06)"], [0.5, "#56B4E9"], [1.0, "#0072B2"]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _HostFigure:
     """A figure with the same curves for every host."""
 
@@ -59,41 +59,30 @@ class _HostFigure:
 
 
 _ALL_HOSTS = _HostFigure(
-    title="All hosts on one clock",
-    axis="% of each host",
-    curves=(("CPU", BLUE, "cpu_busy_percent"), ("IOWait", RED, "cpu_iowait_percent")),
+    "All hosts on one clock",
+    "% of each host",
+    (("CPU", BLUE, "cpu_busy_percent"), ("IOWait", RED, "cpu_iowait_percent")),
     top=102,
 )
+_SWITCHES = (
+    ("voluntary", BLUE, "run_voluntary_context_switches_per_s"),
+    ("involuntary", RED, "run_involuntary_context_switches_per_s"),
+)
+_PRESSURE = (
+    ("cpu", BLUE, "pressure_cpu_percent"),
+    ("io", RED, "pressure_io_percent"),
+    ("memory", GREEN, "pressure_memory_percent"),
+)
+_BYTES = (
+    ("disk read", BLUE, "disk_read_bytes_per_s"),
+    ("disk written", ORANGE, "disk_write_bytes_per_s"),
+    ("network sent", GREEN, "network_sent_bytes_per_s"),
+    ("network received", PALETTE[3], "network_received_bytes_per_s"),
+)
 _HOST_FIGURES = (
-    _HostFigure(
-        title="Context switches of the run's threads",
-        axis="per second",
-        curves=(
-            ("voluntary", BLUE, "run_voluntary_context_switches_per_s"),
-            ("involuntary", RED, "run_involuntary_context_switches_per_s"),
-        ),
-    ),
-    _HostFigure(
-        title="Pressure: a task waited for",
-        axis="% of the time",
-        curves=(
-            ("cpu", BLUE, "pressure_cpu_percent"),
-            ("io", RED, "pressure_io_percent"),
-            ("memory", GREEN, "pressure_memory_percent"),
-        ),
-        top=102,
-    ),
-    _HostFigure(
-        title="Bytes moved: disks and network",
-        axis="MB per second",
-        curves=(
-            ("disk read", BLUE, "disk_read_bytes_per_s"),
-            ("disk written", ORANGE, "disk_write_bytes_per_s"),
-            ("network sent", GREEN, "network_sent_bytes_per_s"),
-            ("network received", PALETTE[3], "network_received_bytes_per_s"),
-        ),
-        divisor=1e6,
-    ),
+    _HostFigure("Context switches of the run's threads", "per second", _SWITCHES),
+    _HostFigure("Pressure: a task waited for", "% of the time", _PRESSURE, top=102),
+    _HostFigure("Bytes moved: disks and network", "MB per second", _BYTES, divisor=1e6),
 )
 
 

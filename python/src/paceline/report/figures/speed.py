@@ -1,9 +1,9 @@
-"""Figures of speed: speedups with their intervals, step times, and loss."""
+"""Figures of speed and quality: speedups with their intervals, step times, loss, evaluations."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -26,13 +26,21 @@ from paceline.report.wording import NOT_MEASURED, with_bounds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
-    from paceline.analysis.trial_analysis import TrialAnalysis
+    from paceline.analysis.trial.evaluation import Evaluations
     from paceline.report.figures.charts import Chart
 
-
 _MOST_LINES = 8  # of configurations that are not equivalent
+# Attributes of Evaluations, and titles: buttons of the figure choose among them.
+_AXES = {
+    "training_s": "training time, s",
+    "wall_s": "wall time, s, with evaluations",
+    "samples": "samples",
+    "epochs": "epochs",
+}
 
 
 def speedup_chart(comparison: Comparison, workload: str) -> Chart:
@@ -62,6 +70,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
             xanchor="left",
             xshift=8,
             text=_speedup_label(row),
+            name="beside",  # the page leaves it out where it is narrow
             showarrow=False,
         )
     figure.add_vline(x=1, line={"dash": "dot", "width": 1, "color": GREY})
@@ -69,8 +78,8 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
     return chart(
         figure,
         title=f"Speedup, {workload}",
-        caption="Bars: median; lines: 95 % confidence interval. Pale bars: equivalence was not "
-        f"shown.{omitted(comparison, workload)}",
+        caption="Bars: geometric mean; lines: 95 % confidence interval. Pale bars: equivalence "
+        f"was not shown.{omitted(comparison, workload)}",
         height_px=110 + 34 * len(rows),
         right=210,
     )
@@ -108,11 +117,15 @@ def step_distribution_chart(comparison: Comparison, workload: str) -> Chart:
 def loss_chart(comparison: Comparison, workload: str) -> Chart:
     """Draw the global loss: median and range of the equivalent configurations, others apart."""
     curves = first_repeats(comparison, workload)
-    equivalent = [trial for row, trial in curves if row.equivalent is True]
+    equivalent = [trial.steps for row, trial in curves if row.equivalent is True]
     others = [(row, trial) for row, trial in curves if row.equivalent is not True]
     figure = go.Figure()
+    caption = "First repeat of each configuration."
     if equivalent:
-        _add_band(figure, equivalent)
+        length = min(len(steps.loss) for steps in equivalent)
+        losses = np.stack([steps.loss[:length] for steps in equivalent])
+        _add_band(figure, equivalent[0].step[:length], losses)
+        caption += _range_words(losses)
     palette = colours(comparison)
     for row, trial in others[:_MOST_LINES]:
         figure.add_scatter(
@@ -122,25 +135,24 @@ def loss_chart(comparison: Comparison, workload: str) -> Chart:
             mode="lines",
             line={"color": palette[row.configuration], "width": 1.5, "dash": "dot"},
         )
+    if len(others) > _MOST_LINES:
+        caption += f" {len(others) - _MOST_LINES} other configurations are not shown."
     figure.update_xaxes(title="global step")
     figure.update_yaxes(title="loss (mean of the global batch)")
     return chart(
         figure,
         title=f"Loss, {workload}",
-        caption=_loss_caption(equivalent, len(others)) + omitted(comparison, workload),
+        caption=caption + omitted(comparison, workload),
         height_px=340,
         legend=True,
     )
 
 
-def _add_band(figure: go.Figure, trials: Sequence[TrialAnalysis]) -> None:
+def _add_band(figure: go.Figure, steps: NDArray[Any], losses: NDArray[Any]) -> None:
     """Draw the median loss of several trials, and the range between the lowest and the highest."""
-    length = min(len(t.steps.loss) for t in trials)
-    losses = np.stack([t.steps.loss[:length] for t in trials])
-    steps = thinned(trials[0].steps.step[:length])
     for values, fill in ((losses.max(axis=0), None), (losses.min(axis=0), "tonexty")):
         figure.add_scatter(
-            x=steps,
+            x=thinned(steps),
             y=thinned(values),
             mode="lines",
             line={"width": 0},
@@ -150,27 +162,92 @@ def _add_band(figure: go.Figure, trials: Sequence[TrialAnalysis]) -> None:
             hoverinfo="skip",
         )
     figure.add_scatter(
-        x=steps,
+        x=thinned(steps),
         y=thinned(np.median(losses, axis=0)),
-        name=f"equivalent configurations ({len(trials)})",
+        name=f"equivalent configurations ({len(losses)})",
         mode="lines",
         line={"color": BLUE, "width": 2},
     )
 
 
-def _loss_caption(equivalent: Sequence[TrialAnalysis], others: int) -> str:
-    parts = ["First repeat of each configuration."]
-    if len(equivalent) > 1:
-        length = min(len(t.steps.loss) for t in equivalent)
-        losses = np.stack([t.steps.loss[:length] for t in equivalent])
-        furthest = float(np.max(np.ptp(losses, axis=0), initial=0.0))
-        parts.append("Line: median of the equivalent ones; band: their range.")
-        if math.isfinite(furthest):
-            spread = "are equal" if furthest == 0 else f"differ by at most {furthest:.2g}"
-            parts.append(f"They {spread}.")
-    if others > _MOST_LINES:
-        parts.append(f"{others - _MOST_LINES} other configurations are not shown.")
-    return " ".join(parts)
+def _range_words(losses: NDArray[Any]) -> str:
+    """Say how far the losses of several configurations are apart."""
+    if len(losses) < 2:
+        return ""
+    words = " Line: median of the equivalent ones; band: their range."
+    furthest = float(np.max(np.ptp(losses, axis=0), initial=0.0))
+    if not math.isfinite(furthest):
+        return words
+    spread = "are equal" if furthest == 0 else f"differ by at most {furthest:.2g}"
+    return f"{words} They {spread}."
+
+
+def metric_chart(comparison: Comparison, workload: str, metric: str) -> Chart:
+    """Draw a metric, one line for each configuration, with buttons for the other axes."""
+    palette = colours(comparison)
+    figure = go.Figure()
+    target = None
+    drawn = []
+    for row, trial in first_repeats(comparison, workload):
+        found = trial.evaluations
+        if found is None or metric not in found.metrics:
+            continue
+        figure.add_scatter(
+            x=found.training_s,
+            y=found.metrics[metric],
+            name=short_name(row, comparison.rows),
+            mode="lines+markers",
+            line={"color": palette[row.configuration], "width": 1.5},
+            marker={"size": 5},
+            customdata=np.stack(
+                [found.training_s, found.steps, found.epochs, found.samples], axis=1
+            ),
+            hovertemplate="%{fullData.name}<br>%{y:.4g} after %{customdata[0]:.4g} s, "
+            "%{customdata[1]} steps (%{customdata[2]:.3g} epochs, %{customdata[3]} samples)"
+            "<extra></extra>",
+        )
+        drawn.append(found)
+        target = trial.record.trial.training.target
+    caption = "First repeat of each configuration, on held-out samples."
+    if target is not None and target.metric == metric:
+        level = target.at_most if target.at_least is None else target.at_least
+        figure.add_hline(y=level, line={"dash": "dot", "width": 1, "color": GREY})
+        caption += " The dotted line is the target."
+    figure.update_xaxes(title=_AXES["training_s"], rangemode="tozero")
+    figure.update_layout(updatemenus=[_axis_buttons(drawn)])
+    figure.update_yaxes(title=metric)
+    return chart(
+        figure,
+        title=f"{metric}, {workload}",
+        caption=caption + omitted(comparison, workload),
+        height_px=360,
+        legend=True,
+    )
+
+
+def _axis_buttons(drawn: Sequence[Evaluations]) -> dict[str, Any]:
+    """Return buttons that put all curves over another axis; an axis without values has none."""
+    known = [axis for axis in _AXES if all(np.isfinite(getattr(e, axis)).all() for e in drawn)]
+    return {
+        "type": "buttons",
+        "direction": "right",
+        "x": 1,
+        "xanchor": "right",
+        "y": -0.16,  # below the plot: the legend is above it
+        "yanchor": "top",
+        "active": 0,
+        "buttons": [
+            {
+                "label": _AXES[axis].split(",", maxsplit=1)[0],
+                "method": "update",
+                "args": [
+                    {"x": [getattr(e, axis).tolist() for e in drawn]},
+                    {"xaxis.title.text": _AXES[axis]},
+                ],
+            }
+            for axis in known
+        ],
+    }
 
 
 def _speedup_label(row: Row) -> str:
