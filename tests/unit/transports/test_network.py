@@ -7,23 +7,13 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.transports.liveness import has_link
-from paceline.transports.network import GlooTransport, NcclTransport, check_interface
+from paceline.transports.network import GlooTransport, NcclTransport
 
 
-def test_loopback_is_there_and_has_a_link():
-    check_interface("lo", "alpha", "Gloo")
-    assert has_link("lo")
-
-
-def test_missing_interface_is_answered_with_those_there_are():
-    with pytest.raises(EnvironmentLacks, match=r"host alpha has no .*'eth77' for NCCL.*has .*lo"):
-        check_interface("eth77", "alpha", "NCCL")
-
-
-@pytest.mark.parametrize("name", ["eth77", "a-name-that-is-longer-than-any-interface's"])
-def test_interface_that_is_not_there_has_no_link(name):
-    assert not has_link(name)
+def test_missing_interface_is_refused_before_the_library_is_called(make_trial, solo):
+    trial = make_trial().model_copy(update={"interface": "eth77"})
+    with pytest.raises(EnvironmentLacks, match=r"'eth77'.*interfaces here: .*lo"):
+        GlooTransport().open(solo, trial, dist.HashStore())
 
 
 def test_time_out_of_a_library_says_whose_limit_it_was():

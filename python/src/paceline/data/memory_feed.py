@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.data.batches import Batch, Feed, FeedOptions, augment
-from paceline.node.memory import NodeMemory, NodeShare, node_memory
+from paceline.node.memory import NodeMemory, NodeShare, memory_for_samples
 
 if TYPE_CHECKING:
     import threading
@@ -45,7 +45,7 @@ class MemoryFeed(Feed):
         samples = len(self._used)
         targets_at = -(-samples * source.inputs.nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
         size = max(1, targets_at + samples * source.targets.nbytes)
-        memory = node_memory(share, size, _ATTACH_S)
+        memory = memory_for_samples(share, size, _ATTACH_S)
         self._inputs = _array(memory, source.inputs, samples, 0)
         self._targets = _array(memory, source.targets, samples, targets_at)
         self._fill(source, self._row_groups_to_decode(share, memory))
