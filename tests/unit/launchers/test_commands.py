@@ -14,7 +14,7 @@ from paceline.launchers.mpi.implementations import Implementation, Mpich, OpenMp
 from paceline.launchers.mpi.launcher import hostfile_slots
 from paceline.launchers.mpi.tools import Mpirun
 from paceline.launchers.spark import launcher as spark
-from paceline.launchers.temporary import TemporaryFolders
+from paceline.launchers.supervise import TemporaryFolders
 from paceline.launchers.torchrun import launcher as torchrun
 
 THREADS = {

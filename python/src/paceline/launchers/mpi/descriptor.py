@@ -66,8 +66,8 @@ class Mpi(LauncherDescriptor):
     default_transport = "mpi"
     programs = frozenset({"mpirun", "mpiexec", "prterun"})
     checks = "paceline.launchers.mpi.tools:checks"
-    render_slurm = "paceline.launchers.mpi.render:slurm_step"
-    render_kubernetes = "paceline.launchers.mpi.render:kubernetes_object"
+    render_slurm = "paceline.launchers.mpi.launcher:slurm_step"
+    render_kubernetes = "paceline.launchers.mpi.launcher:kubernetes_object"
 
     def options(self, request: TrialRequest, experiment: Experiment) -> MpiLaunchOptions:
         settings = experiment.settings(self.name, MpiSettings)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from paceline.launchers.temporary import TemporaryFolders
+    from paceline.launchers.base import TemporaryFolders
     from paceline.plan.trial import Placement, Trial
 
 
