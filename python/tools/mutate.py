@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,19 +142,19 @@ class _WithoutTypes(ast.NodeTransformer):
         node.annotation = None
         return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:  # noqa: N802  (ast's name)
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None
         return self.generic_visit(node)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:  # noqa: N802  (ast's name)
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         node.decorator_list = []
         return self.generic_visit(node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:  # noqa: N802  (ast's name)
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         node.annotation = ast.Constant(None)
         return self.generic_visit(node)
 
-    def visit_If(self, node: ast.If) -> ast.AST | None:  # noqa: N802  (ast's name)
+    def visit_If(self, node: ast.If) -> ast.AST | None:
         is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         return None if is_for_types else self.generic_visit(node)
 
@@ -183,10 +184,8 @@ class Copy:
         except subprocess.TimeoutExpired:
             return None
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what its tests have started, too
-            except ProcessLookupError:
-                pass
             process.wait(timeout=_END_S)
 
     def write(self, path: Path, code: str) -> None:

@@ -56,7 +56,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the folder itself has a random
 _PREFIX = "paceline-"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Watched:
     """The reason why `wait_for_end` returned; all empty if the processes ended by themselves."""
 
@@ -75,17 +75,13 @@ class StartLimit:
     limit_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """The end of a launcher."""
+@dataclass(kw_only=True)
+class Ended(Watched):
+    """The end of a launcher, and why it was ended."""
 
     exit_status: int  # of the launcher's process; negative: it was ended by that signal
     launched_unix_s: float
     ended_unix_s: float
-    timed_out: bool
-    missing_ranks: tuple[int, ...] = ()  # see Watched
-    dead_ranks: tuple[int, ...] = ()  # see Watched
-    trouble_unix_s: float | None = None  # see Watched
     left_behind: tuple[int, ...] = ()  # pids that SIGKILL did not end
 
 
@@ -129,13 +125,10 @@ def supervise(
         finally:
             exit_status, left_behind = _end_all(process, files, token)
     return Ended(
+        **vars(watched),
         exit_status=exit_status,
         launched_unix_s=launched_unix_s,
         ended_unix_s=ended_unix_s if watched.ended_by_itself else time.time(),
-        timed_out=watched.timed_out,
-        missing_ranks=watched.missing_ranks,
-        dead_ranks=watched.dead_ranks,
-        trouble_unix_s=watched.trouble_unix_s,
         left_behind=tuple(sorted(left_behind)),
     )
 
