@@ -107,9 +107,7 @@ def spark_submit(*words: str) -> list[str]:
     return [str(find_spark().path / "bin" / "spark-submit"), *words]
 
 
-TORCHRUN = [str(BIN / "torchrun")]
-STARTS = {
-    "local": [sys.executable, "-m", "paceline.launchers.local"],
+STARTS = {  # tests/functional/test_failing_workers.py starts `local` by hand
     "torchrun": [
         str(BIN / "torchrun"),
         "--nproc-per-node",
@@ -158,13 +156,6 @@ def test_training_on_executors_of_their_own(dataset, run_by_hand, tmp_path):
     assert done.returncode == 0, done.stderr
     check_records(out, "spark")
 
-    # there is no second core, so do not wait for it
-    submit[submit.index("local-cluster[2,1,512]")] = "local-cluster[1,1,512]"
-    conf += ["--conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=2s"]
-    more = run_by_hand(*submit, *conf, SPARK_JOB, *task("spark", dataset, out), "--repeat", "1")
-    assert more.returncode == 3, more.stdout
-    assert "has 1 slot(s) of 1 cpu(s), the barrier stage needs 2 at once" in more.stdout
-
 
 def endless(launcher: str, dataset: Path, out: Path, **keys: Any) -> tuple[Trial, TrialFiles]:
     """Return a trial that the test ends."""
@@ -186,13 +177,12 @@ def wait_for_step(files: TrialFiles, rank: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "rank", "gone_within_s"),
-    [("local", 1, 10), ("torchrun", 0, 10), ("mpi", 1, 10), ("spark", 0, 30)],
+    ("launcher", "rank", "gone_within_s"), [("torchrun", 1, 10), ("mpi", 0, 10), ("spark", 0, 30)]
 )
 def test_killed_rank_ends_everything_and_is_named(
     launcher, rank, gone_within_s, dataset, tmp_path, monkeypatch
 ):
-    """Rank 0 serves the store. tests/functional/test_killed_rank.py kills rank 0 under mpirun."""
+    """Rank 0 serves the store. tests/functional/test_failing_workers.py kills a rank of `local`."""
     token = f"test{os.getpid()}{launcher}"
     monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
     trial, files = endless(launcher, dataset, tmp_path / "run")
@@ -241,7 +231,7 @@ def test_task_that_stays_away_from_the_others_ends_the_trial(dataset, tmp_path, 
     assert "rank 0 waited 5 s for ranks [1]" in outcome.message
 
 
-@pytest.mark.parametrize("launcher", ["mpi", "spark", "torchrun"])
+@pytest.mark.parametrize("launcher", ["mpi", "spark"])
 def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path, monkeypatch):
     mark = f"{os.getpid()}{time.monotonic_ns()}"
     monkeypatch.setenv("TEST_SUPERVISOR", mark)

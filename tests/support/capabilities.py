@@ -105,6 +105,7 @@ WHY_NOT: dict[str, Callable[[], str | None]] = {
     **{extra: functools.partial(_why_no_extra, extra) for extra in EXTRAS},
     "images": _why_no_images,
     "fresh-install": functools.partial(_why_not_listed, "fresh-install"),
+    "ray": functools.partial(_why_not_listed, "ray"),
 }
 
 
