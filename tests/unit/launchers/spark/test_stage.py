@@ -27,7 +27,7 @@ def context_with(*slots: int, master: str = "spark://head:7077") -> SimpleNamesp
 
 def test_executors_that_register_one_after_the_other_are_waited_for(make_job, monkeypatch):
     monkeypatch.setattr(stage, "_POLL_S", 0.001)
-    stage._check_slots(context_with(0, 0, 1, 1, 2), make_job(launcher="spark"), others_s=20.0)
+    stage._check_slots(context_with(0, 0, 1, 1, 2), make_job(launcher="spark"), 20.0)
 
 
 @pytest.mark.parametrize("master", ["spark://head:7077", "local[1]"])
