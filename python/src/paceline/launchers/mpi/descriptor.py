@@ -34,7 +34,11 @@ class MpiKeys(KeyModel):
 
 
 class MpiLaunchOptions(OptionModel):
-    """Planned options of launcher `mpi`."""
+    """Planned options of launcher `mpi`: the table and the keys of a trial together.
+
+    One model for both would let a trial write what belongs to the table, and a file of a trial
+    would be read as strictly as a spec.
+    """
 
     mpirun: str | None = None
     hostfile: str | None = None
