@@ -7,16 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.cluster.killed import endless, kill_one, wait_for_step
 from tests.functional.cli_runs import FAULTS, within
 from tests.support.environment import is_kept
-from tests.support.job_specs import NO_SIDECAR, job_words
-from tests.support.listeners import open_listeners
+from tests.support.job_specs import job_words
 
 from paceline.host.processes import (
     TOKEN_VARIABLE,
@@ -27,8 +26,6 @@ from paceline.host.processes import (
     wait_until,
 )
 from paceline.host.spark import find_java, find_spark
-from paceline.job.job import parse_job
-from paceline.launchers import supervise as supervise_module
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.supervise import supervise
@@ -38,8 +35,6 @@ from paceline.records.tables import row_dicts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -157,67 +152,35 @@ def test_training_on_executors_of_their_own(dataset, run_by_hand, tmp_path):
     check_records(out, "spark")
 
 
-def endless(launcher: str, dataset: Path, out: Path, **keys: Any) -> tuple[Trial, TrialFiles]:
-    """Return a trial that the test ends."""
-    steps = {"max_steps": 100_000, "epochs": 100_000, "telemetry": NO_SIDECAR}
-    job = parse_job(launcher, "test", task(launcher, dataset, out, **steps, **keys))
-    job.files.root.mkdir(parents=True)
-    job.files.trial.write_text(job.trial.model_dump_json())
-    return job.trial, job.files
-
-
-def wait_for_step(files: TrialFiles, rank: int) -> int:
-    """Wait until a rank trains; return its process id."""
-    steps, deadline = files.rank(rank).steps, time.monotonic() + 90
-    while not (steps.exists() and steps.stat().st_size > 0):
-        assert time.monotonic() < deadline, files.launcher_log.read_text()
-        time.sleep(0.05)
-    pid: int = json.loads(files.rank(rank).status.read_text())["pid"]
-    return pid
-
-
 @pytest.mark.parametrize(
-    ("launcher", "rank", "gone_within_s"), [("torchrun", 1, 10), ("mpi", 0, 10), ("spark", 0, 30)]
+    ("launcher", "rank", "gone_within_s", "keys"),
+    [
+        ("torchrun", 1, 10, {}),
+        ("mpi", 0, 10, {}),
+        ("spark", 0, 30, {}),
+        ("spark", 1, 30, {"transport": "mpi"}),
+        ("spark", 1, 30, {"transport": "spark-rounds", "averaging_period_steps": 100_000}),
+    ],
+    ids=["torchrun", "mpi", "spark", "spark-mpi", "spark-rounds"],
 )
 def test_killed_rank_ends_everything_and_is_named(
-    launcher, rank, gone_within_s, dataset, tmp_path, monkeypatch
+    launcher, rank, gone_within_s, keys, dataset, tmp_path, token
 ):
     """Rank 0 serves the store. tests/functional/test_failing_workers.py kills a rank of `local`."""
-    token = f"test{os.getpid()}{launcher}"
-    monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
-    trial, files = endless(launcher, dataset, tmp_path / "run")
-    starter = launcher_for(launcher)
-    starter.preflight(trial)
-    seen = {}
-
-    def kill() -> None:
-        pid = wait_for_step(files, rank)
-        seen["listeners"] = open_listeners(pids_with_token(token))
-        seen["killed"] = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    ended = supervise(
-        starter.command(trial, files), files, limit_s=LIMIT_S, on_started=lambda _: killer.start()
-    )
-    gone = time.monotonic()
-    killer.join()
-    assert not ended.timed_out
-    assert gone - seen["killed"] < gone_within_s
-    assert ended.left_behind == ()
-    assert pids_with_token(token) == set()
-    outcome = diagnose(trial, files, ended, starter)
+    trial, files = endless(launcher, dataset, tmp_path / "run", **keys)
+    killed = kill_one(trial, files, token, lambda: wait_for_step(files, rank))
+    assert killed.took_s < gone_within_s
+    outcome = killed.outcome
     assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("failed", 5, rank)
     assert f"rank {rank} of 2" in outcome.message
-    assert str(files.rank(rank).log) in outcome.message
+    if keys.get("transport") != "spark-rounds":
+        assert str(files.rank(rank).log) in outcome.message
     # mpirun's own control port cannot be bound to one interface: open-mpi/ompi#14441
-    assert [s for s in seen["listeners"] if s[0] not in ("prterun", "mpirun")] == []
+    assert [s for s in killed.listeners if s[0] not in ("prterun", "mpirun")] == []
 
 
-def test_task_that_stays_away_from_the_others_ends_the_trial(dataset, tmp_path, monkeypatch):
+def test_task_that_stays_away_from_the_others_ends_the_trial(dataset, tmp_path, token, monkeypatch):
     """Spark's own limit is a year."""
-    token = f"test{os.getpid()}barrier"
-    monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
     monkeypatch.setenv("PYTHONPATH", str(FAULTS))
     monkeypatch.setenv("ABSENT_RANK", "1")
     trial, files = endless("spark", dataset, tmp_path / "run", rendezvous_s=5.0)
