@@ -168,10 +168,10 @@ class Copy:
 
     def run(self, tests: Sequence[str], limit_s: float) -> int | None:
         """Return pytest's exit status; None if it did not end within the limit."""
-        words = [sys.executable, "-m", "pytest", "-c", ROOT / "python" / "pyproject.toml"]
-        words += ["--rootdir", ROOT, "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
+        words = [sys.executable, "-m", "pytest", "-c", str(ROOT / "python" / "pyproject.toml")]
+        words += ["--rootdir", str(ROOT), "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
         process = subprocess.Popen(
-            [*words, *(ROOT / "tests" / each for each in tests)],
+            [*words, *(str(ROOT / "tests" / each) for each in tests)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(self._source)},
             stdin=subprocess.DEVNULL,
@@ -206,7 +206,7 @@ def check(name: str, package: Package, options: argparse.Namespace, copy: Copy) 
     caught = 0
     for mutant in mutants:
         copy.write(mutant.path, mutant.code)
-        status = copy.run(package.tests, limit_s)
+        status = copy.run([*_nearest(mutant, package), *package.tests], limit_s)
         copy.write(mutant.path, mutant.path.read_text("utf-8"))
         result = {0: "SURVIVED", None: "caught (time)"}.get(status, "caught")
         caught += status != 0
@@ -214,6 +214,13 @@ def check(name: str, package: Package, options: argparse.Namespace, copy: Copy) 
         print(f"{result:13} {place}  {mutant.operator}: {mutant.change()}", flush=True)
     print(f"{name}: {caught} of {len(mutants)} mutants caught", flush=True)
     return caught, len(mutants)
+
+
+def _nearest(mutant: Mutant, package: Package) -> list[str]:
+    """Return the test file with the module's name, which runs first: it notices most changes."""
+    name = f"test_{mutant.path.stem}.py"
+    found = (path for tests in package.tests for path in (ROOT / "tests" / tests).rglob(name))
+    return [str(path) for path in found]
 
 
 def main() -> None:

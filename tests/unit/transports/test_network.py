@@ -10,12 +10,6 @@ from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
 from paceline.transports.network import GlooTransport, NcclTransport
 
 
-def test_missing_interface_is_refused_before_the_library_is_called(make_trial, solo):
-    trial = make_trial().model_copy(update={"interface": "eth77"})
-    with pytest.raises(EnvironmentLacks, match=r"'eth77'.*interfaces here: .*lo"):
-        GlooTransport().open(solo, trial, dist.HashStore())
-
-
 def test_time_out_of_a_library_says_whose_limit_it_was():
     error = GlooTransport().explain(RuntimeError("Timed out waiting 2000ms"))
     assert type(error) is TimedOut
