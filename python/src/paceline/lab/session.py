@@ -20,7 +20,7 @@ from paceline.lab.removal import FOLDER_PREFIX, remove, remove_abandoned
 from paceline.lab.settings import NAME_VARIABLE, LabSettings, check_name
 
 if TYPE_CHECKING:
-    from paceline.lab.record import Host, LabRecord
+    from paceline.lab.record import Host
 
 _REAPED_S = 10.0
 

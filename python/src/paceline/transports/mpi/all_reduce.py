@@ -19,6 +19,7 @@ from paceline.transports.mpi.message_collectives import MessageCollectives, Traf
 from paceline.transports.mpi.polling import complete
 from paceline.transports.mpi.reduce_operations import ufunc_of
 from paceline.transports.mpi.shared_memory import HostGroup, owned
+from paceline.transports.mpi.world import RankNames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from paceline.torch_internals import Store
     from paceline.transports.mpi.descriptor import Algorithm
     from paceline.transports.mpi.shared_memory import SharedSegments
-    from paceline.transports.mpi.world import RankNames
 
 # MPI's own all-reduce is not a candidate: it spins on cores that are busy (with two ranks on each
 # core 25 MB took 12 s instead of 0.4 s) and cannot be given up. The papers' two are too slow.

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from mpi4py import MPI
 
 from paceline.costs.message_schedules import (
     ALGORITHMS,
@@ -31,7 +32,6 @@ from paceline.transports.mpi.reduce_operations import reduce_in_order
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpi4py import MPI
     from numpy.typing import NDArray
 
     from paceline.costs.message_schedules import Span, Step
