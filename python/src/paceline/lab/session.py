@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
 from paceline.host.processes import Process, kill_until_gone, send
@@ -18,9 +18,6 @@ from paceline.lab import network, programs, spark
 from paceline.lab.record import SCHEMA, Host, LabRecord, Registry, hosts_of
 from paceline.lab.removal import FOLDER_PREFIX, remove, remove_abandoned
 from paceline.lab.settings import NAME_VARIABLE, LabSettings, check_name
-
-if TYPE_CHECKING:
-    from paceline.lab.record import Host
 
 _REAPED_S = 10.0
 
