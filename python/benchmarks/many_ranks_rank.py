@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 import paceline.mpi
 from paceline.transports.mpi.message_collectives import MessageCollectives
-from paceline.transports.mpi.rank_names import RankNames
+from paceline.transports.mpi.world import RankNames
 from simulation_job import ALL_GATHER
 
 if TYPE_CHECKING:

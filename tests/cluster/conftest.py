@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.cluster.lab.labs import checked_lab
 
+from paceline.host.processes import command_line_of, pids_with_token, send, wait_until
 from paceline.lab import LabSettings
+from paceline.launchers import supervise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,3 +36,15 @@ def spark_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     settings = LabSettings(hosts=2, slots=2, spark=True)
     with checked_lab(settings, tmp_path_factory.mktemp("spark-lab")) as made:
         yield made
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Mark the processes of each trial that a test supervises; none of them is left."""
+    made = f"test{os.getpid()}{time.monotonic_ns()}"
+    monkeypatch.setattr(supervise.secrets, "token_hex", lambda _n: made)
+    yield made
+    wait_until(lambda: not pids_with_token(made), 10)
+    left = {pid: command_line_of(pid) for pid in pids_with_token(made)}
+    send(left, signal.SIGKILL)
+    assert left == {}

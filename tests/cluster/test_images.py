@@ -1,8 +1,9 @@
 """The images are built from a clean Debian and run the quickstart, with no Docker daemon.
 
 Building takes minutes, gigabytes and the package index, so it is done where it is asked for:
-PACELINE_TEST_IMAGES=1. PACELINE_TEST_IMAGES_OPTIONS are passed to `buildah bud` (say, a volume with
-a proxy's certificates), PACELINE_TEST_IMAGES_WHEELS names a folder with wheels for docker/wheels/.
+PACELINE_TEST_REQUIRE=images. PACELINE_TEST_IMAGES_OPTIONS are passed to `buildah bud` (say, a
+volume with a proxy's certificates), PACELINE_TEST_IMAGES_WHEELS names a folder with wheels for
+docker/wheels/.
 """
 
 from __future__ import annotations
@@ -28,19 +29,10 @@ RUN_LIMIT_S = 1800
 CONTEXT = ("LICENSE", "python", "docker", "mpi-jobs", "spark-jobs", ".dockerignore")
 
 
-def why_not() -> str | None:
-    if os.environ.get("PACELINE_TEST_IMAGES") != "1":
-        return "builds images for minutes; asked for by PACELINE_TEST_IMAGES=1"
-    if os.geteuid() != 0:
-        return "debootstrap and buildah's chroot isolation need root"
-    missing = [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]
-    return f"needs {', '.join(missing)}" if missing else None
-
-
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(3 * BUILD_LIMIT_S),
-    pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
+    pytest.mark.needs("images"),
 ]
 
 

@@ -7,16 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.cluster.killed import endless, kill_one, wait_for_step
 from tests.functional.cli_runs import FAULTS, within
 from tests.support.environment import is_kept
-from tests.support.job_specs import NO_SIDECAR, job_words
-from tests.support.listeners import open_listeners
+from tests.support.job_specs import job_words
 
 from paceline.host.processes import (
     TOKEN_VARIABLE,
@@ -27,8 +26,6 @@ from paceline.host.processes import (
     wait_until,
 )
 from paceline.host.spark import find_java, find_spark
-from paceline.job.job import parse_job
-from paceline.launchers import supervise as supervise_module
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.supervise import supervise
@@ -38,8 +35,6 @@ from paceline.records.tables import row_dicts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -107,9 +102,7 @@ def spark_submit(*words: str) -> list[str]:
     return [str(find_spark().path / "bin" / "spark-submit"), *words]
 
 
-TORCHRUN = [str(BIN / "torchrun")]
-STARTS = {
-    "local": [sys.executable, "-m", "paceline.launchers.local"],
+STARTS = {  # tests/functional/test_failing_workers.py starts `local` by hand
     "torchrun": [
         str(BIN / "torchrun"),
         "--nproc-per-node",
@@ -158,76 +151,36 @@ def test_training_on_executors_of_their_own(dataset, run_by_hand, tmp_path):
     assert done.returncode == 0, done.stderr
     check_records(out, "spark")
 
-    # there is no second core, so do not wait for it
-    submit[submit.index("local-cluster[2,1,512]")] = "local-cluster[1,1,512]"
-    conf += ["--conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=2s"]
-    more = run_by_hand(*submit, *conf, SPARK_JOB, *task("spark", dataset, out), "--repeat", "1")
-    assert more.returncode == 3, more.stdout
-    assert "has 1 slot(s) of 1 cpu(s), the barrier stage needs 2 at once" in more.stdout
-
-
-def endless(launcher: str, dataset: Path, out: Path, **keys: Any) -> tuple[Trial, TrialFiles]:
-    """Return a trial that the test ends."""
-    steps = {"max_steps": 100_000, "epochs": 100_000, "telemetry": NO_SIDECAR}
-    job = parse_job(launcher, "test", task(launcher, dataset, out, **steps, **keys))
-    job.files.root.mkdir(parents=True)
-    job.files.trial.write_text(job.trial.model_dump_json())
-    return job.trial, job.files
-
-
-def wait_for_step(files: TrialFiles, rank: int) -> int:
-    """Wait until a rank trains; return its process id."""
-    steps, deadline = files.rank(rank).steps, time.monotonic() + 90
-    while not (steps.exists() and steps.stat().st_size > 0):
-        assert time.monotonic() < deadline, files.launcher_log.read_text()
-        time.sleep(0.05)
-    pid: int = json.loads(files.rank(rank).status.read_text())["pid"]
-    return pid
-
 
 @pytest.mark.parametrize(
-    ("launcher", "rank", "gone_within_s"),
-    [("local", 1, 10), ("torchrun", 0, 10), ("mpi", 1, 10), ("spark", 0, 30)],
+    ("launcher", "rank", "gone_within_s", "keys"),
+    [
+        ("torchrun", 1, 10, {}),
+        ("mpi", 0, 10, {}),
+        ("spark", 0, 30, {}),
+        ("spark", 1, 30, {"transport": "mpi"}),
+        ("spark", 1, 30, {"transport": "spark-rounds", "averaging_period_steps": 100_000}),
+    ],
+    ids=["torchrun", "mpi", "spark", "spark-mpi", "spark-rounds"],
 )
 def test_killed_rank_ends_everything_and_is_named(
-    launcher, rank, gone_within_s, dataset, tmp_path, monkeypatch
+    launcher, rank, gone_within_s, keys, dataset, tmp_path, token
 ):
-    """Rank 0 serves the store. tests/functional/test_killed_rank.py kills rank 0 under mpirun."""
-    token = f"test{os.getpid()}{launcher}"
-    monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
-    trial, files = endless(launcher, dataset, tmp_path / "run")
-    starter = launcher_for(launcher)
-    starter.preflight(trial)
-    seen = {}
-
-    def kill() -> None:
-        pid = wait_for_step(files, rank)
-        seen["listeners"] = open_listeners(pids_with_token(token))
-        seen["killed"] = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    ended = supervise(
-        starter.command(trial, files), files, limit_s=LIMIT_S, on_started=lambda _: killer.start()
-    )
-    gone = time.monotonic()
-    killer.join()
-    assert not ended.timed_out
-    assert gone - seen["killed"] < gone_within_s
-    assert ended.left_behind == ()
-    assert pids_with_token(token) == set()
-    outcome = diagnose(trial, files, ended, starter)
+    """Rank 0 serves the store. tests/functional/test_failing_workers.py kills a rank of `local`."""
+    trial, files = endless(launcher, dataset, tmp_path / "run", **keys)
+    killed = kill_one(trial, files, token, lambda: wait_for_step(files, rank))
+    assert killed.took_s < gone_within_s
+    outcome = killed.outcome
     assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("failed", 5, rank)
     assert f"rank {rank} of 2" in outcome.message
-    assert str(files.rank(rank).log) in outcome.message
+    if keys.get("transport") != "spark-rounds":
+        assert str(files.rank(rank).log) in outcome.message
     # mpirun's own control port cannot be bound to one interface: open-mpi/ompi#14441
-    assert [s for s in seen["listeners"] if s[0] not in ("prterun", "mpirun")] == []
+    assert [s for s in killed.listeners if s[0] not in ("prterun", "mpirun")] == []
 
 
-def test_task_that_stays_away_from_the_others_ends_the_trial(dataset, tmp_path, monkeypatch):
+def test_task_that_stays_away_from_the_others_ends_the_trial(dataset, tmp_path, token, monkeypatch):
     """Spark's own limit is a year."""
-    token = f"test{os.getpid()}barrier"
-    monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
     monkeypatch.setenv("PYTHONPATH", str(FAULTS))
     monkeypatch.setenv("ABSENT_RANK", "1")
     trial, files = endless("spark", dataset, tmp_path / "run", rendezvous_s=5.0)
@@ -241,7 +194,7 @@ def test_task_that_stays_away_from_the_others_ends_the_trial(dataset, tmp_path, 
     assert "rank 0 waited 5 s for ranks [1]" in outcome.message
 
 
-@pytest.mark.parametrize("launcher", ["mpi", "spark", "torchrun"])
+@pytest.mark.parametrize("launcher", ["mpi", "spark"])
 def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path, monkeypatch):
     mark = f"{os.getpid()}{time.monotonic_ns()}"
     monkeypatch.setenv("TEST_SUPERVISOR", mark)

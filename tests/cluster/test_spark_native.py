@@ -1,24 +1,14 @@
-"""Rounds of Spark tasks; real Spark."""
+"""Rounds of Spark tasks; real Spark. tests/cluster/test_launch.py kills a worker."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
-import time
 
 import pytest
 from tests.functional.cli_runs import SMALL, Cli, trial
 from tests.support.environment import is_kept
-from tests.support.job_specs import NO_SIDECAR, job_words
 
-from paceline.host.processes import pids_with_token
-from paceline.job.job import parse_job
-from paceline.launchers import supervise as supervise_module
-from paceline.launchers.base import launcher_for
-from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.supervise import supervise
 from paceline.records.tables import row_dicts
 
 pytestmark = [
@@ -78,49 +68,3 @@ def test_rounds_record_what_they_exchange_with_the_step_that_ends_them(rows):
             took_s = operation["ended_unix_s"] - operation["arrived_unix_s"]
             assert took_s == pytest.approx(step["comm_s"])
     assert not list(run_dir.glob("trials/*/claims"))
-
-
-def endless(dataset, tmp_path):
-    """Return a trial that the test ends; its first round has no end."""
-    words = job_words(
-        tmp_path, "spark", ranks_per_node=2, transport="spark-rounds", oversubscribe=True,
-        averaging_period_steps=100_000, data=dataset, global_batch=8, image_size=32,
-        max_steps=100_000, epochs=100_000, telemetry=NO_SIDECAR,
-    )  # fmt: skip
-    job = parse_job("spark", "test", [*words, "--out", str(tmp_path / "run")])
-    job.files.root.mkdir(parents=True)
-    job.files.trial.write_text(job.trial.model_dump_json())
-    return job.trial, job.files
-
-
-def test_killed_worker_of_a_round_is_named_and_leaves_no_process(
-    tmp_path, tiny_dataset, monkeypatch
-):
-    """tests/cluster/test_launch.py kills a worker of a barrier stage."""
-    token = f"test{os.getpid()}rounds"
-    monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
-    trial, files = endless(tiny_dataset, tmp_path)
-    starter = launcher_for("spark")
-    seen = {}
-
-    def kill_rank_1() -> None:
-        steps, deadline = files.rank(1).steps, time.monotonic() + 90
-        while not (steps.exists() and steps.stat().st_size > 0):
-            assert time.monotonic() < deadline, files.launcher_log.read_text()
-            time.sleep(0.05)
-        seen["killed"] = time.monotonic()
-        os.kill(json.loads(files.rank(1).status.read_text())["pid"], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_rank_1)
-    ended = supervise(
-        starter.command(trial, files), files, limit_s=LIMIT_S, on_started=lambda _: killer.start()
-    )
-    gone = time.monotonic()
-    killer.join()
-    assert not ended.timed_out
-    assert gone - seen["killed"] < 30
-    assert ended.left_behind == ()
-    assert pids_with_token(token) == set()
-    outcome = diagnose(trial, files, ended, starter)
-    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("failed", 5, 1)
-    assert "rank 1 of 2" in outcome.message

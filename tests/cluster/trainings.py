@@ -17,6 +17,7 @@ from tests.support.job_specs import NO_SIDECAR, job_words
 
 from paceline.host.processes import command_line_of, is_alive, send, wait_until
 from paceline.lab import INTERFACE
+from paceline.lab.network import processes_in
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Training:
 
     def programs_on(self, number: int) -> dict[int, list[str]]:
         """Return the command lines of the training's processes on a host by process id."""
-        pids = self.lab.processes_on(self.lab.hosts[number]) - self.before
+        pids = processes_in(self.lab.hosts[number].namespace) - self.before
         commands = {pid: command_line_of(pid) for pid in pids}
         return {pid: words for pid, words in commands.items() if words}
 
@@ -132,7 +133,7 @@ def training(
     lab: Lab, folder: Path, commands: Iterable[list[str]], ranks_per_host: int = 1
 ) -> Iterator[Training]:
     """Start `commands`, yield when all ranks train, and kill what is left at the end."""
-    before = {pid for host in lab.hosts for pid in lab.processes_on(host)}
+    before = {pid for host in lab.hosts for pid in processes_in(host.namespace)}
     kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     processes: list[subprocess.Popen[bytes]] = []
     with (folder / "log.txt").open("ab") as output:
@@ -147,7 +148,7 @@ def training(
             yield running
         finally:
             for host in lab.hosts:
-                send(lab.processes_on(host) - before, signal.SIGKILL)
+                send(processes_in(host.namespace) - before, signal.SIGKILL)
             for process in processes:
                 process.wait(timeout=10)
 

@@ -124,7 +124,7 @@ def assert_no_new_shared_memory(before):
     wait_for(lambda: left_shared_memory() <= before, LEFT_LIMIT_S, "no shared memory is left")
 
 
-@pytest.mark.parametrize("strategy", ["threads", "processes", "pipeline"])
+@pytest.mark.parametrize("strategy", ["threads", "pipeline"])
 def test_worker_that_raises_ends_the_trial_with_its_error(start, strategy):
     before = left_shared_memory()
     fault = {"FAULT_THREAD": "1"} if strategy == "threads" else {"FAULT_RANK": "1"}

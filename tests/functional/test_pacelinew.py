@@ -442,10 +442,7 @@ def test_argument_after_a_verb_that_takes_none_is_wrong_usage(
     assert "'extra'" in done.stderr
 
 
-@pytest.mark.skipif(
-    os.environ.get("PACELINE_TEST_FRESH_INSTALL") != "1",
-    reason="installs 2 GB; set PACELINE_TEST_FRESH_INSTALL=1 to run it",
-)
+@pytest.mark.needs("fresh-install")
 @pytest.mark.timeout(1800)
 def test_fresh_copy_installs_and_runs_with_an_empty_environment(tmp_path: Path) -> None:
     listed = subprocess.run(

@@ -18,7 +18,6 @@ CONFIGURATIONS = {
     ("mpi", "mpi", "processes"),
     ("spark", "gloo", "processes"),
     ("spark", "mpi", "processes"),
-    ("local", "gloo", "processes"),
 }
 
 SECRET = "hunter2-9f1c"

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, slowed, trial
+from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, slowed
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def test_a_run_is_followed_from_before_its_beginning_to_its_end(
     paceline: Cli, tmp_path: Path
 ) -> None:
     spec, run_dir = tmp_path / "small.toml", tmp_path / "run"
-    spec.write_text(SMALL + trial("local", "shared"), "utf-8")
+    spec.write_text(SMALL, "utf-8")
     run = slowed(paceline).start("run", spec, "--out", run_dir, log=tmp_path / "run.log")
     try:
         wait_for(run_dir.exists, LIMIT_S, "the run directory")
@@ -30,7 +30,7 @@ def test_a_run_is_followed_from_before_its_beginning_to_its_end(
         run.wait()
     assert watched.returncode == 0, watched.stderr
     lines = watched.stdout.splitlines()
-    assert lines[-1].startswith("the run has ended: 2 trials done")
+    assert lines[-1].startswith("the run has ended: 1 trial done")
     assert "\x1b" not in watched.stdout
     steps = [int(found[1]) for line in lines if (found := re.search(r"step (\d+)/20", line))]
     assert max(steps) > 0

@@ -3,19 +3,22 @@ mandatory.
 
 A test declares them: `@pytest.mark.needs("lab")`. It is skipped on a machine without them.
 `PACELINE_TEST_REQUIRE` lists capabilities that must not be skipped: `PACELINE_TEST_REQUIRE=lab`
-fails every test that needs a lab and was skipped. `auto` stands for all capabilities that
-`detected()` finds on this machine. `detected()` shares no code with the product and the fixtures:
+fails every test that needs a lab and was skipped. Some are used only if they are listed, because
+their tests take many minutes. `auto` stands for all others that `detected()` finds on this machine.
+`detected()` shares no code with the product and the fixtures:
 a fault in either of them must not turn tests into skips that nobody sees.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 from paceline.lab import why_not as why_no_lab
@@ -67,12 +70,42 @@ def _has_pmix() -> bool:
     return any((folder / name).exists() for name in _PMIX)
 
 
+# The modules of each extra, which exports need.
+EXTRAS = {
+    "mlflow": ("mlflow", "sqlalchemy"),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "tensorboard": ("tensorboard",),
+}
+
+
+def _why_no_extra(extra: str) -> str | None:
+    missing = [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
+    return f"not installed: {', '.join(missing)}" if missing else None
+
+
+def _why_no_images() -> str | None:
+    missing = [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]
+    if missing:
+        return f"not on PATH: {', '.join(missing)}"
+    reason = "debootstrap and buildah's chroot isolation need root"
+    return reason if os.geteuid() != 0 else _why_not_listed("images")
+
+
+def _why_not_listed(capability: str) -> str | None:
+    takes = "takes many minutes, gigabytes and the package index"
+    return None if capability in required() else f"{takes}; {REQUIRE}={capability} asks for it"
+
+
 # The reason why the tests cannot use a capability, None if they can.
 WHY_NOT: dict[str, Callable[[], str | None]] = {
     "lab": why_no_lab,
     "prometheus": _why_no_prometheus,
     "slurm": _why_no_slurm,
     "tmpfs": _why_no_tmpfs,
+    **{extra: functools.partial(_why_no_extra, extra) for extra in EXTRAS},
+    "images": _why_no_images,
+    "fresh-install": functools.partial(_why_not_listed, "fresh-install"),
+    "ray": functools.partial(_why_not_listed, "ray"),
 }
 
 
@@ -97,6 +130,8 @@ def detected() -> frozenset[str]:
         found.add("prometheus")
     if installed(*_SLURM) and _has_pmix():
         found.add("slurm")
+    packages = {each.name for each in metadata.distributions()}
+    found |= EXTRAS.keys() & packages | ({"mlflow"} if "mlflow-skinny" in packages else set())
     return frozenset(found)
 
 

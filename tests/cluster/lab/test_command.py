@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.lab.labs import removing_remains, traces_of
 from tests.functional.cli_runs import Cli
 
-from paceline.lab.registry import Registry
+from paceline.lab.record import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from tests.functional.cli_runs import Cli
 
 from paceline.host.processes import wait_until
 from paceline.lab import Lab, LabSettings
-from paceline.lab.registry import Registry
+from paceline.lab.record import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

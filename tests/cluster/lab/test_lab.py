@@ -18,6 +18,7 @@ from tests.cluster.lab.labs import checked_lab, traces_of
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.processes import is_alive, wait_until
 from paceline.lab import INTERFACE, Lab, LabSettings, network
+from paceline.lab.network import processes_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,9 +75,9 @@ peer.close()
 # A host can crash another one, as `paceline run` does.
 OUTAGE = """
 import sys
-from paceline.lab import outage
-lab = outage.own_lab()
-getattr(outage, sys.argv[1])(lab, lab.hosts[1])
+from paceline.lab import session
+lab = session.own_lab()
+getattr(session, sys.argv[1])(lab, lab.hosts[1])
 """
 
 
@@ -194,7 +195,7 @@ def test_connection_after_an_outage_does_not_fail_with_one_that_was_tried_in_it(
 def test_host_that_crashes_has_no_link_until_it_boots_without_its_processes(pair: Lab) -> None:
     first, second = pair.hosts
     with subprocess.Popen(second.command("sleep", LIMIT_S)) as sleeper:
-        assert wait_until(lambda: bool(pair.processes_on(second)), LIMIT_S)
+        assert wait_until(lambda: bool(processes_in(second.namespace)), LIMIT_S)
         assert python(first, OUTAGE, "crash").returncode == 0
         assert transfer(pair, 10) is None
         assert sleeper.poll() is None
@@ -236,7 +237,7 @@ def test_end_of_a_lab_ends_processes_that_would_rather_stay(
     monkeypatch.setattr("paceline.lab.removal._TERMINATION_S", 0.2)
     with checked_lab(LabSettings(hosts=1)) as lab:
         pid = int(python_line(lab.hosts[0], STUBBORN))
-        assert lab.processes_on(lab.hosts[0]) >= {pid}
+        assert processes_in(lab.hosts[0].namespace) >= {pid}
     assert not is_alive(pid)
 
 
@@ -251,7 +252,7 @@ def test_end_of_a_lab_ends_what_has_left_its_namespace() -> None:
         with process.stdout as output:
             pid = int(output.readline())
         assert process.wait(timeout=LIMIT_S) == 0
-        assert pid not in lab.processes_on(host)
+        assert pid not in processes_in(host.namespace)
     assert not is_alive(pid)
 
 

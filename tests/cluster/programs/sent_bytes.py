@@ -28,9 +28,8 @@ import paceline
 import paceline.mpi
 from paceline.costs.message_schedules import ALGORITHMS
 from paceline.lab import INTERFACE
-from paceline.transports.mpi.message_channels import Traffic
-from paceline.transports.mpi.message_collectives import MessageCollectives
-from paceline.transports.mpi.rank_names import RankNames
+from paceline.transports.mpi.message_collectives import MessageCollectives, Traffic
+from paceline.transports.mpi.world import RankNames
 
 if TYPE_CHECKING:
     from paceline.transports.bucket_settings import FactorSetting

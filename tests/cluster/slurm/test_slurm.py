@@ -17,6 +17,7 @@ from tests.cluster.slurm.cluster import slurm_on
 from paceline.cli import main
 from paceline.host.processes import wait_until
 from paceline.lab import LabSettings
+from paceline.lab.network import processes_in
 from paceline.launchers.mpi.tools import find_mpirun
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _hosts(run: Path, file: Path) -> list[str]:
 
 
 def _processes(slurm: Slurm) -> set[int]:
-    return {pid for host in slurm.lab.hosts for pid in slurm.lab.processes_on(host)}
+    return {pid for host in slurm.lab.hosts for pid in processes_in(host.namespace)}
 
 
 def _temporary(slurm: Slurm) -> list[str]:

@@ -22,7 +22,7 @@ from ranks import make_context
 
 from paceline.errors import TimedOut
 from paceline.transports.mpi.all_reduce import AllReduce
-from paceline.transports.mpi.rank_names import RankNames
+from paceline.transports.mpi.world import RankNames
 from paceline.transports.store import open_store
 
 folder, limit_s = Path(sys.argv[2]), float(sys.argv[3])

@@ -320,7 +320,7 @@ def main() -> None:
     folder = Path(sys.argv[2])
     os.environ["FOLDER"] = str(folder)
     if sys.argv[3:] == ["staged"]:
-        buffers.reachable = lambda _: False
+        buffers.is_on_host = lambda _: False
     listening, passed = set(), set()
     for again in (False, True):  # a second group finds its peers by the same store
         dist.init_process_group("mpi4py", timeout=timedelta(seconds=20))

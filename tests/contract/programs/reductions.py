@@ -25,7 +25,7 @@ from ranks import make_context
 from paceline.costs import message_schedules as schedules
 from paceline.transports.mpi import all_reduce, calibration
 from paceline.transports.mpi.all_reduce import AllReduce
-from paceline.transports.mpi.rank_names import RankNames
+from paceline.transports.mpi.world import RankNames
 from paceline.transports.store import open_store
 
 LIMIT_S = 30.0

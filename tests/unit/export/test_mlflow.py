@@ -9,14 +9,15 @@ import pytest
 
 from paceline.export.run_data import export
 
-mlflow = pytest.importorskip("mlflow")
-pytest.importorskip("sqlalchemy")
+pytestmark = pytest.mark.needs("mlflow")
 
 
 @pytest.fixture
 def client(run, tmp_path):
     (database,) = export(run, "mlflow", tmp_path / "store")
     assert database == tmp_path / "store/mlflow.db"
+    import mlflow
+
     return mlflow.MlflowClient(f"sqlite:///{database}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -16,9 +15,7 @@ from paceline.training.task import Task
 from paceline.training.tensors import save_tensors
 from paceline.workloads.build import build_model, make_task
 
-if not all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
-    pytest.skip("onnx is not installed", allow_module_level=True)
-
+pytestmark = pytest.mark.needs("onnx")
 CLASSES = 3
 
 

@@ -6,10 +6,12 @@ import pytest
 
 from paceline.export.run_data import export
 
-accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+pytestmark = pytest.mark.needs("tensorboard")
 
 
 def _read(folder):
+    from tensorboard.backend.event_processing import event_accumulator as accumulator
+
     events = accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
     return events.Reload()
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from paceline.host.garbage import permanent_objects
+from paceline.host.memory import permanent_objects
 
 
 def test_collector_ignores_what_was_made_meanwhile_and_works_again():

@@ -36,7 +36,7 @@ def test_start_time_is_that_of_the_child():
     finally:
         child.kill()
         assert wait_until(lambda: not is_alive(child.pid), 10)  # a zombie is not alive
-        child.wait()
+        child.communicate()
 
 
 def test_nobody_is_not_there():
@@ -57,7 +57,7 @@ def test_command_line_keeps_words_apart():
         assert command_line_of(child.pid)[3:] == ["two words", ""]
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
 
 
 def test_token_finds_its_own_and_nobody_else():
@@ -74,7 +74,7 @@ def test_token_finds_its_own_and_nobody_else():
     finally:
         for child in (ours, longer):
             child.kill()
-            child.wait()
+            child.communicate()
 
 
 def test_identity_includes_the_start_time():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.host.repository import repository_state
+from paceline.host.programs import repository_state
 
 if TYPE_CHECKING:
     from pathlib import Path

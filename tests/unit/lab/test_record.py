@@ -6,8 +6,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.lab import LabSettings
-from paceline.lab.record import hosts_of, namespaces_among
-from paceline.lab.registry import Registry
+from paceline.lab.record import Registry, hosts_of, namespaces_among
 from paceline.lab.session import Lab
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.host.processes import Process
 from paceline.lab import LabSettings, network, removal
-from paceline.lab.registry import Registry
+from paceline.lab.record import Registry
 from paceline.lab.removal import is_abandoned, remove, remove_abandoned
 from paceline.lab.session import Lab
 

@@ -7,14 +7,13 @@ import pytest
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import Tool
 from paceline.job import checks
-from paceline.launchers.base import Command, launcher_for
+from paceline.launchers.base import Command, TemporaryFolders, launcher_for
 from paceline.launchers.mpi import implementations, tools
 from paceline.launchers.mpi import launcher as mpi
 from paceline.launchers.mpi.implementations import Implementation, Mpich, OpenMpi4, OpenMpi5
 from paceline.launchers.mpi.launcher import hostfile_slots
 from paceline.launchers.mpi.tools import Mpirun
 from paceline.launchers.spark import launcher as spark
-from paceline.launchers.temporary import TemporaryFolders
 from paceline.launchers.torchrun import launcher as torchrun
 
 THREADS = {

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.host import cleaner
 from paceline.host.processes import TOKEN_VARIABLE, is_alive, parent_of, wait_until
-from paceline.launchers.temporary import temporary_folders
+from paceline.launchers.supervise import temporary_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ LIMIT_S = 15.0
 # Holds folders with a file until it is killed.
 OWNER = """
 import sys, time
-from paceline.launchers.temporary import temporary_folders
+from paceline.launchers.supervise import temporary_folders
 with temporary_folders(sys.argv[1]) as folders:
     (folders.disk / "file").touch()
     print(folders.disk, folders.memory, sep="\\n", flush=True)

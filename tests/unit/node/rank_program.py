@@ -253,7 +253,7 @@ def uses_the_wrong_end(share):
 @case
 def cannot_attach(share):
     if share.local_rank == 1:
-        data_node._attach = lambda published, size: None
+        data_node._attach = lambda published: None
     SharedNode(share, LIMIT_S)
 
 

@@ -1,9 +1,9 @@
-"""[checkpoint] of a spec."""
+"""[checkpoint] and the target of a spec."""
 
 import pytest
 from pydantic import ValidationError
 
-from paceline.spec.tables import CheckpointSettings
+from paceline.spec.tables import CheckpointSettings, Target
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,18 @@ def test_allowed(keys):
 def test_refused(keys, message):
     with pytest.raises(ValidationError, match=message):
         CheckpointSettings.model_validate(keys)
+
+
+@pytest.mark.parametrize(
+    ("bound", "met", "missed", "words"),
+    [
+        ({"at_least": 0.9}, 0.9, 0.89, "loss of at least 0.9"),
+        ({"at_most": 0.9}, 0.9, 0.91, "loss of at most 0.9"),
+    ],
+)
+def test_target_is_a_bound_that_may_be_met_exactly(bound, met, missed, words):
+    target = Target(metric="loss", **bound)
+    assert target.reached(met)
+    assert not target.reached(missed)
+    assert not target.reached(float("nan"))
+    assert target.words == words

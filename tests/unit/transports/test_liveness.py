@@ -45,7 +45,7 @@ class Relay:
                     threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
 
     def _pass_on(self, source, target):
-        with suppress(OSError):
+        with suppress(OSError), source:
             while data := source.recv(65536):
                 if self._open.is_set():
                     target.sendall(data)

@@ -7,23 +7,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.transports.liveness import has_link
-from paceline.transports.network import GlooTransport, NcclTransport, check_interface
-
-
-def test_loopback_is_there_and_has_a_link():
-    check_interface("lo", "alpha", "Gloo")
-    assert has_link("lo")
-
-
-def test_missing_interface_is_answered_with_those_there_are():
-    with pytest.raises(EnvironmentLacks, match=r"host alpha has no .*'eth77' for NCCL.*has .*lo"):
-        check_interface("eth77", "alpha", "NCCL")
-
-
-@pytest.mark.parametrize("name", ["eth77", "a-name-that-is-longer-than-any-interface's"])
-def test_interface_that_is_not_there_has_no_link(name):
-    assert not has_link(name)
+from paceline.transports.network import GlooTransport, NcclTransport
 
 
 def test_time_out_of_a_library_says_whose_limit_it_was():

@@ -72,7 +72,7 @@ def test_no_transport_for_several_ranks_is_refused(make_trial):
 def test_missing_interface_is_answered_with_those_there_are(make_trial, context_of, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # so that it is restored: the transport sets it
     trial = make_trial(ranks=2).model_copy(update={"interface": "eth77"})
-    with pytest.raises(EnvironmentLacks, match=r"'eth77'.*it has .*lo"):
+    with pytest.raises(EnvironmentLacks, match=r"'eth77'.*interfaces here: .*lo"):
         GlooTransport().open(context_of(0, 2), trial, dist.HashStore())
 
 

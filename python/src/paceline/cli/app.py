@@ -15,7 +15,7 @@ from paceline import __version__
 from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.cli.streams import reader_may_end, say
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
-from paceline.host.garbage import permanent_objects
+from paceline.host.memory import permanent_objects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from paceline.cli.options import json_option
 from paceline.cli.signals import SIGNAL_BASE
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.lab import Lab, LabSettings, network, why_not
-from paceline.lab.registry import Registry
+from paceline.lab.record import Registry
 from paceline.lab.removal import is_abandoned, remove, remove_abandoned
 from paceline.records.rows import SCHEMA
 

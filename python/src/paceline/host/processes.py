@@ -2,7 +2,9 @@
 
 The processes of a trial carry a token in their environment, as with Jenkins' ProcessTreeKiller.
 Unlike a process group or a walk over parents, a token also finds processes that started a session
-of their own (mpirun's ranks) and processes whose parent has died.
+of their own (mpirun's ranks) and processes whose parent has died. A guard that adopts orphans
+(PR_SET_CHILD_SUBREAPER) would find them too, but only as long as it lives itself: nothing would
+find what is left after a SIGKILL of the guard.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
-from paceline.host.garbage import permanent_objects
+from paceline.host.memory import permanent_objects
 from paceline.host.processes import die_with_parent
 from paceline.job.checks import check_inputs
 from paceline.job.messages import rank_failed_line, say

@@ -1,4 +1,4 @@
-"""The description of a lab, which a file keeps from before its first namespace to after its last.
+"""The description of a lab, and its file, from before its first namespace to after its last.
 
 With it, a later process can remove the remains of a lab whose process was killed. Everything that
 a lab makes can be found by its record or by its name.
@@ -6,13 +6,22 @@ a lab makes can be found by its record or by its name.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.errors import UsageError
+from paceline.errors import DataError, EnvironmentLacks, UsageError
+from paceline.host.locks import exclusive_lock
 from paceline.host.processes import Process
 from paceline.lab.settings import LabSettings
+from paceline.records.files import read_json, typed, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SCHEMA = 2
 INTERFACE = "eth0"  # the interface of every host, besides loopback
@@ -112,3 +121,55 @@ def namespaces_among(names: list[str], lab: str) -> list[str]:
     """Select the namespaces of the lab with that name."""
     own = re.compile(rf"paceline-{re.escape(lab)}-(hub|\d+)")
     return [name for name in names if own.fullmatch(name)]
+
+
+# The names of network namespaces in /run/netns hold for the whole machine; so do those of labs.
+ROOT = Path("/run/paceline-lab")
+_LOCK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Files NAME.json. A process that makes or removes a lab holds the lock."""
+
+    root: Path = ROOT
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Exclude other processes that make or remove labs. Raises TimedOut, EnvironmentLacks."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = self.root.stat().st_uid
+        if owner != os.geteuid():
+            raise EnvironmentLacks(
+                f"{self.root}: expected a folder of user {os.geteuid()}, it belongs to {owner}; "
+                "find out which program made it, and remove it"
+            )
+        busy = f"another lab was being made or removed for {_LOCK_S:g} s"
+        with exclusive_lock(self.root / "lock", _LOCK_S, busy):
+            yield
+
+    def file(self, name: str) -> Path:
+        return self.root / f"{name}.json"
+
+    def names(self) -> list[str]:
+        return sorted(file.stem for file in self.root.glob("*.json"))
+
+    def load(self, name: str) -> LabRecord | None:
+        """Read the record of a lab; None if there is no such lab or its record is unreadable."""
+        file = self.file(name)
+        try:
+            record = typed(read_json(file), LabRecord, file)
+        except DataError:
+            return None
+        return record if record.schema == SCHEMA else None
+
+    def save(self, record: LabRecord) -> None:
+        write_json(self.file(record.name), dataclasses.asdict(record))
+
+    def forget(self, name: str) -> None:
+        self.file(name).unlink(missing_ok=True)
+
+
+def is_owned(record: LabRecord) -> bool:
+    """Check if the process that will remove the lab is alive."""
+    return record.owner is not None and record.owner.is_alive()

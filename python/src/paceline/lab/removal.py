@@ -16,13 +16,11 @@ from paceline.host.processes import (
     wait_until,
 )
 from paceline.lab import network
-from paceline.lab.record import hub_of, namespaces_among
-from paceline.lab.registry import is_owned
+from paceline.lab.record import hub_of, is_owned, namespaces_among
 from paceline.lab.settings import NAME_VARIABLE
 
 if TYPE_CHECKING:
-    from paceline.lab.record import LabRecord
-    from paceline.lab.registry import Registry
+    from paceline.lab.record import LabRecord, Registry
 
 _TERMINATION_S = 3.0
 _KILL_S = 10.0

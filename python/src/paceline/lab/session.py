@@ -1,23 +1,23 @@
-"""The lifetime of a lab."""
+"""The lifetime of a lab, and of a host that loses its power and comes back."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import secrets
+import signal
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Self
 
-from paceline.errors import EnvironmentLacks, UsageError
-from paceline.host.processes import Process
+from paceline.errors import EnvironmentLacks, TimedOut, UsageError
+from paceline.host.processes import Process, kill_until_gone, send
 from paceline.lab import network, programs, spark
-from paceline.lab.record import SCHEMA, Host, LabRecord, hosts_of
-from paceline.lab.registry import Registry
+from paceline.lab.record import SCHEMA, Host, LabRecord, Registry, hosts_of
 from paceline.lab.removal import FOLDER_PREFIX, remove, remove_abandoned
-from paceline.lab.settings import LabSettings, check_name
+from paceline.lab.settings import NAME_VARIABLE, LabSettings, check_name
 
 _REAPED_S = 10.0
 
@@ -115,10 +115,6 @@ class Lab:
         """Bring a host's link up again."""
         network.restore(self.record, host)
 
-    def processes_on(self, host: Host) -> set[int]:
-        """Return the ids of the host's processes, as this machine numbers them."""
-        return network.processes_in(host.namespace)
-
     def _register(self) -> list[str]:
         name = self.record.name
         with self.registry.locked():
@@ -153,3 +149,38 @@ def _planned(settings: LabSettings, name: str | None, logs: Path | None) -> LabR
         owner=Process.current(),
         made_unix_s=time.time(),
     )
+
+
+_KILL_S = 10.0
+
+
+def own_lab(registry: Registry | None = None) -> LabRecord | None:
+    """Return the lab that this process is in; None outside of labs."""
+    name = os.environ.get(NAME_VARIABLE)
+    return None if name is None else (registry or Registry()).load(name)
+
+
+def crash(record: LabRecord, host: Host) -> None:
+    """Take the host's link down and stop all its processes, until `boot`.
+
+    The processes end at `boot` only: mpirun's agent is a child of mpirun on another host, which
+    would notice its end at once. Nobody notices the end of a process on a host without power.
+    """
+    network.cut(record, host)
+    stopped: set[int] = set()
+    while running := network.processes_in(host.namespace) - stopped:  # some may have forked
+        send(running, signal.SIGSTOP)
+        stopped |= running
+
+
+def boot(record: LabRecord, host: Host) -> None:
+    """Kill all processes of the host, then bring its link up, and start a Spark worker if the lab
+    has Spark.
+
+    Returns before the worker is registered. Raises TimedOut if a process does not end.
+    """
+    if not kill_until_gone(lambda: network.processes_in(host.namespace), _KILL_S):
+        raise TimedOut(f"processes of host {host.name} are alive {_KILL_S:g} s after SIGKILL")
+    network.restore(record, host)
+    if record.settings.spark:
+        spark.start_worker(record, host)

@@ -12,10 +12,18 @@ from paceline.spec.extensions import LAUNCHERS, load_object
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
-    from paceline.launchers.temporary import TemporaryFolders
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
+
+
+@dataclass(frozen=True, slots=True)
+class TemporaryFolders:
+    """Folders on this host that exist until the end of the trial."""
+
+    disk: Path
+    memory: Path  # in shared memory if there is some
 
 
 def _no_variables(folders: TemporaryFolders) -> Mapping[str, str]:

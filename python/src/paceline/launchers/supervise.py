@@ -6,13 +6,20 @@ process, the local launcher for its ranks, and a Spark task for the mpirun that 
 
 from __future__ import annotations
 
+import inspect
 import os
 import secrets
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.host import cleaner
 from paceline.host.machine import host_name
 from paceline.host.processes import (
     TOKEN_VARIABLE,
@@ -24,15 +31,14 @@ from paceline.host.processes import (
     send,
     wait_until,
 )
-from paceline.launchers.temporary import temporary_folders
+from paceline.launchers.base import TemporaryFolders
 from paceline.records.checkpoints import CHECKPOINT_SIGNAL, CheckpointFolder
 from paceline.records.documents import read_statuses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.launchers.base import Command
-    from paceline.launchers.temporary import TemporaryFolders
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import RankStatus
 
@@ -46,9 +52,11 @@ _TERMINATION_S = 5.0
 _KILL_S = 5.0
 # Slurm and Kubernetes end a job 30 s after SIGTERM by default; the launcher's end takes 5 to 10 s.
 _CHECKPOINT_S = 15.0
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the folder itself has a random name)
+_PREFIX = "paceline-"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Watched:
     """The reason why `wait_for_end` returned; all empty if the processes ended by themselves."""
 
@@ -67,17 +75,13 @@ class StartLimit:
     limit_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """The end of a launcher."""
+@dataclass(kw_only=True)
+class Ended(Watched):
+    """The end of a launcher, and why it was ended."""
 
     exit_status: int  # of the launcher's process; negative: it was ended by that signal
     launched_unix_s: float
     ended_unix_s: float
-    timed_out: bool
-    missing_ranks: tuple[int, ...] = ()  # see Watched
-    dead_ranks: tuple[int, ...] = ()  # see Watched
-    trouble_unix_s: float | None = None  # see Watched
     left_behind: tuple[int, ...] = ()  # pids that SIGKILL did not end
 
 
@@ -121,13 +125,10 @@ def supervise(
         finally:
             exit_status, left_behind = _end_all(process, files, token)
     return Ended(
+        **vars(watched),
         exit_status=exit_status,
         launched_unix_s=launched_unix_s,
         ended_unix_s=ended_unix_s if watched.ended_by_itself else time.time(),
-        timed_out=watched.timed_out,
-        missing_ranks=watched.missing_ranks,
-        dead_ranks=watched.dead_ranks,
-        trouble_unix_s=watched.trouble_unix_s,
         left_behind=tuple(sorted(left_behind)),
     )
 
@@ -280,3 +281,41 @@ def write_last_checkpoint(files: TrialFiles, limit_s: float = _CHECKPOINT_S) -> 
 
 def _newest_steps(folder: CheckpointFolder) -> int:
     return max((checkpoint.steps for checkpoint in folder.complete()), default=-1)
+
+
+@contextmanager
+def temporary_folders(token: str) -> Iterator[TemporaryFolders]:
+    """Make the folders and remove them after the block.
+
+    mpirun and Spark remove their temporary files at their end, but not when they are killed. Open
+    MPI then leaves 16 MiB of shared memory for each rank, Spark its local folders and unpacked
+    libraries. If this process is killed, another one removes the folders and ends all processes
+    with `token`.
+    """
+    disk = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    has_memory = os.access(_SHARED_MEMORY, os.W_OK)
+    memory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_SHARED_MEMORY if has_memory else disk))
+    with _cleaner(token, disk, memory):
+        try:
+            yield TemporaryFolders(disk, memory)
+        finally:
+            for folder in (disk, memory):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _cleaner(token: str, *folders: Path) -> Iterator[None]:
+    # The source instead of the path: the package may be in an archive.
+    program = [sys.executable, "-I", "-S", "-c", inspect.getsource(cleaner)]
+    process = subprocess.Popen(
+        [*program, str(os.getpid()), f"{TOKEN_VARIABLE}={token}", *map(str, folders)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C ends only this process, which then cleans up itself
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait(timeout=_KILL_S)

@@ -2,7 +2,8 @@
 
 Decoded samples, for example, are kept once per node instead of once per rank. Local rank 0 creates
 an anonymous memory file (memfd_create, Linux) and the others open it through /proc. The file has
-no name in any file system, so nothing is left behind however the ranks end.
+no name in any file system, so nothing is left behind however the ranks end. It is sparse: a page
+exists once a rank has touched it, so one file is large enough for everything that the ranks share.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import mmap
 import os
 import secrets
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.memory import available_bytes
 
 _NONCE_BYTES = 16
+_FILE_BYTES = 1 << 44
 _LACKS = "lacks: "
 
 
@@ -71,6 +72,82 @@ def gather(share: NodeShare, value: str, timeout_s: float) -> list[str]:
     return [share.lookup(str(rank), timeout_s) for rank in range(share.ranks_on_node)]
 
 
+class SharedFile:
+    """A memory file that all ranks of a node have open, made by `open_shared_file`.
+
+    All ranks map the same sizes in the same order, and so get the same parts.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._used = mmap.ALLOCATIONGRANULARITY  # the first page has the nonce
+
+    def map(self, size: int) -> mmap.mmap:
+        """Return the next `size` bytes, zero at first; they live as long as they are mapped."""
+        mapped = mmap.mmap(self._descriptor, size, offset=self._used)
+        self._used += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        return mapped
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def open_shared_file(
+    share: NodeShare, timeout_s: float, refusal: str | None = None
+) -> SharedFile | None:
+    """Open one file on all ranks of a node, which are several; None if any rank cannot. Collective.
+
+    refusal: local rank 0's reason to share nothing. Raises EnvironmentLacks with it on all ranks,
+    TimedOut if the ranks do not answer.
+    """
+    if share.local_rank == 0:
+        descriptor = _create(share, refusal)
+    else:
+        descriptor = _attach(share.lookup("memory", timeout_s))
+    share.publish(f"attached/{share.local_rank}", "no" if descriptor is None else "yes")
+    answers = [share.lookup(f"attached/{rank}", timeout_s) for rank in range(share.ranks_on_node)]
+    if descriptor is None:
+        return None
+    if "no" in answers:
+        os.close(descriptor)
+        return None
+    return SharedFile(descriptor)
+
+
+def _create(share: NodeShare, refusal: str | None) -> int | None:
+    """Create the memory file and publish its path.
+
+    A nonce at its start identifies the file: in another PID namespace the same path may lead to a
+    different file.
+    """
+    if refusal is not None:
+        share.publish("memory", f"{_LACKS}{refusal}")
+        raise EnvironmentLacks(refusal)
+    if not hasattr(os, "memfd_create"):
+        share.publish("memory", "none")
+        return None
+    descriptor = os.memfd_create("paceline", os.MFD_CLOEXEC)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    os.ftruncate(descriptor, _FILE_BYTES)
+    os.pwrite(descriptor, nonce, 0)
+    share.publish("memory", f"/proc/{os.getpid()}/fd/{descriptor} {nonce.hex()}")
+    return descriptor
+
+
+def _attach(published: str) -> int | None:
+    if published.startswith(_LACKS):
+        raise EnvironmentLacks(published.removeprefix(_LACKS))
+    path, _, nonce = published.partition(" ")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # no such process here, or not permitted
+        return None
+    if os.pread(descriptor, _NONCE_BYTES, 0).hex() == nonce:
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
     """Memory of `size` bytes, zero at first."""
@@ -79,91 +156,30 @@ class NodeMemory:
     shared: bool  # all ranks of the node see the same bytes; otherwise each rank has its own
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Purpose of the memory, for the message to a user whose machine has too little."""
-
-    what: str
-    advice: str
-
-
-SAMPLES = MemoryUse(
-    "the decoded samples", 'use reading = "stream", a smaller image size or fewer steps'
-)
-
-
-def node_memory(
-    share: NodeShare, size: int, timeout_s: float, use: MemoryUse = SAMPLES
-) -> NodeMemory:
+def memory_for_samples(share: NodeShare, size: int, timeout_s: float) -> NodeMemory:
     """Return memory that all ranks of the node share, or private memory if any rank cannot.
 
     size: in bytes. Raises EnvironmentLacks if less memory is free, TimedOut if the ranks of the
     node do not answer.
     """
-    if share.ranks_on_node == 1:
-        _require_free(size, use)
+    advice = 'use reading = "stream", a smaller image size or fewer steps'
+    refusal = lack_of_memory(size, "the decoded samples", advice)
+    file = None if share.ranks_on_node == 1 else open_shared_file(share, timeout_s, refusal)
+    if file is None:
+        if refusal is not None:
+            raise EnvironmentLacks(refusal)
         return NodeMemory(mmap.mmap(-1, size), shared=False)
-    descriptor = -1
-    if share.local_rank == 0:
-        descriptor, mapped = _create(share, size, use)
-    else:
-        mapped = _attach(share.lookup("memory", timeout_s), size)
-    share.publish(f"attached/{share.local_rank}", "yes" if mapped else "no")
-    everyone = [
-        share.lookup(f"attached/{rank}", timeout_s) == "yes" for rank in range(share.ranks_on_node)
-    ]
-    if descriptor >= 0:
-        os.close(descriptor)  # the mapping keeps the memory
-    if mapped is not None and all(everyone):
-        return NodeMemory(mapped, shared=True)
-    if mapped is not None:
-        mapped.close()
-    _require_free(size, use)
-    return NodeMemory(mmap.mmap(-1, size), shared=False)
+    memory = file.map(size)
+    file.close()
+    return NodeMemory(memory, shared=True)
 
 
-def _create(share: NodeShare, size: int, use: MemoryUse) -> tuple[int, mmap.mmap | None]:
-    """Create the memory file and publish its path; return its open descriptor (-1: none).
-
-    A nonce at its end identifies the file: in another PID namespace the same path may lead to a
-    different file.
-    """
-    try:
-        _require_free(size, use)
-    except EnvironmentLacks as error:
-        share.publish("memory", f"{_LACKS}{error}")
-        raise
-    if not hasattr(os, "memfd_create"):
-        share.publish("memory", "none")
-        return -1, None
-    descriptor = os.memfd_create("paceline", os.MFD_CLOEXEC)
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    os.ftruncate(descriptor, size + _NONCE_BYTES)
-    mapped = mmap.mmap(descriptor, size + _NONCE_BYTES)
-    mapped[size:] = nonce
-    share.publish("memory", f"/proc/{os.getpid()}/fd/{descriptor} {nonce.hex()}")
-    return descriptor, mapped
-
-
-def _attach(published: str, size: int) -> mmap.mmap | None:
-    if published.startswith(_LACKS):
-        raise EnvironmentLacks(published.removeprefix(_LACKS))
-    path, _, nonce = published.partition(" ")
-    try:
-        with Path(path).open("r+b") as file:
-            mapped = mmap.mmap(file.fileno(), size + _NONCE_BYTES)
-    except (OSError, ValueError):  # no such process here, not permitted, or shorter
-        return None
-    if mapped[size:].hex() == nonce:
-        return mapped
-    mapped.close()
-    return None
-
-
-def _require_free(size: int, use: MemoryUse) -> None:
+def lack_of_memory(size: int, what: str, advice: str) -> str | None:
+    """Return the message to a user whose machine has not `size` bytes free; None if it has."""
     free = available_bytes()
-    if size > free:
-        raise EnvironmentLacks(
-            f"expected {size / 2**20:.0f} MiB of free memory on the node for {use.what}, got "
-            f"{free / 2**20:.0f} MiB; {use.advice}"
-        )
+    if size <= free:
+        return None
+    return (
+        f"expected {size / 2**20:.0f} MiB of free memory on the node for {what}, got "
+        f"{free / 2**20:.0f} MiB; {advice}"
+    )

@@ -2,101 +2,79 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.processes import Process
-from paceline.node.barrier import Barrier
-from paceline.node.channel import Channel
-from paceline.node.memory import MemoryUse, gather, node_memory
+from paceline.node.memory import gather, lack_of_memory, open_shared_file
 from paceline.node.peer_monitor import PeerMonitor
 from paceline.node.semaphores import LINE_BYTES, Semaphores
+from paceline.node.signals import Barrier, Channel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from paceline.node.memory import NodeShare
+    from paceline.node.memory import NodeShare, SharedFile
 
 _ADVICE = "use a smaller batch, image or model, or fewer workers on the node"
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefixed:
-    """A NodeShare whose names are distinct from those of others made from the same one."""
-
-    share: NodeShare
-    prefix: str
-
-    @property
-    def local_rank(self) -> int:
-        return self.share.local_rank
-
-    @property
-    def ranks_on_node(self) -> int:
-        return self.share.ranks_on_node
-
-    def publish(self, name: str, value: str) -> None:
-        self.share.publish(f"{self.prefix}/{name}", value)
-
-    def lookup(self, name: str, timeout_s: float) -> str:
-        return self.share.lookup(f"{self.prefix}/{name}", timeout_s)
-
-    def barrier(self, timeout_s: float) -> None:
-        self.share.barrier(timeout_s)
 
 
 class SharedNode:
     """Shared objects of the ranks of a node. Creating it, memory, barriers and channels is
     collective: all ranks of the node make the same calls in the same order.
 
-    Objects live as long as they are used: arrays remain valid after close(), and no memory outlives
-    its processes.
+    The ranks exchange messages through the store only once, in the constructor: they open one
+    memory file and learn each other's processes. Everything later is a part of the file, and they
+    synchronise by semaphores in it. Objects live as long as they are used: arrays remain valid
+    after close(), and no memory outlives its processes.
     """
 
     def __init__(self, node: NodeShare, limit_s: float) -> None:
-        """limit_s: limit of each wait, here and in all objects created from this.
+        """limit_s: limit of each wait, here and in all objects created from this. node: used for
+        nothing else.
 
-        Raises EnvironmentLacks if the ranks cannot share memory or there is too little of it,
-        TimedOut if a rank does not take part.
+        Raises EnvironmentLacks if the ranks cannot share memory, TimedOut if a rank does not take
+        part.
         """
         self.local_rank = node.local_rank
-        self.ranks_on_node = node.ranks_on_node
-        self._node = node
-        self._limit_s = limit_s
-        self._made = 0
-        self._signals: list[Semaphores] = []
-        states = self.memory("signals", self.ranks_on_node)
-        self._peers = PeerMonitor(self.local_rank, self._processes(), states, limit_s)
+        self.ranks_on_node = ranks = node.ranks_on_node
+        self._file = None if ranks == 1 else _open_file(node, limit_s)
+        states = self._map(ranks + 1)
+        self._refused = states[ranks:]  # whether rank 0 has found too little memory
+        needed = Barrier.semaphores_needed(ranks)
+        signals = Semaphores(self._map(needed * LINE_BYTES), initialise=self.local_rank == 0)
+        self._signals = [signals]
+        # Rank 0 sends its process after it has initialised the semaphores.
+        processes = {} if ranks == 1 else _processes(node, limit_s)
+        self._peers = PeerMonitor(self.local_rank, processes, states[:ranks], limit_s)
+        self._everyone = Barrier(range(ranks), signals, self._peers)
 
     def memory(self, name: str, size_bytes: int) -> NDArray[np.uint8]:
         """Return shared memory of shape (size_bytes,), initially zero, aligned to a page;
         collective.
 
         Pages are allocated at first touch, on the NUMA node of the rank that touches them. `name`
-        tells the user the purpose, for example "the weights". Raises the errors of the constructor.
+        tells the user the purpose, for example "the weights". Raises EnvironmentLacks on all ranks
+        if less memory is free, and the errors of a barrier.
         """
-        padded = max(1, -(-size_bytes // LINE_BYTES)) * LINE_BYTES
-        memory = node_memory(
-            self._next(name), padded, self._limit_s, MemoryUse(f"{name} (shared)", _ADVICE)
-        )
-        if self.ranks_on_node > 1 and not memory.shared:
-            raise EnvironmentLacks(
-                f"the {self.ranks_on_node} ranks of this node must share memory for {name}, but "
-                "cannot open one another's through /proc (different containers or users, or /proc "
-                "hidden); start them in one container as one user. Without shared memory there is "
-                'local strategy "processes" with transport "gloo"'
-            )
-        return np.frombuffer(memory.buffer, dtype=np.uint8)[:size_bytes]
+        refusal = lack_of_memory(size_bytes, f"{name} (shared)", _ADVICE)
+        # Only rank 0 decides: another rank may see less, because rank 0 already uses its part.
+        if self.local_rank == 0 and refusal is not None:
+            self._refused[:] = 1
+        self._everyone.wait()
+        if self._refused.any():
+            raise EnvironmentLacks(refusal or f"too little memory on the node for {name}")
+        return self._map(size_bytes)
 
     def barrier(self, members: Sequence[int]) -> Barrier:
         """Return a barrier among `members` (local ranks); collective over all ranks of the node."""
         self._check(members)
-        signals = self._semaphores("barriers", Barrier.semaphores_needed(len(members)))
+        signals = self._semaphores(Barrier.semaphores_needed(len(members)))
         return Barrier(members, signals, self._peers)
 
     def channel(self, sender: int, receiver: int, slots: int, slot_bytes: int) -> Channel:
@@ -105,7 +83,7 @@ class SharedNode:
         self._check([sender, receiver])
         line = -(-slot_bytes // LINE_BYTES) * LINE_BYTES
         memory = self.memory("what crosses between stages", slots * line)
-        signals = self._semaphores("channels", Channel.semaphores_needed(slots))
+        signals = self._semaphores(Channel.semaphores_needed(slots))
         views = [memory[slot * line :][:slot_bytes] for slot in range(slots)]
         return Channel(sender, receiver, views, signals, self._peers)
 
@@ -132,30 +110,21 @@ class SharedNode:
             self.fail()
         self._peers.announce_leave()
         self._signals.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def _next(self, name: str) -> _Prefixed:
-        self._made += 1
-        return _Prefixed(self._node, f"{self._made} {name}")
+    def _map(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Return the next part of the file, which all ranks get."""
+        size = max(1, size_bytes)  # nothing of size 0 can be mapped
+        mapped = mmap.mmap(-1, size) if self._file is None else self._file.map(size)
+        return np.frombuffer(mapped, dtype=np.uint8)[:size_bytes]
 
-    def _processes(self) -> dict[int, Process]:
-        """Return the processes of all ranks of the node by local rank; collective."""
-        if self.ranks_on_node == 1:
-            return {}
-        own = Process.current()
-        processes = gather(self._next("processes"), f"{own.pid} {own.start_ticks}", self._limit_s)
-        words = [process.split() for process in processes]
-        return {rank: Process(int(pid), int(ticks)) for rank, (pid, ticks) in enumerate(words)}
-
-    def _semaphores(self, name: str, count: int) -> Semaphores:
+    def _semaphores(self, count: int) -> Semaphores:
         """Create semaphores; collective. They are ready on all ranks when this returns."""
-        semaphores = Semaphores(
-            self.memory(name, count * LINE_BYTES), initialise=self.local_rank == 0
-        )
-        if self.ranks_on_node > 1:
-            share = self._next(name)
-            if self.local_rank == 0:
-                share.publish("ready", "")
-            share.lookup("ready", self._limit_s)
+        memory = self._map(count * LINE_BYTES)
+        semaphores = Semaphores(memory, initialise=self.local_rank == 0)
+        self._everyone.wait()
         self._signals.append(semaphores)
         return semaphores
 
@@ -163,3 +132,23 @@ class SharedNode:
         known = range(self.ranks_on_node)
         if len(set(members)) != len(members) or not all(rank in known for rank in members):
             raise ValueError(f"{list(members)} are not different local ranks of {known}")
+
+
+def _open_file(node: NodeShare, limit_s: float) -> SharedFile:
+    file = open_shared_file(node, limit_s)
+    if file is None:
+        raise EnvironmentLacks(
+            f"the {node.ranks_on_node} ranks of this node must share memory, but cannot open one "
+            "another's through /proc (different containers or users, or /proc hidden); start them "
+            "in one container as one user. Without shared memory there is local strategy "
+            '"processes" with transport "gloo"'
+        )
+    return file
+
+
+def _processes(node: NodeShare, limit_s: float) -> dict[int, Process]:
+    """Return the processes of all ranks of the node by local rank; collective."""
+    own = Process.current()
+    processes = gather(node, f"{own.pid} {own.start_ticks}", limit_s)
+    words = [process.split() for process in processes]
+    return {rank: Process(int(pid), int(ticks)) for rank, (pid, ticks) in enumerate(words)}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
 from paceline.host.processes import command_line_of, parent_of
-from paceline.lab.outage import boot, crash, own_lab
+from paceline.lab.session import boot, crash, own_lab
 from paceline.records.documents import read_statuses
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import InjectedFailureRow

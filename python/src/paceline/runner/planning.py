@@ -16,7 +16,7 @@ from paceline.data.catalogue import (
 from paceline.data.dataset import open_dataset
 from paceline.errors import UsageError
 from paceline.host.machine import all_packages, machine_facts, package_versions, usable_cores
-from paceline.host.repository import repository_state
+from paceline.host.programs import repository_state
 from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials
 from paceline.records.rows import SCHEMA

@@ -237,8 +237,8 @@ class TransportDescriptor(Descriptor):
 class CompressionDescriptor(Descriptor):
     """A method of gradient compression.
 
-    The implementation is called with (numbers, seed, process group, all_to_all) and returns a
-    Compressor; numbers are those that `numbers` returns.
+    The implementation is called with (numbers, seed, process group) and returns a Compressor;
+    numbers are those that `numbers` returns.
     """
 
     def numbers(self, request: TrialRequest) -> dict[str, int | float]:

@@ -46,7 +46,7 @@ from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from paceline.node.barrier import Barrier
+    from paceline.node.signals import Barrier
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.communication import StrategyResult

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from paceline.host.garbage import permanent_objects
+from paceline.host.memory import permanent_objects
 
 _NAME, _SETTINGS = "torch._dynamo", "torch._dynamo.config"
 _LOCK = threading.Lock()

@@ -9,9 +9,6 @@ fails publishes its reason.
 from __future__ import annotations
 
 import atexit
-import fcntl
-import socket
-import struct
 import threading
 import time
 from dataclasses import dataclass, field
@@ -21,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from paceline.errors import PeerLost, RankFailed, TimedOut
+from paceline.host.machine import has_link
 from paceline.transports.store import cut, limit_answers
 
 if TYPE_CHECKING:
@@ -28,9 +26,6 @@ if TYPE_CHECKING:
 
     from paceline.torch_internals import TCPStore
 
-_SIOCGIFFLAGS = 0x8913  # netdevice(7), as are the flags
-_IFF_UP, _IFF_RUNNING = 0x1, 0x40
-_IFNAMSIZ = 16
 # Share of the limit for each of three waits: the store's answer, the ranks' answers, and rank 0
 # waiting for other probes. All of it ends within twice the limit.
 _ANSWER_SHARE = 1 / 5
@@ -239,15 +234,3 @@ def with_probe_result(error: TimedOut | RankFailed, found: ProbeResult) -> Timed
     if isinstance(error, PeerLost) or found.silent or found.failed:
         return PeerLost(message, error.rank if found.culprit is None else found.culprit)
     return RankFailed(message, error.rank)
-
-
-def has_link(interface: str) -> bool:
-    """Return whether the interface exists, is up, and has a carrier."""
-    request = struct.pack(f"{_IFNAMSIZ}s16x", interface.encode()[: _IFNAMSIZ - 1])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFFLAGS, request)
-        except OSError:
-            return False
-    flags: int = struct.unpack_from("h", answer, _IFNAMSIZ)[0]
-    return flags & _IFF_UP != 0 and flags & _IFF_RUNNING != 0

@@ -1,4 +1,4 @@
-"""Transports over a network interface: Gloo (torch's own TCP library) and NCCL.
+"""torch's default process group, and its transports over a network: Gloo (torch's own) and NCCL.
 
 With NCCL, NVIDIA's library for communication between GPUs, each rank has one GPU. NCCL works
 asynchronously. A thread of torch (the watchdog) notices a collective that fails or exceeds its
@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import os
 import re
-import socket
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, TimedOut
+from paceline.host.machine import interface_address
+from paceline.torch_internals import PrefixStore, abort_process_groups
 from paceline.training.devices import device_name, device_of, use_device
 from paceline.transports.gloo_group import BACKEND
-from paceline.transports.process_group import DefaultGroupTransport
 
 if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
@@ -29,6 +30,40 @@ if TYPE_CHECKING:
 
 # Texts with which Gloo, NCCL and c10d report a time-out.
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+
+
+class DefaultGroupTransport:
+    """A transport that opens torch's default process group with one backend."""
+
+    backend: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._group: Any = None  # a dist.ProcessGroup
+
+    def open_group(self, context: RankContext, trial: Trial, store: Store, **options: Any) -> None:
+        """Open the default process group. options: further ones of `init_process_group`."""
+        dist.init_process_group(
+            self.backend,
+            store=PrefixStore(self.backend, store),
+            rank=context.rank,
+            world_size=context.world_size,
+            timeout=timedelta(seconds=trial.limits.collective_s),
+            **options,
+        )
+        self._group = dist.group.WORLD
+
+    def close(self, *, failed: bool) -> None:
+        """Destroy all process groups; a second call does nothing.
+
+        After a failure, the operations of all groups are given up, because their peers may be gone:
+        a group that has not failed itself would wait for them.
+        """
+        if not dist.is_initialized():
+            return
+        if failed:
+            abort_process_groups()
+        else:
+            dist.destroy_process_group()
 
 
 class NetworkTransport(DefaultGroupTransport):
@@ -47,7 +82,7 @@ class NetworkTransport(DefaultGroupTransport):
         """Open the default process group; translate the errors of the library."""
         self._rank, self._limit_s = context.rank, trial.limits.collective_s
         self._interface = trial.interface
-        check_interface(trial.interface, context.host, self.library)
+        interface_address(trial.interface)  # raises EnvironmentLacks without that interface
         try:
             super().open_group(context, trial, store, **options)
         except RuntimeError as error:
@@ -157,14 +192,3 @@ class NcclTransport(NetworkTransport):
             "interface": self._interface,
             "device": device_name(self._device),
         }
-
-
-def check_interface(interface: str, host: str, library: str) -> None:
-    """Raise EnvironmentLacks, listing the existing interfaces, if this host has no such
-    interface."""
-    names = [name for _, name in socket.if_nameindex()]
-    if interface not in names:
-        raise EnvironmentLacks(
-            f"host {host} has no network interface {interface!r} for {library} to use; it has "
-            f"{', '.join(names)}: set [network] interface in the spec"
-        )

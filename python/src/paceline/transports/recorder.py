@@ -27,14 +27,14 @@ SHARED_REDUCE = "shared_reduce"
 _KEPT_ROWS = 4096  # rows kept between two flushes; an operation beyond that writes them itself
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True)
 class Operation:
-    """One operation of this rank in flight; times are of this host's clock."""
+    """One operation of this rank in flight: the fields of a CommunicationRow without its end."""
 
     group: str
     ranks: int
     sequence: int
-    name: str
+    operation: str
     payload_bytes: int
     arrived_unix_s: float
     started_unix_s: float | None = None
@@ -70,20 +70,7 @@ class Recorder:
         return sequence
 
     def add(self, operation: Operation, ended_unix_s: float) -> None:
-        row = CommunicationRow(
-            group=operation.group,
-            ranks=operation.ranks,
-            sequence=operation.sequence,
-            operation=operation.name,
-            algorithm=operation.algorithm,
-            payload_bytes=operation.payload_bytes,
-            arrived_unix_s=operation.arrived_unix_s,
-            started_unix_s=operation.started_unix_s,
-            ended_unix_s=ended_unix_s,
-            sent_bytes=operation.sent_bytes,
-            sent_messages=operation.sent_messages,
-            awaited=operation.awaited,
-        )
+        row = CommunicationRow(**vars(operation), ended_unix_s=ended_unix_s)
         with self._lock:
             self._rows.append(row)
             full = len(self._rows) >= _KEPT_ROWS
@@ -137,8 +124,15 @@ def begin_operation(
     """
     recorder = _in_use
     sequence = recorder.next_sequence(group) if recorder is not None else 0
-    now_s = time.time() if arrived_unix_s is None else arrived_unix_s
-    return Operation(group, ranks, sequence, name, payload_bytes, now_s, awaited=is_awaiting())
+    return Operation(
+        group=group,
+        ranks=ranks,
+        sequence=sequence,
+        operation=name,
+        payload_bytes=payload_bytes,
+        arrived_unix_s=time.time() if arrived_unix_s is None else arrived_unix_s,
+        awaited=is_awaiting(),
+    )
 
 
 def payload_bytes(tensors: Any) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.plan.rank_context import RankContext, StoreAddress
-    from paceline.torch_internals import Store, TCPStore
+    from paceline.torch_internals import Store
 
 # Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)

@@ -9,7 +9,7 @@ import json
 import sys
 
 from paceline.errors import PacelineError
-from paceline.host.garbage import permanent_objects
+from paceline.host.memory import permanent_objects
 
 
 def main() -> None:

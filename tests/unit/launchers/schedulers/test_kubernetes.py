@@ -8,6 +8,7 @@ from importlib.resources import files
 import jsonschema
 import pytest
 import yaml
+from tests.unit.launchers.schedulers.all_launchers import SPEC, planned
 from tests.unit.launchers.schedulers.published import check
 
 from paceline.launchers.schedulers.files import Places
@@ -16,9 +17,7 @@ from paceline.launchers.schedulers.kubernetes import (
     object_name,
     render_kubernetes,
 )
-from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial
-from paceline.spec.loading import parse_spec
 
 _SETTINGS = KubernetesSettings(
     places=Places(run_dir="/shared/runs/x", data_dir="/shared/data"),
@@ -26,50 +25,16 @@ _SETTINGS = KubernetesSettings(
     registry="registry.example/",
     memory_gib=1.5,
 )
-_TWO_NODES = """
-schema = 2
-name = "nodes"
-repeats = 2
-[network]
-interface = "eth0"
-[[workloads]]
-name = "tiny"
-global_batch = 36
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "mpi"
-local_strategy = "processes"
-nodes = 2
-ranks_per_node = 3
-[[trials]]
-launcher = "spark"
-local_strategy = "threads"
-transport = "gloo"
-nodes = 2
-replicas = 2
-threads_per_rank = 2
-[spark]
-conf = { "spark.executor.memory" = "3g", "spark.locality.wait" = "7s" }
-[limits]
-trial_s = 100
-"""
 
 
-def _trials(text: str):
-    experiment = parse_spec(text, "test")
-    return plan_trials(experiment, {str(w.name): "/data" for w in experiment.workloads}, 4)
-
-
-def _objects(text: str, settings: KubernetesSettings = _SETTINGS):
-    rendered = render_kubernetes(_trials(text), settings)
+def _objects(text: str = SPEC, settings: KubernetesSettings = _SETTINGS):
+    rendered = render_kubernetes(planned(text), settings)
     documents = {name: list(yaml.safe_load_all(text)) for name, text in rendered.files.items()}
     return documents, rendered.left_out
 
 
 def _of_kind(kind: str):
-    documents, _ = _objects(_TWO_NODES)
+    documents, _ = _objects()
     (found,) = [objects for objects in documents.values() if objects[1]["kind"] == kind]
     trial_map, *objects = found
     assert trial_map["kind"] == "ConfigMap"
@@ -85,7 +50,7 @@ def _shipped(objects) -> Trial:
 )
 def test_every_object_follows_its_schema(name: str) -> None:
     shipped = files("paceline").joinpath(f"experiments/{name}.toml")
-    documents, _ = _objects(_TWO_NODES if name == "two nodes" else shipped.read_text("utf-8"))
+    documents, _ = _objects(SPEC if name == "two nodes" else shipped.read_text("utf-8"))
     assert documents
     for objects in documents.values():
         for each in objects:
@@ -93,26 +58,26 @@ def test_every_object_follows_its_schema(name: str) -> None:
 
 
 def test_a_misspelt_field_is_refused() -> None:
-    (job, _) = _of_kind("MPIJob")
+    job, *_ = _of_kind("MPIJob")
     template = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
     template["spec"]["container"] = template["spec"].pop("containers")
     with pytest.raises(ValueError, match="containers"):
         check(job)
-    (job, _) = _of_kind("MPIJob")
+    job, *_ = _of_kind("MPIJob")
     job["spec"]["slotPerWorker"] = job["spec"].pop("slotsPerWorker")
     with pytest.raises(jsonschema.ValidationError, match="slotPerWorker"):
         check(job)
-    (application, _) = _of_kind("SparkApplication")
+    application, *_ = _of_kind("SparkApplication")
     application["spec"]["driver"]["core"] = application["spec"]["driver"].pop("cores")
     with pytest.raises(AssertionError):
         check(application)
 
 
 def test_each_repeat_is_an_object_of_its_own_and_no_two_share_a_name() -> None:
-    trials = _trials(files("paceline").joinpath("experiments/transports.toml").read_text("utf-8"))
+    trials = planned(files("paceline").joinpath("experiments/transports.toml").read_text("utf-8"))
     names = [object_name(trial) for trial in trials]
     assert len(set(names)) == len(names)
-    first, second = _of_kind("MPIJob")
+    first, second, _ = _of_kind("MPIJob")
     assert first["metadata"]["name"].removesuffix("r0") == second["metadata"]["name"][:-2]
     assert second["metadata"]["annotations"]["paceline-trial"].endswith(".r1")
 
@@ -120,18 +85,18 @@ def test_each_repeat_is_an_object_of_its_own_and_no_two_share_a_name() -> None:
 def test_an_mpi_job_has_a_worker_a_node_and_a_slot_a_rank() -> None:
     job = _of_kind("MPIJob")[0]["spec"]
     assert job["slotsPerWorker"] == 3
-    assert job["runPolicy"]["activeDeadlineSeconds"] == 400  # beyond the trial's own 100
+    assert job["runPolicy"]["activeDeadlineSeconds"] == 901  # beyond the trial's own 601
     worker, launcher = (job["mpiReplicaSpecs"][name] for name in ("Worker", "Launcher"))
     assert worker["replicas"] == 2
     assert launcher["replicas"] == 1
     (container,) = worker["template"]["spec"]["containers"]
-    assert container["resources"]["limits"] == {"cpu": "3", "memory": "4608Mi"}
+    assert container["resources"]["limits"] == {"cpu": "6", "memory": "4608Mi"}
     assert container["resources"]["requests"] == container["resources"]["limits"]
     (container,) = launcher["template"]["spec"]["containers"]
     command = container["command"]
     assert command[:3] == ["mpirun", "-n", "6"]
     assert command[command.index("--map-by") + 1] == "ppr:3:node"
-    assert command[command.index("btl_tcp_if_include") + 1] == "eth0"
+    assert command[command.index("btl_tcp_if_include") + 1] == "ib0"
     assert command[-6:] == [
         "--trial", "/etc/paceline/trial.json", "--out", "/shared/runs/x", "--repeat", "0",
     ]  # fmt: skip
@@ -145,19 +110,19 @@ def test_an_mpi_job_has_a_worker_a_node_and_a_slot_a_rank() -> None:
 
 
 def _maps():
-    documents, _ = _objects(_TWO_NODES)
+    documents, _ = _objects()
     return {_shipped(objects).launcher: objects[0] for objects in documents.values()}
 
 
 def test_the_shipped_trial_is_the_planned_one_with_the_data_of_the_cluster() -> None:
-    documents, _ = _objects(_TWO_NODES)
-    planned = {trial.configuration: trial for trial in _trials(_TWO_NODES) if trial.repeat == 0}
+    documents, _ = _objects()
+    of = {trial.configuration: trial for trial in planned() if trial.repeat == 0}
     for objects in documents.values():
         shipped = _shipped(objects)
         assert shipped.training.dataset == "/shared/data/tiny"
-        training = shipped.training.model_copy(update={"dataset": "/data"})
+        training = shipped.training.model_copy(update={"dataset": "/d"})
         same = shipped.model_copy(update={"training": training})
-        assert same == planned[shipped.configuration]
+        assert same == of[shipped.configuration]
 
 
 def test_a_spark_application_has_an_executor_a_node_with_room_beside_the_jvm() -> None:
@@ -178,7 +143,7 @@ def test_a_spark_application_has_an_executor_a_node_with_room_beside_the_jvm() -
 
 def test_images_volume_and_namespace_are_the_clusters_own() -> None:
     settings = dataclasses.replace(_SETTINGS, namespace="training")
-    documents, _ = _objects(_TWO_NODES, settings)
+    documents, _ = _objects(SPEC, settings)
     for objects in documents.values():
         for each in objects:
             assert each["metadata"]["namespace"] == "training"
@@ -191,9 +156,9 @@ def test_images_volume_and_namespace_are_the_clusters_own() -> None:
 
 
 def test_what_kubernetes_cannot_be_told_is_left_out_with_its_reason() -> None:
-    text = _TWO_NODES.replace('transport = "gloo"', 'transport = "mpi"')
+    text = SPEC.replace('transport = "gloo"', 'transport = "mpi"')
     documents, left_out = _objects(text)
-    assert len(documents) == 2
+    assert len(documents) == 3
     ((configuration, reason),) = left_out.items()
     assert "spark.mpi" in configuration
     assert "ssh" in reason
@@ -206,14 +171,14 @@ listen_host = "0.0.0.0"
 listen_port = 9464
 targets_dir = "/shared/targets"
 """
-    documents, left_out = _objects(_TWO_NODES + seen)
+    documents, left_out = _objects(SPEC + seen)
     assert left_out == {}
     for objects in documents.values():
         telemetry = _shipped(objects).telemetry
         assert (telemetry.listen_host, telemetry.listen_port) == ("0.0.0.0", 9464)
         assert telemetry.targets_dir == "/shared/targets"
     hidden = seen + 'bearer_token_file = "/etc/token"\ntextfile_dir = "/shared/text"\n'
-    documents, left_out = _objects(_TWO_NODES + hidden)
+    documents, left_out = _objects(SPEC + hidden)
     assert documents == {}
     assert set(left_out.values()) == {
         "pods see only /shared, not [telemetry] bearer_token_file = '/etc/token'"

@@ -2,64 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import subprocess
 
-from paceline.launchers.schedulers.files import Places
-from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
-from paceline.plan.planning import plan_trials
-from paceline.plan.trial import Trial
-from paceline.spec.loading import parse_spec
+import pytest
+from tests.unit.launchers.schedulers.all_launchers import SPEC, planned
 
-_SPEC = """
-schema = 2
-name = "slurm"
-repeats = 3
-[network]
-interface = "ib0"
-[[workloads]]
-name = "tiny"
-global_batch = 36
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "mpi"
-local_strategy = "processes"
-nodes = 2
-ranks_per_node = 3
-threads_per_rank = 2
-[[trials]]
-launcher = "torchrun"
-local_strategy = "processes"
-ranks_per_node = 2
-[[trials]]
-launcher = "spark"
-local_strategy = "processes"
-ranks_per_node = 2
-[limits]
-trial_s = 601
-"""
+from paceline.errors import UsageError
+from paceline.launchers.schedulers.files import Places, task_files
+from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
+from paceline.plan.trial import Trial
+
 _SETTINGS = SlurmSettings(
     places=Places(run_dir="/scratch/my runs", data_dir="/data"),
     python="/opt/my python/bin/python",
 )
 
 
-def _rendered(text: str = _SPEC):
-    experiment = parse_spec(text, "test")
-    rendered = render_slurm(plan_trials(experiment, {"tiny": "/d"}, 8), _SETTINGS)
+def _rendered(text: str = SPEC):
+    rendered = render_slurm(planned(text), _SETTINGS)
     return rendered.files, rendered.left_out
 
 
-def _trial(launcher: str, text: str = _SPEC) -> Trial:
+def _trial(launcher: str, text: str = SPEC) -> Trial:
     """The trial that is shipped beside the sbatch file."""
     files = _rendered(text)[0]
     (found,) = [t for name, t in files.items() if f".{launcher}." in name and ".json" in name]
     return Trial.model_validate_json(found)
 
 
-def _one(launcher: str, text: str = _SPEC) -> str:
+def _one(launcher: str, text: str = SPEC) -> str:
     files = _rendered(text)[0]
     (found,) = [t for name, t in files.items() if f".{launcher}." in name and ".sbatch" in name]
     return found
@@ -99,7 +72,7 @@ def test_repeats_are_an_array_of_which_one_runs_at_a_time() -> None:
     text = _one("mpi")
     assert _options(text)["array"] == "0,1,2%1"
     assert text.endswith('--repeat "$SLURM_ARRAY_TASK_ID"\n')
-    once = _one("mpi", _SPEC.replace("repeats = 3", "repeats = 1"))
+    once = _one("mpi", SPEC.replace("repeats = 3", "repeats = 1"))
     assert "array" not in _options(once)
     assert once.endswith("--repeat 0\n")
 
@@ -117,13 +90,13 @@ def test_one_process_starts_the_ranks_of_a_single_node() -> None:
 def test_a_spark_trial_starts_its_own_cluster() -> None:
     text = _one("spark")
     asked = _options(text)
-    assert (asked["nodes"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("1", "1", "2")
+    assert (asked["nodes"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("2", "1", "2")
     assert _command(text)[1:3] == ["-m", "paceline.launchers.spark.slurm_job"]
 
 
 def test_what_slurm_cannot_start_is_left_out_with_its_reason() -> None:
     assert _rendered()[1] == {}
-    shared = _SPEC.replace("threads_per_rank = 2", "threads_per_rank = 2\noversubscribe = true")
+    shared = SPEC.replace("ranks_per_node = 3", "ranks_per_node = 3\noversubscribe = true")
     left_out = _rendered(shared)[1]
     assert [configuration.split(".")[1] for configuration in left_out] == ["mpi"]
     assert any("share cores" in reason for reason in left_out.values())
@@ -144,12 +117,27 @@ tls_key = "/etc/my certificates/host.key"
 textfile_dir = "text"
 """
     for launcher in ("local", "mpi", "torchrun"):
-        telemetry = _trial(launcher, _SPEC + settings).telemetry
+        telemetry = _trial(launcher, SPEC + settings).telemetry
         assert (telemetry.listen_host, telemetry.listen_port) == ("0.0.0.0", 9464)
         assert telemetry.tls_key == "/etc/my certificates/host.key"
         assert telemetry.textfile_dir == str(tmp_path / "text")  # a job may start anywhere
 
 
 def test_mca_parameters_reach_srun_as_variables() -> None:
-    text = _SPEC.replace("ranks_per_node = 3", 'ranks_per_node = 3\nmpi_parameters = {pml = "^x"}')
+    text = SPEC.replace("ranks_per_node = 3", 'ranks_per_node = 3\nmpi_parameters = {pml = "^x"}')
     assert "\nexport OMPI_MCA_pml='^x'\n" in _one("mpi", text)
+
+
+def test_users_file_is_rendered_beside_the_trial(make_trial, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("number = 1\n")
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    trial = make_trial(task=f"{file}:Mine", task_sha256=sha256)
+    assert task_files(trial) == {"mine.py": "number = 1\n"}
+    file.unlink()
+    with pytest.raises(UsageError, match=r"expected the file .*mine.py, got: No such"):
+        task_files(trial)
+
+
+def test_task_of_a_package_needs_no_file(make_trial):
+    assert task_files(make_trial()) == {}

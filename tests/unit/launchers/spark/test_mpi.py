@@ -19,7 +19,15 @@ from paceline.launchers.mpi.rank import EnclosingJob, train
 from paceline.launchers.spark.mpi import agent as spark_mpi_agent
 from paceline.launchers.spark.mpi import barrier_task as spark_mpi
 from paceline.launchers.spark.mpi import mpirun as spark_mpirun
-from paceline.launchers.spark.mpi.agent import DaemonStart, read_command
+from paceline.launchers.spark.mpi.agent import (
+    DaemonStart,
+    accept,
+    connect,
+    has_ended,
+    read_command,
+    receive,
+    send,
+)
 from paceline.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.mpirun import (
     daemon_command,
@@ -28,7 +36,6 @@ from paceline.launchers.spark.mpi.mpirun import (
     mpirun_command,
     run_mpirun,
 )
-from paceline.launchers.spark.mpi.wire import accept, connect, has_ended, receive, send
 from paceline.launchers.supervise import Watched
 from paceline.records.files import write_json
 

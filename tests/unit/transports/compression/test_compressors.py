@@ -27,7 +27,12 @@ def flat(gradients):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: TopK(0.1), lambda: CodecCompressor(Blockwise(16)), lambda: PowerSgd(2, seed=1)]
+    "make",
+    [
+        lambda: TopK({"density": 0.1}, 0),
+        lambda: CodecCompressor(Blockwise(16)),
+        lambda: PowerSgd({"rank": 2}, 1),
+    ],
 )
 def test_error_feedback_sends_in_time_what_was_left_out(make, make_bucket, gradients):
     """The sums of n steps miss no more than what is still kept, however many steps there were."""
@@ -54,7 +59,7 @@ def test_exchange_loses_what_its_codec_does(codec, make_bucket, gradients):
 
 def test_topk_sends_the_largest_and_keeps_the_others(make_bucket):
     bucket = make_bucket([torch.tensor([1.0, -5.0, 2.0, 4.0, -3.0])])
-    compressor = TopK(0.4)
+    compressor = TopK({"density": 0.4}, 0)
     compressor.sum(bucket)
     assert bucket.buffer().tolist() == [0.0, -5.0, 0.0, 4.0, 0.0]
     bucket.buffer().zero_()
@@ -64,14 +69,14 @@ def test_topk_sends_the_largest_and_keeps_the_others(make_bucket):
 
 def test_of_a_tiny_bucket_topk_sends_one_element(make_bucket):
     bucket = make_bucket([torch.tensor([1.0, 3.0])])
-    TopK(0.01).sum(bucket)
+    TopK({"density": 0.01}, 0).sum(bucket)
     assert bucket.buffer().tolist() == [0.0, 3.0]
 
 
 def test_residual_follows_its_parameter_into_another_bucket(make_bucket):
     """Buckets change after the first step of DistributedDataParallel."""
     first, second = torch.tensor([1.0, 9.0]), torch.tensor([4.0])
-    compressor = TopK(0.34)
+    compressor = TopK({"density": 0.34}, 0)
     compressor.sum(before := make_bucket([first, second]))
 
     class Dealt:
@@ -117,7 +122,7 @@ def test_what_is_not_a_number_is_sent_so_that_it_shows():
 
 def test_terngrad_is_right_in_the_mean(make_bucket):
     gradients = [torch.tensor([0.5, -1.0, 0.25, 0.0]), torch.tensor([0.001, 0.002])]
-    compressor, bucket, steps = TernGrad(seed=4, clip=None), make_bucket(gradients), 4000
+    compressor, bucket, steps = TernGrad({}, 4, clip=None), make_bucket(gradients), 4000
     total = torch.zeros(6)
     for _ in range(steps):
         found = summed(compressor, make_bucket, gradients, bucket)
@@ -130,19 +135,20 @@ def test_terngrad_is_right_in_the_mean(make_bucket):
 
 def test_terngrad_draws_anew_each_step_but_the_same_in_another_run(make_bucket, gradients):
     first, again = (
-        [summed(c, make_bucket, gradients) for _ in range(2)] for c in (TernGrad(1), TernGrad(1))
+        [summed(c, make_bucket, gradients) for _ in range(2)]
+        for c in (TernGrad({}, 1), TernGrad({}, 1))
     )
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[0], first[1])
-    assert not torch.equal(first[0], summed(TernGrad(2), make_bucket, gradients))
+    assert not torch.equal(first[0], summed(TernGrad({}, 2), make_bucket, gradients))
 
 
 def test_terngrad_clips_what_is_far_out(make_bucket):
     values = torch.ones(1000)
     values[::2] = -1.0
     values[7] = 100.0
-    found = summed(TernGrad(seed=1), make_bucket, [values])
+    found = summed(TernGrad({}, 1), make_bucket, [values])
     scale = found.abs().max().item()
     assert scale == pytest.approx(2.5 * values.std(correction=0).item())
 
@@ -162,7 +168,7 @@ def test_powersgd_keeps_a_matrix_of_its_rank_and_what_is_no_matrix(make_bucket):
     generator = torch.Generator().manual_seed(2)
     matrix = torch.randn(40, 2, generator=generator) @ torch.randn(2, 50, generator=generator)
     gradients = [matrix, torch.randn(40, generator=generator)]
-    compressor, bucket = PowerSgd(2, seed=3), make_bucket(gradients)
+    compressor, bucket = PowerSgd({"rank": 2}, 3), make_bucket(gradients)
     for _ in range(START_STEP):
         assert torch.equal(summed(compressor, make_bucket, gradients, bucket), flat(gradients))
     for _ in range(3):
@@ -172,13 +178,13 @@ def test_powersgd_keeps_a_matrix_of_its_rank_and_what_is_no_matrix(make_bucket):
 
 def test_powersgd_of_a_zero_gradient_is_zero(make_bucket):
     gradients = [torch.zeros(40, 50)]
-    compressor, bucket = PowerSgd(2, seed=3), make_bucket(gradients)
+    compressor, bucket = PowerSgd({"rank": 2}, 3), make_bucket(gradients)
     for _ in range(4):
         assert not summed(compressor, make_bucket, gradients, bucket).any()
 
 
 def test_powersgd_leaves_the_global_random_numbers_alone(make_bucket, gradients):
-    compressor, bucket = PowerSgd(1, seed=3), make_bucket(gradients)
+    compressor, bucket = PowerSgd({"rank": 1}, 3), make_bucket(gradients)
     torch.manual_seed(9)
     wanted = torch.rand(3)
     torch.manual_seed(9)

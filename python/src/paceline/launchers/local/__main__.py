@@ -37,9 +37,6 @@ from paceline.records.documents import read_statuses
 if TYPE_CHECKING:
     from types import FrameType
 
-    from paceline.job.job import Job
-    from paceline.plan.rank_context import StoreAddress
-
 RANK_VARIABLE = "PACELINE_RANK"
 STORE_VARIABLE = "PACELINE_STORE"  # host:port:descriptor; only rank 0 has a descriptor
 # The peers of a failed rank often notice it first; they get this long to write their own status.

@@ -34,7 +34,11 @@ class MpiKeys(KeyModel):
 
 
 class MpiLaunchOptions(OptionModel):
-    """Planned options of launcher `mpi`."""
+    """Planned options of launcher `mpi`: the table and the keys of a trial together.
+
+    One model for both would let a trial write what belongs to the table, and a file of a trial
+    would be read as strictly as a spec.
+    """
 
     mpirun: str | None = None
     hostfile: str | None = None
@@ -66,8 +70,8 @@ class Mpi(LauncherDescriptor):
     default_transport = "mpi"
     programs = frozenset({"mpirun", "mpiexec", "prterun"})
     checks = "paceline.launchers.mpi.tools:checks"
-    render_slurm = "paceline.launchers.mpi.render:slurm_step"
-    render_kubernetes = "paceline.launchers.mpi.render:kubernetes_object"
+    render_slurm = "paceline.launchers.mpi.launcher:slurm_step"
+    render_kubernetes = "paceline.launchers.mpi.launcher:kubernetes_object"
 
     def options(self, request: TrialRequest, experiment: Experiment) -> MpiLaunchOptions:
         settings = experiment.settings(self.name, MpiSettings)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from paceline.launchers.temporary import TemporaryFolders
+    from paceline.launchers.base import TemporaryFolders
     from paceline.plan.trial import Placement, Trial
 
 
@@ -41,59 +41,54 @@ class Implementation(Protocol):
         ...
 
 
-class OpenMpi5:
-    """Open MPI 5, whose mpirun is PRRTE."""
+class _OpenMpi:
+    """An mpirun of Open MPI."""
 
-    name = "Open MPI 5"
     abi = "openmpi"
     libraries: tuple[str, ...] = ("libmpi.so.40",)
+    folder_variable: str
+    shared_memory: str  # component that carries messages within a node
+    # MCA parameters for what is not a message: wire-up and daemons
+    on_one_node: tuple[str, ...]
+    on_several_nodes: tuple[str, ...]
 
     def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
         return [*_placed(trial), *self.interface_parameters(trial), *_exported(trial, variables)]
 
     def temporary(self, folders: TemporaryFolders) -> dict[str, str]:
-        return {
-            "PRTE_MCA_prte_tmpdir_base": str(folders.disk),
-            "OMPI_MCA_btl_sm_backing_directory": str(folders.memory),
-        }
+        backing = f"OMPI_MCA_btl_{self.shared_memory}_backing_directory"
+        return {self.folder_variable: str(folders.disk), backing: str(folders.memory)}
 
     def interface_parameters(self, trial: Trial) -> list[str]:
-        """Return MCA parameters of Open MPI (messages), PMIx (wire-up) and PRRTE (daemons)."""
+        """Return the MCA parameters that choose the network interface."""
+        local = f"self,{self.shared_memory}"
         if trial.placement.nodes == 1:
-            return ["--mca", "btl", "self,sm", "--pmixmca", "ptl_base_if_include", "lo"]
+            return ["--mca", "btl", local, *self.on_one_node, "lo"]
         name = trial.interface
         return [
-            "--mca", "btl", "self,sm,tcp",
+            "--mca", "btl", f"{local},tcp",
             "--mca", "btl_tcp_if_include", name,
-            "--prtemca", "prte_if_include", name,
+            *self.on_several_nodes, name,
         ]  # fmt: skip
 
 
-class OpenMpi4:
+class OpenMpi5(_OpenMpi):
+    """Open MPI 5, whose mpirun is PRRTE."""
+
+    name = "Open MPI 5"
+    folder_variable = "PRTE_MCA_prte_tmpdir_base"
+    shared_memory = "sm"
+    on_one_node = ("--pmixmca", "ptl_base_if_include")
+    on_several_nodes = ("--prtemca", "prte_if_include")
+
+
+class OpenMpi4(_OpenMpi):
     """Open MPI 4, whose mpirun is ORTE."""
 
     name = "Open MPI 4"
-    abi = "openmpi"
-    libraries: tuple[str, ...] = ("libmpi.so.40",)
-
-    def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
-        return [*_placed(trial), *self._interface(trial), *_exported(trial, variables)]
-
-    def temporary(self, folders: TemporaryFolders) -> dict[str, str]:
-        return {
-            "OMPI_MCA_orte_tmpdir_base": str(folders.disk),
-            "OMPI_MCA_btl_vader_backing_directory": str(folders.memory),
-        }
-
-    def _interface(self, trial: Trial) -> list[str]:
-        if trial.placement.nodes == 1:
-            return ["--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include", "lo"]
-        name = trial.interface
-        return [
-            "--mca", "btl", "self,vader,tcp",
-            "--mca", "btl_tcp_if_include", name,
-            "--mca", "oob_tcp_if_include", name,
-        ]  # fmt: skip
+    folder_variable = "OMPI_MCA_orte_tmpdir_base"
+    shared_memory = "vader"
+    on_one_node = on_several_nodes = ("--mca", "oob_tcp_if_include")
 
 
 class Mpich:

@@ -12,8 +12,6 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from paceline.job.environment import rank_environment
 from paceline.launchers.schedulers.files import (
     CannotRender,
@@ -64,6 +62,7 @@ class KubernetesSettings:
 
 def render_kubernetes(trials: Sequence[Trial], settings: KubernetesSettings) -> Rendered:
     """Return a YAML file for each configuration."""
+    import yaml  # noqa: PLC0415  (launchers import this module, and nothing else needs it)
 
     def files_of(repeats: list[Trial]) -> dict[str, str]:
         objects = [_trial_map(repeats[0], settings)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Options that change the layout of archived objects must be those of the later runs.
 COLLECTOR = "-XX:+UseSerialGC"
 _LIMIT_S = 180.0
-_JOB = Path(__file__).with_name("archive_job.py")
+_JOB = "job"  # argument with which spark-submit runs this file
 
 
 def archive_option(java: Tool, spark: Tool, folder: Path | None = None) -> str:
@@ -82,7 +82,7 @@ def make_archives(java: Tool, spark: Tool, folder: Path | None = None) -> None:
                 "--conf", "spark.ui.enabled=false", "--conf", "spark.authenticate=true",
                 "--conf", "spark.driver.host=127.0.0.1",
                 "--conf", "spark.driver.bindAddress=127.0.0.1",
-                "--conf", f"spark.driver.extraJavaOptions={options}", _JOB,
+                "--conf", f"spark.driver.extraJavaOptions={options}", __file__, _JOB,
             ],
             JAVA_HOME=str(java.path.resolve().parent.parent),
             SPARK_HOME=str(spark.path),
@@ -111,8 +111,20 @@ def _run(words: list[str | Path], **variables: str) -> None:
         raise EnvironmentLacks(f"{command[0]} {how_it_ended(done)}")
 
 
+def _run_job() -> None:
+    """Run one barrier stage of two tasks, so that Java archives the classes that it loads."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415  (only here)
+
+    session = SparkSession.builder.getOrCreate()
+    session.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(list).collect()
+    session.stop()
+
+
 def main() -> int:
-    """Make the archives of the Java and the Spark in use."""
+    """Make the archives of the Java and the Spark in use, or run the job for it."""
+    if sys.argv[1:] == [_JOB]:
+        _run_job()
+        return 0
     try:
         make_archives(find_java_for_spark(), find_spark())
     except PacelineError as error:

@@ -55,8 +55,8 @@ class Spark(LauncherDescriptor):
     provides = frozenset({"spark", "mpi job"})
     spans_nodes = True
     checks = "paceline.launchers.spark.launcher:checks"
-    render_slurm = "paceline.launchers.spark.render:slurm_step"
-    render_kubernetes = "paceline.launchers.spark.render:kubernetes_object"
+    render_slurm = "paceline.launchers.spark.launcher:slurm_step"
+    render_kubernetes = "paceline.launchers.spark.launcher:kubernetes_object"
     programs = frozenset({"java"})
 
     def executor_program(self, options: Any) -> str | None:

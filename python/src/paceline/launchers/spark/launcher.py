@@ -1,13 +1,18 @@
-"""`spark`: spark-submit of `spark-jobs/train.py`, one barrier task per rank."""
+"""`spark`: spark-submit of `spark-jobs/train.py`, one barrier task per rank, and under schedulers.
+
+SparkApplication: v1beta2 of the Kubeflow Spark operator, https://github.com/kubeflow/spark-operator.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import re
+import shlex
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from importlib import metadata as package_metadata
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import Finding, job_script, tool_finding
@@ -17,6 +22,17 @@ from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
 from paceline.launchers.mpi.implementations import OpenMpi5
 from paceline.launchers.mpi.launcher import check_mpi
+from paceline.launchers.schedulers.files import CannotRender
+from paceline.launchers.schedulers.kubernetes import (
+    JOBS,
+    PYTHON,
+    environment,
+    job_arguments,
+    metadata,
+    mounts,
+    volumes,
+)
+from paceline.launchers.schedulers.slurm import SlurmStep
 from paceline.launchers.spark.class_archive import archive_option, archive_option_of_java
 from paceline.launchers.spark.configuration import (
     QUICK_JVM,
@@ -29,7 +45,9 @@ from paceline.launchers.spark.configuration import (
 from paceline.launchers.spark.descriptor import SparkOptions, is_local
 
 if TYPE_CHECKING:
-    from paceline.launchers.temporary import TemporaryFolders
+    from paceline.launchers.base import TemporaryFolders
+    from paceline.launchers.schedulers.kubernetes import KubernetesSettings
+    from paceline.launchers.schedulers.slurm import SlurmSettings
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
 
@@ -153,3 +171,61 @@ def _check_local_slots(trial: Trial) -> None:
 def checks() -> list[Finding]:
     """Return what `paceline doctor` shows about this launcher."""
     return [tool_finding("Java", find_java_for_spark), tool_finding("Spark", find_spark)]
+
+
+_MASTER = "k8s://https://kubernetes.default.svc"
+# The operator sets these from keys of its own.
+_SET_BY_OPERATOR = ("spark.executor.instances", "spark.executor.cores", "spark.executor.memory")
+
+
+def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
+    """Return one task per node, for Spark's workers; the batch script starts them and the driver.
+
+    Executors start with the cores that the master offers, so Slurm gives each task all of them.
+    """
+    command = shlex.join([settings.python, "-m", "paceline.launchers.spark.slurm_job"])
+    return SlurmStep(command=command, cpus_per_task=slots_per_node(trial))
+
+
+def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
+    """Return a SparkApplication with one executor per node. Raises CannotRender."""
+    if trial.transport == "mpi":
+        raise CannotRender("pods of executors have no ssh server for the MPI job inside Spark")
+    place, options = trial.placement, trial.options_as(SparkOptions)
+    on_cluster = trial.model_copy(
+        update={"launcher_options": options.model_copy(update={"master": _MASTER})}
+    )
+    conf = {**configuration(on_cluster), "spark.pyspark.python": PYTHON, **options.conf}
+    return {
+        "apiVersion": "sparkoperator.k8s.io/v1beta2",
+        "kind": "SparkApplication",
+        "metadata": metadata(trial, settings),
+        "spec": {
+            "type": "Python",
+            "pythonVersion": "3",
+            "sparkVersion": package_metadata.version("pyspark"),
+            "mode": "cluster",
+            "image": settings.image("paceline-spark"),
+            "mainApplicationFile": f"local://{JOBS}/spark-jobs/train.py",
+            "arguments": job_arguments(trial, settings),
+            "sparkConf": {k: v for k, v in conf.items() if k not in _SET_BY_OPERATOR},
+            "restartPolicy": {"type": "Never"},  # a retry in place would not be a repeat
+            "volumes": volumes(trial, settings),
+            "driver": {
+                "cores": 1,
+                "memory": driver_memory(trial),
+                "serviceAccount": settings.service_account,
+                "env": environment(trial),
+                "volumeMounts": mounts(),
+            },
+            "executor": {
+                "instances": place.nodes,
+                "cores": slots_per_node(trial),
+                "coreRequest": str(place.cores_per_node),
+                "memory": conf.get("spark.executor.memory", "1g"),
+                # Ranks are Python processes beside the JVM.
+                "memoryOverhead": f"{settings.memory_mib(place.ranks_per_node)}m",
+                "volumeMounts": mounts(),
+            },
+        },
+    }

@@ -25,7 +25,7 @@ from paceline.job.run_directory import finish, prepare
 from paceline.launchers.spark.barrier import Stage, failed_stage, run_barrier_rank
 from paceline.launchers.spark.configuration import check_conf, job_defaults
 from paceline.launchers.spark.descriptor import is_local
-from paceline.launchers.spark.mpi.wire import new_token
+from paceline.launchers.spark.mpi.agent import new_token
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.launchers.spark.rounds.round_task import run_round_task
 from paceline.launchers.supervise import wait_for_ranks

@@ -15,7 +15,7 @@ from paceline.training.devices import CPU
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paceline.node.channel import Channel
+    from paceline.node.signals import Channel
     from paceline.strategies.pipeline.split_points import Activation
 
 

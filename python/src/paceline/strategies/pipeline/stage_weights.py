@@ -17,7 +17,7 @@ from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.node.barrier import Barrier
+    from paceline.node.signals import Barrier
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
     from paceline.strategies.reduction.shared_gradients import SharedGradients
     from paceline.training.task import Task

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.node.barrier import Barrier
 from paceline.node.shared_node import SharedNode
+from paceline.node.signals import Barrier
 from paceline.plan.task_rules import micro_batch_fault
 from paceline.strategies.pipeline.buffers import SharedBuffers
 from paceline.strategies.pipeline.deferred import is_deferred

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from paceline.node.barrier import Barrier
 from paceline.node.memory import SoloNode
 from paceline.node.shared_node import SharedNode
+from paceline.node.signals import Barrier
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard

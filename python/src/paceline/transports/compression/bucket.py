@@ -13,11 +13,13 @@ import torch.distributed as dist
 from paceline.costs.link_cost import all_reduce_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from paceline.records.communication import CompressionResult, StrategyResult
+
+    Numbers = Mapping[str, int | float]  # of a method, as its descriptor returns them
 
 
 class Bucket(Protocol):
@@ -57,7 +59,11 @@ class GradientSum(Protocol):
 
 
 class Compressor(Protocol):
-    """Sums a bucket by sending less than its gradients."""
+    """Sums a bucket by sending less than its gradients.
+
+    A method's implementation is called with its numbers, a seed for what is drawn at random, and
+    the process group (None: all ranks), and returns one.
+    """
 
     name: str
 

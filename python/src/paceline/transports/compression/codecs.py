@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from paceline.records.communication import CompressionResult
-    from paceline.transports.compression.bucket import Bucket
+    from paceline.transports.compression.bucket import Bucket, Numbers
 
 BLOCK = 256  # elements that share a scale, which takes 4 bytes
 _LEVELS = 127.0
@@ -182,3 +182,21 @@ class CodecCompressor:
         each = lost.numel()
         place = residual[self._rank * each : (self._rank + 1) * each]
         place.add_(lost.view(-1)[: place.numel()])
+
+
+# The descriptors name these; the arguments are those of every compressor.
+
+
+def bf16(_numbers: Numbers, _seed: int, group: dist.ProcessGroup | None) -> CodecCompressor:
+    """Return a compressor to bfloat16."""
+    return CodecCompressor(Half("bf16"), group)
+
+
+def fp16(_numbers: Numbers, _seed: int, group: dist.ProcessGroup | None) -> CodecCompressor:
+    """Return a compressor to float16."""
+    return CodecCompressor(Half("fp16"), group)
+
+
+def int8(_numbers: Numbers, _seed: int, group: dist.ProcessGroup | None) -> CodecCompressor:
+    """Return a compressor to blocks of 8-bit integers."""
+    return CodecCompressor(Blockwise(), group)

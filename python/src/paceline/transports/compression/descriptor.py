@@ -20,14 +20,14 @@ class Bf16(CompressionDescriptor):
     name = "bf16"
     summary = "gradients as bfloat16"
     position = 10
-    implementation = "paceline.transports.compression.factories:bf16"
+    implementation = "paceline.transports.compression.codecs:bf16"
 
 
 class Fp16(CompressionDescriptor):
     name = "fp16"
     summary = "gradients as float16"
     position = 20
-    implementation = "paceline.transports.compression.factories:fp16"
+    implementation = "paceline.transports.compression.codecs:fp16"
 
 
 class PowerSgdKeys(KeyModel):
@@ -42,7 +42,7 @@ class PowerSgd(CompressionDescriptor):
     name = "powersgd"
     summary = "low-rank factors of every matrix"
     position = 30
-    implementation = "paceline.transports.compression.factories:powersgd"
+    implementation = "paceline.transports.compression.powersgd:PowerSgd"
     Keys = PowerSgdKeys
 
     def numbers(self, request: TrialRequest) -> dict[str, int | float]:
@@ -61,7 +61,7 @@ class TopK(CompressionDescriptor):
     name = "topk"
     summary = "the elements with the largest magnitudes"
     position = 40
-    implementation = "paceline.transports.compression.factories:topk"
+    implementation = "paceline.transports.compression.topk:TopK"
     Keys = TopKKeys
 
     def numbers(self, request: TrialRequest) -> dict[str, int | float]:
@@ -72,11 +72,11 @@ class TernGrad(CompressionDescriptor):
     name = "terngrad"
     summary = "ternary gradients, 2 bits an element"
     position = 50
-    implementation = "paceline.transports.compression.factories:terngrad"
+    implementation = "paceline.transports.compression.terngrad:TernGrad"
 
 
 class Int8(CompressionDescriptor):
     name = "int8"
     summary = "blocks of 8-bit integers with a scale each"
     position = 60
-    implementation = "paceline.transports.compression.factories:int8"
+    implementation = "paceline.transports.compression.codecs:int8"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.records.communication import CompressionResult
-    from paceline.transports.compression.bucket import Bucket
+    from paceline.transports.compression.bucket import Bucket, Numbers
 
 # DistributedDataParallel rebuilds its buckets after the first step, and the hook keeps its state by
 # bucket; it refuses to start earlier.
@@ -38,19 +38,19 @@ class PowerSgd:
 
     name = "powersgd"
 
-    def __init__(self, rank: int, seed: int, group: dist.ProcessGroup | None = None) -> None:
-        """rank: rank of the factors."""
+    def __init__(self, numbers: Numbers, seed: int, group: dist.ProcessGroup | None = None) -> None:
+        """numbers: the rank of the factors."""
+        self._rank = int(numbers["rank"])
         self._ranks = dist.get_world_size(group)
         self._group = _Blocking(group or dist.group.WORLD, self._ranks)
         self._state = power_sgd.PowerSGDState(
             process_group=self._group,
-            matrix_approximation_rank=rank,
+            matrix_approximation_rank=self._rank,
             start_powerSGD_iter=START_STEP,
             random_seed=seed % 2**32,
             # Avoids a division by zero for a gradient of zeros.
             orthogonalization_epsilon=torch.finfo(torch.float32).tiny,
         )
-        self._rank = rank
 
     def sum(self, bucket: Bucket) -> float:
         before = self._group.sent_bytes

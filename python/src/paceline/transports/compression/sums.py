@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.transports.compression.bucket import Meter, only_tensor
-from paceline.transports.progress_thread import ProgressThread
+from paceline.transports.work import ProgressThread
 
 if TYPE_CHECKING:
     from paceline.records.communication import CompressionResult, StrategyResult

@@ -24,7 +24,7 @@ from paceline.transports.compression.bucket import all_gather, bytes_of
 
 if TYPE_CHECKING:
     from paceline.records.communication import CompressionResult
-    from paceline.transports.compression.bucket import Bucket
+    from paceline.transports.compression.bucket import Bucket, Numbers
 
 CLIP = 2.5  # standard deviations, the paper's constant
 _PER_BYTE = 4
@@ -44,7 +44,11 @@ class TernGrad:
     name = "terngrad"
 
     def __init__(
-        self, seed: int, clip: float | None = CLIP, group: dist.ProcessGroup | None = None
+        self,
+        _numbers: Numbers,
+        seed: int,
+        group: dist.ProcessGroup | None = None,
+        clip: float | None = CLIP,
     ) -> None:
         self._seed = seed
         self._clip = clip

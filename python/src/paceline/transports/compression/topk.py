@@ -19,7 +19,7 @@ from paceline.transports.compression.bucket import Residuals, all_gather, bytes_
 
 if TYPE_CHECKING:
     from paceline.records.communication import CompressionResult
-    from paceline.transports.compression.bucket import Bucket
+    from paceline.transports.compression.bucket import Bucket, Numbers
 
 _SAMPLE_STRIDE = 101  # prime: no row length of a layer is a multiple of it
 _LEAST_SAMPLED = 100 * _SAMPLE_STRIDE  # fewer elements are ranked without a sample
@@ -36,8 +36,10 @@ class TopK:
 
     name = "topk"
 
-    def __init__(self, density: float, group: dist.ProcessGroup | None = None) -> None:
-        self._density = density
+    def __init__(
+        self, numbers: Numbers, _seed: int, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._density = numbers["density"]
         self._group = group
         self._ranks = dist.get_world_size(group)
         self._residuals = Residuals()

@@ -1,13 +1,11 @@
 """Present tensors as buffers that MPI can send and reduce.
 
-MPI needs flat memory. It gets the tensor's own memory if that is contiguous and MPI can access it,
-otherwise a copy. `copy_back` writes results from the copy into the tensor.
+MPI needs flat memory of the host. It gets the tensor's own memory if that is contiguous, otherwise
+a copy. `copy_back` writes results from the copy into the tensor.
 """
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,9 +38,8 @@ def check_dense(tensors: Iterable[Tensor]) -> None:
 
 
 def wire_buffer(tensor: Tensor) -> Tensor:
-    """Return all elements of `tensor` as a flat tensor that MPI can access: a view if possible."""
-    flat = flattened(tensor.detach().resolve_conj().resolve_neg())
-    return flat if reachable(flat) else host_copy(flat)
+    """Return all elements of `tensor` as a flat tensor on the host: a view if possible."""
+    return on_host(flattened(tensor.detach().resolve_conj().resolve_neg()))
 
 
 def flattened(tensor: Tensor) -> Tensor:
@@ -55,13 +52,14 @@ def flattened(tensor: Tensor) -> Tensor:
     return dense.as_strided((dense.numel(),), (1,))
 
 
-def reachable(tensor: Tensor) -> bool:
-    """Return whether MPI can read and write the tensor in place."""
-    return tensor.device.type == "cpu" or (tensor.device.type == "cuda" and cuda_aware())
+def is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
-def host_copy(tensor: Tensor) -> Tensor:
-    """Copy the tensor to host memory; the memory is pinned if the tensor is on a GPU."""
+def on_host(tensor: Tensor) -> Tensor:
+    """Return the tensor, or its copy in host memory; the copy of a GPU's tensor is pinned."""
+    if is_on_host(tensor):
+        return tensor
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
     return copy.copy_(tensor)
 
@@ -73,12 +71,8 @@ def copy_back(flat: Tensor, tensor: Tensor) -> None:
 
 
 def byte_view(flat: Tensor) -> Any:
-    """Return the memory of a flat tensor as bytes, in a form that mpi4py accepts.
-
-    This is a numpy array, or for device memory a tensor with __cuda_array_interface__.
-    """
-    raw = flat.view(torch.uint8)
-    return raw.numpy() if raw.device.type == "cpu" else raw
+    """Return the memory of a flat tensor as a numpy array of bytes, which mpi4py accepts."""
+    return flat.view(torch.uint8).numpy()
 
 
 def message_of(flat: Tensor) -> list[Any]:
@@ -131,21 +125,6 @@ def device_wait(tensors: Iterable[Tensor]) -> Callable[[], None]:
             event.synchronize()
 
     return wait
-
-
-@cache
-def cuda_aware() -> bool:
-    """Return whether this MPI library states that it accepts CUDA addresses.
-
-    Open MPI states it with MPIX_Query_cuda_support. Other libraries are assumed not to.
-    """
-    if not MPI.Get_library_version().startswith("Open MPI"):
-        return False
-    try:
-        library = ctypes.CDLL("libmpi.so.40")  # already loaded, therefore found without a path
-        return bool(library.MPIX_Query_cuda_support())
-    except (OSError, AttributeError):
-        return False
 
 
 def _check_count(count: int) -> None:

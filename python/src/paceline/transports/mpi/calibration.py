@@ -5,21 +5,19 @@ All ranks follow the decisions of rank 0.
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from mpi4py import MPI
 
 from paceline.transports.mpi.polling import complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from mpi4py import MPI
 
 BUDGET_S = 1.0
 _SIZES_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 4 * 2**20, 16 * 2**20)
@@ -70,17 +68,6 @@ class Choice:
             if choice.up_to_bytes is None or size_bytes <= choice.up_to_bytes
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Choice:
-        return cls(
-            bins=tuple(Bin(**choice) for choice in values["bins"]),
-            curves={name: Curve(**curve) for name, curve in values["curves"].items()},
-            took_s=values["took_s"],
-        )
-
 
 def decide(curves: dict[str, Curve]) -> tuple[Bin, ...]:
     """Return the fastest algorithm by message size, changed only where the gain exceeds noise."""
@@ -110,7 +97,7 @@ def calibrate(
 
     run: performs an all-reduce of the given bytes with the given algorithm. It cannot end on one
     rank before the last rank has started, so rank 0's time is representative. agree: returns rank
-    0's JSON value on all ranks. A single algorithm is not measured.
+    0's value on all ranks. A single algorithm is not measured.
     """
     if len(algorithms) == 1:
         return Choice((Bin(None, algorithms[0]),), {}, 0.0)
@@ -130,8 +117,8 @@ def calibrate(
         for name, seconds in measured.items():
             curves[name].bytes.append(size)
             curves[name].seconds.append(seconds)
-    choice = Choice(decide(curves), curves, clock() - started)
-    return Choice.from_dict(agree(choice.as_dict()))
+    choice: Choice = agree(Choice(decide(curves), curves, clock() - started))
+    return choice
 
 
 def _timed(
@@ -143,12 +130,15 @@ def _timed(
 
 
 def of_rank_0(value: Any, comm: MPI.Intracomm, world_rank: int, limit_s: float) -> Any:
-    """Return rank 0's JSON value on all ranks; collective. Raises TimedOut."""
-    text = json.dumps(value).encode()
+    """Return rank 0's value on all ranks; collective. Raises TimedOut.
+
+    mpi4py's own bcast of an object spins, and cannot be given up.
+    """
+    text = MPI.pickle.dumps(value)
     length = np.array([len(text)], np.int64)
     complete(comm.Ibcast(length, 0), "calibration", world_rank, limit_s)
     content = np.zeros(int(length[0]), np.uint8)
     if comm.rank == 0:
         content[:] = np.frombuffer(text, np.uint8)
     complete(comm.Ibcast(content, 0), "calibration", world_rank, limit_s)
-    return json.loads(content.tobytes())
+    return MPI.pickle.loads(content.tobytes())

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.records.communication import TransportResult
-    from paceline.transports.mpi.rank_names import RankNames
     from paceline.transports.mpi.reduce_operations import Reduction
+    from paceline.transports.mpi.world import RankNames
 
 _RING, _NATIVE = "ring", "native"
 # Alone, MPI's own all-gather is faster on links as fast as memory. On others it is as fast as the
@@ -141,8 +141,7 @@ class Collectives:
         copy_back(rows[0], output)
 
     def _all_gather_flat(self, flat: Tensor, own: Tensor, lengths: Sequence[int]) -> None:
-        on_host = flat.device.type == own.device.type == "cpu"
-        if self._ring is None or not on_host or len(set(lengths)) > 1:
+        if self._ring is None or len(set(lengths)) > 1:
             self._native_gather(flat, own, lengths)
             return
         if self._long_gather is None:
@@ -173,8 +172,9 @@ class Collectives:
             self._gather_by(_RING, flat, own)
             fastest_s = min(fastest_s, time.perf_counter() - started_s)
         is_fast = all_gather_bytes(len(own), ranks) > _FAST_BYTES_PER_S * fastest_s
-        chosen = _NATIVE if is_fast else _RING
-        return str(of_rank_0(chosen, self._comm, self._world_rank, self._limit_s))
+        mine = _NATIVE if is_fast else _RING
+        chosen: str = of_rank_0(mine, self._comm, self._world_rank, self._limit_s)
+        return chosen
 
     def _all_to_all_v(
         self,

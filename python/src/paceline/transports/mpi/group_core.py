@@ -28,10 +28,9 @@ from paceline.transports.mpi.buffers import check_dense, copy_back, device_wait,
 from paceline.transports.mpi.collectives import Collectives
 from paceline.transports.mpi.point_to_point import Messenger, MpiMessage
 from paceline.transports.mpi.polling import limit_end_after_failure
-from paceline.transports.mpi.rank_names import RankNames
-from paceline.transports.progress_thread import ProgressThread
+from paceline.transports.mpi.world import RankNames
 from paceline.transports.recorder import begin_operation, payload_bytes
-from paceline.transports.work import CoalescedWork
+from paceline.transports.work import CoalescedWork, ProgressThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

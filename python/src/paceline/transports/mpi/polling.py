@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from paceline.transports.progress_thread import ProgressThread
+    from paceline.transports.work import ProgressThread
 
 _SPIN_S = 50e-6  # about the granularity of a timer: a shorter sleep costs as much
 _SHORTEST_SLEEP_S = 20e-6

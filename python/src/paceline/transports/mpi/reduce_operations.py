@@ -11,7 +11,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from paceline.torch_internals import factor_of
-from paceline.transports.mpi.buffers import flattened, host_copy, wire_buffer
+from paceline.transports.mpi.buffers import flattened, on_host, wire_buffer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,8 +62,7 @@ class Reduction:
             flat = flattened(tensor.detach().to(torch.int32))
         else:
             flat = wire_buffer(tensor)
-        if flat.device.type != "cpu":  # MPI would copy the values to the host as well
-            flat = host_copy(flat)
+        flat = on_host(flat)
         return flat if self.factor is None else flat * self.factor
 
     def end(self, flat: Tensor, size: int) -> None:

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.transports.mpi.descriptor import MpiOptions
 from paceline.transports.mpi.process_group import BACKEND, MpiProcessGroup
-from paceline.transports.process_group import DefaultGroupTransport
+from paceline.transports.network import DefaultGroupTransport
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError

@@ -7,11 +7,10 @@ import threading
 
 import pytest
 
-from paceline.launchers.spark.rounds import stragglers as module
+from paceline.launchers.spark.rounds import executors as module
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
-from paceline.launchers.spark.rounds.executors import Executors
-from paceline.launchers.spark.rounds.stragglers import Stragglers
+from paceline.launchers.spark.rounds.executors import Executors, Stragglers
 from paceline.rank.rounds.exchange import RankReport
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus

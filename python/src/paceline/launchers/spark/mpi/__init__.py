@@ -2,8 +2,8 @@
 
 - `task`: what each barrier task does: task 0 leads, the others hold slots and start daemons;
 - `mpirun`: the commands that tasks start, their environment, and how mpirun ended;
-- `agent`: the program that mpirun calls in place of ssh to start a daemon on another host;
-- `wire`: the messages between tasks and agent.
+- `agent`: the program that mpirun calls in place of ssh to start a daemon on another host, and its
+  messages to the tasks.
 
 The ranks themselves run `paceline.launchers.mpi.rank`, as under any mpirun.
 """

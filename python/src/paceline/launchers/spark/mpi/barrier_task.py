@@ -24,7 +24,14 @@ from paceline.job.rank import check_shared
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.mpi.rank import EnclosingJob
 from paceline.launchers.mpi.tools import find_mpirun
-from paceline.launchers.spark.mpi.agent import AGENT_VARIABLE, DaemonStart
+from paceline.launchers.spark.mpi.agent import (
+    AGENT_VARIABLE,
+    DaemonStart,
+    accept,
+    connect,
+    has_ended,
+    send,
+)
 from paceline.launchers.spark.mpi.mpirun import (
     daemon_command,
     end_in_task,
@@ -33,7 +40,6 @@ from paceline.launchers.spark.mpi.mpirun import (
     run_mpirun,
     start_in_task,
 )
-from paceline.launchers.spark.mpi.wire import accept, connect, has_ended, send
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

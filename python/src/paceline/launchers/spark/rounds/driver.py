@@ -17,8 +17,7 @@ from paceline.job.first_failure import FirstFailure, first_failure
 from paceline.job.rank_status import RankEnd, trial_limit, trial_timed_out
 from paceline.launchers.spark.barrier import failed_stage
 from paceline.launchers.spark.rounds.claims import Claims
-from paceline.launchers.spark.rounds.executors import Executors, Place, lost_executor
-from paceline.launchers.spark.rounds.stragglers import Stragglers
+from paceline.launchers.spark.rounds.executors import Executors, Place, Stragglers, lost_executor
 from paceline.rank.rounds.exchange import Clock, Orders
 from paceline.records.documents import read_statuses
 from paceline.training.resources import RankCores, check_node

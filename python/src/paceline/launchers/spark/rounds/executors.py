@@ -1,21 +1,31 @@
-"""Spark's executors during a trial in rounds: which ranks ran in an executor that was lost.
+"""Ranks of a trial in rounds that are lost with their executor, or late.
 
 Spark itself would continue with the remaining executors, where the ranks then share cores. That
-would be a different configuration.
+would be a different configuration. And it waits without limit for a task that neither ends nor
+fails; here, finished ranks wait for the last one no longer than an exchange may take.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.errors import RankFailed
+from paceline.errors import RankFailed, TimedOut
 from paceline.host.processes import command_line_of
+from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark.barrier import executor_pid
+from paceline.launchers.spark.configuration import heartbeat_s
+from paceline.records.documents import read_statuses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from paceline.errors import PacelineError
+    from paceline.job.job import Job
+    from paceline.launchers.spark.rounds.claims import Claims
     from paceline.rank.rounds.exchange import RankReport
 
 # Option of CoarseGrainedExecutorBackend under every cluster manager.
@@ -79,3 +89,82 @@ def lost_executor(name: str, place: Place, why: str) -> RankFailed:
         f"Spark lost executor {name} on host {place.host}, and {which} {listed} with it: {why}",
         place.ranks[0],
     )
+
+
+_POLL_S = 0.25
+
+
+class Stragglers:
+    """Ends a round in which some ranks are too late."""
+
+    def __init__(
+        self, job: Job, claims: Claims, executors: Executors, cancel: Callable[[], object]
+    ) -> None:
+        """cancel: ends the current round, which then fails; called from another thread."""
+        self.end: RankEnd | None = None  # of the rank that was too late, if one was
+        self._job = job
+        self._claims = claims
+        self._executors = executors
+        self._cancel = cancel
+
+    @contextmanager
+    def limited(self, number: int) -> Iterator[None]:
+        """Enforce the limit while round `number` runs."""
+        over = threading.Event()
+        watch = threading.Thread(
+            target=self._watch, args=(number, over), name="stragglers", daemon=True
+        )
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+
+    def _starting(self, ranks: set[int]) -> bool:
+        """Return whether one of the ranks has not taken a step yet, as in the first round."""
+        files = [self._job.files.rank(rank).steps for rank in ranks]
+        return not all(file.exists() and file.stat().st_size for file in files)
+
+    def _watch(self, number: int, over: threading.Event) -> None:
+        ranks = set(range(self._job.trial.placement.ranks))
+        limits = self._job.trial.limits
+        # Spark notices a lost executor at most two heartbeats after the limit of a collective.
+        sending_s = limits.collective_s + 2 * heartbeat_s(self._job.trial)
+        all_done, since_s = False, None  # when the first rank was done, later when the last was
+        until_s = 0.0  # until then a rank may still be starting
+        while not over.wait(_POLL_S):
+            late = ranks - self._claims.done(number)
+            if late == ranks:
+                continue
+            now_s = time.monotonic()
+            if since_s is None or (not late and not all_done):
+                all_done, since_s = not late, now_s
+                until_s = now_s + limits.rendezvous_s if number == 0 else now_s
+            if now_s < until_s and self._starting(late):
+                since_s = now_s
+            if now_s - since_s > (limits.collective_s if late else sending_s):
+                error = self._too_late(number, late) if late else self._unsent(number, ranks)
+                self.end = RankEnd.of(error, min(late or ranks))
+                self._cancel()
+                return
+
+    def _too_late(self, number: int, late: set[int]) -> PacelineError:
+        limit_s = self._job.trial.limits.collective_s
+        return TimedOut(
+            f"round {number}: {self._listed(late)} did not end it within {limit_s:g} s of the "
+            "first rank that did (limits.collective_s, plus limits.rendezvous_s for ranks that "
+            "start): they hang, cannot be reached, or are much slower than the others"
+        )
+
+    def _unsent(self, number: int, ranks: set[int]) -> PacelineError:
+        limit_s = self._job.trial.limits.collective_s
+        return self._executors.lost() or TimedOut(
+            f"round {number}: all ranks ended it, but not all results reached the driver within "
+            f"{limit_s:g} s (limits.collective_s): one of {self._listed(ranks)} hangs or cannot "
+            "be reached"
+        )
+
+    def _listed(self, ranks: set[int]) -> str:
+        hosts = {s.rank: s.host for s in read_statuses(self._job.files)}
+        return ", ".join(f"rank {r} ({hosts.get(r, 'not seen yet')})" for r in sorted(ranks))

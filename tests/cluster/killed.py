@@ -1,0 +1,91 @@
+"""Trials that last until a test ends them, supervised in the test's own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.support.job_specs import NO_SIDECAR, job_words
+from tests.support.listeners import open_listeners
+from tests.support.waiting import wait_for
+
+from paceline.host.processes import pids_with_token
+from paceline.job.job import parse_job
+from paceline.launchers.base import launcher_for
+from paceline.launchers.diagnosis import diagnose
+from paceline.launchers.supervise import supervise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from paceline.launchers.supervise import Ended
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import TrialFiles
+    from paceline.records.rows import Outcome
+
+LIMIT_S = 120.0
+
+
+def endless(launcher: str, data: Path, out: Path, **keys: Any) -> tuple[Trial, TrialFiles]:
+    """Return a planned trial of two small ranks that train for ever, and its files."""
+    small = {
+        "data": data, "ranks_per_node": 2, "oversubscribe": True, "global_batch": 8,
+        "image_size": 32, "max_steps": 100_000, "epochs": 100_000, "telemetry": NO_SIDECAR,
+    }  # fmt: skip
+    words = [*job_words(out.parent, launcher, **{**small, **keys}), "--out", str(out)]
+    job = parse_job(launcher, "test", words)
+    job.files.root.mkdir(parents=True)
+    job.files.trial.write_text(job.trial.model_dump_json())
+    return job.trial, job.files
+
+
+def wait_for_step(files: TrialFiles, rank: int) -> int:
+    """Wait until a rank trains; return its process id."""
+    steps = files.rank(rank).steps
+    wait_for(lambda: steps.exists() and steps.stat().st_size > 0, 90, f"a step of rank {rank}")
+    pid: int = json.loads(files.rank(rank).status.read_text())["pid"]
+    return pid
+
+
+@dataclass(frozen=True)
+class Killed:
+    """The end of a trial in which a process was killed."""
+
+    ended: Ended
+    outcome: Outcome
+    took_s: float  # from the kill until everything was gone
+    listeners: list[tuple[str, str]]  # before the kill
+
+
+def kill_one(trial: Trial, files: TrialFiles, token: str, victim: Callable[[], int]) -> Killed:
+    """Supervise a trial, kill what `victim` returns as soon as it does, and diagnose the end.
+
+    token: with which the trial's processes are marked.
+    """
+    launcher = launcher_for(trial.launcher)
+    launcher.preflight(trial)
+    seen: dict[str, Any] = {}
+
+    def kill() -> None:
+        pid = victim()
+        seen["listeners"] = open_listeners(pids_with_token(token))
+        seen["killed_s"] = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    ended = supervise(
+        launcher.command(trial, files), files, limit_s=LIMIT_S, on_started=lambda _: killer.start()
+    )
+    gone_s = time.monotonic()
+    killer.join()
+    assert not ended.timed_out
+    assert ended.left_behind == ()
+    assert pids_with_token(token) == set()
+    outcome = diagnose(trial, files, ended, launcher)
+    return Killed(ended, outcome, gone_s - seen["killed_s"], seen["listeners"])
