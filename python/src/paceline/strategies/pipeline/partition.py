@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from paceline.errors import UsageError
 from paceline.plan.sample_order import share_bounds
 from paceline.strategies.pipeline.deferred import is_deferred
+from paceline.strategies.pipeline.descriptor import PipelineOptions, model_faults
 from paceline.strategies.pipeline.profile import profile_layers
 from paceline.strategies.pipeline.schedules import theoretical_bubble
-from paceline.strategies.pipeline.settings import PipelineOptions, model_faults
 from paceline.strategies.pipeline.split_points import (
     Activation,
     balanced_split_points,
@@ -26,10 +26,33 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.node.memory import NodeShare
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.communication import StrategyResult
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Position of a worker on its node."""
+
+    replica: int
+    stage: int
+    replicas: int
+    stages: int
+
+    @classmethod
+    def of(cls, context: RankContext, stages: int) -> Self:
+        replica, stage = divmod(context.local_rank, stages)
+        return cls(replica, stage, context.ranks_on_node // stages, stages)
+
+    def local_rank(self, replica: int, stage: int) -> int:
+        return replica * self.stages + stage
+
+    def siblings(self, stage: int) -> list[int]:
+        """Return the local ranks of this stage in all replicas."""
+        return [self.local_rank(replica, stage) for replica in range(self.replicas)]
 
 
 @dataclass(frozen=True, slots=True)

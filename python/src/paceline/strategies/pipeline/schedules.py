@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.strategies.pipeline.settings import PipelineSchedule
+    from paceline.strategies.pipeline.descriptor import PipelineSchedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from paceline.strategies import TrainBatch
-from paceline.strategies.local_sgd.steps import LocalReplica
+from paceline.strategies.local_sgd import LocalReplica
 from paceline.training.transforms import put_in_memory_format
 from paceline.workloads.build import build_model, make_task, task_of
 
