@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor, nn
 
-from paceline.errors import TimedOut
 from paceline.node.memory import SoloNode
 from paceline.node.shared_node import SharedNode
 from paceline.records.rows import UpdateRow, own_update
 from paceline.strategies.reduction.flat_layout import shared_floats
-from paceline.strategies.reduction.flat_replica import FlatReplica
+from paceline.strategies.reduction.flat_replica import FlatReplica, too_slow
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.passes import run_passes
 from paceline.training.state import (
@@ -43,7 +42,6 @@ from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from paceline.node.barrier import Barrier
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.communication import StrategyResult
@@ -63,15 +61,6 @@ class HogwildStrategy(LocalStrategy):
 
     def __init__(self) -> None:
         self._shared: SharedNode | None = None
-        self._rank, self._ranks = 0, 1
-        self._limit_s = 0.0
-        self._task: Task
-        self._trial: Trial
-        self._replica: FlatReplica  # on the weights of all processes
-        self._optimizer: TaskOptimizer
-        self._barrier: Barrier
-        self._counters: NDArray[np.int64]  # updates by process; each writes only its own
-        self._batch: TrainBatch
         self._seen = 0  # updates of all processes before the forward pass
         self._rows: list[UpdateRow] = []
 
@@ -89,8 +78,9 @@ class HogwildStrategy(LocalStrategy):
         self._barrier = shared.barrier(range(self._ranks))
         memory = partial(shared_floats, shared, "the weights")
         self._replica = FlatReplica(model, memory, copy=self._rank == 0)
+        # Updates by process; each writes only its own.
         counters = shared.memory("counters", self._ranks * _COUNTER_BYTES)
-        self._counters = counters.view(np.int64)[:: _COUNTER_BYTES // 8]
+        self._counters: NDArray[np.int64] = counters.view(np.int64)[:: _COUNTER_BYTES // 8]
         self._optimizer = TaskOptimizer(task, self._replica.parameters.items())
         self._barrier.wait()  # rank 0 has copied the weights
 
@@ -206,12 +196,5 @@ class HogwildStrategy(LocalStrategy):
             if now != made:
                 made, deadline = now, time.monotonic() + self._limit_s
             elif time.monotonic() > deadline:
-                raise self._too_slow(own)
-
-    def _too_slow(self, needed: int) -> TimedOut:
-        slow = ", ".join(str(rank) for rank in np.flatnonzero(self._counters < needed))
-        return TimedOut(
-            f"local rank {self._rank}: waited {self._limit_s:g} s (limits.collective_s) for local "
-            f"rank {slow} to finish step {needed - 1}, without progress. Look at the logs of these "
-            "ranks; if they only need more time, increase limits.collective_s in the spec"
-        )
+                slow = np.flatnonzero(self._counters < own)
+                raise too_slow("local rank", self._rank, slow, own - 1, self._limit_s)

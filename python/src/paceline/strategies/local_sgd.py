@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.costs.link_cost import all_reduce_bytes
-from paceline.strategies.descriptors import AveragingSettings, ProcessesOptions
+from paceline.strategies.descriptors import ProcessesOptions
 from paceline.strategies.reduction.flat_replica import FlatReplica
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.training.devices import (
@@ -156,10 +156,6 @@ class LocalSgdStrategy(LocalStrategy):
     has_replica_state = True
 
     def __init__(self) -> None:
-        self._replica: LocalReplica
-        self._device: torch.device
-        self._rank, self._ranks = 0, 1
-        self._settings: AveragingSettings
         self._steps = 0  # number of steps that have begun
         self._restored_steps = 0
         self._is_last = False

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from paceline.node.barrier import Barrier
 from paceline.node.memory import SoloNode
 from paceline.node.shared_node import SharedNode
 from paceline.strategies.reduction.factor_layers import capture, linear_layers, rows_of
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.communication import StrategyResult
-    from paceline.strategies.reduction.flat_layout import ParameterShard
     from paceline.training.pass_communication import PassCommunication
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
@@ -57,16 +55,6 @@ class ProcessesStrategy(ShardedStrategy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rank = 0  # local rank
-        self._ranks = 1
-        self._node = ""  # name of the node in the records
-        self._model: nn.Module
-        self._trial: Trial
-        self._barrier: Barrier
-        self._factor_layers: dict[str, nn.Linear]
-        self._shards_by_rank: list[list[ParameterShard]]  # by local rank, as are the next two
-        self._shared_gradients: list[SharedGradients]
-        self._shared_factors: list[SharedFactors]
         self._pass_communication: PassCommunication | None = None
 
     def prepare(
@@ -79,6 +67,7 @@ class ProcessesStrategy(ShardedStrategy):
         """
         self._task, self._model, self._trial = task, model, trial
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
+        # the name of the workers in the records
         self._node = f"node {context.node_index}"
         self._saves_shards, self._saves_buffers = context.node_index == 0, self._rank == 0
         limit_s = trial.limits.collective_s
@@ -192,7 +181,6 @@ class ProcessesStrategy(ShardedStrategy):
         sizes = [4 * sum(s.elements for s in shards) for shards in self._shards_by_rank]
         return {
             "shard_bytes": sizes,
-            "by_sufficient_factors": sorted(rows_of(self._factor_layers)),
             **super().describe(),
         }
 

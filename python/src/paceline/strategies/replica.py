@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -66,19 +65,9 @@ class ReplicaStrategy(LocalStrategy):
 
     def __init__(self) -> None:
         self._buckets: Buckets | None = None
-        self._factors: ReplicaFactors
-        self._parallel: nn.Module
-        self._model: nn.Module
-        self._task: Task
-        self._trial: Trial
         self._optimizer: TaskOptimizer | None = None  # of gradients that are summed
         self._factors_optimizer: TaskOptimizer | None = None  # of gradients from factors
         self._ready_unix_s: float | None = None  # the gradients of the last batch, on this rank
-        self._device: torch.device
-        self._mover: InputMover
-        self._stopwatch: Stopwatch
-        self._device_settings: StrategyResult = {}
-        self._is_first = True
         self._pass_communication: PassCommunication | None = None
 
     def prepare(
@@ -94,7 +83,8 @@ class ReplicaStrategy(LocalStrategy):
         self._device = device_of(trial, context)
         self._device_settings = use_device(self._device)
         self._mover, self._stopwatch = InputMover(self._device), Stopwatch(self._device)
-        self._model = self._parallel = model.to(self._device)
+        self._model = model.to(self._device)
+        self._parallel: nn.Module = self._model  # in DDP, if there are peers
         if context.world_size == 1:
             self._create_optimizers(elsewhere=frozenset())
             return
@@ -245,7 +235,6 @@ class ReplicaStrategy(LocalStrategy):
         return {
             **self._device_settings,
             **self._factors.with_traffic(self._buckets.describe()),
-            "requested_bucket_mb": gradient_options_of(self._trial).bucket_mb,
         }
 
     def close(self, *, failed: bool) -> None:

@@ -68,12 +68,6 @@ class ThreadsStrategy(ShardedStrategy):
     def __init__(self) -> None:
         super().__init__()
         self._pool: WorkerPool | None = None
-        self._trial: Trial
-        self._group: str  # name of the threads in the records
-        self._replicas: list[nn.Module]
-        self._parameters: list[dict[str, nn.Parameter]]
-        self._factors: list[SufficientFactors]  # by worker, as is the next one
-        self._pass_communication: list[PassCommunication | None]
 
     def prepare(
         self,
@@ -103,7 +97,7 @@ class ThreadsStrategy(ShardedStrategy):
         layers = linear_layers(model, task.example_input())
         self._node_factors = NodeFactors(trial)
         self._node_factors.join(layers, self._replicate_group, owners=1, workers=replicas)
-        self._replicas = [model, *(_twin(model) for _ in range(1, replicas))]
+        self._replicas: list[nn.Module] = [model, *(_twin(model) for _ in range(1, replicas))]
         self._parameters = [trained_parameters(replica) for replica in self._replicas]
         rows = rows_of(layers)
         low_precision = None
@@ -114,10 +108,10 @@ class ThreadsStrategy(ShardedStrategy):
             OptimizerShard(self._layout, owned, weights, task, rows, low_precision)
             for owned in self._layout.shards(replicas, rows)
         ]
-        self._pass_communication = [None] * replicas
+        self._pass_communication: list[PassCommunication | None] = [None] * replicas
         if trial.placement.replicas > 1:
             self._synchronise_statistics(model)
-        self._factors = [{} for _ in range(replicas)]
+        self._factors: list[SufficientFactors] = [{} for _ in range(replicas)]
         for worker, replica in enumerate(self._replicas):
             capture(
                 {name: cast("nn.Linear", replica.get_submodule(name)) for name in layers},

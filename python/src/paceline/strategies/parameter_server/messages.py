@@ -49,9 +49,10 @@ class Request:
 
     @classmethod
     def decoded(cls, header: Tensor) -> Request:
-        values: dict[str, Any] = dict(zip(_FIELDS, header.tolist(), strict=True))
+        values = dict(zip(_FIELDS, header.tolist(), strict=True))
         share = values.pop("share")
-        return cls(**{name: int(value) for name, value in values.items()}, share=share)
+        others: dict[str, Any] = {name: int(value) for name, value in values.items()}
+        return cls(**others, share=share)
 
 
 _FIELDS = [field.name for field in fields(Request)]

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.errors import RankFailed, TimedOut
+from paceline.errors import RankFailed
 from paceline.records.rows import UpdateRow
+from paceline.strategies.reduction.flat_replica import too_slow
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 
 if TYPE_CHECKING:
@@ -234,7 +235,8 @@ class Server:
                 if self._shard.clocks != clocks:
                     clocks, deadline = list(self._shard.clocks), time.monotonic() + self._limit_s
                 elif time.monotonic() > deadline:
-                    raise self._too_slow(needed_clock)
+                    slow = self._shard.slowest()
+                    raise too_slow("rank", self._rank, slow, needed_clock - 1, self._limit_s)
             self._raise_failure()
             into.copy_(self._shard.weights)
             return self._shard.version
@@ -299,12 +301,3 @@ class Server:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-    def _too_slow(self, needed_clock: int) -> TimedOut:
-        slowest = self._shard.slowest()
-        names = ", ".join(map(str, slowest))
-        return TimedOut(
-            f"rank {self._rank}: waited {self._limit_s:g} s (limits.collective_s) for rank "
-            f"{names} to finish step {needed_clock - 1}; no rank made progress. Look at the logs "
-            "of these ranks; if they only need more time, increase limits.collective_s in the spec"
-        )

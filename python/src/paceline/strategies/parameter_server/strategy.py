@@ -62,17 +62,8 @@ class ParameterServerStrategy(LocalStrategy):
     pauses_for_checkpoints = True
 
     def __init__(self) -> None:
-        self._task: Task
-        self._trial: Trial
-        self._options: ParameterServerOptions
-        self._rank, self._ranks = 0, 1
-        self._name = ""  # of the worker in the records
-        self._replica: FlatReplica
-        self._accrued: Tensor  # gradients since the last push, flat
-        self._client: ServerClient
         self._server: Server | None = None
         self._local: TaskOptimizer | None = None  # between two fetches
-        self._batch: TrainBatch
         self._share = 0.0  # of the accrued gradients
         self._steps = 0  # finished
         self._restored_steps = 0
@@ -92,7 +83,7 @@ class ParameterServerStrategy(LocalStrategy):
         self._rank = rank
         self._name = f"worker {rank}"
         self._replica = replica = FlatReplica(model)
-        self._accrued = torch.zeros_like(replica.weights)
+        self._accrued = torch.zeros_like(replica.weights)  # gradients since the last push
         shards = replica.layout.shards(self._ranks)
         if options.has_local_optimizer:
             self._local = TaskOptimizer(task, replica.parameters.items())

@@ -107,7 +107,7 @@ class StreamStage(StageLayers):
         modules = [layer for _, layer in layers]
         super().__init__(task, modules, settings.micro_batches, before, after, training)
         self._stage = place.stage
-        self.vertical_sync = settings.vertical_sync
+        self._vertical_sync = settings.vertical_sync
         # Micro-batches whose forward passes precede the backward pass of an earlier one.
         self._ahead = place.stages - 1 - place.stage
         # Updates between the forward pass of a micro-batch and its own update.
@@ -161,7 +161,7 @@ class StreamStage(StageLayers):
 
     def _pass(self, number: int, batch: TrainBatch, low: int, high: int) -> Pass:
         version = self.stash.version
-        if self.vertical_sync:
+        if self._vertical_sync:
             version = max(self._drained_before, number - self._delay)
         if self._delay:
             self.stash.begin(version)
@@ -202,9 +202,9 @@ class StreamStage(StageLayers):
         stash.version += 1
         if self._delay:
             # Of the next forward pass: it uses the current version, or an older one.
-            late = self._delay - self._ahead if self.vertical_sync else 0
+            late = self._delay - self._ahead if self._vertical_sync else 0
             stash.end(done.version, oldest_needed=stash.version - late)
-            if self.vertical_sync:
+            if self._vertical_sync:
                 stash.keep(stash.version)
         step = number // self._micro_batches
         self._rows += own_update(
@@ -219,7 +219,6 @@ class PipeDreamStrategy(PipelineStrategy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._stream: StreamStage
         self._steps = 0  # whose passes have begun
 
     def prepare(
@@ -268,7 +267,6 @@ class PipeDreamStrategy(PipelineStrategy):
         copies = self._stream.stash.most_copies
         return {
             **super().describe(),
-            "vertical_sync": self._stream.vertical_sync,
             "stashed_versions": copies,
             "stashed_bytes": copies * 4 * self._weights.elements,
         }

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.node.barrier import Barrier
 from paceline.node.shared_node import SharedNode
 from paceline.plan.task_rules import micro_batch_fault
 from paceline.strategies.pipeline.deferred import is_deferred
@@ -72,19 +71,7 @@ if TYPE_CHECKING:
 class PipelineStrategy(ShardedStrategy):
     """One stage of one replica."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._description: StrategyResult = {}
-        self._shared_weights: Tensor
-        self._stage: Stage
-        self._weights: StageWeights
-        self._state: ModelState
-        self._tied: TiedGradients
-        self._has_ties = False
-        self._siblings = ""  # name of the node's workers with this stage in the records
-        self._replicas = 1  # on this node
-        self._everyone: Barrier  # of all workers of the node
-        self._alone = True  # whether there is only one replica on all nodes
+    _stage: Stage
 
     def prepare(
         self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
@@ -109,7 +96,7 @@ class PipelineStrategy(ShardedStrategy):
         # Before a measurement for the partition moves the layers to the device.
         stored = stored_bytes(task, layers) if trial.training.activation_checkpointing else None
         division = partition_model(task, layers, trial, peers.world("split_points"), device)
-        self._description = {**division.describe(layers, trial), **chosen}
+        self._description: StrategyResult = {**division.describe(layers, trial), **chosen}
         self._alone = trial.placement.replicas == 1
         self._replicate_group = ReplicateGroup.join(trial, context, peers)
         node = peers.node("pipeline")

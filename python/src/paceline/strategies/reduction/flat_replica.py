@@ -7,15 +7,26 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from paceline.errors import TimedOut
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.optimizer_shard import gradients_of
 from paceline.training.batch_norm import normalise_alone
 from paceline.training.optimizers import no_gradient, trained_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from paceline.training.optimizers import TaskOptimizer
+
+
+def too_slow(kind: str, rank: int, slow: Iterable[int], step: int, limit_s: float) -> TimedOut:
+    """Return the error about ranks that do not finish a step. kind: "rank" or "local rank"."""
+    names = ", ".join(map(str, slow))
+    return TimedOut(
+        f"{kind} {rank}: waited {limit_s:g} s (limits.collective_s) for {kind} {names} to finish "
+        f"step {step}; no rank made progress. Look at the logs of these ranks; if they only need "
+        "more time, increase limits.collective_s in the spec"
+    )
 
 
 class FlatReplica:
