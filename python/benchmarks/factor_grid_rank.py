@@ -36,7 +36,8 @@ class Case:
         self._gradient = own.view(shape.outputs, shape.inputs)
         self._inputs = torch.randn(samples, shape.inputs)
         self._gradients = torch.randn(samples, shape.outputs)
-        self._exchange = FactorExchange({_LAYER: shape}, samples, torch.float32, group)
+        self._exchange = FactorExchange()
+        self._exchange.open({_LAYER: shape}, samples, torch.float32, group)
 
     def all_reduce(self) -> None:
         weight_gradient(self._inputs, self._gradients, self._gradient)

@@ -24,7 +24,7 @@ import torch
 from common import write_results
 from paceline.plan.planning import plan_trials
 from paceline.spec.loading import check_spec
-from paceline.strategies.reduction.shared_sum import SharedSum
+from paceline.strategies.reduction.shared_sums import SharedSum
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.workloads.build import build_model, task_of
 

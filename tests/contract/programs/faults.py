@@ -58,8 +58,8 @@ def _halve_what_servers_get() -> None:
     """What a server gets, and what workers sum for the records, is half of what it should be."""
     healthy_push, healthy_sum = ServerShard.push, parameter_server.all_reduce_tensors
 
-    def push_half(self: ServerShard, update: Any, gradient: Any) -> None:
-        healthy_push(self, update, gradient * 0.5)
+    def push_half(self: ServerShard, worker: int, request: Any, gradient: Any) -> None:
+        healthy_push(self, worker, request, gradient * 0.5)
 
     def sum_halves(tensors: Any) -> None:
         healthy_sum(tensors)

@@ -26,7 +26,8 @@ from paceline.strategies.reduction.factor_exchange import FactorExchange, open_g
 
 
 def exchange_factors(group: dist.ProcessGroup | None) -> None:
-    exchange = FactorExchange({"fc": LinearShape(inputs=3, outputs=2)}, 4, torch.float32, group)
+    exchange = FactorExchange()
+    exchange.open({"fc": LinearShape(inputs=3, outputs=2)}, 4, torch.float32, group)
     exchange.begin(4)
     exchange.keep_inputs("fc", torch.ones(4, 3))
     exchange.keep_gradients("fc", torch.ones(4, 2))

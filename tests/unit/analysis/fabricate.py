@@ -549,7 +549,6 @@ def _communication(way: Way) -> dict[str, object]:
         "layers": [[f"features.{n}" for n in range(*ends)] for ends in pairwise(bounds)],
         "bytes_forward": [1_500_000 * cut for cut in split_points],
         "bytes_backward": [1_500_000 * cut for cut in split_points],
-        "theoretical_bubble": (way.stages - 1) / (way.micro_batches + way.stages - 1),
     }
 
 

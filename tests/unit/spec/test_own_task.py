@@ -309,3 +309,20 @@ def test_named_workload_has_samples_options_and_batch_normalisation_of_its_task(
         ('{"width": 8}', 24)
     }
     assert (given[0].training.items, given[0].training.dataset) == (None, "/d")
+
+
+@pytest.mark.parametrize(("max_steps", "is_refused"), [(4, False), (5, True), (None, True)])
+def test_replica_that_would_normalise_a_single_sample_is_refused(
+    spec, facts, max_steps, is_refused
+):
+    facts(batch_norms=("1.norm",), batch_norms_of_several=("1.norm",), items=35)
+    threads = {"launcher": "local", "local_strategy": "threads", "replicas": 2}
+    document = spec(threads, data=None, max_steps=max_steps, global_batch=8, epochs=1)
+    document["training"] = {"batch_norm": "per-replica"}
+    if is_refused:
+        assert (
+            "batch_norm: layer 1.norm of Mine cannot normalise a single sample, but a batch of 3 "
+            "leaves one to some of 2 replicas with 1 micro-batch(es)"
+        ) in faults(document)
+    else:
+        assert plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)

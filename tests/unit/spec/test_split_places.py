@@ -1,6 +1,6 @@
 """The number of stages and the split points must suit the model."""
 
-from paceline.strategies.pipeline.settings import model_faults
+from paceline.strategies.pipeline.descriptor import model_faults
 
 PLACES = (2, 3, 5, 6, 8, 9, 10, 11, 12, 14, 15, 17)  # of tiny-alexnet
 

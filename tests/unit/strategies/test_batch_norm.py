@@ -19,7 +19,7 @@ from tests.unit.strategies.own_training import (
 from tests.unit.strategies.pipeline.node import batch_of, distance
 
 from paceline.errors import RankFailed, UsageError
-from paceline.strategies.local_sgd.steps import LocalReplica
+from paceline.strategies.local_sgd import LocalReplica
 from paceline.training import passes
 from paceline.workloads.build import build_model
 
@@ -53,7 +53,7 @@ def test_batch_norm_over_the_global_batch_is_equivalent(name, resnet_by_hand):
 
 @pytest.mark.parametrize("name", ["threads-2", "processes-2", "hybrid-2x2"])
 def test_batch_norm_of_each_replica_alone_is_found(name, resnet_by_hand, monkeypatch):
-    for module in ("threads.strategy", "processes.strategy", "pipeline.stage"):
+    for module in ("threads", "processes", "pipeline.stage"):
         monkeypatch.setattr(f"paceline.strategies.{module}.synchronise", lambda *_: None)
     # equal shares of at least two samples, so that every replica has statistics of its own
     found = train(resnet_trial(name), RESNET_SIZES[:1])

@@ -4,10 +4,10 @@ import pytest
 from tests.support.trials import changed
 
 from paceline.strategies import create_strategy
-from paceline.strategies.pipeline.settings import PipelineOptions
-from paceline.strategies.processes.strategy import ProcessesStrategy
+from paceline.strategies.pipeline.descriptor import PipelineOptions
+from paceline.strategies.processes import ProcessesStrategy
 from paceline.strategies.replica import ReplicaStrategy
-from paceline.strategies.threads.strategy import ThreadsStrategy
+from paceline.strategies.threads import ThreadsStrategy
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from paceline.data.register import register
-from paceline.errors import EnvironmentLacks
+from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.model_facts import model_facts
 from paceline.workloads.build import make_task, on_meta_device
@@ -131,3 +131,86 @@ def test_the_shape_of_inputs_comes_from_the_data_set(tmp_path: Path) -> None:
     register(folder)
     known = derive_facts(f"{file}:Branched", data=str(folder))
     assert (known.splitting_fault, known.split_points) == (None, (1,))
+
+
+FAULTY = """
+import torch
+from torch import nn
+from torch.nn.functional import dropout
+import paceline
+
+class Faulty(paceline.Task):
+    input_field, target_field = "x", "y"
+
+    def model(self):
+        return nn.Linear(3, 2)
+
+    def example_input(self):
+        return torch.zeros(1, 3)
+
+class Network(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.p, self.layer, self.kept = p, nn.Linear(3, 2), nn.Dropout(0.5)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, inputs):
+        return dropout(self.kept(self.norm(self.layer(inputs))), self.p, self.training)
+
+class FunctionalDropout(Faulty):
+    def model(self):
+        return Network(0.5)
+
+class NoDropout(Faulty):
+    def model(self):
+        return nn.Sequential(Network(0.0), nn.Unflatten(1, (2, 1, 1)), nn.BatchNorm2d(2),
+                             nn.Upsample(scale_factor=2), nn.BatchNorm2d(2))
+
+class Closure(Faulty):
+    def optimizer(self, parameters):
+        return torch.optim.LBFGS([p for _, p in parameters])
+
+class Plateau(Faulty):
+    def schedule(self, optimizer):
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+class Sparse(Faulty):
+    def model(self):
+        return nn.Sequential(nn.Embedding(4, 2, sparse=True))
+
+class Double(Faulty):
+    def model(self):
+        return nn.Linear(3, 2).double()
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> str:
+    file = tmp_path / "faulty.py"
+    file.write_text(FAULTY)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("FunctionalDropout", r"forward draws random numbers \(bernoulli_\).* use nn.Dropout"),
+        ("Closure", r"cannot take a step .* expected ones whose step\(\) needs no argument"),
+        ("Plateau", r"cannot take a step .* neither a closure nor a metric"),
+        ("Sparse", r"layer 0: its gradient is sparse.* expected sparse=False"),
+    ],
+)
+def test_what_no_layout_can_train_is_refused(faulty: str, task: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        derive_facts(f"{faulty}:{task}")
+
+
+def test_shards_need_weights_in_float32(faulty: str) -> None:
+    fault = derive_facts(f"{faulty}:Double").sharding_fault or ""
+    assert fault.startswith("parameter weight is torch.float64, expected torch.float32; use")
+
+
+def test_layers_that_cannot_normalise_a_single_sample_are_known(faulty: str) -> None:
+    facts = derive_facts(f"{faulty}:NoDropout")
+    assert facts.batch_norms == ("0.norm", "2", "4")
+    assert facts.batch_norms_of_several == ("0.norm", "2")

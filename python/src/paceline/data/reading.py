@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.data.batches import Augment, Batch, Feed, FeedOptions, augment
 from paceline.errors import UsageError
-from paceline.node.memory import NodeMemory, NodeShare, SoloNode, node_memory
+from paceline.node.memory import NodeMemory, NodeShare, SoloNode, memory_for_samples
 from paceline.plan.sample_order import share_bounds
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class MemoryFeed(Feed):
         samples = len(self._used)
         targets_at = -(-samples * source.inputs.nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
         size = max(1, targets_at + samples * source.targets.nbytes)
-        memory = node_memory(share, size, _ATTACH_S)
+        memory = memory_for_samples(share, size, _ATTACH_S)
         self._inputs = _array(memory, source.inputs, samples, 0)
         self._targets = _array(memory, source.targets, samples, targets_at)
         self._fill(source, self._row_groups_to_decode(share, memory))

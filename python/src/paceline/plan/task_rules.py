@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from paceline.spec.descriptors import OptionModel, StrategyDescriptor, WorkloadDescriptor
     from paceline.spec.model_facts import ModelFacts
     from paceline.spec.models import TrialRequest, WorkloadRequest
-    from paceline.spec.values import BatchNorm
 
 
 def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
@@ -35,7 +34,7 @@ def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
     yield from strategy.task_faults(
         workload, trial.placement, options, activation_checkpointing=checkpointing
     )
-    yield from _batch_norm_faults(request, training.batch_norm)
+    yield from _batch_norm_faults(request, trial)
     yield from _checkpointing_faults(request, requested=checkpointing)
     if TRANSPORTS.get(trial.transport).averages_weights:
         yield from _round_faults(training, trial.transport)
@@ -95,13 +94,38 @@ def _round_faults(training: Training, transport: str) -> Iterator[str]:
         )
 
 
-def _batch_norm_faults(request: WorkloadRequest, batch_norm: BatchNorm) -> Iterator[str]:
+def _batch_norm_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
     """Yield why a model cannot normalise within each replica."""
-    if batch_norm == "per-replica" and not workload_of(request).facts().batch_norms:
+    if trial.training.batch_norm != "per-replica":
+        return
+    model, facts = workload_of(request).model, workload_of(request).facts()
+    if not facts.batch_norms:
         yield (
-            f"batch_norm: {workload_of(request).model} has no batch normalisation, so "
-            '"per-replica" has no meaning; remove it'
+            f'batch_norm: {model} has no batch normalisation, so "per-replica" has no meaning; '
+            "remove it"
         )
+    parts = trial.micro_batches
+    for batch in _batch_sizes(trial.training) if facts.batch_norms_of_several else ():
+        # The smallest part of a replica's samples, which are divided as equally as possible.
+        if max(1, batch // trial.placement.replicas) < 2 * parts:
+            yield (
+                f"batch_norm: layer {facts.batch_norms_of_several[0]} of {model} cannot normalise "
+                f"a single sample, but a batch of {batch} leaves one to some of "
+                f"{trial.placement.replicas} replicas with {parts} micro-batch(es); use another "
+                'global_batch, fewer replicas, or batch_norm = "global"'
+            )
+            return
+
+
+def _batch_sizes(training: Training) -> Iterator[int]:
+    """Yield the sizes of batches that the training has, as far as its samples are known."""
+    yield training.global_batch
+    if training.items is None:
+        return
+    held_out = 0 if training.evaluation is None else training.evaluation.held_out_samples
+    whole, last = divmod(training.items - held_out, training.global_batch)
+    if last and (training.max_steps is None or training.max_steps > whole):
+        yield last
 
 
 def _checkpointing_faults(request: WorkloadRequest, *, requested: bool) -> Iterator[str]:

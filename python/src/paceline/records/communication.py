@@ -64,12 +64,10 @@ class StrategyResult(TypedDict, total=False):
 
     # sums of gradients
     bucket_bytes: list[int]
-    requested_bucket_mb: float
     buckets_in_flight: int  # at most
     compression: CompressionResult
     sufficient_factors: FactorResult
     shard_bytes: list[int]  # by rank
-    by_sufficient_factors: list[str]  # layers whose gradients a node computes from factors
 
     # partition of a model into stages; bytes are per step and replica
     stages: int
@@ -81,11 +79,7 @@ class StrategyResult(TypedDict, total=False):
     layers: list[list[str]]  # by stage
     bytes_forward: list[int]  # by split point
     bytes_backward: list[int]
-    theoretical_bubble: float
-    deferred: list[str]  # layers
-    profile_s: list[dict[str, Any]]  # see strategies.pipeline.profile.LayerTimes
-    vertical_sync: bool  # of PipeDream, as are the following
-    stashed_versions: int
+    stashed_versions: int  # of PipeDream, as are the following
     stashed_bytes: int
 
     # updates without a sum in every step

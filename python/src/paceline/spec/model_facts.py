@@ -33,6 +33,8 @@ class ModelFacts(BaseModel):
     parameter_bytes: int
     split_points: tuple[int, ...]  # layers at which a pipeline stage may begin, ascending
     batch_norms: tuple[str, ...] = ()  # layers with batch statistics
+    # those that cannot normalise a single sample, because it has one value for each channel
+    batch_norms_of_several: tuple[str, ...] = ()
     optimizer: str = "SGD"  # class name
     clip_norm: float | None = None  # of the task
     # (first, last) layer of those that share a trained parameter

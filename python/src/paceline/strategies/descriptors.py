@@ -1,21 +1,30 @@
-"""Descriptors of the strategies on one node without much to plan, and a base class of others."""
+"""Descriptors of the strategies without stages and servers, and a base class of others."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
 from paceline.spec.counts import divisors, number
 from paceline.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
+from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.placement import NodeCounts
-from paceline.spec.values import Count
+from paceline.spec.transport_rules import transport_of
+from paceline.spec.values import Count, PositiveInt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.spec.models import Experiment, TrialRequest
     from paceline.spec.placement import Placement
+
+
+# How the gradients of several nodes with several replicas each are averaged.
+Reduction = Literal["flat", "hierarchical"]
+# Local SGD where the transport always averages weights: SparkNet (Moritz et al., ICLR 2016) takes
+# 10 to 50 steps.
+DEFAULT_PERIOD_STEPS = 10
 
 
 class Sequential(StrategyDescriptor):
@@ -87,7 +96,7 @@ class Threads(StrategyDescriptor):
     name = "threads"
     summary = "one process, a replica of the model per thread"
     position = 30
-    implementation = "paceline.strategies.threads.strategy:ThreadsStrategy"
+    implementation = "paceline.strategies.threads:ThreadsStrategy"
     Keys = ThreadsKeys
     Options = ThreadsOptions
     is_replicated = True
@@ -161,6 +170,196 @@ class ProcessPerReplica(StrategyDescriptor):
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         for ranks in divisors(cores):
             yield {"ranks_per_node": ranks, "threads_per_rank": cores // ranks}
+
+
+class ProcessesKeys(KeyModel):
+    """Keys of `processes`."""
+
+    replicas: Count | None = Field(default=None, description="processes on a node")
+    reduction: Reduction | None = Field(
+        default=None, description="how gradients of several nodes are averaged"
+    )
+    averaging_period_steps: PositiveInt | None = Field(
+        default=None, description="local SGD: steps from one averaging of weights to the next"
+    )
+    averaging_start_step: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="local SGD: first steps, which average every gradient"
+    )
+
+
+class AveragingSettings(OptionModel):
+    """Local SGD: ranks step with their own gradients and average weights every `period_steps`.
+
+    The first `start_step` steps average every gradient (post-local SGD: Lin et al.: Don't Use
+    Large Mini-Batches, Use Local SGD, ICLR 2020).
+    """
+
+    period_steps: int = Field(ge=1)
+    start_step: int = Field(default=0, ge=0)
+
+    def __str__(self) -> str:
+        after = f" after step {self.start_step}" if self.start_step else ""
+        return f"every {self.period_steps} steps{after}"
+
+
+class ProcessesOptions(OptionModel):
+    """Planned options of `processes`."""
+
+    reduction: Reduction | None = None  # None on one node
+    averaging: AveragingSettings | None = None
+
+    @property
+    def inexact_reason(self) -> str | None:
+        if self.averaging is None:
+            return None
+        return f"ranks update weights locally and average them ({self.averaging})"
+
+    def exact_form(self) -> Self:
+        return self.model_copy(update={"averaging": None})
+
+    @property
+    def round_steps(self) -> int:
+        return 1 if self.averaging is None else self.averaging.period_steps
+
+    def name_parts(self, placement: Placement) -> Iterator[str]:
+        if self.reduction is not None:
+            yield self.reduction
+        if self.averaging is not None:
+            start = self.averaging.start_step
+            yield f"local{self.averaging.period_steps}" + (f"after{start}" if start else "")
+
+    def labels(self) -> Iterator[str]:
+        if self.averaging is not None:
+            yield f"average {self.averaging}"
+
+    def details(self) -> Iterator[str]:
+        if self.reduction is not None:
+            yield self.reduction
+
+
+class Processes(ProcessPerReplica):
+    """k processes with one replica each."""
+
+    name = "processes"
+    summary = "a process per replica of the model"
+    position = 40
+    implementation = "paceline.strategies.processes:ProcessesStrategy"
+    Keys = ProcessesKeys
+    Options = ProcessesOptions
+    can_reduce_flat = True
+    runs_scripts = True
+    keys_of_own_training = ("reduction", "averaging_period_steps", "averaging_start_step")
+    layout_key_names = ("replicas",)
+
+    def requested_ranks(self, request: TrialRequest) -> int | None:
+        return super().requested_ranks(request) or number(request.keys(ProcessesKeys).replicas)
+
+    def count_faults(self, request: TrialRequest) -> Iterator[str]:
+        ranks, replicas = number(request.ranks_per_node), request.keys(ProcessesKeys).replicas
+        if replicas == 1:
+            yield (
+                'replicas: "processes" needs at least 2, got 1; for one use '
+                'local_strategy = "sequential"'
+            )
+        elif ranks and number(replicas) and ranks != replicas:
+            yield (
+                f"replicas: each process is one, expected {ranks} as ranks_per_node, got "
+                f"{replicas}; remove one of the two"
+            )
+
+    def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
+        keys = request.keys(ProcessesKeys)
+        yield from _reduction_faults(request, keys)
+        yield from _averaging_faults(request, keys)
+
+    def options(
+        self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
+    ) -> ProcessesOptions:
+        keys = request.keys(ProcessesKeys)
+        reduction = None
+        if request.nodes > 1:
+            reduction = keys.reduction or ("flat" if _is_flat(request) else "hierarchical")
+        period = keys.averaging_period_steps
+        if period is None and TRANSPORTS.get(transport).averages_weights:
+            period = DEFAULT_PERIOD_STEPS
+        averaging = None
+        if period is not None:
+            start = keys.averaging_start_step or 0
+            averaging = AveragingSettings(period_steps=period, start_step=start)
+        return ProcessesOptions(reduction=reduction, averaging=averaging)
+
+    def reduces_in_buckets(self, request: TrialRequest) -> bool:
+        return _is_flat(request) and self.exchanges_gradients(request)
+
+    def exchanges_gradients(self, request: TrialRequest) -> bool:
+        return request.keys(ProcessesKeys).averaging_period_steps is None
+
+    def implementation_for(self, transport: str, options: ProcessesOptions) -> str:
+        if options.averaging is not None:
+            return "paceline.strategies.local_sgd:LocalSgdStrategy"
+        if reduces_in_shared_memory(transport, options):
+            return self.implementation
+        return "paceline.strategies.replica:ReplicaStrategy"
+
+    def divides_updates(self, transport: str, options: ProcessesOptions) -> bool:
+        return options.averaging is None and reduces_in_shared_memory(transport, options)
+
+
+def reduces_in_shared_memory(transport: str, options: ProcessesOptions) -> bool:
+    """Return whether the processes of a node sum their gradients in memory that they share."""
+    joins_node = TRANSPORTS.get(transport).joins_ranks and not TRANSPORTS.get(transport).spans_nodes
+    return joins_node or options.reduction == "hierarchical"
+
+
+def _is_flat(request: TrialRequest) -> bool:
+    """Return whether every rank reduces with every other, rather than node by node."""
+    keys = request.keys(ProcessesKeys)
+    return (
+        request.nodes == 1
+        or keys.reduction == "flat"
+        or keys.averaging_period_steps is not None
+        or (request.transport is not None and TRANSPORTS.get(request.transport).joins_flat_only)
+        or (request.device == "cuda" and keys.reduction is None)
+    )
+
+
+def _reduction_faults(request: TrialRequest, keys: ProcessesKeys) -> Iterator[str]:
+    if keys.reduction is None:
+        return
+    if request.nodes == 1:
+        yield (
+            "reduction: is for processes on several nodes, got nodes = 1; remove it "
+            '(on one node, choose transport = "shared" or "gloo")'
+        )
+    elif keys.reduction != "hierarchical":
+        return
+    elif request.device == "cuda":
+        yield 'reduction: "hierarchical" uses the memory of CPUs; on GPUs use "flat"'
+    elif request.transport is not None and TRANSPORTS.get(request.transport).joins_flat_only:
+        yield f'reduction: "{request.transport}" reduces among all ranks at once; use "flat"'
+
+
+def _averaging_faults(request: TrialRequest, keys: ProcessesKeys) -> Iterator[str]:
+    name = transport_of(request)
+    if keys.averaging_period_steps is None:
+        if keys.averaging_start_step is not None:
+            yield (
+                "averaging_start_step: needs averaging_period_steps, which is missing; add it, or "
+                "remove this"
+            )
+        return
+    if keys.reduction == "hierarchical":
+        yield (
+            "averaging_period_steps: local SGD averages the weights of all ranks at once; use "
+            'reduction = "flat", or remove one of the two'
+        )
+    transport = None if name is None else TRANSPORTS.get(name)
+    if transport is None or not (transport.averages_weights or transport.sends_gradients):
+        able = [t.name for t in TRANSPORTS.all() if t.averages_weights or t.sends_gradients]
+        yield (
+            "averaging_period_steps: expected a transport that averages weights "
+            f'({", ".join(able)}), got "{name}"'
+        )
 
 
 class HogwildOptions(OptionModel):

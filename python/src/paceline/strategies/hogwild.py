@@ -16,22 +16,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor, nn
 
-from paceline.errors import TimedOut
 from paceline.node.memory import SoloNode
 from paceline.node.shared_node import SharedNode
 from paceline.records.rows import UpdateRow, own_update
-from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
-from paceline.training.batch_norm import normalise_alone
-from paceline.training.optimizers import (
-    TaskOptimizer,
-    no_gradient,
-    trained_parameters,
-)
+from paceline.strategies.reduction.flat_layout import shared_floats
+from paceline.strategies.reduction.flat_replica import FlatReplica, too_slow
+from paceline.training.optimizers import TaskOptimizer
 from paceline.training.passes import run_passes
 from paceline.training.state import (
     WEIGHTS,
@@ -46,7 +42,6 @@ from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from paceline.node.signals import Barrier
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.communication import StrategyResult
@@ -66,18 +61,6 @@ class HogwildStrategy(LocalStrategy):
 
     def __init__(self) -> None:
         self._shared: SharedNode | None = None
-        self._rank, self._ranks = 0, 1
-        self._limit_s = 0.0
-        self._task: Task
-        self._model: nn.Module
-        self._trial: Trial
-        self._layout: FlatLayout
-        self._weights: Tensor  # of all processes, flat
-        self._parameters: dict[str, nn.Parameter]
-        self._optimizer: TaskOptimizer
-        self._barrier: Barrier
-        self._counters: NDArray[np.int64]  # updates by process; each writes only its own
-        self._batch: TrainBatch
         self._seen = 0  # updates of all processes before the forward pass
         self._rows: list[UpdateRow] = []
 
@@ -88,37 +71,32 @@ class HogwildStrategy(LocalStrategy):
 
         Raises EnvironmentLacks if the processes cannot share memory.
         """
-        self._task, self._model, self._trial = task, model, trial
-        normalise_alone(model)
+        self._task, self._trial = task, trial
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
         self._limit_s = trial.limits.collective_s
         self._shared = shared = SharedNode(peers.node("hogwild") or SoloNode(), self._limit_s)
         self._barrier = shared.barrier(range(self._ranks))
-        self._parameters = trained_parameters(model)
-        self._layout = FlatLayout.of(self._parameters.items())
-        self._weights = weights = shared_floats(shared, "the weights", self._layout.elements)
+        memory = partial(shared_floats, shared, "the weights")
+        self._replica = FlatReplica(model, memory, copy=self._rank == 0)
+        # Updates by process; each writes only its own.
         counters = shared.memory("counters", self._ranks * _COUNTER_BYTES)
-        self._counters = counters.view(np.int64)[:: _COUNTER_BYTES // 8]
-        self._layout.bind(self._parameters, weights, copy=self._rank == 0)
-        self._optimizer = TaskOptimizer(task, self._parameters.items())
+        self._counters: NDArray[np.int64] = counters.view(np.int64)[:: _COUNTER_BYTES // 8]
+        self._optimizer = TaskOptimizer(task, self._replica.parameters.items())
         self._barrier.wait()  # rank 0 has copied the weights
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """Compute the gradient of this process's samples."""
         self._batch = batch
         self._seen = int(self._counters.sum())
-        passed = run_passes(self._task, self._model, batch, self._trial.training)
+        passed = run_passes(self._task, self._replica.model, batch, self._trial.training)
         return replace(passed.result(alone=True), comm_s=0.0)
 
     def step(self) -> None:
         """Update the shared weights; after the last step, wait for the others."""
         share = len(self._batch.sample_ids) / self._batch.global_samples
         if share:
-            for name, parameter in self._parameters.items():
-                if parameter.grad is None:
-                    raise no_gradient(name)
-                parameter.grad /= share
-        self._optimizer.step_part(share, progress=1.0)  # others have the rest of this batch
+            self._replica.require_gradients()
+        self._replica.step_part(self._optimizer, share)
         sequence = int(self._counters[self._rank])
         staleness = int(self._counters.sum()) - self._seen
         lead_steps = sequence - int(self._counters.min())
@@ -139,21 +117,19 @@ class HogwildStrategy(LocalStrategy):
         In the first step this is the gradient of the batch, because all processes wait here before
         any of them changes the weights.
         """
-        shared = self._shared
+        shared, replica = self._shared, self._replica
         assert shared is not None, "prepare comes first"
-        flats = [
-            shared_floats(shared, "gradients", self._layout.elements) for _ in range(self._ranks)
-        ]
-        for name, parameter in self._parameters.items():
-            if parameter.grad is not None:
-                self._layout.view(flats[self._rank], name).copy_(parameter.grad)
+        elements = replica.layout.elements
+        flats = [shared_floats(shared, "gradients", elements) for _ in range(self._ranks)]
+        own = replica.named(flats[self._rank])
+        for name, gradient in replica.gradients().items():
+            own[name].copy_(gradient)
         self._barrier.wait()
-        total = sum(flats[1:], start=flats[0].clone())
-        return {name: self._layout.view(total, name) for name in self._layout.names}
+        return replica.named(sum(flats[1:], start=flats[0].clone()))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights themselves, which change with every update of any process."""
-        return dict(self._model.state_dict())
+        return self._replica.state_dict()
 
     def weights_to_evaluate(self) -> dict[str, Tensor]:
         """Return the weights when all processes have finished this step; collective."""
@@ -169,21 +145,21 @@ class HogwildStrategy(LocalStrategy):
 
     def rank_state(self) -> RankState:
         """Return a shard of the weights, and the optimiser of this process."""
-        state = RankState()
-        for shard in self._layout.shards(self._ranks)[self._rank]:
-            own = self._layout.elements_of(shard, self._weights[shard.place])
+        state, layout = RankState(), self._replica.layout
+        for shard in layout.shards(self._ranks)[self._rank]:
+            own = layout.elements_of(shard, self._replica.weights[shard.place])
             state.tensors.append(replace(own, name=f"{WEIGHTS}/{own.name}"))
         if self._rank == 0:
-            state.add_buffers(persistent_buffers(self._model))
+            state.add_buffers(persistent_buffers(self._replica.model))
         state.add_optimizer(self._optimizer, prefix=f"replica/{self._rank}/")
         return state
 
     def restore(self, saved: SavedState) -> None:
         """Continue; with another number of processes, each gets the mean of their optimisers."""
         if self._rank == 0:
-            restore_model(self._model, saved)
+            restore_model(self._replica.model, saved)
         else:
-            restore_buffers(persistent_buffers(self._model), saved)
+            restore_buffers(persistent_buffers(self._replica.model), saved)
         restore_optimizer(self._optimizer, saved.of_replica(self._rank, self._ranks))
         self._counters[self._rank] = saved.steps
         self._barrier.wait()
@@ -220,12 +196,5 @@ class HogwildStrategy(LocalStrategy):
             if now != made:
                 made, deadline = now, time.monotonic() + self._limit_s
             elif time.monotonic() > deadline:
-                raise self._too_slow(own)
-
-    def _too_slow(self, needed: int) -> TimedOut:
-        slow = ", ".join(str(rank) for rank in np.flatnonzero(self._counters < needed))
-        return TimedOut(
-            f"local rank {self._rank}: waited {self._limit_s:g} s (limits.collective_s) for local "
-            f"rank {slow} to finish step {needed - 1}, without progress. Look at the logs of these "
-            "ranks; if they only need more time, increase limits.collective_s in the spec"
-        )
+                slow = np.flatnonzero(self._counters < own)
+                raise too_slow("local rank", self._rank, slow, own - 1, self._limit_s)

@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -27,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.strategies.reduction.buckets import Buckets
 from paceline.strategies.reduction.factor_choice import setting_of
 from paceline.strategies.reduction.factor_exchange import open_group
+from paceline.strategies.reduction.optimizer_shard import gradients_of
 from paceline.strategies.reduction.replica_factors import ReplicaFactors
 from paceline.torch_internals import exclude_from_ddp
 from paceline.training.batch_norm import batch_norms, synchronise
@@ -49,7 +49,7 @@ from paceline.transports.compression.choose import create_sum
 _REST_BUCKET_MB = 2.0
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
@@ -65,19 +65,9 @@ class ReplicaStrategy(LocalStrategy):
 
     def __init__(self) -> None:
         self._buckets: Buckets | None = None
-        self._factors: ReplicaFactors
-        self._parallel: nn.Module
-        self._model: nn.Module
-        self._task: Task
-        self._trial: Trial
         self._optimizer: TaskOptimizer | None = None  # of gradients that are summed
         self._factors_optimizer: TaskOptimizer | None = None  # of gradients from factors
         self._ready_unix_s: float | None = None  # the gradients of the last batch, on this rank
-        self._device: torch.device
-        self._mover: InputMover
-        self._stopwatch: Stopwatch
-        self._device_settings: StrategyResult = {}
-        self._is_first = True
         self._pass_communication: PassCommunication | None = None
 
     def prepare(
@@ -93,34 +83,31 @@ class ReplicaStrategy(LocalStrategy):
         self._device = device_of(trial, context)
         self._device_settings = use_device(self._device)
         self._mover, self._stopwatch = InputMover(self._device), Stopwatch(self._device)
-        self._model = self._parallel = model.to(self._device)
+        self._model = model.to(self._device)
+        self._parallel: nn.Module = self._model  # in DDP, if there are peers
         if context.world_size == 1:
-            self._create_optimizers(elsewhere=())
+            self._create_optimizers(elsewhere=frozenset())
             return
         # Compressed buckets, or a limit of buckets in flight, may start sums of gradients at other
         # times on each rank, so statistics in the same group could meet gradients.
-        group = open_group(trial.limits.collective_s) if batch_norms(model) else None
-        self._pass_communication = synchronise(
-            model, partial(_total, group), trial.training.batch_norm
-        )
-        self._factors = ReplicaFactors(setting_of(trial))
-        samples = trial.placement.samples_of_a_replica(trial.training.global_batch)
-        self._factors.join(
-            model,
-            task.example_input(),
-            samples,
-            working_dtype(trial.training),
-            trial.limits.collective_s,
-        )
-        self._create_optimizers(elsewhere=self._factors.parameter_names)
-        self._wrap(model, self._factors.parameter_names)
+        training, limit_s = trial.training, trial.limits.collective_s
+        sums_statistics = training.batch_norm == "global" and bool(batch_norms(model))
+        group = open_group(limit_s) if sums_statistics else None
+        self._pass_communication = synchronise(model, partial(_total, group), training.batch_norm)
+        self._factors = factors = ReplicaFactors(setting_of(trial))
+        if factors.choice.setting != "never":
+            samples = trial.placement.samples_of_a_replica(training.global_batch)
+            dtype = working_dtype(training)
+            factors.join(model, task.example_input(), samples, dtype, limit_s)
+            factors.capture()
+        self._create_optimizers(elsewhere=factors.parameter_names)
+        self._wrap(model, elsewhere=factors.parameter_names)
 
-    def _create_optimizers(self, elsewhere: Collection[str]) -> None:
+    def _create_optimizers(self, elsewhere: frozenset[str]) -> None:
         """Create the optimisers. elsewhere: parameters whose gradients come from factors."""
-        summed: list[tuple[str, nn.Parameter]] = []
-        from_factors: list[tuple[str, nn.Parameter]] = []
-        for name, parameter in trained_parameters(self._model).items():
-            (from_factors if name in elsewhere else summed).append((name, parameter))
+        trained = trained_parameters(self._model).items()
+        summed = [(name, p) for name, p in trained if name not in elsewhere]
+        from_factors = [(name, p) for name, p in trained if name in elsewhere]
         self._optimizer = TaskOptimizer(self._task, summed) if summed else None
         if from_factors:
             self._factors_optimizer = TaskOptimizer(self._task, from_factors)
@@ -130,15 +117,14 @@ class ReplicaStrategy(LocalStrategy):
         both = (self._factors_optimizer, self._optimizer)
         return [optimizer for optimizer in both if optimizer is not None]
 
-    def _wrap(self, model: nn.Module, elsewhere: list[str]) -> None:
+    def _wrap(self, model: nn.Module, elsewhere: frozenset[str]) -> None:
         """Wrap the model in DDP. elsewhere: parameters whose gradients others compute."""
         trial, bucket_mb = self._trial, gradient_options_of(self._trial).bucket_mb
         self._buckets = Buckets(self._stopwatch, create_sum(trial), defers=bool(elsewhere))
         if elsewhere:
             bucket_mb = min(bucket_mb, _REST_BUCKET_MB)
-            exclude_from_ddp(model, elsewhere)
-        rest = [p for name, p in model.named_parameters() if name not in set(elsewhere)]
-        if not any(parameter.requires_grad for parameter in rest):
+            exclude_from_ddp(model, list(elsewhere))
+        if not trained_parameters(model).keys() - elsewhere:
             return  # DDP refuses a model without gradients of its own
         parallel = DistributedDataParallel(
             model,
@@ -180,9 +166,8 @@ class ReplicaStrategy(LocalStrategy):
 
     def _require_gradients(self) -> None:
         """Raise UsageError if DDP waits in vain for the gradient of a parameter."""
-        elsewhere = set(self._factors.parameter_names)
         for name, parameter in trained_parameters(self._model).items():
-            if parameter.grad is None and name not in elsewhere:
+            if parameter.grad is None and name not in self._factors.parameter_names:
                 raise no_gradient(name)
 
     @contextmanager
@@ -224,8 +209,7 @@ class ReplicaStrategy(LocalStrategy):
 
     def gradients(self) -> dict[str, Tensor]:
         self._wait_for_buckets()
-        named = self._model.named_parameters()
-        return on_cpu({name: p.grad for name, p in named if p.grad is not None})
+        return on_cpu(gradients_of(self._model.named_parameters()))
 
     def state_dict(self) -> dict[str, Tensor]:
         return on_cpu(self._model.state_dict())
@@ -251,7 +235,6 @@ class ReplicaStrategy(LocalStrategy):
         return {
             **self._device_settings,
             **self._factors.with_traffic(self._buckets.describe()),
-            "requested_bucket_mb": gradient_options_of(self._trial).bucket_mb,
         }
 
     def close(self, *, failed: bool) -> None:

@@ -25,6 +25,7 @@ from torch.distributed.distributed_c10d import _abort_process_group as abort_pro
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormLayer
 from torch.nn.modules.dropout import _DropoutNd as DropoutLayer
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterator
 
 if TYPE_CHECKING:
@@ -49,6 +50,21 @@ __all__ = [
     "abort_process_groups",
     "profiler_enabled",
 ]
+
+
+class RandomOperations(TorchDispatchMode):
+    """Notes the first operation that draws random numbers while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: str | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.first is None and torch.Tag.nondeterministic_seeded in func.tags:
+            self.first = func.__name__.partition(".")[0]
+        return func(*args, **(kwargs or {}))
 
 
 # A group written in Python does the following by the methods that torch calls for its own groups

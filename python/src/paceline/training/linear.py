@@ -29,7 +29,7 @@ def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def linear_that_keeps(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, keep: Callable[[Tensor, Tensor], None]
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, keep: Callable[[Tensor, Tensor], object]
 ) -> Tensor:
     """Return inputs @ weight.T + bias, shape (..., outputs). Its backward pass computes the
     gradient of `inputs` only, and calls `keep` with the inputs and the gradients of the outputs,
@@ -73,7 +73,7 @@ class _InputGradient(torch.autograd.Function):
         inputs: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        keep: Callable[[Tensor, Tensor], None],
+        keep: Callable[[Tensor, Tensor], object],
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.keep = keep

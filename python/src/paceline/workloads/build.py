@@ -119,6 +119,12 @@ def _adapt(task: Task, model: nn.Module) -> None:
             "requires_grad=True"
         )
     use_sample_dropout(model, enabled=task.settings.dropout)
+    sparse = [name for name, m in model.named_modules() if getattr(m, "sparse", False) is True]
+    if sparse:
+        raise UsageError(
+            f"layer {sparse[0]}: its gradient is sparse, which no reduction can sum; expected "
+            "sparse=False"
+        )
     names = list(batch_norms(model))
     if names and task.accumulation_steps > 1:
         raise UsageError(

@@ -15,7 +15,9 @@ from paceline.data.items import ItemSource
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import PacelineError, UsageError
 from paceline.spec.model_facts import CLASSES, ModelFacts
+from paceline.torch_internals import RandomOperations
 from paceline.training.batch_norm import batch_norms
+from paceline.training.dropout import set_sample_keys
 from paceline.training.fake_tensors import evaluating
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
 from paceline.training.passes import summed_loss
@@ -59,6 +61,7 @@ def derive_facts(
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         split_points=tuple(legal_split_points(layers)),
         batch_norms=tuple(batch_norms(built)),
+        batch_norms_of_several=batch_norms_of_several(task, built),
         input_field=task.input_field,
         target_field=task.target_field,
         items=None if items is None else len(items),
@@ -71,6 +74,39 @@ def derive_facts(
         sharding_fault=sharding_fault(task, built),
         loss_fault=None if source is None else loss_fault(task, built, source.targets),
     )
+
+
+def batch_norms_of_several(task: Task, model: nn.Module) -> tuple[str, ...]:
+    """Return the layers that cannot normalise a single sample; none if a pass cannot tell.
+
+    Raises UsageError if a training pass draws random numbers of its own. model: on the meta device,
+    in training mode.
+    """
+    found: dict[str, None] = {}
+
+    def note(name: str, inputs: tuple[Tensor, ...]) -> None:
+        if inputs[0].numel() == inputs[0].shape[0] * inputs[0].shape[1]:
+            found[name] = None
+
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs))
+        for name, layer in batch_norms(model).items()
+    ]
+    set_sample_keys(model, _SEED, 0, range(2))
+    random = RandomOperations()
+    # the code of a user; the training finds its faults, too
+    with suppress(Exception), random, torch.no_grad():
+        example = task.example_input().to("meta")
+        model(example.expand(2, *example.shape[1:]))
+    for hook in hooks:
+        hook.remove()
+    if random.first is not None:
+        raise UsageError(
+            f"{type(task).__name__}.model: its forward draws random numbers ({random.first}), so "
+            "no two layouts train alike; use nn.Dropout, whose masks belong to the samples, not "
+            "torch.nn.functional.dropout or dropout_p"
+        )
+    return tuple(found)
 
 
 def _source(task: Task, data: str) -> ParquetSource:
@@ -145,10 +181,20 @@ def sharding_fault(task: Task, model: nn.Module) -> str | None:
     A few steps with random gradients are taken on small parameters with the model's names, once
     whole and once in halves. An element-wise optimiser gives equal results.
     """
+    odd = next((n for n, p in trained_parameters(model).items() if p.dtype != torch.float32), None)
+    if odd is not None:
+        dtype = model.get_parameter(odd).dtype
+        return f"parameter {odd} is {dtype}, expected torch.float32; use .float() in the model"
     whole = small_parameters(model)
     halves = [half for named in whole for half in _halves(*named)]
     initial = {name: p.detach().clone() for name, p in whole}
-    _train(task, whole, [name for name, _ in whole])
+    try:
+        _train(task, whole, [name for name, _ in whole])
+    except TypeError as error:
+        raise UsageError(
+            f"{type(task).__name__}: its optimiser or its schedule cannot take a step ({error}); "
+            "expected ones whose step() needs no argument, neither a closure nor a metric"
+        ) from error
     try:
         for worker in range(2):
             own = halves[worker::2]

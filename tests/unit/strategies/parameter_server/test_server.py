@@ -10,7 +10,8 @@ from torch import nn
 
 from paceline.errors import RankFailed
 from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
-from paceline.strategies.parameter_server.server import ServerShard, Update
+from paceline.strategies.parameter_server.messages import Request
+from paceline.strategies.parameter_server.server import ServerShard
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.training.state import RankState
 from paceline.training.task import Task, TaskSettings
@@ -47,11 +48,11 @@ def make_shard():
 
 
 def push(shard, worker, step, gradient=1.0, *, sequence=None, version=0, share=0.5):
-    update = Update(
-        worker=worker, sequence=step if sequence is None else sequence, step=step,
+    request = Request(
+        pushes=True, pushed=step if sequence is None else sequence, clock=step + 1,
         version=version, share=share,
     )  # fmt: skip
-    shard.push(update, torch.full((3,), gradient))
+    shard.push(worker, request, torch.full((3,), gradient))
 
 
 def test_asynchronous_update_is_applied_at_once(make_shard):

@@ -16,8 +16,7 @@ from paceline.errors import RankFailed, TimedOut
 from paceline.strategies.parameter_server.client import ServerClient
 from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
 from paceline.strategies.parameter_server.messages import Request
-from paceline.strategies.parameter_server.server import ServerShard, place_of
-from paceline.strategies.parameter_server.serving import Server
+from paceline.strategies.parameter_server.server import Server, ServerShard, place_of
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.training.task import Task, TaskSettings
 
@@ -51,8 +50,6 @@ class Network:
 
 class QueueMessages:
     """The messages of one thread of a rank."""
-
-    sent_bytes = 0
 
     def __init__(self, network, rank, limit_s=LIMIT_S):
         self.network, self.rank, self.limit_s = network, rank, limit_s
@@ -106,6 +103,11 @@ def start(network, rank, *, bound_steps=None, limit_s=LIMIT_S):
     return server, ServerClient(rank, places, server, QueueMessages(network, rank, limit_s=0.5))
 
 
+def rows_of(server):
+    with server.locked() as shard:
+        return shard.take_rows()
+
+
 def train(client, weights, *, needed=lambda step: 0, before_step=lambda step: None):
     """Push ones in every step and fetch; return the missed updates of each fetch."""
     missed = []
@@ -129,7 +131,7 @@ def run_ranks(network, **options):
         weights = torch.zeros(ELEMENTS)
         missed = train(client, weights, **options)
         server.close(failed=False)
-        return weights, missed, client.take_rows() + server.take_rows()
+        return weights, missed, client.take_rows() + rows_of(server)
 
     with ThreadPoolExecutor(network.ranks) as pool:
         futures = [pool.submit(run, rank) for rank in range(network.ranks)]
@@ -183,7 +185,7 @@ def test_fast_worker_stops_at_the_bound_until_the_slow_one_follows():
         go.set()
         first.result(timeout=LIMIT_S)
         second.result(timeout=LIMIT_S)
-    rows = fast[0].take_rows()
+    rows = rows_of(fast[0])
     assert max(r.lead_steps for r in rows if r.worker == 0) == bound_steps
 
 

@@ -15,7 +15,7 @@ from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.models import Limits
-from paceline.strategies.pipeline.settings import PipelineOptions
+from paceline.strategies.pipeline.descriptor import PipelineOptions
 from paceline.strategies.pipeline.strategy import PipelineStrategy
 from paceline.training.dropout import set_sample_keys
 from paceline.training.passes import autocast

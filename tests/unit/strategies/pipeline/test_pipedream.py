@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.plan.sample_order import share_bounds
 from paceline.records.checkpoints import CheckpointFolder
-from paceline.strategies.pipeline.pipedream_strategy import PipeDreamStrategy
+from paceline.strategies.pipeline.pipedream import PipeDreamStrategy
 from paceline.strategies.pipeline.schedules import (
     Backward,
     Forward,

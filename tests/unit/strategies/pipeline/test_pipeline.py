@@ -101,7 +101,6 @@ def test_measured_cuts_are_the_same_on_all_ranks():
     assert all(rank.description == first.description for rank in others)
     assert first.description["balance"] == "time"
     assert len(first.description["split_points"]) == 2
-    assert all(layer["forward_s"] > 0 for layer in first.description["profile_s"])
 
 
 def test_times_are_told_apart_and_bubbles_counted():
@@ -137,9 +136,6 @@ def test_description_says_where_it_was_cut_and_what_crosses():
         # 5 samples of 16 channels of 8x8, and of 128 numbers, in 2 bytes each
         assert found["bytes_forward"] == [5 * 16 * 8 * 8 * 2, 5 * 128 * 2]
         assert found["bytes_backward"] == found["bytes_forward"]
-        assert found["theoretical_bubble"] == pytest.approx(2 / 6)
-        assert found["deferred"] == ["classifier.1", "classifier.4", "classifier.6"]
-        assert "profile_s" not in found
 
 
 def test_cuts_that_the_model_has_not_are_refused():

@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 
-from paceline.strategies.pipeline.schedules import Backward, Forward, actions, theoretical_bubble
+from paceline.analysis.trial.pipeline import theoretical_bubble
+from paceline.strategies.pipeline.schedules import Backward, Forward, actions
 
 SIZES = list(product((1, 2, 3, 4), (1, 2, 3, 8)))  # stages, micro-batches
 
@@ -73,8 +74,3 @@ def most_held(plan):
         held += 1 if isinstance(action, Forward) else -1
         most = max(most, held)
     return most
-
-
-def test_bubble_of_two_stages_and_eight_micro_batches_is_a_ninth():
-    assert theoretical_bubble(2, 8) == pytest.approx(1 / 9)
-    assert theoretical_bubble(1, 8) == 0

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.errors import UsageError
 from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
 
 FLAT = torch.arange(112.0)  # of the layout below, each element its own place
@@ -133,5 +134,5 @@ def test_strides_of_dimensions_of_one_do_not_count():
     "tensor", [torch.zeros(3, dtype=torch.float64), torch.zeros(1).expand(3), torch.zeros(6)[::2]]
 )
 def test_parameter_that_cannot_lie_flat_is_refused(tensor):
-    with pytest.raises(ValueError, match="parameter odd: expected float32 elements without gaps"):
+    with pytest.raises(UsageError, match="parameter odd: expected float32 elements without gaps"):
         FlatLayout.of([("odd", nn.Parameter(tensor))])

@@ -8,14 +8,12 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from paceline.strategies.pipeline.deferred import is_deferred
+from paceline.strategies.reduction.factor_layers import capture, linear_layers, rows_of
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
     RowGradients,
     SharedFactors,
-    capture_sufficient_factors,
-    linear_layers,
-    rows_of,
 )
 
 
@@ -31,6 +29,14 @@ def images(samples, seed=1):
     return torch.randn(samples, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
 
 
+def layers_of(model):
+    return linear_layers(model, images(1))
+
+
+def rows(model):
+    return rows_of(layers_of(model))
+
+
 @pytest.mark.parametrize(
     "compute",
     [
@@ -43,14 +49,14 @@ def images(samples, seed=1):
 )
 def test_layers_with_computed_weights_have_no_factors_and_are_not_deferred(compute):
     layer = compute(nn.Linear(8, 5))
-    assert list(linear_layers(nn.Sequential(layer, nn.Linear(5, 3)))) == ["1"]
+    assert list(linear_layers(nn.Sequential(layer, nn.Linear(5, 3)), torch.zeros(1, 8))) == ["1"]
     assert not is_deferred(layer)
 
 
 def test_linear_layers_leave_factors_instead_of_gradients(model):
     wanted = model[:2](images(4)).detach()
     kept = {}
-    capture_sufficient_factors(model, lambda layer, *factors: kept.update({layer: factors}), None)
+    capture(layers_of(model), lambda layer, *factors: kept.update({layer: factors}))
     model(images(4)).sum().backward()
     assert set(kept) == {"2", "4"}
     assert torch.equal(kept["2"][0], wanted)
@@ -64,7 +70,7 @@ def test_outputs_and_the_other_gradients_stay_what_they_were(model):
     model(images(4)).square().sum().backward()
     outputs, gradient = model(images(4)).detach(), model[0].weight.grad.clone()
     model.zero_grad()
-    capture_sufficient_factors(model, lambda *_: None, None)
+    capture(layers_of(model), lambda *_: None)
     found = model(images(4))
     found.square().sum().backward()
     assert torch.equal(found, outputs)
@@ -76,15 +82,15 @@ def test_rows_of_all_workers_are_the_gradient_over_all_replicas(model, workers):
     parts = [images(3, seed=1), images(2, seed=2)]
     model(torch.cat(parts)).square().sum().backward()
     wanted = {name: p.grad.flatten().clone() for name, p in model.named_parameters()}
-    layout, rows = FlatLayout.of(model.named_parameters()), rows_of(model)
-    factors = [{}, {}]
+    layout, of_rows = FlatLayout.of(model.named_parameters()), rows(model)
+    factors, layers = [{}, {}], layers_of(model)
     for part, own in zip(parts, factors, strict=True):
-        capture_sufficient_factors(model, lambda layer, *f, own=own: own.update({layer: f}), None)
+        capture(layers, lambda layer, *f, own=own: own.update({layer: f}))
         model(part).square().sum().backward()
-    found = {name: torch.full_like(wanted[name], float("nan")) for name in rows}
-    for shards in layout.shards(workers, rows):
-        row_gradients = RowGradients(layout, shards, rows)
-        for shard in (s for s in shards if s.name in rows):
+    found = {name: torch.full_like(wanted[name], float("nan")) for name in of_rows}
+    for shards in layout.shards(workers, of_rows):
+        row_gradients = RowGradients(layout, shards, of_rows)
+        for shard in (s for s in shards if s.name in of_rows):
             found[shard.name][shard.start : shard.stop] = row_gradients.compute(shard, factors)
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[name])
@@ -92,16 +98,17 @@ def test_rows_of_all_workers_are_the_gradient_over_all_replicas(model, workers):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shared_factors_give_back_what_was_stored_in_the_step(model, dtype):
-    most = dict.fromkeys(linear_layers(model), 4)
-    memory = torch.zeros(SharedFactors.bytes_needed(model, most, dtype), dtype=torch.uint8)
-    writer, reader = (SharedFactors(model, most, dtype, memory) for _ in range(2))
+    layers = layers_of(model)
+    most = dict.fromkeys(layers, 4)
+    memory = torch.zeros(SharedFactors.bytes_needed(layers, most, dtype), dtype=torch.uint8)
+    writer, reader = (SharedFactors(layers, most, dtype, memory) for _ in range(2))
     for samples in (4, 1, 3):
         stored = {
             name: (
                 torch.randn(samples, layer.in_features).to(dtype),
                 torch.randn(samples, layer.out_features).to(dtype),
             )
-            for name, layer in linear_layers(model).items()
+            for name, layer in layers.items()
         }
         writer.begin()
         for name, factors in stored.items():
@@ -118,9 +125,9 @@ def test_low_precision_weights_follow_what_is_refreshed(model):
     layout = FlatLayout.of(parameters.items())
     flat = torch.zeros(layout.elements)
     layout.bind(parameters, flat, copy=True)
-    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows_of(model))
+    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows(model))
     assert torch.equal(low.of("2.weight"), model[2].weight.to(torch.bfloat16))
-    first, second = layout.shards(2, rows_of(model))
+    first, second = layout.shards(2, rows(model))
     before = low.of("2.weight").clone()
     with torch.no_grad():
         model[2].weight.add_(1.0)
@@ -138,9 +145,9 @@ def test_passes_in_low_precision_are_those_of_autocast(model):
     layout.bind(parameters, flat, copy=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted = model(images(4))
-    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows_of(model))
+    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows(model))
     kept = {}
-    capture_sufficient_factors(model, lambda layer, *factors: kept.update({layer: factors}), low)
+    capture(layers_of(model), lambda layer, *factors: kept.update({layer: factors}), low)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = model(images(4))
     found.float().sum().backward()

@@ -24,8 +24,8 @@ from paceline.rank.rounds.records import Exchange, set_clock, write_exchange
 from paceline.rank.samples import Samples, open_samples
 from paceline.rank.spans import Spans
 from paceline.records.files import JsonlWriter, write_json
-from paceline.strategies.local_sgd.steps import LocalReplica
-from paceline.strategies.processes.descriptor import ProcessesOptions
+from paceline.strategies.descriptors import ProcessesOptions
+from paceline.strategies.local_sgd import LocalReplica
 from paceline.torch_internals import compiler
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.resources import RankCores, read_back, set_threads

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.strategies.parameter_server.messages import Messages
-    from paceline.strategies.parameter_server.serving import Server
+    from paceline.strategies.parameter_server.server import Server
 
 
 class ServerClient:
@@ -23,25 +23,24 @@ class ServerClient:
         messages: of the worker alone."""
         self.places = places
         self.has_left = False
-        self._rank, self._server, self._messages = rank, server, messages
+        self._rank, self._server, self.messages = rank, server, messages
         self._others = [other for other in range(len(places)) if other != rank]
         self._versions = [0] * len(places)  # of the last fetch, by server
         self._pushed = self._pushed_before_fetch = 0
         self._rows: list[UpdateRow] = []
 
-    @property
-    def sent_bytes(self) -> int:
-        return self._messages.sent_bytes
-
     def send(self, request: Request, gradient: Tensor | None = None) -> None:
         """Send a request to every server, with the numbers of this worker filled in.
 
-        gradient: of the whole model, flat, if it pushes; it must not change before `finish`.
+        gradient: of the whole model, flat, if it pushes; it must not change until all is sent.
         """
         for server in [*self._others, self._rank]:
             own = replace(request, pushed=self._pushed, version=self._versions[server])
             part = None if gradient is None else gradient[self.places[server]]
-            self.send_to(server, own, part)
+            if server == self._rank:
+                self._server.request(own, part)
+            else:
+                self.messages.request(server, own, part)
         if request.pushes:
             self._rows.append(
                 UpdateRow(
@@ -54,13 +53,6 @@ class ServerClient:
             )
             self._pushed += 1
 
-    def send_to(self, server: int, request: Request, gradient: Tensor | None) -> None:
-        """Send a complete request to one server. gradient: of its shard."""
-        if server == self._rank:
-            self._server.request(request, gradient)
-        else:
-            self._messages.request(server, request, gradient)
-
     def receive(self, into: Tensor, needed_clock: int, *, trains: bool = True) -> list[int]:
         """Get the fetched weights of all shards. trains: whether the worker continues with them.
 
@@ -71,7 +63,7 @@ class ServerClient:
         own = into[self.places[self._rank]]
         versions[self._rank] = self._server.fetch(needed_clock, own)
         for server in self._others:
-            versions[server] = self._messages.receive_weights(server, into[self.places[server]])
+            versions[server] = self.messages.receive_weights(server, into[self.places[server]])
         own_updates = self._pushed - self._pushed_before_fetch
         pairs = zip(versions, self._versions, strict=True)
         missed = [now - before - own_updates for now, before in pairs]
@@ -79,15 +71,12 @@ class ServerClient:
             self._versions, self._pushed_before_fetch = versions, self._pushed
         return missed
 
-    def finish(self) -> None:
-        """Wait until all servers have taken the requests."""
-        self._messages.finish()
-
     def leave(self, clock: int) -> None:
         """Notify the servers that no request will follow."""
         for server in self._others:
-            self.send_to(server, Request(leaves=True, clock=clock, pushed=self._pushed), None)
-        self.finish()
+            leaving = Request(leaves=True, clock=clock, pushed=self._pushed)
+            self.messages.request(server, leaving, None)
+        self.messages.finish()
         self.has_left = True
 
     def continue_after(self, pushed: int) -> None:

@@ -8,7 +8,7 @@ worker has something to say. All other waits have the limit of a collective.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
 _HEADER, _GRADIENT, _VERSION, _WEIGHTS = range(1, 5)  # tags
-_FIELDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +29,9 @@ class Request:
     """Header of a worker's request to one server.
 
     pushed: number of updates that the worker has pushed before. clock: steps that it has finished.
-    needed_clock: steps that all workers must have finished before the answer. version, share: of
-    the update that it pushes.
+    needed_clock: steps that all workers must have finished before the answer. version: of the shard
+    that the worker used for the update that it pushes. share: samples of its gradient / samples of
+    the batch, summed over the steps of the push.
     """
 
     pushes: bool = False
@@ -45,23 +45,17 @@ class Request:
 
     def encoded(self) -> Tensor:
         """Return the header as float64, which holds integers up to 2**53 exactly."""
-        flags = (self.pushes, self.fetches, self.leaves)
-        numbers = (self.pushed, self.clock, self.needed_clock, self.version, self.share)
-        return torch.tensor([*map(float, flags), *map(float, numbers)], dtype=torch.float64)
+        return torch.tensor(astuple(self), dtype=torch.float64)
 
     @classmethod
     def decoded(cls, header: Tensor) -> Request:
-        pushes, fetches, leaves, pushed, clock, needed_clock, version, share = header.tolist()
-        return cls(
-            pushes=bool(pushes),
-            fetches=bool(fetches),
-            leaves=bool(leaves),
-            pushed=int(pushed),
-            clock=int(clock),
-            needed_clock=int(needed_clock),
-            version=int(version),
-            share=share,
-        )
+        values = dict(zip(_FIELDS, header.tolist(), strict=True))
+        share = values.pop("share")
+        others: dict[str, Any] = {name: int(value) for name, value in values.items()}
+        return cls(**others, share=share)
+
+
+_FIELDS = [field.name for field in fields(Request)]
 
 
 def open_group(trial: Trial) -> Any:
@@ -81,7 +75,7 @@ class Messages:
 
     def next_request(self) -> tuple[int, Request]:
         """Wait for a request of any other rank; return its rank and the request."""
-        header = torch.empty(_FIELDS, dtype=torch.float64)
+        header = torch.empty(len(_FIELDS), dtype=torch.float64)
         work = self._group.recv_anysource([header], _HEADER)
         work.wait()
         return source_rank(work), Request.decoded(header)

@@ -1,7 +1,7 @@
-"""The shard of the weights that one server owns, and when it applies gradients.
+"""A server: the shard of the weights that it owns, and the thread that takes requests.
 
-This is the state of a server without its communication. Every call is about one worker; the caller
-makes calls of different threads one after the other.
+`ServerShard` is the state of a server without its communication. Every call is about one worker;
+the caller makes calls of different threads one after the other.
 
     synchronous:        the sum of all workers' gradients of a step is one update
     all other modes:    every gradient is an update, in the order of arrival
@@ -15,40 +15,31 @@ update was lost or arrived twice, which no later result could show.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.errors import RankFailed
 from paceline.records.rows import UpdateRow
+from paceline.strategies.reduction.flat_replica import too_slow
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
     from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
+    from paceline.strategies.parameter_server.messages import Messages, Request
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
     from paceline.training.state import RankState, SavedState
     from paceline.training.task import Task
 
+_SLICE_S = 0.2  # time within which a waiting worker notices that its server failed
 _COUNTS = "updates"  # values of a state, by server: the number of updates of each worker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """One push of a worker, without the gradient.
-
-    share: samples of the gradient / samples of the batch, summed over the steps of the push.
-    """
-
-    worker: int
-    sequence: int
-    step: int  # last step whose gradient it includes
-    version: int  # of the shard that the worker used
-    share: float
 
 
 class ServerShard:
@@ -79,36 +70,36 @@ class ServerShard:
         self.clocks = [0] * workers
         self._pushed = [0] * workers
         self._rows: list[UpdateRow] = []
-        self._collected: dict[int, tuple[Update, Tensor]] = {}
+        self._collected: dict[int, tuple[Request, Tensor]] = {}
         self._gradient = torch.zeros_like(self.weights)
         self._shard = OptimizerShard(layout, shards, self.weights, task, first=self.place.start)
 
-    def push(self, update: Update, gradient: Tensor) -> None:
+    def push(self, worker: int, request: Request, gradient: Tensor) -> None:
         """Take a worker's gradient of the mean loss over the batch, shape (elements,).
 
         It is the part of its own samples, so those of all workers add up to the gradient of the
         batch; it is not changed. In synchronous mode it is kept until all workers have pushed.
         Raises RankFailed if an update is missing or repeated, or a worker is too far ahead.
         """
-        self._check_sequence(update.worker, update.sequence)
-        self._pushed[update.worker] += 1
-        lead_steps = self.clocks[update.worker] - min(self.clocks)
-        self._check_lead(update.worker, lead_steps)
-        self.clocks[update.worker] = update.step + 1
+        self._check_sequence(worker, request.pushed)
+        self._pushed[worker] += 1
+        lead_steps = self.clocks[worker] - min(self.clocks)
+        self._check_lead(worker, lead_steps)
+        self.clocks[worker] = request.clock
         self._rows.append(
             UpdateRow(
                 event="applied",
-                worker=update.worker,
-                sequence=update.sequence,
-                step=update.step,
-                staleness=self.version - update.version,
+                worker=worker,
+                sequence=request.pushed,
+                step=request.clock - 1,
+                staleness=self.version - request.version,
                 lead_steps=lead_steps,
             )
         )
         if not self._synchronous:
-            self._apply(gradient, update.share)
+            self._apply(gradient, request.share)
             return
-        self._collected[update.worker] = update, gradient
+        self._collected[worker] = request, gradient
         if len(self._collected) == len(self.clocks):
             # In the order of the ranks, so that the sum has the same bits in every run.
             ordered = [self._collected[worker] for worker in sorted(self._collected)]
@@ -198,3 +189,115 @@ def place_of(shards: Sequence[ParameterShard]) -> slice:
     if not shards:
         return slice(0, 0)
     return slice(shards[0].offset, shards[-1].place.stop)
+
+
+class Server:
+    """The server of one rank, in a thread that takes the requests of other ranks.
+
+    The worker of the same rank calls it without messages.
+    """
+
+    def __init__(
+        self,
+        shard: ServerShard,
+        messages: Messages,
+        *,
+        rank: int,
+        ranks: int,
+        limit_s: float,
+    ) -> None:
+        """messages: of the server alone. limit_s: longest wait without progress of any worker."""
+        self._shard, self.messages = shard, messages
+        self._rank, self._ranks, self._limit_s = rank, ranks, limit_s
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[int, int]] = []  # (worker, clock that it needs)
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="parameter-server", daemon=True)
+        self._thread.start()
+
+    def request(self, request: Request, gradient: Tensor | None) -> None:
+        """Take a request of the worker of this rank; see `Messages.request`."""
+        with self._changed:
+            self._raise_failure()
+            self._take(self._rank, request, gradient)
+
+    def fetch(self, needed_clock: int, into: Tensor) -> int:
+        """Copy the shard for the worker of this rank; return its version.
+
+        Wait until all workers have finished `needed_clock` steps. Raises TimedOut, naming the
+        slowest workers, if no worker makes progress within the limit; or the server's failure.
+        """
+        with self._changed:
+            clocks, deadline = list(self._shard.clocks), time.monotonic() + self._limit_s
+            while not self._shard.may_fetch(needed_clock):
+                self._raise_failure()
+                self._changed.wait(_SLICE_S)
+                if self._shard.clocks != clocks:
+                    clocks, deadline = list(self._shard.clocks), time.monotonic() + self._limit_s
+                elif time.monotonic() > deadline:
+                    slow = self._shard.slowest()
+                    raise too_slow("rank", self._rank, slow, needed_clock - 1, self._limit_s)
+            self._raise_failure()
+            into.copy_(self._shard.weights)
+            return self._shard.version
+
+    @contextmanager
+    def locked(self) -> Iterator[ServerShard]:
+        """Give the shard, which no request changes meanwhile. Raises the server's failure."""
+        with self._changed:
+            self._raise_failure()
+            yield self._shard
+
+    def close(self, *, failed: bool) -> None:
+        """End the thread, which ends when all other workers have left; after a failure, leave it.
+
+        It ends with the process, or with an error when the transport gives up its operations.
+        """
+        if not failed:
+            self._thread.join(self._limit_s)
+            self._raise_failure()
+
+    def _run(self) -> None:
+        buffers: dict[int, Tensor] = {}
+        present = self._ranks - 1
+        try:
+            while present:
+                worker, request = self.messages.next_request()
+                gradient = None
+                if request.pushes:
+                    if worker not in buffers:
+                        buffers[worker] = torch.empty_like(self._shard.weights)
+                    gradient = buffers[worker]
+                    self.messages.receive_gradient(worker, gradient)
+                present -= request.leaves
+                with self._changed:
+                    self._take(worker, request, gradient)
+            self.messages.finish()
+        except Exception as error:  # noqa: BLE001  (raised in the worker of this rank)
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _take(self, worker: int, request: Request, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            self._shard.push(worker, request, gradient)
+        pushed = request.pushed + (gradient is not None)
+        self._shard.advance(worker, request.clock, pushed)
+        if request.fetches and worker != self._rank:
+            self._waiting.append((worker, request.needed_clock))
+        self._answer()
+        self._changed.notify_all()
+
+    def _answer(self) -> None:
+        """Answer the fetches of other ranks that need not wait any longer."""
+        still = []
+        for worker, needed_clock in self._waiting:
+            if self._shard.may_fetch(needed_clock):
+                self.messages.answer(worker, self._shard.version, self._shard.weights.clone())
+            else:
+                still.append((worker, needed_clock))
+        self._waiting = still
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure

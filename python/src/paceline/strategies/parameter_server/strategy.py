@@ -37,16 +37,10 @@ from paceline.costs.link_cost import all_reduce_bytes
 from paceline.strategies.parameter_server.client import ServerClient
 from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
 from paceline.strategies.parameter_server.messages import Messages, Request, open_group
-from paceline.strategies.parameter_server.server import ServerShard, place_of
-from paceline.strategies.parameter_server.serving import Server
-from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.strategies.parameter_server.server import Server, ServerShard, place_of
+from paceline.strategies.reduction.flat_replica import FlatReplica
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
-from paceline.training.batch_norm import normalise_alone
-from paceline.training.optimizers import (
-    TaskOptimizer,
-    no_gradient,
-    trained_parameters,
-)
+from paceline.training.optimizers import TaskOptimizer
 from paceline.training.passes import run_passes
 from paceline.training.state import RankState, persistent_buffers, restore_model
 from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
@@ -68,20 +62,8 @@ class ParameterServerStrategy(LocalStrategy):
     pauses_for_checkpoints = True
 
     def __init__(self) -> None:
-        self._task: Task
-        self._model: nn.Module
-        self._trial: Trial
-        self._options: ParameterServerOptions
-        self._rank, self._ranks = 0, 1
-        self._name = ""  # of the worker in the records
-        self._layout: FlatLayout
-        self._parameters: dict[str, nn.Parameter]
-        self._weights: Tensor  # of the model, flat
-        self._accrued: Tensor  # gradients since the last push, flat
-        self._client: ServerClient
         self._server: Server | None = None
         self._local: TaskOptimizer | None = None  # between two fetches
-        self._batch: TrainBatch
         self._share = 0.0  # of the accrued gradients
         self._steps = 0  # finished
         self._restored_steps = 0
@@ -95,24 +77,20 @@ class ParameterServerStrategy(LocalStrategy):
         peers: RankGroups,  # noqa: ARG002  (torch's default group has all ranks)
     ) -> None:
         """Divide the weights among the servers; collective over all ranks."""
-        self._task, self._model, self._trial = task, model, trial
-        normalise_alone(model)
+        self._task, self._trial = task, trial
         self._options = options = trial.options_as(ParameterServerOptions)
         rank, self._ranks = context.rank, context.world_size
         self._rank = rank
         self._name = f"worker {rank}"
-        self._parameters = trained_parameters(model)
-        self._layout = layout = FlatLayout.of(self._parameters.items())
-        self._weights = torch.zeros(layout.elements)
-        self._accrued = torch.zeros_like(self._weights)
-        layout.bind(self._parameters, self._weights, copy=True)
-        shards = layout.shards(self._ranks)
+        self._replica = replica = FlatReplica(model)
+        self._accrued = torch.zeros_like(replica.weights)  # gradients since the last push
+        shards = replica.layout.shards(self._ranks)
         if options.has_local_optimizer:
-            self._local = TaskOptimizer(task, self._parameters.items())
+            self._local = TaskOptimizer(task, replica.parameters.items())
         shard = ServerShard(
-            layout,
+            replica.layout,
             shards[rank],
-            self._weights,
+            replica.weights,
             task,
             rank=rank,
             workers=self._ranks,
@@ -128,11 +106,11 @@ class ParameterServerStrategy(LocalStrategy):
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """Compute the gradient of this worker's samples, as a part of the mean over the batch."""
         self._batch = batch
-        passed = run_passes(self._task, self._model, batch, self._trial.training)
-        for name, parameter in self._parameters.items():
-            if parameter.grad is None:
-                raise no_gradient(name)
-            self._layout.view(self._accrued, name).add_(parameter.grad)
+        passed = run_passes(self._task, self._replica.model, batch, self._trial.training)
+        self._replica.require_gradients()
+        accrued = self._replica.named(self._accrued)
+        for name, gradient in self._replica.gradients().items():
+            accrued[name].add_(gradient)
         self._share += len(batch.sample_ids) / batch.global_samples
         return replace(passed.result(alone=True), comm_s=0.0)
 
@@ -160,27 +138,29 @@ class ParameterServerStrategy(LocalStrategy):
         In the first step this is the gradient of the batch in every mode, because all workers
         still have the initial weights.
         """
-        own = {name: p.grad.clone() for name, p in self._parameters.items() if p.grad is not None}
+        own = {name: gradient.clone() for name, gradient in self._replica.gradients().items()}
         all_reduce_tensors(list(own.values()))
         return own
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return this worker's weights; after the last step those of the servers."""
-        return dict(self._model.state_dict())
+        return self._replica.state_dict()
 
     def weights_to_evaluate(self) -> dict[str, Tensor]:
         """Return the servers' weights when all workers have finished this step; collective."""
         if self._client.has_left:
             return self.state_dict()
-        weights = torch.zeros_like(self._weights)
+        weights = torch.zeros_like(self._replica.weights)
         fetch = Request(fetches=True, clock=self._steps, needed_clock=self._steps)
         self._client.send(fetch)
         self._client.receive(weights, fetch.needed_clock, trains=False)
-        own = {name: self._layout.view(weights, name) for name in self._layout.names}
-        return {name: own.get(name, tensor) for name, tensor in self.state_dict().items()}
+        return self._replica.state_dict(weights)
 
     def steps_ahead(self) -> int:
-        return 0 if self._server is None else self._server.steps_ahead()
+        if self._server is None:
+            return 0
+        with self._server.locked() as shard:
+            return max(shard.clocks) - shard.clocks[self._rank]
 
     def settle(self) -> None:
         """Push what is not pushed yet, and continue with the servers' weights when all workers have
@@ -194,22 +174,28 @@ class ParameterServerStrategy(LocalStrategy):
         """
         assert self._server is not None, "prepare comes first"
         state = RankState()
-        self._server.add_to(state)
+        with self._server.locked() as shard:
+            shard.add_to(state)
         if self._rank == 0:
-            state.add_buffers(persistent_buffers(self._model))
+            state.add_buffers(persistent_buffers(self._replica.model))
         return state
 
     def restore(self, saved: SavedState) -> None:
         assert self._server is not None, "prepare comes first"
-        restore_model(self._model, saved)
-        self._client.continue_after(self._server.restore(saved)[self._rank])
+        restore_model(self._replica.model, saved)
+        with self._server.locked() as shard:
+            self._client.continue_after(shard.restore(saved)[self._rank])
         if self._local is not None:
             self._local.repeat_schedule(saved.steps)
         self._steps = self._restored_steps = saved.steps
         all_reduce_tensors([torch.zeros(1)])  # no worker sends requests before all have restored
 
     def updates(self) -> list[UpdateRow]:
-        return self._client.take_rows() + ([] if self._server is None else self._server.take_rows())
+        rows = self._client.take_rows()
+        if self._server is not None:
+            with self._server.locked() as shard:
+                rows += shard.take_rows()
+        return rows
 
     def describe(self) -> StrategyResult:
         """Return settings and traffic. Bytes are means over all steps; uncompressed bytes are those
@@ -219,7 +205,7 @@ class ParameterServerStrategy(LocalStrategy):
         steps = self._steps - self._restored_steps
         if self._server is None or not steps:
             return described
-        sent = self._client.sent_bytes + self._server.sent_bytes
+        sent = self._client.messages.sent_bytes + self._server.messages.sent_bytes
         return {
             **described,
             "sent_bytes_per_step": round(sent / steps),
@@ -243,7 +229,7 @@ class ParameterServerStrategy(LocalStrategy):
         needed_clock: steps that all workers must have finished before this one continues. In the
         records it is one operation of this rank alone: others are not at the same one.
         """
-        payload_bytes = 4 * self._layout.elements * (pushes + fetches)
+        payload_bytes = 4 * self._replica.layout.elements * (pushes + fetches)
         operation = begin_operation(self._name, 1, "exchange", payload_bytes)
         request = Request(
             pushes=pushes,
@@ -256,11 +242,12 @@ class ParameterServerStrategy(LocalStrategy):
         if fetches:
             # Where all workers are at the same step, the servers' weights contain all updates.
             is_mixed = self._options.update_mode == "shat" and needed_clock < self._steps
-            target = torch.empty_like(self._weights) if is_mixed else self._weights
+            weights = self._replica.weights
+            target = torch.empty_like(weights) if is_mixed else weights
             missed = self._client.receive(target, request.needed_clock)
             if is_mixed:
                 self._mix(target, missed)
-        self._client.finish()
+        self._client.messages.finish()
         operation.end()
         if pushes:
             self._accrued.zero_()
@@ -282,14 +269,11 @@ class ParameterServerStrategy(LocalStrategy):
         missed: updates of other workers since the last fetch, by server.
         """
         for place, others in zip(self._client.places, missed, strict=True):
-            self._weights[place].lerp_(fetched[place], others / (others + 1))
+            self._replica.weights[place].lerp_(fetched[place], others / (others + 1))
 
     def _step_locally(self) -> None:
         """Update the own copy of the weights, where it is not replaced after every step."""
         if self._local is None:
             return
         share = len(self._batch.sample_ids) / self._batch.global_samples
-        for parameter in self._parameters.values():
-            if share and parameter.grad is not None:
-                parameter.grad /= share
-        self._local.step_part(share, progress=1.0)  # the servers get the rest of this batch
+        self._replica.step_part(self._local, share)

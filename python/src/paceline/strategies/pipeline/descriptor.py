@@ -2,26 +2,114 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field
 
 from paceline.spec.counts import number
-from paceline.spec.descriptors import StrategyDescriptor
+from paceline.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
 from paceline.spec.placement import NodeCounts
-from paceline.spec.values import Count
-from paceline.strategies.pipeline import settings
-from paceline.strategies.pipeline.settings import PipelineKeys, PipelineOptions, stages_given
+from paceline.spec.values import Count, PositiveInt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from paceline.spec.descriptors import WorkloadDescriptor
+    from paceline.spec.model_facts import ModelFacts
     from paceline.spec.models import Experiment, TrialRequest
     from paceline.spec.placement import Placement
 
 DEFAULT_STAGES = 2  # of each replica
 _DOT, _TIMES = "\N{MIDDLE DOT}", "\N{MULTIPLICATION SIGN}"
+PipelineSchedule = Literal["gpipe", "1f1b", "pipedream"]
+# Those that update the weights once a step, after all micro-batches, and train the same.
+FLUSHING_SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
+Balance = Literal["time", "size"]
+
+_STREAM_STORES_ACTIVATIONS = (
+    'activation_checkpointing: schedule "pipedream" stores the activations of every micro-batch in '
+    'flight; remove it, or use schedule = "1f1b"'
+)
+
+# Keeps the bubble (s - 1) / (m + s - 1) under a fifth (Huang et al., GPipe, section 2.3:
+# negligible from four micro-batches a stage on).
+DEFAULT_MICRO_BATCHES_PER_STAGE = 4
+MOST_STAGES = 8  # in a search
+# Micro-batches a stage that a search tries: one leaves half of the time to the bubble, eight about
+# a tenth; more make the micro-batches too small for a core to work on well.
+_SEARCHED_MICRO_BATCHES_PER_STAGE = (1, 2, 4, 8)
+
+
+class PipelineKeys(KeyModel):
+    """Keys of `pipeline`."""
+
+    stages: Count | None = Field(default=None, description="stages that a replica is split into")
+    micro_batches: Count | None = Field(
+        default=None, description="micro-batches that a replica's samples are divided into"
+    )
+    schedule: PipelineSchedule | None = Field(
+        default=None, description="order of forward and backward passes"
+    )
+    vertical_sync: bool | None = Field(
+        default=None, description="pipedream: a micro-batch uses one version of the weights"
+    )
+    balance: Balance | None = Field(
+        default=None, description="what the stages share equally: time or size"
+    )
+    split_points: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None = (
+        Field(default=None, description="first layer of each stage but the first")
+    )
+
+
+class PipelineOptions(OptionModel):
+    """Planned options of a model in stages, one rank each."""
+
+    micro_batches: int = Field(ge=1)  # of a replica's share of a batch
+    schedule: PipelineSchedule = "1f1b"
+    balance: Balance | None = "time"  # None: split_points are given
+    split_points: tuple[int, ...] | None = None
+    vertical_sync: bool = False  # of pipedream
+
+    @property
+    def flushes(self) -> bool:
+        """Return whether all micro-batches of a step end before the weights change."""
+        return self.schedule in FLUSHING_SCHEDULES
+
+    @property
+    def inexact_reason(self) -> str | None:
+        if self.flushes:
+            return None
+        return "stages update stale weights after each micro-batch (not equivalent by design)"
+
+    @property
+    def updates_within_step(self) -> bool:
+        return not self.flushes
+
+    def exact_form(self) -> Self:
+        if self.flushes:
+            return self
+        return self.model_copy(update={"schedule": "1f1b", "vertical_sync": False})
+
+    def name_parts(self, placement: Placement) -> Iterator[str]:
+        points = "".join(f"c{point}" for point in self.split_points or ())
+        yield f"s{placement.stages}m{self.micro_batches}-{self.schedule}-{points or self.balance}"
+        if self.vertical_sync:
+            yield "vertical"
+
+    def labels(self) -> Iterator[str]:
+        if not self.flushes:
+            yield self.schedule
+        if self.vertical_sync:
+            yield "vertical sync"
+
+    def details(self) -> Iterator[str]:
+        if self.flushes:
+            yield self.schedule
+        if self.split_points is None:
+            yield str(self.balance)
+        else:
+            yield f"split at {', '.join(map(str, self.split_points))}"
 
 
 class Pipeline(StrategyDescriptor):
@@ -41,12 +129,12 @@ class Pipeline(StrategyDescriptor):
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         threads = number(request.threads_per_rank) or 1
-        given = stages_given(request) or number(request.ranks_per_node)
+        given = _stages_given(request) or number(request.ranks_per_node)
         stages = given or max(2, cores // threads)
         return NodeCounts(ranks=stages, threads_per_rank=threads, stages=stages)
 
     def count_faults(self, request: TrialRequest) -> Iterator[str]:
-        ranks, stages = number(request.ranks_per_node), stages_given(request)
+        ranks, stages = number(request.ranks_per_node), _stages_given(request)
         if stages == 1:
             yield (
                 'stages: "pipeline" needs at least 2, got 1; for one use '
@@ -59,7 +147,7 @@ class Pipeline(StrategyDescriptor):
             )
 
     def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
-        yield from settings.split_faults(request)
+        yield from _split_faults(request)
 
     def batch_faults(
         self,
@@ -78,14 +166,12 @@ class Pipeline(StrategyDescriptor):
                 "a larger global_batch"
             )
         planned = self.options(request, counts, replica_batch, "").micro_batches
-        yield from settings.stream_faults(request, planned, counts)
+        yield from _stream_faults(request, planned, counts)
         # Two stages need one split point, and every model has one; the strategy checks it again.
         # The model's facts take 1 to 2 s, so ask for them only where the answer is open.
         if counts.stages > 2 or keys.split_points is not None:
             places = workload.facts().split_points
-            yield from settings.model_faults(
-                workload.model, places, counts.stages, keys.split_points
-            )
+            yield from model_faults(workload.model, places, counts.stages, keys.split_points)
 
     def task_faults(
         self,
@@ -98,9 +184,9 @@ class Pipeline(StrategyDescriptor):
         if options.flushes:
             return
         if activation_checkpointing:
-            yield settings.STREAM_STORES_ACTIVATIONS
+            yield _STREAM_STORES_ACTIVATIONS
         if workload.needs_facts:
-            yield from settings.stream_model_faults(
+            yield from _stream_model_faults(
                 workload.facts(), workload.model, placement.stages, options
             )
 
@@ -108,7 +194,7 @@ class Pipeline(StrategyDescriptor):
         self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
     ) -> PipelineOptions:
         keys = request.keys(PipelineKeys)
-        usual = min(settings.DEFAULT_MICRO_BATCHES_PER_STAGE * counts.stages, replica_batch)
+        usual = min(DEFAULT_MICRO_BATCHES_PER_STAGE * counts.stages, replica_batch)
         return PipelineOptions(
             micro_batches=number(keys.micro_batches) or usual,
             schedule=keys.schedule or "1f1b",
@@ -120,7 +206,7 @@ class Pipeline(StrategyDescriptor):
     def implementation_for(self, transport: str, options: PipelineOptions) -> str:
         if options.flushes:
             return self.implementation
-        return "paceline.strategies.pipeline.pipedream_strategy:PipeDreamStrategy"
+        return "paceline.strategies.pipeline.pipedream:PipeDreamStrategy"
 
     def undivided(self, request: TrialRequest, options: PipelineOptions) -> PipelineOptions:
         if number(request.keys(PipelineKeys).micro_batches) is not None:
@@ -152,9 +238,9 @@ class Pipeline(StrategyDescriptor):
         }
 
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
-        for stages in range(2, min(cores, settings.MOST_STAGES) + 1):
+        for stages in range(2, min(cores, MOST_STAGES) + 1):
             layout = {"stages": stages, "threads_per_rank": cores // stages}
-            for chosen in settings.searched_settings(stages, batch):
+            for chosen in _searched_settings(stages, batch):
                 yield {**layout, **chosen}
 
 
@@ -179,7 +265,7 @@ class Hybrid(Pipeline):
         threads = number(request.threads_per_rank) or 1
         ranks = number(request.ranks_per_node)
         replicas = number(request.keys(HybridKeys).replicas)
-        stages = stages_given(request)
+        stages = _stages_given(request)
         if stages is None:
             stages = ranks // replicas if ranks and replicas else DEFAULT_STAGES
         if replicas is None:
@@ -189,7 +275,7 @@ class Hybrid(Pipeline):
         )
 
     def count_faults(self, request: TrialRequest) -> Iterator[str]:
-        replicas, stages = number(request.keys(HybridKeys).replicas), stages_given(request)
+        replicas, stages = number(request.keys(HybridKeys).replicas), _stages_given(request)
         ranks = number(request.ranks_per_node)
         if replicas == 1:
             yield (
@@ -216,7 +302,7 @@ class Hybrid(Pipeline):
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         for replicas, stages, threads in searched_layouts(cores):
             layout = {"replicas": replicas, "stages": stages, "threads_per_rank": threads}
-            for chosen in settings.searched_settings(stages, batch // replicas):
+            for chosen in _searched_settings(stages, batch // replicas):
                 yield {**layout, **chosen}
 
 
@@ -227,7 +313,7 @@ def searched_layouts(cores: int) -> list[tuple[int, int, int]]:
     """
     if cores < 4:
         return [(2, 2, 1)]
-    most_stages = min(cores // 2, settings.MOST_STAGES)
+    most_stages = min(cores // 2, MOST_STAGES)
     pairs = [
         (replicas, stages)
         for replicas in range(2, cores // 2 + 1)
@@ -253,3 +339,102 @@ def _rank_faults(ranks: int, replicas: int | None, stages: int | None) -> Iterat
             f"ranks_per_node: expected a multiple of the {parts} {name}, at least {2 * parts}, "
             f"got {ranks}"
         )
+
+
+def _stages_given(request: TrialRequest) -> int | None:
+    """Return stages as a number or as one more than the split points, None if neither is given."""
+    keys = request.keys(PipelineKeys)
+    points = keys.split_points
+    return number(keys.stages) or (None if points is None else len(points) + 1)
+
+
+def _split_faults(request: TrialRequest) -> Iterator[str]:
+    """Yield contradictions between split points, stages and balance."""
+    keys = request.keys(PipelineKeys)
+    points, stages = keys.split_points, number(keys.stages)
+    if points is None:
+        return
+    if keys.balance is not None:
+        yield f'balance: split_points are given; remove balance = "{keys.balance}"'
+    if any(low >= high for low, high in pairwise(points)):
+        yield f"split_points: expected layers in ascending order, each once, got {list(points)}"
+    if stages is not None and stages != len(points) + 1:
+        yield (
+            f"split_points: {stages} stages have {stages - 1}, got {len(points)}; use "
+            f"stages = {len(points) + 1} or remove it"
+        )
+
+
+def _stream_faults(request: TrialRequest, micro_batches: int, counts: NodeCounts) -> Iterator[str]:
+    """Yield why a pipeline without flushes cannot run; nothing for other schedules.
+
+    micro_batches: of a step.
+    """
+    stages, keys = counts.stages, request.keys(PipelineKeys)
+    if keys.schedule != "pipedream":
+        if keys.vertical_sync is not None:
+            yield 'vertical_sync: belongs to schedule = "pipedream"; remove it, or set the schedule'
+        return
+    replicas = request.nodes * counts.replicas
+    if replicas > 1:
+        yield f'schedule: "pipedream" has one replica on one node, got {replicas}; use "1f1b"'
+    if request.device != "cpu":
+        yield (
+            'schedule: "pipedream" keeps copies of the weights in the memory of CPUs, got device = '
+            f'"{request.device}"; use "1f1b"'
+        )
+    if micro_batches < stages - 1:
+        yield (
+            f'micro_batches: {stages} stages with schedule "pipedream" need at least '
+            f"{stages - 1}, got {micro_batches}"
+        )
+
+
+def _stream_model_faults(
+    facts: ModelFacts, model: str, stages: int, options: PipelineOptions
+) -> Iterator[str]:
+    """Yield why a pipeline without flushes cannot train a model."""
+    # A split point p puts layers from p on into a later stage. It divides layers (a, b) if
+    # a < p <= b, and other split points are too few.
+    undivided = [
+        point
+        for point in options.split_points or facts.split_points
+        if not any(first < point <= last for first, last in facts.tied_layers)
+    ]
+    if facts.tied_layers and len(undivided) < stages - 1:
+        ties = ", ".join(f"{first} and {last}" for first, last in facts.tied_layers)
+        yield (
+            f'schedule: with "pipedream" a parameter belongs to one stage, but layers {ties} of '
+            f'{model} share one; use "1f1b", or other split_points'
+        )
+    if facts.batch_norms and options.micro_batches < stages - 1:
+        yield (
+            f"schedule: layer {facts.batch_norms[0]} of {model} normalises over the whole batch, "
+            f'so there is one micro-batch, but "pipedream" needs at least {stages - 1} with '
+            f'{stages} stages; use stages = 2, or "1f1b"'
+        )
+
+
+def model_faults(
+    model: str, places: Sequence[int], stages: int, split_points: Sequence[int] | None
+) -> Iterator[str]:
+    """Yield why the model cannot be split into so many stages, or not at these layers.
+
+    places: layers at which a stage of the model may begin.
+    """
+    if stages > len(places) + 1:
+        yield f"stages: {model} has at most {len(places) + 1}, got {stages}"
+    wrong = [point for point in split_points or () if point not in places]
+    if wrong:
+        yield (
+            f"split_points: a stage of {model} can begin at layer {', '.join(map(str, places))}, "
+            f"got {', '.join(map(str, wrong))}"
+        )
+
+
+def _searched_settings(stages: int, replica_batch: int) -> Iterator[dict[str, Any]]:
+    """Yield the schedules that a search tries; replica_batch: samples that one replica gets."""
+    factors = _SEARCHED_MICRO_BATCHES_PER_STAGE
+    counts = [stages * factor for factor in factors if stages * factor <= replica_batch]
+    for micro_batches, schedule, balance in product(counts, FLUSHING_SCHEDULES, get_args(Balance)):
+        yield {"micro_batches": micro_batches, "schedule": schedule, "balance": balance}

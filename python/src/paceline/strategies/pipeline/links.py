@@ -13,9 +13,13 @@ import torch
 from paceline.training.devices import CPU
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
+    from paceline.node.shared_node import SharedNode
     from paceline.node.signals import Channel
+    from paceline.strategies.pipeline.partition import Place
     from paceline.strategies.pipeline.split_points import Activation
 
 
@@ -83,7 +87,36 @@ class SplitPoint:
     gradients: Link
 
 
-def pin(slots: Channel, count: int, device: torch.device) -> None:
+def open_split_points(
+    shared: SharedNode,
+    place: Place,
+    crossing: Sequence[Activation],
+    samples: int,
+    slots: int,
+    device: torch.device,
+) -> dict[int, SplitPoint]:
+    """Open this worker's links, by the stage before each split point; collective over the node.
+
+    crossing: activations by split point. samples: of a micro-batch, at most. slots: micro-batches.
+    """
+    opened = {}
+    for replica in range(place.replicas):
+        for stage, activation in enumerate(crossing):
+            early, late = place.local_rank(replica, stage), place.local_rank(replica, stage + 1)
+            size = samples * activation.bytes_per_sample
+            channels = [
+                shared.channel(*ends, slots, size) for ends in ((early, late), (late, early))
+            ]
+            if replica == place.replica and place.stage in (stage, stage + 1):
+                for channel in channels:
+                    _pin(channel, slots, device)
+                opened[stage] = SplitPoint(
+                    *(Link(channel, activation, device) for channel in channels)
+                )
+    return opened
+
+
+def _pin(slots: Channel, count: int, device: torch.device) -> None:
     """Pin the slots so that a GPU can read and write them directly; does nothing on the CPU."""
     if device.type == "cuda":
         start, last = slots.slot(0).ctypes.data, slots.slot(count - 1)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 from paceline.errors import UsageError
 from paceline.plan.sample_order import share_bounds
-from paceline.strategies.pipeline.deferred import is_deferred
+from paceline.strategies.pipeline.descriptor import PipelineOptions, model_faults
 from paceline.strategies.pipeline.profile import profile_layers
-from paceline.strategies.pipeline.schedules import theoretical_bubble
-from paceline.strategies.pipeline.settings import PipelineOptions, model_faults
 from paceline.strategies.pipeline.split_points import (
     Activation,
     balanced_split_points,
@@ -26,10 +24,33 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.node.memory import NodeShare
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.communication import StrategyResult
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Position of a worker on its node."""
+
+    replica: int
+    stage: int
+    replicas: int
+    stages: int
+
+    @classmethod
+    def of(cls, context: RankContext, stages: int) -> Self:
+        replica, stage = divmod(context.local_rank, stages)
+        return cls(replica, stage, context.ranks_on_node // stages, stages)
+
+    def local_rank(self, replica: int, stage: int) -> int:
+        return replica * self.stages + stage
+
+    def siblings(self, stage: int) -> list[int]:
+        """Return the local ranks of this stage in all replicas."""
+        return [self.local_rank(replica, stage) for replica in range(self.replicas)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +72,14 @@ class Partition:
 
     split_points: list[int]
     crossing: list[Activation]  # by split point
-    profile: list[dict[str, Any]] | None  # seconds by layer, if they were measured
 
     def describe(self, layers: Layers, trial: Trial) -> StrategyResult:
         """Return the partition for the records; bytes are per step and replica."""
         settings, samples = settings_of(trial), BatchSizes.of(trial).replica
-        stages = trial.placement.stages
         names = [name for name, _ in layers]
         crossing_bytes = [samples * activation.bytes_per_sample for activation in self.crossing]
         return {
-            "stages": stages,
+            "stages": trial.placement.stages,
             "micro_batches": settings.micro_batches,
             "schedule": settings.schedule,
             "balance": settings.balance if settings.split_points is None else None,
@@ -71,11 +90,6 @@ class Partition:
             ],
             "bytes_forward": crossing_bytes,
             "bytes_backward": crossing_bytes,
-            "theoretical_bubble": theoretical_bubble(stages, settings.micro_batches)
-            if settings.flushes
-            else 0.0,
-            "deferred": [name for name, layer in layers if is_deferred(layer)],
-            **({} if self.profile is None else {"profile_s": self.profile}),
         }
 
 
@@ -101,23 +115,22 @@ def partition_model(
     faults = list(model_faults(trial.training.model, places, stages, settings.split_points))
     if faults:
         raise UsageError("; ".join(faults))
-    profile = None
     if settings.split_points is not None:
         split_points = list(settings.split_points)
     elif settings.balance == "size":
         costs = layer_bytes(layers, activations, BatchSizes.of(trial).micro_batch)
         split_points = balanced_split_points(costs, stages, places)
     else:
-        split_points, profile = _by_time(task, layers, trial, world, device)
-    return Partition(split_points, [activations[index - 1] for index in split_points], profile)
+        split_points = _by_time(task, layers, trial, world, device)
+    return Partition(split_points, [activations[index - 1] for index in split_points])
 
 
 def _by_time(
     task: Task, layers: Layers, trial: Trial, world: NodeShare | None, device: torch.device
-) -> tuple[list[int], list[dict[str, Any]]]:
+) -> list[int]:
     if world is not None and world.local_rank != 0:
-        answer = json.loads(world.lookup("split_points", trial.limits.trial_s))
-        return answer["split_points"], answer["profile"]
+        found: list[int] = json.loads(world.lookup("split_points", trial.limits.trial_s))
+        return found
     settings = settings_of(trial)
     profile = profile_layers(
         task,
@@ -135,8 +148,5 @@ def _by_time(
         profile.crossing_costs_s(len(layers)),
     )
     if world is not None:
-        world.publish(
-            "split_points",
-            json.dumps({"split_points": split_points, "profile": profile.describe()}),
-        )
-    return split_points, profile.describe()
+        world.publish("split_points", json.dumps(split_points))
+    return split_points

@@ -16,62 +16,79 @@ An update of a micro-batch has its part of the learning rate (TaskOptimizer.step
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
-from paceline.plan.sample_order import share_bounds
+from paceline.errors import UsageError
 from paceline.records.rows import UpdateRow, own_update
+from paceline.strategies.pipeline.partition import settings_of
 from paceline.strategies.pipeline.schedules import Forward, drain_actions, stream_actions
-from paceline.strategies.pipeline.stage import StageLayers, StageTimer
+from paceline.strategies.pipeline.stage import Pass, StageLayers, StageTimer
+from paceline.strategies.pipeline.strategy import PipelineStrategy
 from paceline.training.devices import CPU
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from paceline.plan.trial import Training
+    from paceline.plan.rank_context import RankContext
+    from paceline.plan.trial import Training, Trial
+    from paceline.records.communication import StrategyResult
+    from paceline.strategies.pipeline.descriptor import PipelineOptions
     from paceline.strategies.pipeline.links import SplitPoint
+    from paceline.strategies.pipeline.partition import Place
     from paceline.strategies.pipeline.split_points import Layers
-    from paceline.strategies.pipeline.stage_weights import StageWeights, WeightStash
-    from paceline.training.strategy import GradientResult, TrainBatch
+    from paceline.strategies.pipeline.stage_weights import StageWeights
+    from paceline.training.state import SavedState
+    from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
     from paceline.training.task import Task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPlace:
-    """Position of a stage in a pipeline that is never drained."""
+class WeightStash:
+    """Copies of a stage's weights for micro-batches in flight.
 
-    stage: int
-    stages: int
-    micro_batches: int  # of a step
-    vertical_sync: bool
+    A copy is necessary: autograd keeps views of the weights, which must not change until the
+    backward pass.
+    """
 
-    @property
-    def ahead(self) -> int:
-        """Micro-batches whose forward passes precede the backward pass of an earlier one."""
-        return self.stages - 1 - self.stage
+    def __init__(self, weights: StageWeights) -> None:
+        self._weights = weights
+        self._copies: dict[int, Tensor] = {}
+        self._in_flight: Counter[int] = Counter()
+        self._free: list[Tensor] = []
+        self.version = 0  # number of updates
+        self.most_copies = 0
 
-    @property
-    def delay(self) -> int:
-        """Updates between the forward pass of a micro-batch and its own update."""
-        return self.stages - 1 if self.vertical_sync else self.ahead
+    def begin(self, version: int) -> None:
+        """Use these weights for a forward pass; they are kept until `end`."""
+        self._in_flight[version] += 1
+        self.keep(version)
+        self.use(version)
 
-    @property
-    def stashed_versions(self) -> int:
-        """Largest number of copies of the stage's weights."""
-        return self.delay + 1 if self.delay else 0
+    def keep(self, version: int) -> None:
+        """Copy the current weights, unless this version was copied before."""
+        if version in self._copies:
+            return
+        assert version == self.version, "an older version was kept while it was the current one"
+        current = self._weights.flat  # changed by updates in place
+        copy = self._free.pop() if self._free else torch.empty_like(current)
+        self._copies[version] = copy.copy_(current)
+        self.most_copies = max(self.most_copies, len(self._copies))
 
+    def use(self, version: int) -> None:
+        """Let the stage's parameters be views of a version that is kept."""
+        self._weights.bind(self._copies[version])
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """The forward pass of a micro-batch in flight. `result` is None without samples."""
+    def use_current(self) -> None:
+        """Let the stage's parameters be the current weights; updates change them."""
+        self._weights.bind(self._weights.flat)
 
-    received: Tensor | None
-    result: Tensor | None
-    samples: int
-    share: float  # of the batch
-    version: int
+    def end(self, version: int, oldest_needed: int) -> None:
+        """Release a version after its backward pass, and all others before `oldest_needed`."""
+        self._in_flight[version] -= 1
+        for each in [v for v in self._copies if v < oldest_needed and not self._in_flight[v]]:
+            self._free.append(self._copies.pop(each))
 
 
 class StreamStage(StageLayers):
@@ -81,31 +98,36 @@ class StreamStage(StageLayers):
         self,
         task: Task,
         layers: Layers,
-        place: StreamPlace,
+        place: Place,
+        settings: PipelineOptions,
         before: SplitPoint | None,
         after: SplitPoint | None,
         training: Training,
     ) -> None:
-        super().__init__(task, [layer for _, layer in layers], before, after, training)
-        self._place = place
-        self._passes: dict[int, _Pass] = {}
+        modules = [layer for _, layer in layers]
+        super().__init__(task, modules, settings.micro_batches, before, after, training)
+        self._stage = place.stage
+        self._vertical_sync = settings.vertical_sync
+        # Micro-batches whose forward passes precede the backward pass of an earlier one.
+        self._ahead = place.stages - 1 - place.stage
+        # Updates between the forward pass of a micro-batch and its own update.
+        self._delay = place.stages - 1 if settings.vertical_sync else self._ahead
         self._weights: StageWeights
-        self._stash: WeightStash
+        self.stash: WeightStash
         self._drained_before = 0  # the first micro-batch since the last drain
         self._rows: list[UpdateRow] = []
 
     def update(self, weights: StageWeights) -> None:
         """Update these weights, which are those of the layers, from now on."""
-        self._weights, self._stash = weights, weights.stash()
+        self._weights, self.stash = weights, WeightStash(weights)
 
     def run(self, batch: TrainBatch) -> GradientResult:
         """Start all micro-batches of a batch, and finish those that are due; after the last batch,
         all of them."""
         timer = StageTimer(CPU)
         self._loss_sum = 0.0
-        place = self._place
         for action in stream_actions(
-            place.ahead, place.micro_batches, batch.step, drained_before=self._drained_before
+            self._ahead, self._micro_batches, batch.step, drained_before=self._drained_before
         ):
             if isinstance(action, Forward):
                 self._forward(action.micro_batch, batch, timer)
@@ -113,22 +135,22 @@ class StreamStage(StageLayers):
                 self._backward(action.micro_batch, timer)
         if batch.is_last:
             self._drain(batch.step + 1, timer)
-        self._stash.use_current()
+        self.stash.use_current()
         timer.ended("backward")
         return timer.result(self._loss_sum)
 
     def drain(self, steps: int) -> None:
         """Finish all micro-batches of the steps so far."""
         self._drain(steps, StageTimer(CPU))
-        self._stash.use_current()
+        self.stash.use_current()
 
     def begin_after(self, steps: int) -> None:
         """Begin as after a drain, with the weights after so many steps."""
-        self._drained_before = self._stash.version = steps * self._place.micro_batches
+        self._drained_before = self.stash.version = steps * self._micro_batches
 
     def _drain(self, steps: int, timer: StageTimer) -> None:
-        end = steps * self._place.micro_batches
-        for action in drain_actions(self._place.ahead, end, drained_before=self._drained_before):
+        end = steps * self._micro_batches
+        for action in drain_actions(self._ahead, end, drained_before=self._drained_before):
             self._backward(action.micro_batch, timer)
         self._drained_before = end
 
@@ -137,66 +159,126 @@ class StreamStage(StageLayers):
         rows, self._rows = self._rows, []
         return rows
 
-    @property
-    def stashed_versions(self) -> int:
-        """Largest number of copies of the weights so far."""
-        return self._stash.most_copies
-
-    def _forward(self, number: int, batch: TrainBatch, timer: StageTimer) -> None:
-        place = self._place
-        slot = number % place.micro_batches
-        low, high = share_bounds(len(batch.sample_ids), slot, place.micro_batches)
-        version = self._stash.version
-        if place.vertical_sync:
-            version = max(self._drained_before, number - place.delay)
-        received = None
-        if self._before is not None:
-            self._await_activations(self._before, slot, timer)
-            if high > low:  # a copy, because the slot is filled again before the backward pass
-                received = self._before.activations.received(slot, high - low).clone()
-                received.requires_grad_()
-            if slot == place.micro_batches - 1:
-                self._before.activations.release()
-        output = None
-        if place.delay:
-            self._stash.begin(version)
-        if high > low:
-            inputs = batch.inputs[low:high] if received is None else received
-            output = self._output(inputs, batch, low, high)
+    def _pass(self, number: int, batch: TrainBatch, low: int, high: int) -> Pass:
+        version = self.stash.version
+        if self._vertical_sync:
+            version = max(self._drained_before, number - self._delay)
+        if self._delay:
+            self.stash.begin(version)
         share = (high - low) / batch.global_samples
-        self._passes[number] = _Pass(received, output, high - low, share, version)
-        self._send_activations(slot, output, timer)
+        return replace(super()._pass(number, batch, low, high), share=share, version=version)
+
+    def _receive(self, slot: int, samples: int) -> Tensor | None:
+        """Return a copy, because the slot is filled again before the backward pass."""
+        received = super()._receive(slot, samples)
+        if received is not None:
+            received = received.detach().clone().requires_grad_()
+        if self._before is not None and slot == self._micro_batches - 1:
+            self._before.activations.release()
+        return received
+
+    def _differentiate(self, done: Pass, gradient: Tensor | None) -> None:
+        if self._delay:
+            self.stash.use(done.version)
+        self._module.zero_grad()
+        super()._differentiate(done, gradient)
+
+    def _has_used_gradient(self, slot: int) -> None:
+        if self._after is not None and slot == self._micro_batches - 1:
+            self._after.gradients.release()
 
     def _backward(self, number: int, timer: StageTimer) -> None:
-        place = self._place
-        slot = number % place.micro_batches
-        done = self._passes.pop(number)
-        gradient = self._received_gradient(slot, done.samples, timer)
-        if done.result is not None and done.result.requires_grad:
-            if place.delay:
-                self._stash.use(done.version)
-            self._module.zero_grad()
-            torch.autograd.backward(done.result, gradient)
-        if self._after is not None and slot == place.micro_batches - 1:
-            self._after.gradients.release()
-        self._send_gradient(slot, done.received, timer)
+        done = self._passes[number]
+        super()._backward(number, timer)
         self._apply(number, done)
         timer.ended("backward")
 
-    def _apply(self, number: int, done: _Pass) -> None:
+    def _apply(self, number: int, done: Pass) -> None:
         """Update the weights with the gradients of a micro-batch."""
-        place, stash = self._place, self._stash
+        stash = self.stash
         staleness = stash.version - done.version
         if done.share:
             self._weights.step_part(done.share)
         stash.version += 1
-        if place.delay:
+        if self._delay:
             # Of the next forward pass: it uses the current version, or an older one.
-            late = place.delay - place.ahead if place.vertical_sync else 0
+            late = self._delay - self._ahead if self._vertical_sync else 0
             stash.end(done.version, oldest_needed=stash.version - late)
-            if place.vertical_sync:
+            if self._vertical_sync:
                 stash.keep(stash.version)
-        step = number // place.micro_batches
+        step = number // self._micro_batches
         self._rows += own_update(
-            worker=place.stage, sequence=number, step=step, staleness=staleness
+            worker=self._stage, sequence=number, step=step, staleness=staleness
         )
+
+
+class PipeDreamStrategy(PipelineStrategy):
+    """One stage, which updates its weights within `gradient`."""
+
+    pauses_for_checkpoints = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = 0  # whose passes have begun
+
+    def prepare(
+        self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
+    ) -> None:
+        """Raises UsageError, beside what a pipeline raises, if stages that were balanced by
+        measured times share a parameter."""
+        super().prepare(task, model, context, trial, peers)
+        if self._has_ties:
+            raise UsageError(
+                'schedule: with "pipedream" a parameter belongs to one stage, but stages share '
+                'one; use "1f1b", or other split_points'
+            )
+        self._stream.update(self._weights)
+
+    def gradient(self, batch: TrainBatch) -> GradientResult:
+        """Run the passes of the step; the weights change after each micro-batch.
+
+        The time of the updates is a part of backward_s.
+        """
+        result = self._stream.run(batch)
+        self._steps = batch.step + 1
+        return result
+
+    def step(self) -> None:
+        """Do nothing: `gradient` has updated the weights."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return none: there is no gradient of a whole batch."""
+        return {}
+
+    def updates(self) -> list[UpdateRow]:
+        return self._stream.take_rows()
+
+    def settle(self) -> None:
+        """Finish the micro-batches in flight. The next step begins as the first one does."""
+        self._stream.drain(self._steps)
+
+    def restore(self, saved: SavedState) -> None:
+        self._steps = saved.steps
+        self._stream.begin_after(saved.steps)
+        super().restore(saved)
+
+    def describe(self) -> StrategyResult:
+        """Return the settings; stashed weights are those of this rank's stage."""
+        copies = self._stream.stash.most_copies
+        return {
+            **super().describe(),
+            "stashed_versions": copies,
+            "stashed_bytes": copies * 4 * self._weights.elements,
+        }
+
+    def _open_stage(
+        self,
+        layers: Layers,
+        place: Place,
+        before: SplitPoint | None,
+        after: SplitPoint | None,
+        trial: Trial,
+        device: torch.device,  # noqa: ARG002  (planning admits the CPU only)
+    ) -> None:
+        settings, training = settings_of(trial), trial.training
+        self._stream = StreamStage(self._task, layers, place, settings, before, after, training)

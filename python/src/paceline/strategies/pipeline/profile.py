@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,6 @@ _BUDGET_S = 15.0
 class LayerTimes:
     """Seconds of one layer and the in-place layers that follow it."""
 
-    layer: str
     forward_s: float  # per micro-batch
     backward_s: float  # per micro-batch, without deferred work
     deferred_s: float  # per step: cast of the weights, weight gradients over all micro-batches
@@ -72,9 +71,6 @@ class Profile:
         for index, before in zip(self.indexes[1:], self.times, strict=False):
             costs[index] = self.micro_batches * before.copy_s
         return costs
-
-    def describe(self) -> list[dict[str, Any]]:
-        return [asdict(t) for t in self.times]
 
 
 def profile_layers(
@@ -149,7 +145,6 @@ class _Block:
         self._device = device
         # At most one, because a stage can begin with any linear layer.
         self._deferred = next((m for m in self.module if isinstance(m, DeferredLinear)), None)
-        self._name = layers[0][0]
         self._training = training
         self._inputs = self._outputs = torch.empty(0)
         self._seconds: dict[str, list[float]] = {}
@@ -180,7 +175,6 @@ class _Block:
     def times(self) -> LayerTimes:
         shortest = {name: min(times) for name, times in self._seconds.items()}
         return LayerTimes(
-            layer=self._name,
             forward_s=shortest["forward_s"],
             backward_s=shortest.get("backward_s", 0.0),
             deferred_s=shortest.get("cast_s", 0.0) + shortest.get("flush_s", 0.0),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.strategies.pipeline.settings import PipelineSchedule
+    from paceline.strategies.pipeline.descriptor import PipelineSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,3 @@ def drain_actions(ahead: int, end: int, *, drained_before: int = 0) -> list[Acti
     """Return a stage's backward passes of the micro-batches before `end` that are in flight; see
     `stream_actions`."""
     return [Backward(i) for i in range(max(drained_before, end - ahead), end)]
-
-
-def theoretical_bubble(stages: int, micro_batches: int) -> float:
-    """Return the idle share of a step if all stages take equally long: (s-1) / (m+s-1).
-
-    Huang et al.: GPipe, section 2.3; the same for 1f1b (Narayanan et al. 2021, section 2.2).
-    """
-    return (stages - 1) / (micro_batches + stages - 1)

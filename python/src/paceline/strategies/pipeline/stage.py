@@ -78,11 +78,14 @@ class StageTimer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """The result of a forward pass, for its backward pass."""
+class Pass:
+    """A forward pass of a micro-batch, for its backward pass."""
 
     received: Tensor | None  # a leaf tensor, whose gradient is sent back
-    result: Tensor  # the output of the stage, or the loss
+    result: Tensor | None  # the output of the stage, or the loss; None without samples
+    samples: int
+    share: float = 0.0  # of the batch, if the weights change within a step
+    version: int = 0  # of the weights then
 
 
 class StageLayers:
@@ -92,52 +95,82 @@ class StageLayers:
         self,
         task: Task,
         layers: Sequence[nn.Module],
+        micro_batches: int,
         before: SplitPoint | None,
         after: SplitPoint | None,
         training: Training,
         device: torch.device = CPU,
     ) -> None:
+        """micro_batches: of a step."""
         self._module = nn.Sequential(*layers)
+        self._micro_batches = micro_batches
         self._before, self._after = before, after
         self._task, self._training = task, training
         self._device = device
         self._mover = InputMover(device)
         self._loss_sum = 0.0
         self._forward_of: Callable[[Tensor], Tensor] = self._module
+        self._passes: dict[int, Pass] = {}  # in flight, by the number of the micro-batch
 
-    def _await_activations(self, before: SplitPoint, slot: int, timer: StageTimer) -> None:
-        """Wait until the previous stage has sent the activations of a micro-batch."""
-        timer.ended("forward")
-        before.activations.wait(slot)
-        timer.ended("bubble")
-
-    def _send_activations(self, slot: int, output: Tensor | None, timer: StageTimer) -> None:
-        """Send the output of a micro-batch to the next stage, if there is one."""
+    def _forward(self, number: int, batch: TrainBatch, timer: StageTimer) -> None:
+        """Run the forward pass of a micro-batch of `batch`, between its neighbours."""
+        slot = number % self._micro_batches
+        low, high = share_bounds(len(batch.sample_ids), slot, self._micro_batches)
+        if self._before is not None:
+            timer.ended("forward")
+            self._before.activations.wait(slot)
+            timer.ended("bubble")
+        done = self._passes[number] = self._pass(number, batch, low, high)
         if self._after is not None:
             if slot == 0:
                 timer.ended("forward")
                 self._after.activations.begin()
                 timer.ended("bubble")
+            output = done.result if done.samples else None
             self._after.activations.send(slot, None if output is None else output.detach())
         timer.ended("forward")
 
-    def _received_gradient(self, slot: int, samples: int, timer: StageTimer) -> Tensor | None:
-        """Wait for the gradient of the output of a micro-batch; None in the last stage."""
-        if self._after is None:
-            return None
-        timer.ended("backward")
-        self._after.gradients.wait(slot)
-        timer.ended("bubble")
-        return self._after.gradients.received(slot, samples)
-
-    def _send_gradient(self, slot: int, received: Tensor | None, timer: StageTimer) -> None:
-        """Send the gradient of received activations to the previous stage, if there is one."""
+    def _backward(self, number: int, timer: StageTimer) -> None:
+        """Run the backward pass of a micro-batch, between its neighbours."""
+        slot, done, gradient = number % self._micro_batches, self._passes.pop(number), None
+        if self._after is not None:
+            timer.ended("backward")
+            self._after.gradients.wait(slot)
+            timer.ended("bubble")
+            gradient = self._after.gradients.received(slot, done.samples)
+        if done.result is not None and done.result.requires_grad:
+            is_scalar = done.result.dim() == 0  # a loss, or the zero of a placeholder
+            self._differentiate(done, None if is_scalar else gradient)
+        self._has_used_gradient(slot)
         if self._before is not None:
             if slot == 0:
                 timer.ended("backward")
                 self._before.gradients.begin()
                 timer.ended("bubble")
+            received = done.received
             self._before.gradients.send(slot, None if received is None else received.grad)
+
+    def _pass(self, number: int, batch: TrainBatch, low: int, high: int) -> Pass:
+        """Run the layers on samples low to high of the replica's part, if there are any."""
+        received = self._receive(number % self._micro_batches, high - low)
+        if high == low:
+            return Pass(None, None, 0)
+        inputs = self._mover.move(batch.inputs[low:high]) if received is None else received
+        return Pass(received, self._output(inputs, batch, low, high), high - low)
+
+    def _receive(self, slot: int, samples: int) -> Tensor | None:
+        """Return the activations that have arrived as a leaf tensor; None without any."""
+        if self._before is None or not samples:
+            return None
+        return self._before.activations.received(slot, samples).requires_grad_()
+
+    def _differentiate(self, done: Pass, gradient: Tensor | None) -> None:
+        """Compute the gradients of a pass. gradient: of its result; None for a scalar."""
+        assert done.result is not None, "the caller has checked it"
+        torch.autograd.backward(done.result, gradient)
+
+    def _has_used_gradient(self, slot: int) -> None:
+        """Do what is possible now that a received gradient is not needed any longer."""
 
     def _output(self, inputs: Tensor, batch: TrainBatch, low: int, high: int) -> Tensor:
         """Return the outputs for samples low to high of the replica's part, or in the last stage
@@ -168,9 +201,8 @@ class Stage(StageLayers):
         device: torch.device = CPU,
     ) -> None:
         """actions: the actions of a step, two for each micro-batch."""
-        super().__init__(
-            task, [deferred(layer) for _, layer in layers], before, after, training, device
-        )
+        modules = [deferred(layer) for _, layer in layers]
+        super().__init__(task, modules, len(actions) // 2, before, after, training, device)
         self._names = [name for name, _ in layers]
         self._deferred = [m for m in self._module if isinstance(m, DeferredLinear)]
         later = {id(p) for layer in self._deferred for p in layer.parameters()}
@@ -180,8 +212,6 @@ class Stage(StageLayers):
             if not tensor.requires_grad:  # the others are in memory of the strategy
                 tensor.data = tensor.data.to(device)
         self._actions = actions
-        self._micro_batches = len(actions) // 2
-        self._passes: dict[int, _Pass] = {}
         self._pass_communication: PassCommunication | None = None
 
     def checkpoint_activations(self, stored: Sequence[BlockBytes]) -> None:
@@ -219,32 +249,15 @@ class Stage(StageLayers):
                 if isinstance(action, Forward):
                     self._forward(action.micro_batch, batch, timer)
                 else:
-                    self._backward(action.micro_batch, batch, timer)
+                    self._backward(action.micro_batch, timer)
+                    timer.ended("backward")
         self._finish(timer)
         return timer.result(self._loss_sum)
 
-    def _forward(self, index: int, batch: TrainBatch, timer: StageTimer) -> None:
-        low, high = share_bounds(len(batch.sample_ids), index, self._micro_batches)
-        if self._before is not None:
-            self._await_activations(self._before, index, timer)
-        output = None
-        if high > low:
-            output = self._compute(index, batch, low, high)
-        elif self._pass_communication is not None:
-            self._passes[index] = _Pass(None, self._placeholder(batch))
-        self._send_activations(index, output, timer)
-
-    def _compute(self, index: int, batch: TrainBatch, low: int, high: int) -> Tensor:
-        """Run the forward pass of samples low to high of the replica's part."""
-        received = None
-        if self._before is None:
-            inputs = self._mover.move(batch.inputs[low:high])
-        else:
-            received = self._before.activations.received(index, high - low).requires_grad_()
-            inputs = received
-        output = self._output(inputs, batch, low, high)
-        self._passes[index] = _Pass(received, output)
-        return output
+    def _pass(self, number: int, batch: TrainBatch, low: int, high: int) -> Pass:
+        if low == high and self._pass_communication is not None:
+            return Pass(None, self._placeholder(batch), 0)
+        return super()._pass(number, batch, low, high)
 
     def _placeholder(self, batch: TrainBatch) -> Tensor:
         """Pass a sample that does not count, because other replicas sum statistics with this one.
@@ -259,16 +272,6 @@ class Stage(StageLayers):
         with placeholders(self._module), autocast(self._training, self._device.type):
             output = self._forward_of(inputs)
         return no_loss(output)
-
-    def _backward(self, index: int, batch: TrainBatch, timer: StageTimer) -> None:
-        low, high = share_bounds(len(batch.sample_ids), index, self._micro_batches)
-        gradient = self._received_gradient(index, high - low, timer)
-        done = self._passes.pop(index, None)
-        if done is not None and done.result.requires_grad:
-            is_scalar = done.result.dim() == 0  # a loss, or the zero of a placeholder
-            torch.autograd.backward(done.result, None if is_scalar else gradient)
-        self._send_gradient(index, None if done is None else done.received, timer)
-        timer.ended("backward")
 
     def _finish(self, timer: StageTimer) -> None:
         """Compute weight gradients over all micro-batches. Until then received tensors may be in

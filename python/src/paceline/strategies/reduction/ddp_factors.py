@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
-from paceline.strategies.reduction.factor_layers import FactorLayers
+from paceline.strategies.reduction.factor_layers import capture
+from paceline.strategies.reduction.replica_factors import ReplicaFactors
 from paceline.torch_internals import call_after_backward, exclude_from_ddp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
-    from paceline.records.communication import FactorResult
-    from paceline.strategies.reduction.factor_exchange import FactorExchange
     from paceline.transports.bucket_settings import FactorSetting
 
 
@@ -46,44 +46,39 @@ def with_factors(
     EnvironmentLacks if "always" cannot give equal weights on all ranks.
     """
     _check(model)
-    module: nn.Module = model.module
-    layers = FactorLayers(module, example)
-    choice, exchange = layers.join(setting, samples, dtype, limit_s)
-    if exchange is None:
-        return _with_choice(model, choice.describe())
-    wrapped = _ignoring(model, layers.parameter_names(choice.chosen))
-    backward = _BackwardPass(wrapped, choice.chosen, layers, exchange, samples)
-    # Only `wrapped` owns the exchange. In a reference cycle with the layers, the process group
-    # would be freed when the interpreter ends, which Gloo does not survive.
-    wrapped.factor_exchange = backward  # type: ignore[assignment]
-    layers.capture(choice.chosen, partial(_keep, weakref.ref(backward)))
-    return _with_choice(wrapped, choice.describe())
+    factors = _BackwardFactors(setting, samples)
+    factors.join(model.module, example, samples, dtype, limit_s)
+    if factors.layers:
+        model = _ignoring(model, factors.parameter_names)
+        factors.follow(model)
+        # Only `model` owns the factors. In a reference cycle with the layers, the process group
+        # would be freed when the interpreter ends, which Gloo does not survive.
+        model.factor_exchange = factors  # type: ignore[assignment]
+    model.sufficient_factors = factors.choice.describe()  # type: ignore[assignment]
+    return model
 
 
-class _BackwardPass:
+class _BackwardFactors(ReplicaFactors):
     """Sends factors in a backward pass, and sets gradients at its end."""
 
-    def __init__(
-        self,
-        model: DistributedDataParallel,
-        names: Sequence[str],
-        layers: FactorLayers,
-        exchange: FactorExchange,
-        samples: int,
-    ) -> None:
-        self._model = weakref.proxy(model)
-        self._names = names
-        self._layers = layers
-        self._exchange = exchange
+    def __init__(self, setting: FactorSetting, samples: int) -> None:
+        super().__init__(setting)
+        self._model: DistributedDataParallel | weakref.CallableProxyType[DistributedDataParallel]
         self._samples = samples
         self._will_finish = False
-        exchange.begin(samples)
+
+    def follow(self, model: DistributedDataParallel) -> None:
+        """Send the factors of passes through this model from now on."""
+        self._model = weakref.proxy(model)
+        capture(self._captured, partial(_keep, weakref.ref(self)))
+        self.begin(self._samples)
 
     def keep(self, layer: str, inputs: Tensor, gradients: Tensor) -> None:
         """Send the factors of a layer; within `no_sync`, keep them for the next pass."""
         is_last = bool(self._model.require_backward_grad_sync)
-        self._exchange.keep_inputs(layer, inputs, is_last=is_last)
-        self._exchange.keep_gradients(layer, gradients, is_last=is_last)
+        with nullcontext() if is_last else self.accumulating():
+            self.keep_inputs(layer, inputs)
+            self.keep_gradients(layer, gradients)
         if is_last and not self._will_finish:
             self._will_finish = True
             # Runs before DDP's own callback, so the products overlap the sums of its buckets.
@@ -92,21 +87,20 @@ class _BackwardPass:
     def _finish(self) -> None:
         self._will_finish = False
         scale = 1 / dist.get_world_size()  # DDP averages
-        for name in reversed(self._names):
-            factors = self._exchange.wait(name)
-            for parameter, gradient in self._layers.gradients(name, *factors):
+        for name in reversed(self.layers):
+            for parameter, gradient in self._products(name, *self.wait(name)):
                 gradient.mul_(scale)
                 if parameter.grad is None:
                     parameter.grad = gradient
                 else:
                     parameter.grad.add_(gradient)
-        self._exchange.begin(self._samples)
+        self.begin(self._samples)
 
 
 def _keep(
-    backward: weakref.ref[_BackwardPass], layer: str, inputs: Tensor, gradients: Tensor
+    factors: weakref.ref[_BackwardFactors], layer: str, inputs: Tensor, gradients: Tensor
 ) -> None:
-    found = backward()
+    found = factors()
     if found is None:
         raise UsageError(
             f"layer {layer}: expected the model that paceline.with_factors returned, got none; "
@@ -115,12 +109,13 @@ def _keep(
     found.keep(layer, inputs, gradients)
 
 
-def _ignoring(model: DistributedDataParallel, parameters: list[str]) -> DistributedDataParallel:
+def _ignoring(
+    model: DistributedDataParallel, parameters: Collection[str]
+) -> DistributedDataParallel:
     """Return a DDP model of the same module and settings that ignores these parameters."""
     module = model.module
-    exclude_from_ddp(module, parameters)
-    ignored = set(parameters)
-    if not any(p.requires_grad for name, p in module.named_parameters() if name not in ignored):
+    exclude_from_ddp(module, list(parameters))
+    if not any(p.requires_grad for name, p in module.named_parameters() if name not in parameters):
         raise UsageError(
             "paceline.with_factors: expected a model with a trained layer whose gradient is "
             'summed, got linear layers only; add one to setting = "never", or use plain DDP'
@@ -152,10 +147,3 @@ def _check(model: DistributedDataParallel) -> None:
             "paceline.with_factors: expected a model on the CPU, got "
             f"{', '.join(sorted(devices))}; use plain DDP on GPUs"
         )
-
-
-def _with_choice(
-    model: DistributedDataParallel, described: FactorResult
-) -> DistributedDataParallel:
-    model.sufficient_factors = described  # type: ignore[assignment]
-    return model

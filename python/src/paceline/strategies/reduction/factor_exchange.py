@@ -19,15 +19,17 @@ from torch import Tensor
 
 from paceline.costs.link_cost import all_gather_bytes
 from paceline.errors import UsageError
+from paceline.strategies.reduction.factor_choice import FactorChoice, choose
 from paceline.training.linear import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from paceline.costs.factor_cost import FactorShape
     from paceline.records.communication import StrategyResult
-    from paceline.strategies.reduction.factor_choice import FactorChoice
+    from paceline.strategies.reduction.factor_choice import ChoiceContext
     from paceline.torch_internals import Work
+    from paceline.transports.bucket_settings import FactorSetting
 
 
 def open_group(limit_s: float | None) -> dist.ProcessGroup | None:
@@ -44,12 +46,40 @@ def open_group(limit_s: float | None) -> dist.ProcessGroup | None:
 class FactorExchange:
     """Gathers the factors of some layers over the ranks of a group.
 
-    A step is: `begin`; in the passes of each worker `keep_inputs` and `keep_gradients`; then `wait`
-    for each layer. A worker is a replica of this rank; its passes before the last one of a step are
-    marked with `is_last=False`. All ranks call every layer in the same order.
+    It has no layers, and does nothing, until `choose` or `open`. Then a step is: `begin`; in the
+    passes of each worker `keep_inputs` and `keep_gradients`; then `wait` for each layer. A worker
+    is a replica of this rank. All ranks call every layer in the same order.
     """
 
-    def __init__(
+    def __init__(self, setting: FactorSetting = "never") -> None:
+        self.choice = FactorChoice(setting=setting)
+        self._inputs: dict[str, _GatheredFactor] = {}
+        self._gradients: dict[str, _GatheredFactor] = {}
+        self._incomplete: set[int] = set()  # workers that have passes to come
+        self._lock = threading.Lock()  # workers may be threads
+        self._sent, self._ranks = 0, 1
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers that send factors."""
+        return tuple(self._inputs)
+
+    def choose(
+        self,
+        shapes: Mapping[str, FactorShape],
+        context: ChoiceContext,
+        only: Container[str] | None = None,
+    ) -> None:
+        """Choose the layers that send factors, and open their exchange; collective over all ranks.
+
+        only: layers that this rank computes; None means all. Raises EnvironmentLacks if the ranks
+        would compute different gradients.
+        """
+        self.choice = choose(shapes, context)
+        chosen = {n: shapes[n] for n in self.choice.chosen if only is None or n in only}
+        self.open(chosen, context.samples, context.dtype, context.gathering, context.workers)
+
+    def open(
         self,
         shapes: Mapping[str, FactorShape],
         samples: int,
@@ -57,10 +87,11 @@ class FactorExchange:
         group: dist.ProcessGroup | None,
         workers: int = 1,
     ) -> None:
-        """samples: maximum number of samples of this rank in a step, equal on all ranks."""
-        ranks = dist.get_world_size(group)
-        self._inputs: dict[str, _GatheredFactor] = {}
-        self._gradients: dict[str, _GatheredFactor] = {}
+        """Exchange the factors of these layers.
+
+        samples: maximum number of samples of this rank in a step, equal on all ranks.
+        """
+        self._ranks = dist.get_world_size(group)
         for name, shape in shapes.items():
             dtypes = (torch.int64, torch.float32) if shape.has_indices else (dtype, dtype)
             for factors, width, of_factor in (
@@ -68,11 +99,8 @@ class FactorExchange:
                 (self._gradients, shape.outputs, dtypes[1]),
             ):
                 factors[name] = _GatheredFactor(
-                    width, samples, shape.positions, ranks, of_factor, group, workers
+                    width, samples, shape.positions, self._ranks, of_factor, group, workers
                 )
-        self._lock = threading.Lock()  # workers may be threads
-        self._sent = 0
-        self._ranks = ranks
 
     def begin(self, samples: int) -> None:
         """Begin a step in which no rank has more than `samples` samples."""
@@ -80,21 +108,27 @@ class FactorExchange:
         for factor in (*self._inputs.values(), *self._gradients.values()):
             factor.begin(samples)
 
-    def keep_inputs(
-        self, layer: str, inputs: Tensor, worker: int = 0, *, is_last: bool = True
-    ) -> None:
-        """Keep the inputs of a forward pass, shape (samples, inputs), and send those of the step
-        if they are complete."""
-        self._keep(self._inputs[layer], inputs, worker, is_last=is_last)
+    @contextmanager
+    def accumulating(self, worker: int = 0) -> Iterator[None]:
+        """Send nothing meanwhile, because a later pass has more samples of the step."""
+        self._incomplete.add(worker)
+        try:
+            yield
+        finally:
+            self._incomplete.discard(worker)
 
-    def keep_gradients(
-        self, layer: str, gradients: Tensor, worker: int = 0, *, is_last: bool = True
-    ) -> None:
+    def keep_inputs(self, layer: str, inputs: Tensor, worker: int = 0) -> bool:
+        """Keep the inputs of a forward pass, shape (samples, inputs), and send those of the step
+        after the last one. Return whether the layer sends factors."""
+        return self._keep(self._inputs.get(layer), inputs, worker)
+
+    def keep_gradients(self, layer: str, gradients: Tensor, worker: int = 0) -> bool:
         """Keep the gradients of the outputs, shape (samples, outputs), like `keep_inputs`."""
-        self._keep(self._gradients[layer], gradients, worker, is_last=is_last)
+        return self._keep(self._gradients.get(layer), gradients, worker)
 
     def wait(self, layer: str) -> tuple[Tensor, Tensor]:
-        """Return inputs and gradients of the outputs of all ranks, shapes (ranks x samples, …).
+        """Return inputs and gradients of the outputs of all ranks, shapes (ranks x samples, …);
+        blocks until they have arrived.
 
         They are valid until the next `begin`. Raises UsageError if a pass did not reach the layer.
         """
@@ -106,65 +140,19 @@ class FactorExchange:
                 )
         return self._inputs[layer].wait(), self._gradients[layer].wait()
 
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes that this rank has sent since `begin`."""
-        return all_gather_bytes(self._sent, self._ranks)
-
-    def _keep(self, factor: _GatheredFactor, part: Tensor, worker: int, *, is_last: bool) -> None:
-        # The lock also keeps the order of messages equal on all ranks.
-        with self._lock, torch.no_grad():
-            self._sent += factor.keep(part.detach(), worker, is_last=is_last)
-
-
-class ExchangedFactors:
-    """The exchange of one rank, and the passes of its workers. Without an exchange it does nothing.
-
-    A step is `begin`, the passes, then the gradients from the factors of all ranks. A worker is a
-    replica of this rank.
-    """
-
-    def __init__(self, choice: FactorChoice) -> None:
-        self._choice = choice
-        self._exchange: FactorExchange | None = None
-        self._incomplete: set[int] = set()  # workers that have passes to come
-
-    def begin(self, samples: int) -> None:
-        """Begin a step in which no rank has more than `samples` samples."""
-        if self._exchange is not None:
-            self._exchange.begin(samples)
-
-    @contextmanager
-    def accumulating(self, worker: int = 0) -> Iterator[None]:
-        """Send nothing meanwhile, because a later pass has more samples of the step."""
-        self._incomplete.add(worker)
-        try:
-            yield
-        finally:
-            self._incomplete.discard(worker)
-
-    def keep_inputs(self, layer: str, inputs: Tensor, worker: int = 0) -> None:
-        """Keep the inputs of a forward pass; send them after the last one of the step."""
-        assert self._exchange is not None, "only layers of an exchange are captured"
-        is_last = worker not in self._incomplete
-        self._exchange.keep_inputs(layer, inputs, worker, is_last=is_last)
-
-    def keep_gradients(self, layer: str, gradients: Tensor, worker: int = 0) -> bool:
-        """Keep the gradients of the outputs like `keep_inputs`; return whether they are sent."""
-        assert self._exchange is not None, "only layers of an exchange are captured"
-        is_last = worker not in self._incomplete
-        self._exchange.keep_gradients(layer, gradients, worker, is_last=is_last)
-        return True
-
-    def wait(self, layer: str) -> tuple[Tensor, Tensor]:
-        """Return the factors of one layer of all ranks; blocks until they have arrived."""
-        assert self._exchange is not None, "the layer sends factors"
-        return self._exchange.wait(layer)
-
     def with_traffic(self, others: StrategyResult) -> StrategyResult:
         """Add the choice and the traffic of factors to the description of other gradients."""
-        sent = None if self._exchange is None else self._exchange.sent_bytes
-        return self._choice.with_traffic(others, sent)
+        sent = all_gather_bytes(self._sent, self._ranks) if self.layers else None
+        return self.choice.with_traffic(others, sent)
+
+    def _keep(self, factor: _GatheredFactor | None, part: Tensor, worker: int) -> bool:
+        if factor is None:
+            return False
+        # The lock also keeps the order of messages equal on all ranks.
+        with self._lock, torch.no_grad():
+            is_last = worker not in self._incomplete
+            self._sent += factor.keep(part.detach(), worker, is_last=is_last)
+        return True
 
 
 class _GatheredFactor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
+from paceline.errors import UsageError
 from paceline.plan.sample_order import share_bounds
 from paceline.training.state import Elements
 
@@ -73,7 +74,7 @@ class FlatLayout:
     def of(cls, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Self:
         """Place parameters one after the other, each at a multiple of 64 bytes.
 
-        Raises ValueError for a parameter that is not float32 or not dense.
+        Raises UsageError for a parameter that is not float32 or not dense.
         """
         places: dict[str, _Place] = {}
         offset = 0
@@ -201,9 +202,10 @@ def _end(place: _Place) -> int:
 def _check(name: str, parameter: nn.Parameter) -> None:
     reach = sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True)) + 1
     if parameter.dtype != torch.float32 or reach != parameter.numel():
-        raise ValueError(
+        raise UsageError(
             f"parameter {name}: expected float32 elements without gaps, got {parameter.dtype} of "
-            f"shape {tuple(parameter.shape)} with strides {parameter.stride()}"
+            f"shape {tuple(parameter.shape)} with strides {parameter.stride()}; use .float() and "
+            ".contiguous() in the model, or a strategy in which each replica updates all parameters"
         )
 
 

@@ -19,7 +19,7 @@ from paceline.training.optimizers import TaskOptimizer, no_gradient
 from paceline.training.state import WEIGHTS, restore_optimizer, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
     from paceline.strategies.reduction.sufficient_factors import (
@@ -178,6 +178,11 @@ def _part_of_state(
             "cannot be divided; continue with local strategy sequential or intraop"
         )
     return layout.part(shards[name], tensor)
+
+
+def gradients_of(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
+    """Return the gradients that parameters have, by name."""
+    return {name: p.grad for name, p in parameters if p.grad is not None}
 
 
 def shard_of(layout: FlatLayout, gradients: Mapping[str, Tensor], shard: ParameterShard) -> Tensor:

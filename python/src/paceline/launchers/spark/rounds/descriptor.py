@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.spec.descriptors import TransportDescriptor
-from paceline.strategies.processes.descriptor import ProcessesKeys
+from paceline.strategies.descriptors import ProcessesKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,22 +24,14 @@ from torch import Tensor, nn
 
 from paceline.node.memory import SoloNode
 from paceline.node.shared_node import SharedNode
-from paceline.node.signals import Barrier
+from paceline.strategies.reduction.factor_layers import capture, linear_layers, rows_of
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.node_factors import NodeFactors
-from paceline.strategies.reduction.optimizer_shard import OptimizerShard
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
-from paceline.strategies.reduction.shared_gradients import SharedGradients
-from paceline.strategies.reduction.shared_sum import SharedSum, shared_rows
-from paceline.strategies.reduction.sufficient_factors import (
-    LowPrecisionWeights,
-    SharedFactors,
-    capture_sufficient_factors,
-    linear_layers,
-    mark_summed_layers,
-    rows_of,
-)
+from paceline.strategies.reduction.shared_sums import SharedGradients, SharedSum, shared_rows
+from paceline.strategies.reduction.sufficient_factors import LowPrecisionWeights, SharedFactors
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.optimizers import trained_parameters
 from paceline.training.passes import run_passes, working_dtype
@@ -48,12 +40,11 @@ from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.communication import StrategyResult
-    from paceline.strategies.reduction.flat_layout import ParameterShard
     from paceline.training.pass_communication import PassCommunication
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
@@ -64,18 +55,6 @@ class ProcessesStrategy(ShardedStrategy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rank = 0  # local rank
-        self._ranks = 1
-        self._node = ""  # name of the node in the records
-        self._model: nn.Module
-        self._trial: Trial
-        self._barrier: Barrier
-        self._rows: dict[str, int]  # number of rows of the parameters that are divided by rows
-        self._shards_by_rank: list[list[ParameterShard]]  # by local rank, as are the next two
-        self._shared_gradients: list[SharedGradients]
-        self._shared_factors: list[SharedFactors]
-        self._shard: OptimizerShard
-        self._total: SharedSum  # over all replicas
         self._pass_communication: PassCommunication | None = None
 
     def prepare(
@@ -88,6 +67,7 @@ class ProcessesStrategy(ShardedStrategy):
         """
         self._task, self._model, self._trial = task, model, trial
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
+        # the name of the workers in the records
         self._node = f"node {context.node_index}"
         self._saves_shards, self._saves_buffers = context.node_index == 0, self._rank == 0
         limit_s = trial.limits.collective_s
@@ -97,50 +77,32 @@ class ProcessesStrategy(ShardedStrategy):
         self._barrier = shared.barrier(range(self._ranks))
         weights = shared_floats(shared, "the weights", self._layout.elements)
         self._layout.bind(parameters, weights, copy=self._rank == 0)
-        mark_summed_layers(model, task.example_input())
-        self._rows = rows_of(model)
+        self._factor_layers = linear_layers(model, task.example_input())
+        rows = rows_of(self._factor_layers)
         self._replicate_group = ReplicateGroup.join(trial, context, peers)
         self._node_factors = NodeFactors(trial)
-        self._node_factors.join(model, self._replicate_group, owners=self._ranks)
-        self._shards_by_rank = self._layout.shards(self._ranks, self._rows)
-        self._open_shared_gradients(shared, parameters)
-        low_precision = self._open_low_precision(shared, weights)
+        self._node_factors.join(self._factor_layers, self._replicate_group, owners=self._ranks)
+        self._shards_by_rank = self._layout.shards(self._ranks, rows)
+        summed = [[s for s in shards if s.name not in rows] for shards in self._shards_by_rank]
+        self._shared_gradients = SharedGradients.of_workers(shared, self._layout, summed)
+        self._shared_gradients[self._rank].write_in_backward(parameters)
+        low_precision = self._open_low_precision(shared, weights, rows)
         self._open_shared_factors(shared, low_precision)
-        self._shard = OptimizerShard(
-            self._layout,
-            self._shards_by_rank[self._rank],
-            weights,
-            task,
-            self._rows,
-            low_precision,
-        )
-        self._shards = [self._shard]
-        rows = shared_rows(shared, "sums", self._ranks, max(1, statistics_width(model)))
+        own_shards = self._shards_by_rank[self._rank]
+        shard = OptimizerShard(self._layout, own_shards, weights, task, rows, low_precision)
+        self._shards = [shard]
+        vectors = shared_rows(shared, "sums", self._ranks, max(1, statistics_width(model)))
         place, wait = (range(self._ranks), self._rank), self._barrier.wait
-        self._total = SharedSum(rows, *place, wait, self._replicate_group)
-        self._total_of_node = SharedSum(rows, *place, wait)
+        self._total_of_node = SharedSum(vectors, *place, wait)
         if trial.placement.replicas > 1:
-            self._pass_communication = synchronise(model, self._total, trial.training.batch_norm)
+            total = SharedSum(vectors, *place, wait, self._replicate_group)
+            self._pass_communication = synchronise(model, total, trial.training.batch_norm)
         self._barrier.wait()  # rank 0 has copied the weights
-        self._shard.refresh()
+        shard.refresh()
         self._barrier.wait()
 
-    def _open_shared_gradients(
-        self, shared: SharedNode, parameters: Mapping[str, nn.Parameter]
-    ) -> None:
-        """Open the memory of every rank for gradients that are summed."""
-        summed = [
-            [s for s in shards if s.name not in self._rows] for shards in self._shards_by_rank
-        ]
-        self._shared_gradients = []
-        for rank in range(self._ranks):
-            elements = SharedGradients.elements_needed(summed, rank)
-            memory = shared_floats(shared, "gradients", elements)
-            self._shared_gradients.append(SharedGradients(self._layout, summed, rank, memory))
-        self._shared_gradients[self._rank].write_in_backward(parameters)
-
     def _open_low_precision(
-        self, shared: SharedNode, weights: Tensor
+        self, shared: SharedNode, weights: Tensor, rows: Container[str]
     ) -> LowPrecisionWeights | None:
         """Open the memory for weights in lower precision, if the training uses them."""
         if self._trial.training.precision != "bf16":
@@ -148,24 +110,22 @@ class ProcessesStrategy(ShardedStrategy):
         dtype = torch.bfloat16
         memory = shared.memory("weights in bfloat16", dtype.itemsize * len(weights))
         copy = torch.from_numpy(memory).view(dtype)
-        return LowPrecisionWeights(self._layout, weights, copy, self._rows)
+        return LowPrecisionWeights(self._layout, weights, copy, rows)
 
     def _open_shared_factors(
         self, shared: SharedNode, low_precision: LowPrecisionWeights | None
     ) -> None:
         """Open the memory of every rank for sufficient factors."""
-        trial, model = self._trial, self._model
+        trial, layers, nodes = self._trial, self._factor_layers, self._node_factors
         dtype = working_dtype(trial.training)
         most = trial.placement.samples_of_a_replica(trial.training.global_batch)
-        samples = {name: self._node_factors.rows(name, most) for name in linear_layers(model)}
-        size = SharedFactors.bytes_needed(model, samples, dtype)
+        samples = {name: nodes.rows(name, most) for name in layers}
+        size = SharedFactors.bytes_needed(layers, samples, dtype)
         self._shared_factors = [
-            SharedFactors(model, samples, dtype, torch.from_numpy(shared.memory("factors", size)))
+            SharedFactors(layers, samples, dtype, torch.from_numpy(shared.memory("factors", size)))
             for _ in range(self._ranks)
         ]
-        capture_sufficient_factors(
-            model, self._keep, low_precision, store_inputs=self._node_factors.keep_inputs
-        )
+        capture(layers, self._keep, low_precision, nodes.keep_inputs)
 
     def _keep(self, layer: str, inputs: Tensor, outputs_gradients: Tensor) -> None:
         """Send the factors of a pass to other nodes, or copy them into shared memory."""
@@ -204,7 +164,7 @@ class ProcessesStrategy(ShardedStrategy):
 
     def step(self) -> None:
         """Step the optimiser; ends when the slowest rank of the node has stepped."""
-        self._shard.step(self._squared_norm())
+        self._shards[0].step(self._squared_norm())
         self._barrier.wait()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -221,7 +181,6 @@ class ProcessesStrategy(ShardedStrategy):
         sizes = [4 * sum(s.elements for s in shards) for shards in self._shards_by_rank]
         return {
             "shard_bytes": sizes,
-            "by_sufficient_factors": sorted(self._rows),
             **super().describe(),
         }
 
@@ -231,7 +190,7 @@ class ProcessesStrategy(ShardedStrategy):
 
         Call it after the barrier at which all processes have written their gradients and factors.
         """
-        own = {n: p.grad for n, p in self._model.named_parameters() if p.grad is not None}
+        own = gradients_of(self._model.named_parameters())
         others = [g.read for rank, g in enumerate(self._shared_gradients) if rank != self._rank]
         factors = [replica.read() for replica in self._shared_factors]
-        self._shard.reduce(own, others, factors)
+        self._shards[0].reduce(own, others, factors)

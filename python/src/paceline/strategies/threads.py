@@ -24,27 +24,22 @@ import os
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paceline.plan.sample_order import share_bounds
+from paceline.strategies.reduction.factor_layers import capture, linear_layers, rows_of
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.node_factors import NodeFactors
-from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of, shard_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
-from paceline.strategies.reduction.shared_sum import SharedSum
-from paceline.strategies.reduction.sufficient_factors import (
-    LowPrecisionWeights,
-    SufficientFactors,
-    capture_sufficient_factors,
-    mark_summed_layers,
-    rows_of,
-)
-from paceline.strategies.threads.worker_pool import WorkerPool
+from paceline.strategies.reduction.shared_sums import SharedSum
+from paceline.strategies.reduction.sufficient_factors import LowPrecisionWeights
+from paceline.strategies.worker_pool import WorkerPool
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.cores import worker_cores
 from paceline.training.devices import unix_s
@@ -61,6 +56,7 @@ if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.rows import WorkerEnvironment
+    from paceline.strategies.reduction.sufficient_factors import SufficientFactors
     from paceline.training.pass_communication import PassCommunication
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
@@ -72,12 +68,6 @@ class ThreadsStrategy(ShardedStrategy):
     def __init__(self) -> None:
         super().__init__()
         self._pool: WorkerPool | None = None
-        self._trial: Trial
-        self._group: str  # name of the threads in the records
-        self._replicas: list[nn.Module]
-        self._parameters: list[dict[str, nn.Parameter]]
-        self._factors: list[SufficientFactors]  # by worker, as is the next one
-        self._pass_communication: list[PassCommunication | None]
 
     def prepare(
         self,
@@ -104,12 +94,12 @@ class ThreadsStrategy(ShardedStrategy):
         self._layout = FlatLayout.of(trained_parameters(model).items())
         weights = torch.empty(self._layout.elements)
         self._layout.bind(trained_parameters(model), weights, copy=True)
-        mark_summed_layers(model, task.example_input())
+        layers = linear_layers(model, task.example_input())
         self._node_factors = NodeFactors(trial)
-        self._node_factors.join(model, self._replicate_group, owners=1, workers=replicas)
-        self._replicas = [model, *(_twin(model) for _ in range(1, replicas))]
+        self._node_factors.join(layers, self._replicate_group, owners=1, workers=replicas)
+        self._replicas: list[nn.Module] = [model, *(_twin(model) for _ in range(1, replicas))]
         self._parameters = [trained_parameters(replica) for replica in self._replicas]
-        rows = rows_of(model)
+        rows = rows_of(layers)
         low_precision = None
         if trial.training.precision == "bf16":
             copy_of_weights = weights.to(torch.bfloat16)
@@ -118,16 +108,16 @@ class ThreadsStrategy(ShardedStrategy):
             OptimizerShard(self._layout, owned, weights, task, rows, low_precision)
             for owned in self._layout.shards(replicas, rows)
         ]
-        self._pass_communication = [None] * replicas
+        self._pass_communication: list[PassCommunication | None] = [None] * replicas
         if trial.placement.replicas > 1:
             self._synchronise_statistics(model)
-        self._factors = [{} for _ in range(replicas)]
+        self._factors: list[SufficientFactors] = [{} for _ in range(replicas)]
         for worker, replica in enumerate(self._replicas):
-            capture_sufficient_factors(
-                replica,
+            capture(
+                {name: cast("nn.Linear", replica.get_submodule(name)) for name in layers},
                 partial(self._keep, worker),
                 low_precision,
-                store_inputs=partial(self._node_factors.keep_inputs, worker=worker),
+                partial(self._node_factors.keep_inputs, worker=worker),
             )
             _stop_between_layers(replica, self._pool)
 
@@ -211,7 +201,7 @@ class ThreadsStrategy(ShardedStrategy):
 
     def _reduce(self, worker: int) -> None:
         """Sum a worker's shards over the replicas, or compute them from sufficient factors."""
-        gradients = [_gradients(parameters) for parameters in self._parameters]
+        gradients = [gradients_of(parameters.items()) for parameters in self._parameters]
         own = gradients.pop(worker)
         others = [partial(shard_of, self._layout, replica) for replica in gradients]
         self._shards[worker].reduce(own, others, self._factors)
@@ -247,7 +237,3 @@ def _stop_between_layers(replica: nn.Module, pool: WorkerPool) -> None:
         module.register_forward_pre_hook(pool.raise_if_stopped)
     for parameter in trained_parameters(replica).values():
         parameter.register_post_accumulate_grad_hook(pool.raise_if_stopped)  # type: ignore[no-untyped-call]
-
-
-def _gradients(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {name: p.grad for name, p in parameters.items() if p.grad is not None}

@@ -1,17 +1,25 @@
-"""Gradients in shared memory that other processes of the node read."""
+"""Sums over the workers of a node: gradients in shared memory, and small vectors."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+
+from paceline.strategies.reduction.flat_layout import shared_floats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from paceline.node.shared_node import SharedNode
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
+    from paceline.strategies.reduction.replicate_group import ReplicateGroup
 
 
 class SharedGradients:
@@ -42,6 +50,21 @@ class SharedGradients:
     def elements_needed(shards_by_worker: Sequence[Sequence[ParameterShard]], worker: int) -> int:
         """Return the number of float32 elements of the memory: all elements that others own."""
         return sum(s.elements for s in _shards_of_others(shards_by_worker, worker))
+
+    @classmethod
+    def of_workers(
+        cls,
+        shared: SharedNode,
+        layout: FlatLayout,
+        shards_by_worker: Sequence[Sequence[ParameterShard]],
+    ) -> list[Self]:
+        """Return those of all workers, in memory of the node; collective."""
+        found = []
+        for worker in range(len(shards_by_worker)):
+            elements = cls.elements_needed(shards_by_worker, worker)
+            memory = shared_floats(shared, "gradients", elements)
+            found.append(cls(layout, shards_by_worker, worker, memory))
+        return found
 
     def write_in_backward(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Write each gradient as soon as the last backward pass of a step has computed it.
@@ -87,3 +110,48 @@ def _shards_of_others(
     for other, shards in enumerate(shards_by_worker):
         if other != worker:
             yield from shards
+
+
+class SharedSum:
+    """The sum of one vector of each worker. All workers get equal bits.
+
+    Workers are threads or processes; all call it the same number of times.
+    """
+
+    def __init__(
+        self,
+        memory: NDArray[np.float64],
+        members: Sequence[int],
+        own: int,
+        wait: Callable[[], None],
+        nodes: ReplicateGroup | None = None,
+    ) -> None:
+        """memory: shape (2 x workers of the node, width), shared. members: the workers whose
+        vectors are summed. own: this worker. wait: barrier of the members. nodes: group in which
+        the first member sums over nodes as well."""
+        self._vectors, self._sums = np.split(memory, 2)
+        self._members = list(members)
+        self._own = own
+        self._wait = wait
+        self._nodes = nodes
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return the sum of `values`, float64, shape (elements,)."""
+        elements = len(values)
+        first = self._members[0]
+        self._vectors[self._own, :elements] = values.numpy()
+        self._wait()
+        # Nobody still reads the previous sum: all have come to the barrier after that.
+        if self._own == first:
+            total = self._vectors[self._members, :elements].sum(axis=0)
+            if self._nodes is not None:
+                self._nodes.sum_vector(torch.from_numpy(total))
+            self._sums[first, :elements] = total
+        self._wait()
+        return torch.from_numpy(self._sums[first, :elements].copy())
+
+
+def shared_rows(shared: SharedNode, name: str, workers: int, width: int) -> NDArray[np.float64]:
+    """Return the memory of a SharedSum, which all processes of the node share; collective."""
+    memory = shared.memory(name, 2 * 8 * workers * width)
+    return memory.view(np.float64).reshape(2 * workers, width)

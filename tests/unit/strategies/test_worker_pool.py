@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.errors import EnvironmentLacks, RankFailed, TimedOut
-from paceline.strategies.threads.worker_pool import Stopped, WorkerPool
+from paceline.strategies.worker_pool import Stopped, WorkerPool
 
 ALL = sorted(os.sched_getaffinity(0))
 
@@ -166,7 +166,7 @@ set_thread_variables(1)
 if sys.argv[2] == "keep":
     assert keep_freed_memory()
 import torch
-from paceline.strategies.threads.worker_pool import WorkerPool
+from paceline.strategies.worker_pool import WorkerPool
 pool = WorkerPool([os.sched_getaffinity(0)] * 2, 1, 0, 30.0, 30.0)
 pool.run(lambda worker: bool(torch.ones(5_000_000).any()))
 libc = ctypes.CDLL(None)

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.reduction.embedding_factors import (
-    capture_embeddings,
+from paceline.strategies.reduction.factor_layers import (
+    capture,
     embedding_gradient,
     embeddings,
 )
@@ -66,7 +66,7 @@ def test_gradient_from_factors_is_that_of_the_embedding(padding_idx):
     def keep(name: str, indices: Tensor, gradients: Tensor) -> None:
         factors[name] = indices, gradients
 
-    capture_embeddings(model, {"0"}, keep)
+    capture({"0": model[0]}, keep)
     output = model(indices)
     assert torch.equal(output, wanted_output)
     output.square().sum().backward()
@@ -78,6 +78,6 @@ def test_gradient_from_factors_is_that_of_the_embedding(padding_idx):
 
 def test_pass_without_gradients_keeps_no_factors():
     model = nn.Sequential(nn.Embedding(7, 3))
-    capture_embeddings(model, {"0"}, pytest.fail)
+    capture({"0": model[0]}, pytest.fail)
     with torch.no_grad():
         assert model(EXAMPLE).shape == (1, 5, 3)

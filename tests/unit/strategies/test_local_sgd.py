@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from tests.support.trials import changed
 
-from paceline.strategies import TrainBatch, create_strategy
-from paceline.strategies.local_sgd import strategy as local_sgd
+from paceline.strategies import TrainBatch, create_strategy, local_sgd
 from paceline.workloads.build import build_model, make_task, task_of
 
 

@@ -17,21 +17,38 @@ place after the last local step, so that a training ends with an averaging.
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.costs.link_cost import all_reduce_bytes
-from paceline.strategies.local_sgd.steps import LocalReplica
-from paceline.strategies.processes.descriptor import AveragingSettings, ProcessesOptions
+from paceline.strategies.descriptors import ProcessesOptions
+from paceline.strategies.reduction.flat_replica import FlatReplica
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
-from paceline.training.devices import device_of, synchronize
-from paceline.training.optimizers import trained_parameters
-from paceline.training.state import RankState
-from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
+from paceline.training.devices import (
+    CPU,
+    InputMover,
+    Stopwatch,
+    device_of,
+    on_cpu,
+    synchronize,
+    use_device,
+)
+from paceline.training.optimizers import TaskOptimizer
+from paceline.training.passes import run_passes
+from paceline.training.state import RankState, restore_model, restore_optimizer
+from paceline.training.strategy import (
+    GradientResult,
+    LocalStrategy,
+    StepCommunication,
+    Stepper,
+    TrainBatch,
+)
 from paceline.transports.compression.bucket import bytes_of
 
 if TYPE_CHECKING:
@@ -42,6 +59,96 @@ if TYPE_CHECKING:
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
 
+_NO_GRADIENT = GradientResult(
+    loss_sum=0.0, forward_s=0.0, backward_s=0.0, comm_s=None, comm_ready_unix_s=None
+)
+
+
+class LocalReplica(FlatReplica, Stepper):
+    """A model and its optimiser, whose momentum lies in one flat array like the weights.
+
+    Its parameters are views of `weights`, their momentum of `momentum`, so that they can be sent as
+    they are and replaced in place. A step uses the gradient of the mean loss over the replica's
+    *own* samples. If weights are averaged after one such step from the same state, with the numbers
+    of samples as averaging coefficients, the result is exactly a step with the gradient of the
+    global mean, momentum included, because SGD is linear in the gradient.
+
+    momentum: None if the training has none. It is zero before the first step. settings: device
+    settings, for the records.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, trial: Trial, device: torch.device = CPU
+    ) -> None:
+        """model: in its memory format; it is moved to `device`."""
+        self.settings: StrategyResult = use_device(device)
+        super().__init__(model.to(device), partial(torch.zeros, device=device))
+        self.momentum: Tensor | None = None
+        self._groups: list[dict[str, Any]] = []  # of parameters with momentum
+        self._task, self._training = task, trial.training
+        self._device = device
+        self._mover, self._stopwatch = InputMover(device), Stopwatch(device)
+        self._has_gradient = False
+        self._optimizer = TaskOptimizer(task, self.parameters.items())
+        optimizer = self._optimizer.optimizer
+        if not isinstance(optimizer, torch.optim.SGD):
+            return
+        self._groups = [group for group in optimizer.param_groups if group["momentum"]]
+        if not self._groups:
+            return
+        self.momentum = torch.zeros_like(self.weights)
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        for parameter in itertools.chain(*(group["params"] for group in self._groups)):
+            buffer = self.layout.view(self.momentum, names[id(parameter)])
+            optimizer.state[parameter]["momentum_buffer"] = buffer
+
+    def gradient(self, batch: TrainBatch, mean_over: int | None = None) -> GradientResult:
+        """Run forward and backward pass of this replica's samples.
+
+        mean_over: divisor of the sum of their losses. None means their own number; a replica
+        without samples then has no gradient, and `step` does nothing.
+        """
+        divisor = len(batch.sample_ids) if mean_over is None else mean_over
+        self.model.zero_grad()
+        self._has_gradient = divisor > 0
+        if not self._has_gradient:
+            return _NO_GRADIENT
+        batch = replace(batch, global_samples=divisor)
+        passed = run_passes(
+            self._task,
+            self.model,
+            batch,
+            self._training,
+            stopwatch=self._stopwatch,
+            mover=self._mover,
+        )
+        return passed.result(alone=True)
+
+    def step(self) -> None:
+        """Step the optimiser with the current gradient, if there is one."""
+        if not self._has_gradient:
+            return
+        dampenings = [group["dampening"] for group in self._groups]
+        # The first update of SGD is not dampened; it knows it by a missing buffer.
+        if any(dampenings) and self.momentum is not None and not self.momentum.any():
+            for group in self._groups:
+                group["dampening"] = 0
+        self._optimizer.step()
+        for group, dampening in zip(self._groups, dampenings, strict=True):
+            group["dampening"] = dampening
+        synchronize(self._device)
+
+    def add_to(self, state: RankState, replica: int) -> None:
+        """Add the optimiser's state of this replica, and of the first one the weights."""
+        if replica == 0:
+            state.add_model(self.model)
+        state.add_optimizer(self._optimizer, prefix=f"replica/{replica}/")
+
+    def restore(self, saved: SavedState) -> None:
+        """Continue from a saved state, in the arrays `weights` and `momentum`."""
+        restore_model(self.model, saved)
+        restore_optimizer(self._optimizer, saved)
+
 
 class LocalSgdStrategy(LocalStrategy):
     """One replica per rank, synchronised with the others only every few steps."""
@@ -49,10 +156,6 @@ class LocalSgdStrategy(LocalStrategy):
     has_replica_state = True
 
     def __init__(self) -> None:
-        self._replica: LocalReplica
-        self._device: torch.device
-        self._rank, self._ranks = 0, 1
-        self._settings: AveragingSettings
         self._steps = 0  # number of steps that have begun
         self._restored_steps = 0
         self._is_last = False
@@ -86,8 +189,7 @@ class LocalSgdStrategy(LocalStrategy):
             return replace(self._replica.gradient(batch), comm_s=0.0)
         computed = self._replica.gradient(batch, mean_over=batch.global_samples)
         started_s, ready_unix_s = time.perf_counter(), time.time()
-        gradients = [p.grad for p in self._replica.model.parameters() if p.grad is not None]
-        self._all_reduce(gradients)
+        self._all_reduce(list(self._replica.gradients().values()))
         return replace(
             computed,
             comm_s=time.perf_counter() - started_s,
@@ -111,23 +213,20 @@ class LocalSgdStrategy(LocalStrategy):
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients; in a local step, this rank's own."""
-        return self._replica.gradients()
+        return on_cpu(self._replica.gradients())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights; they are equal on all ranks after an averaging."""
-        return self._replica.state_dict()
+        return on_cpu(self._replica.state_dict())
 
     def weights_to_evaluate(self) -> dict[str, Tensor]:
         """Return the mean of all ranks' weights, also between two averagings."""
         if self._ranks == 1:
             return self.state_dict()
-        weights = self._replica.weights
-        own = weights.clone()
-        all_reduce_tensors([weights])
-        weights /= self._ranks
-        mean = {name: tensor.clone() for name, tensor in self.state_dict().items()}
-        weights.copy_(own)
-        return mean
+        mean = self._replica.weights.clone()
+        all_reduce_tensors([mean])
+        mean /= self._ranks
+        return on_cpu(self._replica.state_dict(mean))
 
     def rank_state(self) -> RankState | None:
         """Return the weights on rank 0 and each rank's own optimiser state, after an averaging;
@@ -149,8 +248,7 @@ class LocalSgdStrategy(LocalStrategy):
         steps = self._steps - self._restored_steps
         if self._ranks == 1 or not steps:
             return self._replica.settings
-        trained = trained_parameters(self._replica.model)
-        parameters = 4 * sum(p.numel() for p in trained.values())
+        parameters = 4 * sum(p.numel() for p in self._replica.parameters.values())
         return {
             **self._replica.settings,
             "averaging": {

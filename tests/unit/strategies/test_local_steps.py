@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from paceline.strategies import TrainBatch
-from paceline.strategies.local_sgd.steps import LocalReplica
+from paceline.strategies.local_sgd import LocalReplica
+from paceline.training.task import Task
 from paceline.training.transforms import put_in_memory_format
 from paceline.workloads.build import build_model, make_task, task_of
 
@@ -60,6 +62,51 @@ def test_steps_take_the_mean_of_its_own_samples(make_trial, momentum):
         ours.step()
     assert_equal(ours.state_dict(), weights_by_hand(momentum))
     assert (ours.momentum is None) == (momentum == 0)
+
+
+class Groups(Task):
+    """Two groups of parameters, one with momentum and dampening."""
+
+    def model(self):
+        return nn.Sequential(nn.Flatten(), nn.Linear(3072, 4), nn.Linear(4, 3))
+
+    def optimizer(self, parameters):
+        first, second = parameters[:2], parameters[2:]
+        dampened = {"params": first, "momentum": 0.9, "dampening": 0.5}
+        return torch.optim.SGD([dampened, {"params": second}], lr=0.01)
+
+
+def test_first_step_is_not_dampened_and_groups_have_their_own_momentum(make_trial):
+    trial = make_trial(task=f"{__name__}:Groups")
+    task = task_of(trial.training, classes=3)
+    ours, wanted = LocalReplica(task, build_model(task), trial), build_model(task)
+    optimizer = task.optimizer(list(wanted.named_parameters()))
+    for part in (batch(0, 4), batch(4, 6), batch(0, 4)):
+        ours.gradient(part)
+        ours.step()
+        optimizer.zero_grad()
+        cross_entropy(wanted(part.inputs), part.targets).backward()
+        optimizer.step()
+    assert_equal(ours.state_dict(), wanted.state_dict())
+
+
+class Tied(Task):
+    def model(self):
+        first, last = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        last.weight = first.weight
+        return nn.Sequential(first, last)
+
+
+def test_state_under_other_weights_has_them_under_all_names(make_trial):
+    trial = make_trial(task=f"{__name__}:Tied")
+    task = task_of(trial.training, classes=3)
+    ours = LocalReplica(task, build_model(task), trial)
+    before = ours.weights.clone()
+    state = ours.state_dict(torch.ones_like(ours.weights))
+    assert all((tensor == 1).all() for tensor in state.values())
+    assert list(state) == ["0.weight", "1.weight"]
+    assert torch.equal(ours.weights, before)
+    assert (ours.state_dict()["1.weight"].flatten() == before[:36]).all()
 
 
 def test_mean_may_be_taken_over_another_number(make_trial):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.strategies.reduction.flat_layout import FlatLayout
-from paceline.strategies.reduction.shared_gradients import SharedGradients
+from paceline.strategies.reduction.shared_sums import SharedGradients
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from paceline.errors import RankFailed
-from paceline.strategies.threads.strategy import ThreadsStrategy
+from paceline.strategies.threads import ThreadsStrategy
 from paceline.training.dropout import SampleDropout
 from paceline.workloads.build import task_of
 

@@ -1,1 +1,0 @@
-"""Local SGD: average weights every few steps."""

@@ -1,1 +1,0 @@
-"""Strategy `processes`: replicas in processes that share memory."""

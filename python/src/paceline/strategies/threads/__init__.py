@@ -1,1 +1,0 @@
-"""Strategy `threads`: replicas in threads of one process."""
