@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from paceline.spec import Experiment, TrialRequest, TuneSettings, WorkloadRequest
     from paceline.tune.findings import Findings
 
+    Choices = Callable[["Searched", Trial | None, "SearchContext"], Sequence[TrialRequest]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchContext:
@@ -59,20 +61,13 @@ class Searched:
     not_searched: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """One kind of setting. `choices` returns what to try on top of `reached`, the fastest trial so
-    far; it is None before the first round if the default cannot be planned."""
-
-    name: str
-    choices: Callable[[Searched, Trial | None, SearchContext], Sequence[TrialRequest]]
-
-
 class SearchMethod(Protocol):
     """A method of search: its targets, its rounds, and the meaning of its winners."""
 
     command: str  # name of the command: "tune local"
-    rounds: tuple[Round, ...]
+    # By the kind of setting: each returns what to try for a target on top of the fastest trial so
+    # far. That is None before the first round if the default cannot be planned.
+    rounds: Mapping[str, Choices]
     # True: targets of a workload are alternatives. All are measured, and the fastest is the result.
     compares_targets: bool
 
@@ -104,6 +99,7 @@ class RoundSearch:
 
     def __init__(self, method: SearchMethod, context: SearchContext) -> None:
         self._method = method
+        self._rounds = list(method.rounds.values())
         self._context = context
         self._searched = {each.target: each for each in method.searched(context)}
         self.compares_targets = method.compares_targets
@@ -173,7 +169,7 @@ class RoundSearch:
 
     def _next_space(self, searched: Searched, reached: Trial | None, first: int) -> Space | None:
         """Return the first round from number `first` on that has something to choose."""
-        for number in range(first, len(self._method.rounds)):
+        for number in range(first, len(self._rounds)):
             space = self._space(searched, reached, number)
             if len(space.candidates) > 1:
                 return space
@@ -187,7 +183,7 @@ class RoundSearch:
             present = self._method.present(request, reached)
         return space_of(
             searched.target,
-            [present, *self._method.rounds[number].choices(searched, reached, context)],
+            [present, *self._rounds[number](searched, reached, context)],
             context.short,
             context.dataset(searched.target.workload),
             cores=context.cores,
