@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from paceline.analysis.trial.pipeline import Pipeline
 
 _LEVEL = 0.05  # of the test of a correlation
+_FIGURE_WORDS = {
+    "cpu_percent": "the CPU use of the nodes",
+    "threads_median": "the number of threads",
+    "ram_percent_mean": "the memory in use",
+    "iowait_percent": "IOWait",
+    "context_switches_per_s": "the rate of context switches",
+}
 
 
 def local_section(comparison: Comparison) -> Section | None:
@@ -39,6 +46,7 @@ def local_section(comparison: Comparison) -> Section | None:
         parts.append(
             Section(
                 title=workload,
+                sentences=node_figure_sentences(comparison, workload),
                 table=comparison_table(comparison, workload, Detail.PAGE, rows=rows),
                 parts=() if use is None else (Section(charts=(use,)),),
             )
@@ -56,6 +64,21 @@ def local_section(comparison: Comparison) -> Section | None:
         ),
         parts=parts,
     )
+
+
+def node_figure_sentences(comparison: Comparison, workload: str) -> list[str]:
+    """Name the figures of the nodes that go along with the speedup, with significance."""
+    return [
+        f"Over all {each.configurations} equivalent configurations, {_FIGURE_WORDS[each.figure]} "
+        f"and speedup are related: rank correlation {_signed(each.rank_correlation)} (permutation "
+        f"test, p = {each.p_value:.2g}; 5 %, Holm)."
+        for each in comparison.node_figures
+        if each.workload == workload and each.is_significant
+    ]
+
+
+def _signed(correlation: float) -> str:
+    return f"{correlation:.2f}".replace("-", MINUS)
 
 
 def _style(row: Row) -> str:
@@ -218,7 +241,7 @@ def _order(relation: Relation) -> str:
     n = relation.strategies
     if relation.rank_correlation is None:
         return f"{n} strategies are too few to compare their order."
-    value = f"{relation.rank_correlation:.2f}".replace("-", MINUS)
+    value = _signed(relation.rank_correlation)
     sentence = f"Spearman's rank correlation of the speedups is {value} (n = {n} strategies"
     if relation.p_value is None:
         return f"{sentence})."
