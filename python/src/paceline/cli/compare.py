@@ -128,16 +128,13 @@ def command(
         )
     if is_pair:
         before = read_reference(reference) if reference is not None else _speeds(run_dir)
-        after = _speeds(run_dir if second is None else second)
+        after = _speeds(second or run_dir)
         labels = str(reference or run_dir), str(second or run_dir)
         gate = None if limit is None else judge(before, after, limit)
-        pair = _Pair(before, after, labels, gate)
-        pair.show(as_json=as_json, as_markdown=as_markdown)
-        if gate is None:
-            return ExitCode.OK
-        if junit is not None:
-            write_text(junit, junit_text(gate, pair.names))
-        return gate.exit_code
+        _print_pair(before, after, labels, gate, as_json=as_json, as_markdown=as_markdown)
+        if gate is not None and junit is not None:
+            write_text(junit, junit_text(gate, _names(before, after)))
+        return ExitCode.OK if gate is None else gate.exit_code
     run = RunData(RunFiles(run_dir), baseline)
     shown = _sorted(_selected(run.comparison, only), sort)
     if as_json:
@@ -189,40 +186,36 @@ def _speeds(run_dir: Path) -> Speeds:
     return read_speeds(RunData(RunFiles(run_dir)).files)
 
 
-class _Pair:
-    """Two runs, or a reference and a run."""
+def _names(before: Speeds, after: Speeds) -> dict[str, str]:
+    return configuration_names((before.trials | after.trials).values())
 
-    def __init__(
-        self, before: Speeds, after: Speeds, labels: tuple[str, str], gate: Gate | None
-    ) -> None:
-        self._before, self._after, self._labels, self._gate = before, after, labels, gate
-        self.names = configuration_names((before.trials | after.trials).values())
 
-    def show(self, *, as_json: bool, as_markdown: bool) -> None:
-        """Print the comparison. Raises NotComparable if they share no configuration."""
-        comparison = compare_runs(self._before, self._after)
-        differences = run_differences(self._before.manifest, self._after.manifest)
-        sentences = [] if self._gate is None else gate_sentences(self._gate, self.names)
-        if as_json:
-            gate = {} if self._gate is None else {"gate": jsonable(self._gate)}
-            first, second = self._labels
-            print_json(
-                {
-                    **comparison.to_json(),
-                    "first": first,
-                    "second": second,
-                    "differences": jsonable(differences),
-                    **gate,
-                }
-            )
+def _print_pair(
+    before: Speeds,
+    after: Speeds,
+    labels: tuple[str, str],
+    gate: Gate | None,
+    *,
+    as_json: bool,
+    as_markdown: bool,
+) -> None:
+    """Print the comparison of two runs. Raises NotComparable if they share no configuration."""
+    comparison = compare_runs(before, after)
+    differences = run_differences(before.manifest, after.manifest)
+    if as_json:
+        more = {"first": labels[0], "second": labels[1], "differences": jsonable(differences)}
+        judged = {} if gate is None else {"gate": jsonable(gate)}
+        print_json({**comparison.to_json(), **more, **judged})
+    else:
+        names = _names(before, after)
+        sentences = [] if gate is None else gate_sentences(gate, names)
+        view = runs_view(comparison, differences, names, sentences)
+        if as_markdown:
+            print(markdown(view))
         else:
-            view = runs_view(comparison, differences, self.names, sentences)
-            if as_markdown:
-                print(markdown(view))
-            else:
-                plain_console().print(view)
-        if not comparison.rows:
-            raise NotComparable(
-                f"{', '.join(self._labels)}: expected a configuration that finished in both runs, "
-                "found none; compare runs of the same spec"
-            )
+            plain_console().print(view)
+    if not comparison.rows:
+        raise NotComparable(
+            f"{', '.join(labels)}: expected a configuration that finished in both runs, found "
+            "none; compare runs of the same spec"
+        )

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from paceline.runner import Progress
     from paceline.spec import Experiment, Spec, TrialRequest, TuneSettings, WorkloadRequest
     from paceline.tune.findings import Findings
-    from paceline.tune.method import Choices, SearchContext
+    from paceline.tune.method import Choices
+    from paceline.tune.spaces import SearchContext
 
     Keys = dict[str, Any]  # of a [[trials]] entry
     Options = Callable[[TrialRequest, Trial, TuneSettings], list[Keys]]

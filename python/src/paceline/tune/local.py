@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from paceline.runner import Progress
     from paceline.spec import Experiment, Spec, TuneSettings, WorkloadRequest
     from paceline.tune.findings import Findings
-    from paceline.tune.method import Choices, SearchContext, SearchPlan
+    from paceline.tune.method import Choices, SearchPlan
+    from paceline.tune.spaces import SearchContext
 
 
 def _layouts(

@@ -91,41 +91,39 @@ def judge(before: Speeds, after: Speeds, limit: float) -> Gate:
 def _of_workload(workload: str, before: Speeds, after: Speeds, limit: float) -> Iterator[Judged]:
     pairs = paired_differences(workload, before, after)
     beyond = {name: found.shifted(-math.log1p(-limit)) for name, found in pairs.items()}
-    rejected = dict(
-        zip(beyond, holm(np.array([found.p_value for found in beyond.values()])), strict=True)
-    )
+    rejected = holm(np.array([found.p_value for found in beyond.values()]))
+    too_slow = {
+        name
+        for (name, found), is_rejected in zip(beyond.items(), rejected, strict=True)
+        if is_rejected and found.value < 0
+    }
     other = _other_training(workload, before, after)
-    for name, trial in before.trials.items():
-        if trial.training.workload != workload:
-            continue
-        if name not in pairs:
-            if name in after.unfinished:
-                yield _without_result(workload, name, "it did not finish in the later run")
-            continue
-        found = pairs[name]
-        reason = after.differences.get(name) or other
-        judgement: Judgement = "passed"
-        if reason is not None:
-            judgement = "not equivalent"
-        elif found.degrees <= 0:
-            yield _without_result(
-                workload, name, "its noise is unknown; measure at least two repeats in both runs"
-            )
-            continue
-        elif rejected[name] and beyond[name].value < 0:
+    for name in before.of_workload(workload).repeats:
+        found = pairs.get(name)
+        if found is None and name not in after.unfinished:
+            continue  # it is no part of the later run
+        judgement, reason = _judgement(found, after.differences.get(name, other))
+        if judgement == "passed" and name in too_slow:
             judgement = "slower"
         yield Judged(
             workload=workload,
             configuration=name,
             judgement=judgement,
             reason=reason,
-            ratio=found.exponential(),
-            detectable=_detectable(found, limit, len(pairs)),
+            ratio=None if found is None else found.exponential(),
+            detectable=None if found is None else _detectable(found, limit, len(pairs)),
         )
 
 
-def _without_result(workload: str, name: str, reason: str) -> Judged:
-    return Judged(workload=workload, configuration=name, judgement="no result", reason=reason)
+def _judgement(found: Estimate | None, difference: str | None) -> tuple[Judgement, str | None]:
+    """Judge a configuration without its speed. difference: from the training of the baseline."""
+    if found is None:
+        return "no result", "it did not finish in the later run"
+    if difference is not None:
+        return "not equivalent", difference
+    if found.degrees <= 0:
+        return "no result", "its noise is unknown; measure at least two repeats in both runs"
+    return "passed", None
 
 
 def _other_training(workload: str, before: Speeds, after: Speeds) -> str | None:

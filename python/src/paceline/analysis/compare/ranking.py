@@ -80,7 +80,9 @@ def rankings(
         name: sum(t.target_time is not None and t.target_time.reached for t in found)
         for name, found in trials.items()
     }
-    times = rates_of(trials, lambda trial: trial.target_time and trial.target_time.rate)
+    times = rates_of(
+        trials, lambda trial: None if trial.target_time is None else trial.target_time.rate
+    )
     return by_speed, Ranking(
         rates=times, level=level, margin=margin, target=target, reached=reached
     )
