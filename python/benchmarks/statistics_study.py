@@ -1,16 +1,13 @@
 """Simulate runs whose truth is known: how often are intervals and verdicts wrong, and their power?
 
-    python statistics_study.py --out statistics.json [--runs 200]
-        [--repeats-of quickstart_repeats.json --without 3 4]
+    python statistics_study.py --out statistics.json [--runs 500]
 
---repeats-of: a file with `log_samples_per_s`, many repeats of each configuration of a real run.
-Each configuration is compared with itself there. Everything is seeded.
+Everything is seeded.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,31 +67,23 @@ NOISES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--repeats-of", type=Path, help="JSON with log_samples_per_s")
-    parser.add_argument("--without", type=int, nargs="+", default=[], help="disturbed repeats")
+    parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     begin, runs = time.monotonic(), options.runs
     results: dict[str, Any] = {
-        "variances": compare_rules(2 * runs, options.seed),
+        "variances": compare_rules(runs, options.seed),
         "widths": interval_widths(runs, options.seed),
         "grid": grid(runs, options.seed),
         "steps_of_one_trial": single_trials(5 * runs, options.seed),
         "two_runs": two_runs(5 * runs, options.seed),
         "automatic_repeats": automatic(runs // 2, options.seed),
     }
-    if options.repeats_of is not None:
-        logs = json.loads(options.repeats_of.read_text())["log_samples_per_s"]
-        every = np.array(list(logs.values()))
-        results["real_repeats"] = real_repeats(every, runs, options.seed)
-        undisturbed = np.delete(every, options.without, axis=1)
-        results["real_repeats_undisturbed"] = real_repeats(undisturbed, runs, options.seed)
     results["seconds"] = round(time.monotonic() - begin, 1)
     write_results(
         options.out,
         "statistics_study",
-        {"runs": runs, "seed": options.seed, "without": options.without, "results": results},
+        {"runs": runs, "seed": options.seed, "results": results},
     )
 
 
@@ -136,10 +125,10 @@ def simulate_run(
 def grid(runs: int, seed: int) -> list[dict[str, Any]]:
     """Return coverage, family-wise error and power by noise, repeats and configurations."""
     rows = []
-    for name, noise in NOISES.items():
+    for number, (name, noise) in enumerate(NOISES.items()):
         for configurations in SIZES:
             for repeats in REPEATS:
-                random = np.random.default_rng([seed, configurations, repeats])
+                random = np.random.default_rng([seed, number, configurations, repeats])
                 count = runs if configurations < 20 else runs // 2
                 row = measure(noise, configurations, repeats, count, random)
                 rows.append(
@@ -406,55 +395,6 @@ def automatic_runs(
         "separated_all": rounded(complete),
         "mean_repeats": round(float(np.mean(used)), 2),
     }
-
-
-def real_repeats(logs: Values, runs: int, seed: int) -> dict[str, Any]:
-    """Compare each configuration of a real run with itself, by number of repeats.
-
-    Pairs: two disjoint random draws of its repeats are two configurations, beside the others of the
-    first draw. What the configurations share in a repeat is moved along. Families: the repeats of
-    one configuration are dealt to several equal ones.
-    logs: shape (configurations, repeats).
-    """
-    random = np.random.default_rng(seed)
-    shared = np.median(logs - np.median(logs, axis=1, keepdims=True), axis=0)
-    found: dict[str, Any] = {}
-    for repeats in REPEATS:
-        alarms = np.array([real_pairs(logs, shared, repeats, random) for _ in range(runs)])
-        families = [
-            bool(find_fastest(fit_layout(real_family(own, repeats, random))).separated)
-            for own in logs - shared
-            for _ in range(max(runs // len(logs), 1))
-        ]
-        found[str(repeats)] = {
-            "false_alarms": round(float(alarms.mean()), 4),
-            "by_configuration": np.round(alarms.mean(axis=0), 3).tolist(),
-            "false_separations_of_a_family": rounded(families),
-        }
-    return found
-
-
-def real_pairs(
-    logs: Values, shared: Values, repeats: int, random: np.random.Generator
-) -> list[bool]:
-    """Return for each configuration whether its interval against itself misses the ratio of 1."""
-    chosen = random.choice(logs.shape[1], 2 * repeats, replace=False)
-    ours, theirs = chosen[:repeats], chosen[repeats:]
-    alarms = []
-    for index, own_logs in enumerate(logs):
-        copy = own_logs[theirs] - shared[theirs] + shared[ours]
-        layout = fit_layout(np.vstack([logs[:, ours], copy]))
-        ratio = log_ratio(layout, index, len(logs))
-        alarms.append(ratio is not None and not ratio.contains(0.0))
-    return alarms
-
-
-def real_family(repeats_of_one: Values, repeats: int, random: np.random.Generator) -> Values:
-    """Deal the repeats of one configuration to as many equal ones as there are repeats for."""
-    size = len(repeats_of_one) // repeats
-    order = random.permutation(len(repeats_of_one))[: size * repeats]
-    family: Values = repeats_of_one[order].reshape(size, repeats)
-    return family
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def measure(
 def later_s(record: TrialRecord, slowed: int, every: int) -> list[float]:
     """By how much more the slowed rank was behind the other in a slowed step than in the mean of
     the steps before and after it; one for each slowed step that has both neighbours."""
-    ready, steps, _ = ready_times(record, read_steps(record), record.ranks)
+    ready, steps, _ = ready_times(read_steps(record), record.ranks)
     others = np.delete(ready, slowed, axis=0).max(axis=0)
     behind = dict(zip(steps, ready[slowed] - others, strict=True))
     return [

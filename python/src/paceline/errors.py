@@ -8,6 +8,9 @@ PacelineError           1  an internal error
 ├── TimedOut            6  a wait reached its limit
 └── NotComparable       7  the trials are not the same training
 
+`paceline compare --fail-slower` ends with 8 if a run is slower than allowed, and with 9 if it did
+not train the same.
+
 A message says what is wrong, what was expected, what to do, and where to look. `cli` prints the
 message without a stack trace and exits with `exit_code`.
 """
@@ -26,6 +29,8 @@ class ExitCode(IntEnum):
     RANK_FAILED = 5
     TIMED_OUT = 6
     NOT_COMPARABLE = 7
+    SLOWER = 8
+    NOT_EQUIVALENT = 9
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -45,6 +50,8 @@ _MEANINGS = {
     ExitCode.RANK_FAILED: "a rank failed",
     ExitCode.TIMED_OUT: "timed out",
     ExitCode.NOT_COMPARABLE: "not comparable",
+    ExitCode.SLOWER: "slower than allowed",
+    ExitCode.NOT_EQUIVALENT: "not equivalent",
     ExitCode.INTERRUPTED: "interrupted (SIGINT)",
     ExitCode.TERMINATED: "terminated (SIGTERM)",
 }

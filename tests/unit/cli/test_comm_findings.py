@@ -5,7 +5,7 @@ from tests.support.trials import changed
 from tests.unit.analysis.fabricate import MPI, make_trial_value
 
 from paceline.analysis.statistics.intervals import Interval
-from paceline.cli.findings import communication_text, print_comm_findings
+from paceline.cli.findings import communication_text, print_findings
 from paceline.tune.findings import Finding, Findings
 from paceline.tune.spaces import LeftOut, Target
 
@@ -47,7 +47,7 @@ def shown(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
     def show(*findings):
-        print_comm_findings(Findings(found=findings, compares_targets=False))
+        print_findings(Findings(found=findings, compares_targets=False))
         text = capsys.readouterr().out
         assert max(map(len, text.splitlines())) <= 80
         return text
@@ -61,14 +61,13 @@ def rows_of(text):
 
 def test_default_and_best_are_set_against_each_other(shown):
     text = shown(finding())
-    assert "tiny trials[2]: mpi, mpi, processes, 1 x 2 ranks" in text
     assert "1.50 (1.25 to 1.75)" in text
     assert "5 MB buckets, 2 in flight" in text
 
 
-def test_difference_within_the_noise_is_called_a_tie(shown):
+def test_difference_within_the_noise_is_no_gain(shown):
     text = shown(finding(ratio=Interval(median=1.1, low=0.9, high=1.3)))
-    assert "tie" in text
+    assert "no gain" in text
     assert "so the default is kept" in text
 
 
@@ -97,7 +96,7 @@ def test_trials_that_were_left_alone_are_named_with_the_reason(shown):
         ratio=None, candidates=0,
         left_out=(LeftOut(what="all", reason="ranks share memory, " + "really " * 12),),
     )  # fmt: skip
-    assert "tiny trials[3]: left out: all: ranks share memory" in shown(finding(), alone)
+    assert "trials[3]: left out: all: ranks share memory" in shown(finding(), alone)
 
 
 def test_communication_tells_all_that_a_search_may_change():

@@ -12,7 +12,7 @@ from paceline.analysis.between_runs.differences import Difference, run_differenc
 from paceline.analysis.between_runs.history import read_history
 from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
-from paceline.report.runs import history_view, runs_view
+from paceline.report.runs import configuration_names, history_view, runs_view
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,8 +42,8 @@ def test_two_runs_are_shown_with_their_differences_first(fabricate, tmp_path) ->
     fabricate.edit_json(second.manifest, spec_toml='name = "b"\n')
     before, after = read_speeds(first), read_speeds(second)
     differences = run_differences(before.manifest, after.manifest)
-    trials = (before.trials | after.trials).values()
-    shown = text(runs_view(compare_runs(before, after), differences, trials))
+    names = configuration_names((before.trials | after.trials).values())
+    shown = text(runs_view(compare_runs(before, after), differences, names))
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert lines[0] == "Differences between the runs"
     assert "spec name fabricated b" in lines
@@ -58,10 +58,11 @@ def test_two_runs_are_shown_with_their_differences_first(fabricate, tmp_path) ->
 def test_many_differences_of_a_kind_are_counted(fabricate: ModuleType, tmp_path: Path) -> None:
     speeds = read_speeds(fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL]))
     many = [Difference(of="package", name=f"p{n}", before="1", after="2") for n in range(15)]
-    shown = text(runs_view(compare_runs(speeds, speeds), many, speeds.trials.values()))
+    names = configuration_names(speeds.trials.values())
+    shown = text(runs_view(compare_runs(speeds, speeds), many, names))
     assert "3 more, see --json" in shown
     assert "Of 1 configuration in both runs" in shown
-    equal = text(runs_view(compare_runs(speeds, speeds), [], speeds.trials.values()))
+    equal = text(runs_view(compare_runs(speeds, speeds), [], names))
     assert equal.startswith("Machine, packages, git commit and spec are equal.")
 
 

@@ -11,8 +11,8 @@ from paceline.analysis.statistics.rates import repeat_rate
 from paceline.spec.loading import parse_spec
 from paceline.tune.local import LocalSearch
 from paceline.tune.measurement import Measurement
-from paceline.tune.method import RoundSearch, SearchContext
-from paceline.tune.spaces import short_experiment
+from paceline.tune.method import RoundSearch
+from paceline.tune.spaces import SearchContext, short_experiment
 
 SPEC = """
 schema = 2

@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from paceline.analysis.between_runs.differences import run_differences
-from paceline.analysis.between_runs.speeds import read_speeds
+from paceline.analysis.between_runs.gate import judge
+from paceline.analysis.between_runs.speeds import read_reference, read_speeds, write_reference
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.compare.run import no_finished_baseline
 from paceline.cli.console import markdown, plain_console, print_json
 from paceline.cli.options import (
+    FILE,
     RUN_DIR,
+    SHARE,
     baseline_option,
     json_option,
     list_option,
     run_dir_argument,
 )
-from paceline.errors import NotComparable, UsageError
+from paceline.errors import ExitCode, NotComparable, UsageError
 from paceline.export.run_data import RunData
 from paceline.plan.selection import matching, no_match
-from paceline.records.files import jsonable
+from paceline.records.files import jsonable, write_text
 from paceline.records.layout import RunFiles
-from paceline.report.runs import runs_view
+from paceline.report.gate import gate_sentences, junit_text
+from paceline.report.runs import configuration_names, runs_view
 from paceline.report.table import comparison_view
 from paceline.report.verdict import comparison_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
-    from rich.console import RenderableType
-
+    from paceline.analysis.between_runs.gate import Gate
+    from paceline.analysis.between_runs.speeds import Speeds
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
 
@@ -74,6 +78,22 @@ _SORT_KEYS: dict[str, Callable[[Row], float | str]] = {
     "speed.",
 )
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
+@click.option(
+    "--fail-slower",
+    "limit",
+    metavar="PERCENT",
+    type=SHARE,
+    help="Two runs: end with exit code 8 if a configuration of the later run is slower by more "
+    "than this (for example 3%), 9 if it is not equivalent, and 7 if that is not known.",
+)
+@click.option("--junit", metavar="FILE", type=FILE, help="With --fail-slower: write a JUnit file.")
+@click.option(
+    "--reference",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Compare the run with this file instead of with an earlier run.",
+)
+@click.option("--save-reference", metavar="FILE", type=FILE, help="Write such a file.")
 @json_option
 def command(
     run_dir: Path,
@@ -82,22 +102,39 @@ def command(
     only: tuple[str, ...],
     sort: str | None,
     as_markdown: bool,
+    limit: float | None,
+    junit: Path | None,
+    reference: Path | None,
+    save_reference: Path | None,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Print the table of a run, or compare two runs.
 
     RUN_DIR: default: the newest run in runs/. RUN_B is a later run: the output says what differs,
     and which configurations became faster.
     """
-    if second is not None:
-        if baseline is not None or only or sort:
-            raise UsageError(
-                "--baseline, --only, --sort: expected one run, got two; leave them out to compare "
-                "two runs"
-            )
-        first_files, second_files = (RunData(RunFiles(path)).files for path in (run_dir, second))
-        _compare_two(first_files, second_files, as_json=as_json, as_markdown=as_markdown)
-        return
+    is_pair = second is not None or reference is not None
+    if is_pair and (baseline is not None or only or sort or save_reference is not None):
+        raise UsageError(
+            "--baseline, --only, --sort, --save-reference: expected one run, got two; leave them "
+            "out to compare two runs"
+        )
+    if second is not None and reference is not None:
+        raise UsageError("--reference: expected one run beside it, got two; leave one out")
+    if (limit is not None and not is_pair) or (junit is not None and limit is None):
+        raise UsageError(
+            "--fail-slower, --junit: expected two runs, or one and --reference FILE; --junit needs "
+            "--fail-slower"
+        )
+    if is_pair:
+        before = read_reference(reference) if reference is not None else _speeds(run_dir)
+        after = _speeds(second or run_dir)
+        labels = str(reference or run_dir), str(second or run_dir)
+        gate = None if limit is None else judge(before, after, limit)
+        _print_pair(before, after, labels, gate, as_json=as_json, as_markdown=as_markdown)
+        if gate is not None and junit is not None:
+            write_text(junit, junit_text(gate, _names(before, after)))
+        return ExitCode.OK if gate is None else gate.exit_code
     run = RunData(RunFiles(run_dir), baseline)
     shown = _sorted(_selected(run.comparison, only), sort)
     if as_json:
@@ -106,8 +143,11 @@ def command(
         print(markdown(comparison_view(shown, _MARKDOWN_WIDTH, run.comparison)))
     else:
         print_table(shown, run.comparison)
+    if save_reference is not None:
+        write_reference(save_reference, read_speeds(run.files))
     if not run.comparison.baselines:
         raise no_finished_baseline(run.files)
+    return ExitCode.OK
 
 
 def print_table(comparison: Comparison, whole: Comparison | None = None) -> None:
@@ -142,28 +182,40 @@ def _sorted(comparison: Comparison, column: str | None) -> Comparison:
     return dataclasses.replace(comparison, rows=tuple(rows))
 
 
-def _compare_two(first: RunFiles, second: RunFiles, *, as_json: bool, as_markdown: bool) -> None:
+def _speeds(run_dir: Path) -> Speeds:
+    return read_speeds(RunData(RunFiles(run_dir)).files)
+
+
+def _names(before: Speeds, after: Speeds) -> dict[str, str]:
+    return configuration_names((before.trials | after.trials).values())
+
+
+def _print_pair(
+    before: Speeds,
+    after: Speeds,
+    labels: tuple[str, str],
+    gate: Gate | None,
+    *,
+    as_json: bool,
+    as_markdown: bool,
+) -> None:
     """Print the comparison of two runs. Raises NotComparable if they share no configuration."""
-    before, after = read_speeds(first), read_speeds(second)
     comparison = compare_runs(before, after)
     differences = run_differences(before.manifest, after.manifest)
     if as_json:
-        document = {
-            **comparison.to_json(),
-            "first": str(first.root),
-            "second": str(second.root),
-            "differences": jsonable(differences),
-        }
-        print_json(document)
+        more = {"first": labels[0], "second": labels[1], "differences": jsonable(differences)}
+        judged = {} if gate is None else {"gate": jsonable(gate)}
+        print_json({**comparison.to_json(), **more, **judged})
     else:
-        trials = (before.trials | after.trials).values()
-        view: RenderableType = runs_view(comparison, differences, trials)
+        names = _names(before, after)
+        sentences = [] if gate is None else gate_sentences(gate, names)
+        view = runs_view(comparison, differences, names, sentences)
         if as_markdown:
             print(markdown(view))
         else:
             plain_console().print(view)
     if not comparison.rows:
         raise NotComparable(
-            f"{first.root}, {second.root}: expected a configuration that finished in both runs, "
-            "found none; compare runs of the same spec"
+            f"{', '.join(labels)}: expected a configuration that finished in both runs, found "
+            "none; compare runs of the same spec"
         )

@@ -14,9 +14,7 @@ from paceline.spec.extensions import STRATEGIES
 from paceline.transports.bucket_settings import gradient_options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
+    from collections.abc import Iterator, Sequence
 
     from paceline.analysis.statistics.intervals import Interval
     from paceline.plan.trial import Trial
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
     from paceline.tune.spaces import LeftOut
 
 LEGEND = "k replicas, s stages, t threads each, m micro-batches; split before these layers"
-TIE = "tie, slower: no significant improvement (95 % interval), so the default is kept"
-_COLUMNS = ("strategy", "", "settings", "samples/s", "best/default")
+NO_GAIN = "no gain, slower: no significant gain (95 % interval), so the default is kept"
 _WIDTH = 80
 _LOSSY = "is lossy: it does not train the same (docs/explanation/compression.md)"
 _MIB = 2**20
@@ -35,23 +32,26 @@ _BATCH_COLUMNS = ("batch", "memory", "samples/s", "")
 
 
 def print_findings(findings: Findings) -> None:
-    """Print a table for each workload: the default and the best settings of each strategy."""
+    """Print a table for each workload: the default and the best settings of each target."""
     console = plain_console()
     for number, workload in enumerate(findings.workloads):
         if number:
             console.print()
-        best = findings.best(workload)
         table = Table(box=None, pad_edge=False, title=workload, title_justify="left")
-        for column in _COLUMNS:
-            table.add_column(column, justify="right" if column == "samples/s" else "left")
+        first = "strategy" if findings.compares_targets else "trial"
+        for column in (first, "", "settings", "samples/s", "best/default"):
+            justify: Literal["left", "right"] = "right" if column == "samples/s" else "left"
+            table.add_column(column, justify=justify, overflow="fold", no_wrap=column != "settings")
         ours = [found for found in findings.found if found.target.workload == workload]
         for found in ours:
-            for row in _rows(found, fastest=found is best):
-                table.add_row(*map(Text, row))
-        console.print(table)
-        console.print(LEGEND)
-        for line in _remarks(ours):
-            console.print(line)
+            if found.candidates or findings.compares_targets:
+                for row in _rows(found, findings):
+                    table.add_row(*map(Text, row))
+        if table.rows:
+            console.print(table)
+        for line in _remarks(ours, findings):
+            wrapped = textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+            console.print(wrapped)
 
 
 def print_search_plan(plan: SearchPlan) -> None:
@@ -107,22 +107,20 @@ def settings_text(trial: Trial) -> str:
     return " ".join([*parts, *trial.details])
 
 
-def _rows(found: Finding, *, fastest: bool) -> list[tuple[str, str, str, str, str]]:
-    name = found.target.name + (" *" if fastest else " =" if found.ties_best else "")
+def _rows(found: Finding, findings: Findings) -> list[tuple[str, str, str, str, str]]:
+    name, settings = found.target.name, communication_text
+    if findings.compares_targets:
+        is_best = found is findings.best(found.target.workload)
+        name += " *" if is_best else " =" if found.ties_best else ""
+        settings = settings_text
     rows = []
     if found.default is not None:
         speed = speed_text(found.default_samples_per_s)
-        rows.append((name, "default", settings_text(found.default), speed, ""))
+        rows.append((name, "default", settings(found.default), speed, ""))
     if found.fastest is not None and found.fastest != found.default:
-        rows.append(
-            (
-                "" if rows else name,
-                "best",
-                settings_text(found.fastest),
-                speed_text(found.fastest_samples_per_s),
-                ratio_text(found),
-            )
-        )
+        speed = speed_text(found.fastest_samples_per_s)
+        text = settings(found.fastest)
+        rows.append(("" if rows else name, "best", text, speed, ratio_text(found)))
     return rows or [(name, "", "nothing measured", "-", "")]
 
 
@@ -139,16 +137,32 @@ def ratio_text(found: Finding) -> str:
     text = f"{r.median:.2f} ({r.low:.2f} to {r.high:.2f})"
     if r.high < 1:
         return f"{text} slower"
-    return f"{text} tie" if found.tie else text
+    return f"{text} no gain" if found.tie else text
 
 
-def remarks_on(found: Finding, name: str) -> list[str]:
-    """Return remarks on a result, each beginning with `name`."""
-    lines = [f"{name}: {line}" for line in _left_out(found.left_out)]
-    lines += [f"{name}: failed: {_first_line(f)}" for f in found.failures.values()]
+def _remarks(found: Sequence[Finding], findings: Findings) -> list[str]:
+    """Return the legend of the table, and remarks on each result."""
+    lines = []
+    if findings.compares_targets:
+        lines = [LEGEND, *(["* fastest of this workload"] if any(f.chosen for f in found) else [])]
+    if any(each.ties_best for each in found):
+        lines.append("= not separated from it: the difference may be chance (5 %)")
+    if any(each.tie for each in found):
+        lines.append(NO_GAIN)
+    return lines + [f"{each.target.name}: {line}" for each in found for line in _remarks_on(each)]
+
+
+def _remarks_on(found: Finding) -> Iterator[str]:
+    if found.fastest is not None and found.fastest == found.default and found.candidates > 1:
+        yield f"the default is the fastest of {found.candidates} candidates"
+    compression = None if found.chosen is None else found.chosen.option("compression")
+    if compression is not None:
+        yield f"{compression.method} {_LOSSY}"
+    yield from _left_out(found.left_out)
+    for failure in found.failures.values():
+        yield f"failed: {failure.splitlines()[0]}"
     if found.cut_short:
-        lines.append(f"{name}: the time limit was reached; continue with --resume")
-    return lines
+        yield "the time limit was reached; continue with --resume"
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
@@ -161,34 +175,6 @@ def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
     count = sum(each.count for each in left_out)
     example = f"{first.what}: {first.reason}"
     return [f"{count} candidates left out, for example {example} (tuning.json lists all)"]
-
-
-def _first_line(text: str) -> str:
-    return text.splitlines()[0]
-
-
-def _remarks(findings: list[Finding]) -> list[str]:
-    lines = ["* fastest of this workload"] if any(f.chosen for f in findings) else []
-    if any(f.ties_best for f in findings):
-        lines.append("= tie with it: the difference may be chance (95 % interval)")
-    if any(f.tie for f in findings):
-        lines.append(TIE)
-    return lines + [line for found in findings for line in remarks_on(found, found.target.name)]
-
-
-def print_comm_findings(found: Findings) -> None:
-    """Print default and best of every searched trial, then remarks."""
-    console = plain_console()
-    searched = [finding for finding in found.found if finding.candidates]
-    for finding in searched:
-        _print_speeds(console, finding)
-        console.print()
-    lines = [TIE] if any(finding.tie for finding in searched) else []
-    for finding in found.found:
-        lines += remarks_on(finding, f"{finding.target.workload} {finding.target.name}")
-    for line in lines:
-        wrapped = textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-        console.print(wrapped)
 
 
 def communication_text(trial: Trial) -> str:
@@ -209,46 +195,6 @@ def communication_text(trial: Trial) -> str:
 def _in_buckets(trial: Trial) -> bool:
     is_flat = trial.option("reduction") != "hierarchical" and trial.option("averaging") is None
     return is_flat and trial.placement.replicas_per_rank == trial.placement.stages == 1
-
-
-def _print_speeds(console: Console, finding: Finding) -> None:
-    table = Table(box=None, pad_edge=False, title=_title(finding), title_justify="left")
-    for column in ("", "communication", "samples/s", "best/default"):
-        justify: Literal["left", "right"] = "right" if column == "samples/s" else "left"
-        table.add_column(column, justify=justify, overflow="fold")
-    if finding.default is not None:
-        speed = speed_text(finding.default_samples_per_s)
-        text = communication_text(finding.default)
-        table.add_row(*map(Text, ("default", text, speed, "")))
-    if finding.fastest is not None and finding.fastest != finding.default:
-        speed, ratio = speed_text(finding.fastest_samples_per_s), ratio_text(finding)
-        text = communication_text(finding.fastest)
-        table.add_row(*map(Text, ("best", text, speed, ratio)))
-    console.print(table)
-    for line in _verdict(finding):
-        console.print(line)
-
-
-def _title(finding: Finding) -> str:
-    name = f"{finding.target.workload} {finding.target.name}"
-    trial = finding.default
-    if trial is None:
-        return name
-    place = trial.placement
-    return (
-        f"{name}: {trial.launcher}, {trial.transport}, {trial.local_strategy}, "
-        f"{place.nodes} x {place.ranks_per_node} ranks"
-    )
-
-
-def _verdict(finding: Finding) -> list[str]:
-    lines = []
-    if finding.fastest is not None and finding.fastest == finding.default:
-        lines.append(f"the default is the fastest of {finding.candidates} candidates")
-    chosen = None if finding.chosen is None else finding.chosen.option("compression")
-    if chosen is not None:
-        lines.append(f"{chosen.method} {_LOSSY}")
-    return lines
 
 
 def print_batch_findings(found: Sequence[BatchFinding]) -> None:

@@ -65,7 +65,26 @@ class _Pair(click.ParamType[tuple[str, str]]):
         return key, content
 
 
+class _Share(click.ParamType[float]):
+    """A number of percent with its sign, as a share of 1."""
+
+    name = "percent"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            number = float(str(value).removesuffix("%")) / 100
+        except ValueError:
+            number = math.nan
+        if not str(value).endswith("%") or not 0 <= number < 1:
+            self.fail(f"{value}: expected a percentage below 100 such as 3%.", param, ctx)
+        return number
+
+
 RUN_DIR = _RunDirectory()
+FILE = click.Path(dir_okay=False, path_type=Path)
+SHARE = _Share()
 pair = _Pair()
 positive = _FiniteFloat(min=0, min_open=True)
 poll_seconds = _FiniteFloat(min=0.2, max=60)

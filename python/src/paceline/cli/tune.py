@@ -9,7 +9,7 @@ import click
 
 from paceline import runner
 from paceline.cli.console import print_json
-from paceline.cli.findings import print_batch_findings, print_comm_findings, print_findings
+from paceline.cli.findings import print_batch_findings, print_findings
 from paceline.cli.options import (
     RUN_DIR,
     count,
@@ -65,7 +65,7 @@ def local(**options: Any) -> None:
 
     SPEC is a TOML file, or the name of a shipped experiment.
     """
-    _search("local", "tune", tune_local, print_findings, **options)
+    _search("local", "tune", tune_local, **options)
 
 
 @command.command("comm")
@@ -75,14 +75,13 @@ def comm(**options: Any) -> None:
 
     SPEC is a TOML file, or the name of a shipped experiment.
     """
-    _search("comm", "tune-comm", tune_comm, print_comm_findings, **options)
+    _search("comm", "tune-comm", tune_comm, **options)
 
 
 def _search(
     action: str,
     suffix: str,
     search: Callable[..., Any],
-    print_found: Callable[[Any], None],
     *,
     spec: str | None,
     out: Path | None,
@@ -99,7 +98,7 @@ def _search(
     if as_json:
         print_json(read_json(files.tuning))
     else:
-        print_found(found)
+        print_findings(found)
         print(f"\nnext: paceline run {files.tuned_spec}")
 
 

@@ -208,9 +208,10 @@ class TrialFollower:
         steps = global_steps(record, table)
         if not len(steps.step):
             return 0, None, None
-        recent = slice(-_RECENT_STEPS, None)
-        time_s = max(1e-9, float(steps.time_s[recent].sum()))
-        speed = float(steps.samples[recent].sum()) / time_s if steps.samples_known else None
+        recent = steps.steady.nonzero()[0][-_RECENT_STEPS:]
+        time_s = float(steps.time_s[recent].sum())
+        is_known = steps.samples_known and time_s > 0
+        speed = float(steps.samples[recent].sum()) / time_s if is_known else None
         loss = float(steps.loss[-1])
         return int(steps.step[-1]) + 1, speed, None if math.isnan(loss) else loss
 

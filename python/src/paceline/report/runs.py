@@ -27,13 +27,15 @@ _COMMIT_DIGITS = 8
 
 
 def runs_view(
-    comparison: RunComparison, differences: Sequence[Difference], trials: Iterable[Trial]
+    comparison: RunComparison,
+    differences: Sequence[Difference],
+    names: Mapping[str, str],
+    gate: Sequence[str] = (),
 ) -> RenderableType:
     """Return what `paceline compare RUN_A RUN_B` prints.
 
-    trials: of both runs, one of each configuration.
+    names: short names of all configurations. gate: sentences of the judgement on the second run.
     """
-    names = configuration_names(trials)
     blocks: list[RenderableType] = [
         terminal_view(differences_section(differences)),
         Text(_sentence(comparison), style="bold"),
@@ -49,6 +51,8 @@ def runs_view(
     lines += [f"? {names[row.configuration]}: {_not_shown(row)}" for row in unequal]
     if lines:
         blocks.append(Text("\n".join(lines)))
+    if gate:
+        blocks.append(Text("\n".join(gate), style="bold"))
     return spaced(blocks)
 
 

@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from paceline.analysis.trial.pipeline import Pipeline
 
 _LEVEL = 0.05  # of the test of a correlation
+_FIGURE_WORDS = {
+    "cpu_percent": "the CPU use of the nodes",
+    "threads_median": "the number of threads",
+    "ram_percent_mean": "the memory in use",
+    "iowait_percent": "IOWait",
+    "context_switches_per_s": "the rate of context switches",
+}
 
 
 def local_section(comparison: Comparison) -> Section | None:
@@ -55,9 +62,29 @@ def _local_part(comparison: Comparison, workload: str) -> Section | None:
     use = local_use_chart(comparison, workload, rows)
     return Section(
         title=workload,
+        sentences=node_figure_sentences(comparison, workload),
         table=comparison_table(comparison, workload, Detail.PAGE, rows=rows),
         parts=() if use is None else (Section(charts=(use,)),),
     )
+
+
+def node_figure_sentences(comparison: Comparison, workload: str) -> list[str]:
+    """Name the figures of the nodes that go along with the speedup, with significance."""
+    return [
+        f"Over all {each.configurations} equivalent configurations, {_FIGURE_WORDS[each.figure]} "
+        f"and speedup are related: rank correlation {_signed(each.rank_correlation)} (permutation "
+        f"test, p = {each.p_value:.2g}; 5 %, Holm)."
+        for each in comparison.node_figures
+        if each.workload == workload and each.is_significant
+    ]
+
+
+def _signed(correlation: float) -> str:
+    return f"{correlation:.2f}".replace("-", MINUS)
+
+
+def _style(row: Row) -> str:
+    return "" if row.ranked else "soft"
 
 
 def pipelines_section(comparison: Comparison) -> Section | None:
@@ -198,7 +225,7 @@ def _order(relation: Relation) -> str:
     n = relation.strategies
     if relation.rank_correlation is None:
         return f"{n} strategies are too few to compare their order."
-    value = f"{relation.rank_correlation:.2f}".replace("-", MINUS)
+    value = _signed(relation.rank_correlation)
     sentence = f"Spearman's rank correlation of the speedups is {value} (n = {n} strategies"
     if relation.p_value is None:
         return f"{sentence})."

@@ -18,7 +18,7 @@ from paceline.data.dataset import open_dataset
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.host.machine import usable_cores
 from paceline.host.memory import available_bytes
-from paceline.records.files import jsonable, read_json, write_json
+from paceline.records.files import fields_of, read_json, write_json
 from paceline.records.layout import RunFiles
 from paceline.runner import (
     Planned,
@@ -88,15 +88,6 @@ class BatchFinding:
     largest_batch: int | None  # that was measured to fit
     limited_by: str  # "memory", or "samples" of the data set
     probes: list[Probe] = field(default_factory=list)  # by batch size
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "workload": self.workload,
-            "configuration": self.configuration,
-            "largest_batch": self.largest_batch,
-            "limited_by": self.limited_by,
-            "probes": [probe.to_json() for probe in self.probes],
-        }
 
 
 class BatchSearch:
@@ -219,12 +210,11 @@ def tune_batch(
         )
         write_json(files.manifest, manifest_of(planned))
         found = [search.run(files, progress) for search in searches]
-        result = {
-            "schema": SCHEMA,
-            "bound_bytes": bound,
-            "found": [finding.to_json() for finding in found],
-        }
-        write_json(files.batch, jsonable(result))
+        rows = [
+            {**fields_of(each), "probes": [probe.to_json() for probe in each.probes]}
+            for each in found
+        ]
+        write_json(files.batch, {"schema": SCHEMA, "bound_bytes": bound, "found": rows})
     return found
 
 

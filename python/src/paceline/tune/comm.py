@@ -5,6 +5,7 @@ Keys that a trial of the spec sets itself are kept.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EnvironmentLacks
@@ -19,7 +20,7 @@ from paceline.tune.comm_choices import (
     why_left_alone,
     with_communication,
 )
-from paceline.tune.method import Round, Searched
+from paceline.tune.method import Searched
 from paceline.tune.session import run_search
 from paceline.tune.spaces import Target, changed
 
@@ -31,20 +32,21 @@ if TYPE_CHECKING:
     from paceline.runner import Progress
     from paceline.spec import Experiment, Spec, TrialRequest, TuneSettings, WorkloadRequest
     from paceline.tune.findings import Findings
-    from paceline.tune.method import SearchContext
+    from paceline.tune.method import Choices
+    from paceline.tune.spaces import SearchContext
 
     Keys = dict[str, Any]  # of a [[trials]] entry
-    Choices = Callable[[TrialRequest, Trial, TuneSettings], list[Keys]]
+    Options = Callable[[TrialRequest, Trial, TuneSettings], list[Keys]]
 
 
-def _round(name: str, choices: Choices) -> Round:
+def _round(options: Options) -> Choices:
     def requests(
         searched: Searched, reached: Trial | None, context: SearchContext
     ) -> list[TrialRequest]:
         if reached is None:
             return []
         present = with_communication(searched.request, reached)
-        found = choices(searched.request, reached, context.settings)
+        found = options(searched.request, reached, context.settings)
         # another Open MPI may lack some of the parameters that are tried by default
         return [
             changed(present, **keys)
@@ -52,7 +54,7 @@ def _round(name: str, choices: Choices) -> Round:
             if _unknown(keys.get("mpi_parameters"), context) is None
         ]
 
-    return Round(name=name, choices=requests)
+    return requests
 
 
 class CommSearch:
@@ -60,11 +62,13 @@ class CommSearch:
 
     command = "tune comm"
     compares_targets = False
-    rounds: tuple[Round, ...] = (
-        _round("buckets", bucket_choices),
-        _round("compression", compression_choices),
-        _round("algorithm", algorithm_choices),
-        _round("parameters", parameter_choices),
+    rounds: Mapping[str, Choices] = MappingProxyType(
+        {
+            "buckets": _round(bucket_choices),
+            "compression": _round(compression_choices),
+            "algorithm": _round(algorithm_choices),
+            "parameters": _round(parameter_choices),
+        }
     )
 
     def searched(self, context: SearchContext) -> list[Searched]:

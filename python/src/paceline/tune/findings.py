@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.analysis.statistics.intervals import Interval
-    from paceline.analysis.statistics.rates import RepeatRate
     from paceline.plan.trial import Trial
     from paceline.tune.search import Bracket, Measurements
     from paceline.tune.spaces import LeftOut, Space, Target
@@ -118,104 +117,78 @@ def findings_of(
     compares_targets: bool = True,
 ) -> Findings:
     """Compare the measurements; run-to-run noise is estimated from all trials of a workload."""
-    workloads = {space.target.workload for space in spaces}
-    rates = {workload: _Decisive(workload, brackets, measured) for workload in workloads}
+    rates = {
+        workload: _Rates([b for b in brackets if b.target.workload == workload], measured)
+        for workload in {space.target.workload for space in spaces}
+    }
     found = [_finding(space, brackets, measured, rates[space.target.workload]) for space in spaces]
-    findings = Findings(found=tuple(found), compares_targets=compares_targets)
-    if not compares_targets:
-        return findings
-    return replace(
-        findings,
-        found=tuple(
-            replace(each, ties_best=_ties_best(each, findings, rates[each.target.workload]))
-            for each in found
-        ),
-    )
+    if compares_targets:
+        found = [
+            replace(each, ties_best=rates[each.target.workload].ties(each, found)) for each in found
+        ]
+    return Findings(found=tuple(found), compares_targets=compares_targets)
 
 
 def configuration_of(trial: Trial | None) -> str | None:
     return None if trial is None else trial.configuration
 
 
-class _Decisive:
-    """The rates of one workload. Those of earlier repeats tell the noise, but decide nothing.
+class _Rates:
+    """The rates of one workload: those of the finals, and those of the rounds before.
 
-    Rows of the fitted run are configurations with the first repeat that counts for them.
+    A target without a final has those of its rounds.
     """
 
-    def __init__(self, workload: str, brackets: Sequence[Bracket], measured: Measurements) -> None:
-        ours = [bracket for bracket in brackets if bracket.target.workload == workload]
-        names = {name for bracket in ours for name in bracket.candidates}
-        firsts = sorted({bracket.first_repeat for bracket in ours})
-        rows: dict[str, dict[int, RepeatRate]] = {}
-        for name in sorted(names & measured.rates.keys() - measured.failures.keys()):
-            for first, last in zip(firsts, [*firsts[1:], None], strict=True):
-                found = measured.rates[name].items()
-                rows[_row(name, first)] = {
-                    repeat: rate
-                    for repeat, rate in found
-                    if repeat >= first and (last is None or repeat < last)
-                }
-        self._rates = RunRates({row: found for row, found in rows.items() if found})
-        self._first = {
-            target: 0 if (decided := _decided(target, brackets)) is None else decided.first_repeat
-            for target in {bracket.target for bracket in ours}
-        }
+    def __init__(self, brackets: Sequence[Bracket], measured: Measurements) -> None:
+        self._finals = _rates([b for b in brackets if b.is_final], measured)
+        self._rounds = _rates([b for b in brackets if not b.is_final], measured)
+        self._decided_by_final = {b.target for b in brackets if b.is_final and b.best is not None}
 
-    def row(self, trial: Trial | None, target: Target) -> str:
-        """Return the row of the repeats of a trial that decide about a target."""
-        return _row(configuration_of(trial) or "", self._first.get(target, 0))
+    def of(self, target: Target) -> RunRates:
+        return self._finals if target in self._decided_by_final else self._rounds
 
-    def rate(self, trial: Trial | None, target: Target) -> Interval | None:
-        return self._rates.rate(self.row(trial, target))
-
-    def ratio(self, first: str, second: str) -> Interval | None:
-        return self._rates.ratio(first, second)
-
-    def repeats(self, trial: Trial | None, target: Target) -> set[int]:
-        return set(self._rates.repeats.get(self.row(trial, target), {}))
+    def ties(self, one: Finding, findings: Sequence[Finding]) -> bool:
+        """Tell whether a target is not separated from the fastest of its workload."""
+        chosen = [
+            each.chosen.configuration
+            for each in findings
+            if each.target in self._decided_by_final and each.chosen is not None
+        ]
+        return configuration_of(one.chosen) in self._finals.fastest(chosen).not_separated
 
 
-def _row(configuration: str, first: int) -> str:
-    return f"{configuration} from repeat {first}"
+def _rates(brackets: Sequence[Bracket], measured: Measurements) -> RunRates:
+    """Return the rates of all candidates in the repeats that these brackets count."""
+    counted = {name: bracket.counted for bracket in brackets for name in bracket.candidates}
+    found = {
+        name: {repeat: rate for repeat, rate in measured.rates[name].items() if repeat in repeats}
+        for name, repeats in sorted(counted.items())
+        if name in measured.rates and name not in measured.failures
+    }
+    return RunRates({name: rates for name, rates in found.items() if rates})
 
 
 def _finding(
-    space: Space, brackets: Sequence[Bracket], measured: Measurements, rates: _Decisive
+    space: Space, brackets: Sequence[Bracket], measured: Measurements, of_workload: _Rates
 ) -> Finding:
     target, default = space.target, space.default
+    rates = of_workload.of(target)
     ours = [bracket for bracket in brackets if bracket.target == target]
-    decided = _decided(target, brackets)
-    fastest = None if decided is None else decided.best
+    winners = [bracket.best for bracket in ours if bracket.best is not None]
+    fastest = winners[-1] if winners else None
     configurations = {name for bracket in ours for name in bracket.candidates}
-    rows = rates.row(fastest, target), rates.row(default, target)
+    names = configuration_of(fastest) or "", configuration_of(default) or ""
+    repeats = [set(rates.repeats.get(name, {})) for name in names]
     return Finding(
         target=target,
         default=default,
-        default_samples_per_s=rates.rate(default, target),
+        default_samples_per_s=rates.rate(names[1]),
         fastest=fastest,
-        fastest_samples_per_s=rates.rate(fastest, target),
-        ratio=None if rows[0] == rows[1] else rates.ratio(*rows),
+        fastest_samples_per_s=rates.rate(names[0]),
+        ratio=None if names[0] == names[1] else rates.ratio(*names),
         candidates=len(configurations),
         left_out=space.left_out,
         failures={n: r for n, r in measured.failures.items() if n in configurations},
         cut_short=any(bracket.cut_short for bracket in ours),
-        repeats=tuple(sorted(rates.repeats(default, target) & rates.repeats(fastest, target))),
+        repeats=tuple(sorted(repeats[0] & repeats[1])),
     )
-
-
-def _ties_best(finding: Finding, findings: Findings, rates: _Decisive) -> bool:
-    """Return whether the best target of the workload may be no faster than this one."""
-    best = findings.best(finding.target.workload)
-    if best is None or finding.chosen is None or best.chosen is None or best is finding:
-        return False
-    ratio = rates.ratio(
-        rates.row(best.chosen, best.target), rates.row(finding.chosen, finding.target)
-    )
-    return ratio is not None and ratio.low <= 1
-
-
-def _decided(target: Target, brackets: Sequence[Bracket]) -> Bracket | None:
-    """Return the last bracket of the target that has a winner."""
-    ours = [b for b in brackets if b.target == target and b.best is not None]
-    return ours[-1] if ours else None

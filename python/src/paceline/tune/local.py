@@ -7,6 +7,7 @@ with the planner's reason.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.trial.reading import load_trial
@@ -18,19 +19,20 @@ from paceline.spec.tune_rules import has_layout
 from paceline.spec.values import BEST
 from paceline.spec.workloads import workload_of
 from paceline.tune.findings import Findings
-from paceline.tune.method import Round, Searched
+from paceline.tune.method import Searched
 from paceline.tune.session import plan_search, run_search
 from paceline.tune.spaces import BASELINE, Target, changed, cores_wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from paceline.plan.trial import Trial
     from paceline.runner import Progress
     from paceline.spec import Experiment, Spec, TuneSettings, WorkloadRequest
     from paceline.tune.findings import Findings
-    from paceline.tune.method import SearchContext, SearchPlan
+    from paceline.tune.method import Choices, SearchPlan
+    from paceline.tune.spaces import SearchContext
 
 
 def _layouts(
@@ -65,9 +67,8 @@ class LocalSearch:
 
     command = "tune local"
     compares_targets = True
-    rounds: tuple[Round, ...] = (
-        Round(name="layout", choices=_layouts),
-        Round(name="split points", choices=_moved_split_points),
+    rounds: Mapping[str, Choices] = MappingProxyType(
+        {"layout": _layouts, "split points": _moved_split_points}
     )
 
     def searched(self, context: SearchContext) -> list[Searched]:

@@ -11,34 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.tune.search import Bracket, FinalBracket
-from paceline.tune.spaces import LeftOut, Space, Target, plan_one, reason_of, space_of
+from paceline.tune.spaces import LeftOut, SearchContext, Space, Target, reason_of, space_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles
-    from paceline.spec import Experiment, TrialRequest, TuneSettings, WorkloadRequest
+    from paceline.spec import Experiment, TrialRequest, WorkloadRequest
     from paceline.tune.findings import Findings
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchContext:
-    """Facts that all parts of a search use."""
-
-    experiment: Experiment
-    spec_text: str
-    settings: TuneSettings
-    short: Experiment  # the experiment with the number of steps of a search
-    cores: int
-    datasets: Mapping[str, str]
-    files: RunFiles | None  # of the search; None if it is only planned
-
-    def short_workload(self, name: str) -> WorkloadRequest:
-        return next(w for w in self.short.workloads if w.name == name)
-
-    def dataset(self, workload: str) -> str:
-        return self.datasets.get(workload, "")
+    Choices = Callable[["Searched", Trial | None, "SearchContext"], Sequence[TrialRequest]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +41,13 @@ class Searched:
     not_searched: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """One kind of setting. `choices` returns what to try on top of `reached`, the fastest trial so
-    far; it is None before the first round if the default cannot be planned."""
-
-    name: str
-    choices: Callable[[Searched, Trial | None, SearchContext], Sequence[TrialRequest]]
-
-
 class SearchMethod(Protocol):
     """A method of search: its targets, its rounds, and the meaning of its winners."""
 
     command: str  # name of the command: "tune local"
-    rounds: tuple[Round, ...]
+    # By the kind of setting: each returns what to try for a target on top of the fastest trial so
+    # far, which is None in the first round of a method that compares targets.
+    rounds: Mapping[str, Choices]
     # True: targets of a workload are alternatives. All are measured, and the fastest is the result.
     compares_targets: bool
 
@@ -104,6 +79,7 @@ class RoundSearch:
 
     def __init__(self, method: SearchMethod, context: SearchContext) -> None:
         self._method = method
+        self._rounds = list(method.rounds.values())
         self._context = context
         self._searched = {each.target: each for each in method.searched(context)}
         self.compares_targets = method.compares_targets
@@ -146,14 +122,12 @@ class RoundSearch:
     def _first_space(self, searched: Searched) -> Space:
         if searched.not_searched is not None:
             return _nothing(searched.target, searched.not_searched)
-        try:
-            default = self._planned(searched)
-        except (UsageError, EnvironmentLacks) as error:
-            if not self.compares_targets:
-                return _nothing(searched.target, reason_of(error))
-            default = None
         if self.compares_targets:
-            return self._space(searched, default, 0)
+            return self._space(searched, None, 0)
+        try:
+            default = self._context.planned(searched.target.workload, searched.request)
+        except (UsageError, EnvironmentLacks) as error:
+            return _nothing(searched.target, reason_of(error))
         space = self._next_space(searched, default, 0)
         if space is not None:
             return space
@@ -161,39 +135,21 @@ class RoundSearch:
             searched.target, "nothing to choose: the spec says it all, or it has no effect"
         )
 
-    def _planned(self, searched: Searched) -> Trial:
-        context, name = self._context, searched.target.workload
-        return plan_one(
-            context.short,
-            context.short_workload(name),
-            searched.request,
-            context.dataset(name),
-            context.cores,
-        )
-
-    def _next_space(self, searched: Searched, reached: Trial | None, first: int) -> Space | None:
+    def _next_space(self, searched: Searched, reached: Trial, first: int) -> Space | None:
         """Return the first round from number `first` on that has something to choose."""
-        for number in range(first, len(self._method.rounds)):
+        for number in range(first, len(self._rounds)):
             space = self._space(searched, reached, number)
             if len(space.candidates) > 1:
                 return space
         return None
 
     def _space(self, searched: Searched, reached: Trial | None, number: int) -> Space:
-        context, request = self._context, searched.request
         # the default keeps its words, so that what is left out is named by them
-        present = request
+        present = searched.request
         if number > 0 and reached is not None:
-            present = self._method.present(request, reached)
-        return space_of(
-            searched.target,
-            [present, *self._method.rounds[number].choices(searched, reached, context)],
-            context.short,
-            context.dataset(searched.target.workload),
-            cores=context.cores,
-            settings=context.settings,
-            round_number=number,
-        )
+            present = self._method.present(searched.request, reached)
+        requests = [present, *self._rounds[number](searched, reached, self._context)]
+        return space_of(searched.target, requests, self._context, round_number=number)
 
 
 def _nothing(target: Target, reason: str) -> Space:

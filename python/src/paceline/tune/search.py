@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.plan.planning import repeated
-from paceline.tune.halving import SuccessiveHalving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -48,9 +47,15 @@ class Measurements:
 
 
 class Bracket:
-    """Candidates for one target, of which the fastest is sought by successive halving."""
+    """Candidates for one target, of which the fastest is sought by successive halving.
 
-    first_repeat = 0  # the first repeat that counts for the decision
+    All candidates of a rung are measured equally often, and the fastest go on to the next rung
+    (Jamieson, Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter Optimization,
+    AISTATS 2016). The first candidate is the default: it goes on as long as it works. The state
+    follows from the measurements alone, so a search that is resumed decides the same again.
+    """
+
+    is_final = False
 
     def __init__(
         self,
@@ -64,36 +69,40 @@ class Bracket:
         self.candidates = {trial.configuration: trial for trial in candidates}
         self.round_number = round_number
         self.cut_short = False
+        self.finished = False
+        self.best: Trial | None = None  # the fastest of the last rung; None if all failed
+        self._alive = list(self.candidates)
+        self._keep = settings.reduction_factor
         # without a choice, the final measures it as often as needed
-        repeats = 1 if len(self.candidates) == 1 else settings.repeats
-        self._halving = SuccessiveHalving(
-            list(self.candidates), keep=settings.reduction_factor, repeats=repeats
-        )
-        self._have = 0
-
-    @property
-    def finished(self) -> bool:
-        return self._halving.finished
-
-    @property
-    def best(self) -> Trial | None:
-        name = self._halving.best
-        return None if name is None else self.candidates[name]
+        self._most_repeats = 1 if len(self.candidates) == 1 else settings.repeats
+        self._repeats = range(1)  # of this rung
+        self.counted = range(settings.repeats)  # repeats of its candidates that decide
 
     def due(self, measured: Measurements) -> list[Trial]:
         """Return the trials that this rung still needs; a failed candidate is not measured
         again."""
         return [
             repeated(self.candidates[name], repeat)
-            for repeat in range(self._have, self._halving.wanted)
-            for name in self._halving.alive
+            for repeat in self._repeats
+            for name in self._alive
             if name not in measured.failures
         ]
 
     def judge(self, measured: Measurements) -> None:
-        wanted = self._halving.wanted
-        self._halving.report({n: measured.speed(n, range(wanted)) for n in self._halving.alive})
-        self._have = wanted
+        """End the rung."""
+        count = self._repeats.stop
+        speeds = self._speeds(measured, range(count))
+        ranked = sorted(speeds, key=speeds.__getitem__, reverse=True)
+        self.best = self.candidates[ranked[0]] if ranked else None
+        self.finished = not ranked or count * self._keep > self._most_repeats
+        going_on = {next(iter(self.candidates)), *ranked[: math.ceil(len(ranked) / self._keep)]}
+        self._alive = [name for name in speeds if name in going_on]
+        self._repeats = range(count, count * self._keep)
+
+    def _speeds(self, measured: Measurements, repeats: range) -> dict[str, float]:
+        """Return the speeds of the candidates of this rung that work."""
+        speeds = {name: measured.speed(name, repeats) for name in self._alive}
+        return {name: speed for name, speed in speeds.items() if math.isfinite(speed)}
 
 
 class FinalBracket(Bracket):
@@ -103,35 +112,18 @@ class FinalBracket(Bracket):
     another time than the default. Here neither effect counts.
     """
 
+    is_final = True
+
     def __init__(self, target: Target, candidates: Sequence[Trial], settings: TuneSettings) -> None:
         """candidates: the winner is the last one."""
         super().__init__(target, candidates, settings)
-        self.first_repeat = settings.repeats
-        self._repeats = range(settings.repeats, 2 * settings.repeats)
-        self._best: Trial | None = None
-        self._judged = False
-
-    @property
-    def finished(self) -> bool:
-        return self._judged
-
-    @property
-    def best(self) -> Trial | None:
-        return self._best
-
-    def due(self, measured: Measurements) -> list[Trial]:
-        return [
-            repeated(trial, repeat)
-            for repeat in self._repeats
-            for name, trial in self.candidates.items()
-            if name not in measured.failures
-        ]
+        self._repeats = self.counted = range(settings.repeats, 2 * settings.repeats)
 
     def judge(self, measured: Measurements) -> None:
         # The winner is reported also if it is slower this time, because that is the result.
-        working = [n for n in self.candidates if math.isfinite(measured.speed(n, self._repeats))]
-        self._best = self.candidates[working[-1]] if working else None
-        self._judged = True
+        working = list(self._speeds(measured, self._repeats))
+        self.best = self.candidates[working[-1]] if working else None
+        self.finished = True
 
 
 def search(

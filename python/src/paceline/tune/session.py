@@ -25,9 +25,9 @@ from paceline.runner import (
 from paceline.spec import TuneSettings
 from paceline.tune.findings import Findings, findings_of
 from paceline.tune.measurement import TrialMeasurer
-from paceline.tune.method import RoundSearch, SearchContext, SearchPlan
+from paceline.tune.method import RoundSearch, SearchPlan
 from paceline.tune.search import Bracket, Measurements, search
-from paceline.tune.spaces import BASELINE, Target, plan_one, short_experiment
+from paceline.tune.spaces import BASELINE, SearchContext, Target, short_experiment
 from paceline.tune.tuned_spec import tuned_text
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def _plan(rounds: RoundSearch, method: SearchMethod, context: SearchContext) -> 
             f"search on this node:{reasons}"
         )
     baselines = {
-        w.name: plan_one(context.short, w, BASELINE, context.dataset(w.name), context.cores)
-        for w in context.short.workloads
+        workload.name: context.planned(workload.name, BASELINE)
+        for workload in context.short.workloads
     }
     return SearchPlan(context=context, baselines=baselines, spaces=tuple(spaces))
 

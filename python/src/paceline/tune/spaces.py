@@ -15,9 +15,10 @@ from paceline.spec.models import TrialRequest
 from paceline.spec.rules import faults_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.plan.trial import Trial
+    from paceline.records.layout import RunFiles
     from paceline.spec import Experiment, TuneSettings, WorkloadRequest
 
 BASELINE = TrialRequest.model_validate(values.BASELINE)
@@ -60,6 +61,31 @@ class Space:
         return self.candidates[0] if self.has_default else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchContext:
+    """Facts that all parts of a search use."""
+
+    experiment: Experiment
+    spec_text: str
+    settings: TuneSettings
+    short: Experiment  # the experiment with the number of steps of a search
+    cores: int
+    datasets: Mapping[str, str]
+    files: RunFiles | None  # of the search; None if it is only planned
+
+    def short_workload(self, name: str) -> WorkloadRequest:
+        return next(w for w in self.short.workloads if w.name == name)
+
+    def dataset(self, workload: str) -> str:
+        return self.datasets.get(workload, "")
+
+    def planned(self, workload: str, request: TrialRequest) -> Trial:
+        """Plan a short trial; see `plan_one`."""
+        return plan_one(
+            self.short, self.short_workload(workload), request, self.dataset(workload), self.cores
+        )
+
+
 def short_experiment(experiment: Experiment, settings: TuneSettings) -> Experiment:
     """Return the experiment with the steps of a search."""
     steps = {
@@ -74,35 +100,32 @@ def short_experiment(experiment: Experiment, settings: TuneSettings) -> Experime
 def space_of(
     target: Target,
     requests: Sequence[TrialRequest],
-    short: Experiment,
-    dataset: str,
+    context: SearchContext,
     *,
-    cores: int,
-    settings: TuneSettings,
     round_number: int = 0,
 ) -> Space:
     """Plan every request, the first being the default; select at most `max_candidates` by the seed.
 
     Requests that mean the same trial are one candidate.
     """
-    workload = next(w for w in short.workloads if w.name == target.workload)
     accepted: dict[str, Trial] = {}
     left_out: list[LeftOut] = []
     has_default = False
     for number, request in enumerate(requests):
         try:
-            trial = plan_one(short, workload, request, dataset, cores)
+            trial = context.planned(target.workload, request)
         except (UsageError, EnvironmentLacks) as error:
             left_out.append(LeftOut(what=_named(request), reason=reason_of(error)))
             continue
         has_default = has_default or number == 0
         accepted.setdefault(trial.configuration, trial)
-    chosen = _drawn(list(accepted.values()), short.seed, settings.max_candidates)
+    most = context.settings.max_candidates
+    chosen = _drawn(list(accepted.values()), context.short.seed, most)
     if len(chosen) < len(accepted):
         left_out.append(
             LeftOut(
                 what=f"{len(accepted) - len(chosen)} others",
-                reason=f"max_candidates = {settings.max_candidates}; drawn from the seed",
+                reason=f"max_candidates = {most}; drawn from the seed",
                 count=len(accepted) - len(chosen),
             )
         )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.analysis.compare.local_global import NODE_FIGURES, relate_figures
 from paceline.analysis.compare.run import compare_run
+from paceline.analysis.statistics.intervals import Interval
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,3 +107,36 @@ def test_precisions_are_not_mixed(fabricate: ModuleType, tmp_path: Path) -> None
         "bf16": 2,
     }
     assert len(comparison.to_json()["local_global"]) == 2
+
+
+def figures_of(cpu: list[float | None], speedups: list[float | None]) -> dict[str, Any]:
+    rows = [
+        SimpleNamespace(
+            **dict.fromkeys(NODE_FIGURES),
+            speedup=None if speedup is None else Interval(median=speedup, low=0, high=9),
+        )
+        for speedup in speedups
+    ]
+    for row, value in zip(rows, cpu, strict=True):
+        row.cpu_percent = value
+        row.iowait_percent = 1.0  # has no order
+        row.ram_percent_mean = (value or 0.0) % 7
+    return {each.figure: each for each in relate_figures("tiny", rows)}  # type: ignore[arg-type]
+
+
+def test_figure_of_the_nodes_that_goes_along_with_the_speedup_is_significant() -> None:
+    speedups: list[float | None] = [1.0, 1.2, 1.1, 1.5, 1.6, 1.7, 2.0, None]
+    found = figures_of([10, 20, 15, 30, 31, 32, 50, 99], speedups)
+    cpu = found["cpu_percent"]
+    assert (cpu.configurations, cpu.rank_correlation) == (7, pytest.approx(1.0))
+    assert cpu.p_value == pytest.approx(2 / math.factorial(7))
+    assert cpu.is_significant
+    assert not found["ram_percent_mean"].is_significant
+    assert "iowait_percent" not in found
+    assert "threads_median" not in found
+
+
+def test_a_few_configurations_show_nothing() -> None:
+    found = figures_of([10, 20, 30, 40], [1.0, 1.2, 1.3, 1.4])
+    assert not found["cpu_percent"].is_significant
+    assert figures_of([10, 20], [1.0, 1.2]) == {}

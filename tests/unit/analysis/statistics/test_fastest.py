@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from paceline.analysis.statistics.fastest import Fastest, find_fastest
 from paceline.analysis.statistics.layout import fit_layout
@@ -143,27 +142,3 @@ def test_fifty_configurations_take_little_time() -> None:
     begin = time.process_time()
     find_fastest(layout)
     assert time.process_time() - begin < 0.5  # about 0.05 s
-
-
-def test_levels_of_two_looks_are_those_of_the_bivariate_normal_distribution() -> None:
-    """Looks after 2 and 3 repeats spend 0.05 x 4/9 and the rest."""
-    found = levels(3)
-    assert found[2] == pytest.approx(0.05 * 4 / 9, rel=1e-4)
-    random = np.random.default_rng(16)
-    sums = np.cumsum(random.standard_normal((400_000, 3)), axis=1)[:, 1:] / np.sqrt([2, 3])
-    bounds = [stats.norm.isf(found[k] / 2) for k in (2, 3)]
-    assert (np.abs(sums) > bounds).any(axis=1).mean() == pytest.approx(0.05, abs=0.002)
-
-
-def test_testing_after_every_repeat_keeps_the_error() -> None:
-    """`repeats = "auto"` with four equal configurations and at most six repeats."""
-    random = np.random.default_rng(17)
-    alarms = []
-    for _ in range(50):
-        logs = run(random, [0.02] * 4, 6)
-        for repeats, level in levels(6).items():
-            found = found_of(logs[:, :repeats], level)
-            if not found.undecided:
-                break
-        alarms.append(bool(found.separated))
-    assert np.mean(alarms) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 50)

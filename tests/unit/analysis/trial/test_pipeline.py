@@ -86,7 +86,7 @@ def test_what_the_strategy_did_not_say_is_none(fabricate: ModuleType, tmp_path: 
 
 def test_a_trial_without_steps_or_without_a_pipeline(fabricate: ModuleType, tmp_path: Path) -> None:
     record = _trial(fabricate, tmp_path / "pipeline", fabricate.PIPELINE)
-    found = pipeline_of(record, read_steps(record).since(99))
+    found = pipeline_of(record, dataclasses.replace(read_steps(record), warmup_steps=99))
     assert found is not None
     assert found.stages == ()
     assert found.bubble_measured is None

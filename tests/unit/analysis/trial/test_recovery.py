@@ -133,10 +133,12 @@ def test_recovery_and_the_warm_up_after_it_are_not_steady(record):
         time_s=np.ones(12),
         ended_unix_s=np.arange(12.0),
         loss=np.ones(12),
+        warmup_steps=2,
         resumed=resumed_steps(record),
     )
-    assert steps.step[steps.steady(2)].tolist() == [2, 3, 4, 7, 8, 9, 10, 11]
-    assert steps.step[steps.steady(0)].tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+    assert steps.step[steps.steady].tolist() == [2, 3, 4, 7, 8, 9, 10, 11]
+    without_warmup = dataclasses.replace(steps, warmup_steps=0)
+    assert np.flatnonzero(~without_warmup.steady).tolist() == [5]
 
 
 def test_cost_of_checkpoints(record):

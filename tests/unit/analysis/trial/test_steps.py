@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import polars as pl
+import pytest
+from tests.unit.analysis.operations import two_buckets
 
+from paceline.analysis.trial.communication import trial_communication
+from paceline.analysis.trial.phases import trial_phases
 from paceline.analysis.trial.reading import load_trial
-from paceline.analysis.trial.steps import GlobalSteps, global_steps, rank_steps
-from paceline.records.rows import StepRow
+from paceline.analysis.trial.speed import steps_rate
+from paceline.analysis.trial.steps import GlobalSteps, global_steps, rank_steps, read_steps
+from paceline.analysis.trial.stragglers import find_straggler
+from paceline.records.files import JsonlWriter
+from paceline.records.rows import ContinuationRow, StepRow
 from paceline.records.tables import format_of
 
 
@@ -25,7 +34,10 @@ def steps_of(times_s: list[float], samples: int = 8) -> GlobalSteps:
 
 def rounds_of(steps: GlobalSteps, warmup_steps: int, period: int = 1) -> list[list[float]]:
     """Return samples, seconds and steps of each round."""
-    return [values.tolist() for values in steps.rounds(warmup_steps, period)]
+    return [
+        values.tolist()
+        for values in dataclasses.replace(steps, warmup_steps=warmup_steps).rounds(period)
+    ]
 
 
 def test_every_steady_step_is_a_round():
@@ -66,3 +78,45 @@ def test_ranks_are_aligned_by_step_and_the_last_of_two_rows_counts(fabricate, tm
     assert found.is_finished.tolist() == [[True, True, True, False], [False, True, False, True]]
     assert found.of_rank(1)["step"].to_list() == [1, 3]
     assert global_steps(record, found).step.tolist() == [1]
+
+
+def test_steps_after_a_failure_are_left_out_of_every_figure(fabricate, tmp_path):
+    run = fabricate.make_run(tmp_path, [fabricate.MPI])
+    files = next(files for _, files in run.trials())
+    continued = ContinuationRow(
+        before_started_unix_s=None,
+        before_state="running",
+        before_state_unix_s=None,
+        before_steps=7,
+        before_ended_unix_s=None,
+        process_started_unix_s=fabricate.LAUNCHED,
+        resumed_steps=5,
+        restored_unix_s=fabricate.LAUNCHED,
+    )
+    two_buckets(files)
+    for _, rank in files.ranks():
+        with JsonlWriter(rank.continuations) as rows:
+            rows.write(continued)
+    record = load_trial(files)
+    steps = read_steps(record)
+    steady = [2, 3, 4, 7, 8, 9, 10, 11]
+    slow = np.isin(steps.step, [0, 1, 5, 6])
+    for name in ("forward_s", "step_s", "ended_s"):
+        steps[name][:, slow] += 0.5  # any figure that counts one of these steps shows it
+
+    common = global_steps(record, steps)
+    assert common.step[common.steady].tolist() == steady
+    assert steps.steady().step.tolist() == steady
+    way = fabricate.MPI
+    assert [rank.step["forward"] for rank in trial_phases(record, steps)] == pytest.approx(
+        [way.forward_s, way.forward_s]
+    )
+    (found,) = find_straggler(record, steps, {0: 0.0, 1: 0.0})
+    assert found.steps == len(steady)
+    profile = trial_communication(record)
+    assert [rank.steps for rank in profile.ranks] == [len(steady)] * 2
+    assert [each.count for each in profile.bins] == [2 * len(steady)] * 2
+    assert all(check.passed for check in profile.checks)
+    assert steps_rate(record, common).rate == pytest.approx(
+        len(steady) / common.time_s[common.steady].sum()
+    )

@@ -1,28 +1,50 @@
 """Speeds of the finished trials of a run, without their causes.
 
 For comparisons of whole runs, and for the decision whether another repeat is needed. Reading a run
-this way takes a small part of the time of `compare_run`.
+this way takes a small part of the time of `compare_run`. A reference file keeps the speeds of a run
+whose directory is gone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.equivalence.check import equivalence_baseline, equivalence_of
-from paceline.analysis.statistics.rates import RunRates
+from paceline.analysis.between_runs.same_training import BaselineTraining, baseline_training
+from paceline.analysis.compare.compute_row import combined_equivalence, repeats_itself
+from paceline.analysis.equivalence.check import (
+    equivalence_baseline,
+    equivalence_of,
+    plainness,
+)
+
+# The types of the fields are needed at run time, because references are read from JSON.
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.evaluation import read_evaluations, target_time
 from paceline.analysis.trial.reading import load_manifest, load_run
 from paceline.analysis.trial.speed import samples_rate
 from paceline.analysis.trial.steps import global_steps
+from paceline.errors import DataError
+from paceline.plan.trial import Trial
+from paceline.records.files import document, jsonable, write_json
+from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+    from pathlib import Path
 
-    from paceline.analysis.statistics.rates import RepeatRate
+    from paceline.analysis.equivalence.check import Equivalence
     from paceline.analysis.trial.reading import TrialRecord
-    from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
+
+_MOST_REFERENCE_BYTES = 2**24
+_LARGEST_LOG = 50.0  # of a speed, either way
+_KEPT_OF_MANIFEST = (
+    "schema", "name", "created_unix_s", "host", "versions", "packages", "git", "spec_toml",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +56,11 @@ class Speeds:
     trials: dict[str, Trial] = field(default_factory=dict)  # one repeat of each configuration
     # None: a repeat was not checked, or is lossy on purpose
     equivalent: dict[str, bool | None] = field(default_factory=dict)
+    differences: dict[str, str] = field(default_factory=dict)  # of those that are not equivalent
+    unfinished: tuple[str, ...] = ()  # configurations without a finished repeat
+    # by workload; of the first repeat, if it finished and could be repeated with equal weights
+    baselines: dict[str, BaselineTraining] = field(default_factory=dict)
+    schema: int = SCHEMA
 
     def of_workload(self, workload: str) -> RunRates:
         """Return the speeds of one workload's configurations."""
@@ -60,31 +87,76 @@ def target_speed(record: TrialRecord) -> RepeatRate | None:
 
 def read_speeds(run: RunFiles) -> Speeds:
     """Read the speeds of a run. Raises DataError if a file is damaged."""
-    found = Speeds(manifest=load_manifest(run))
-    finished = [record for record in load_run(run) if record.finished]
+    manifest, records = load_manifest(run), load_run(run)
+    found = Speeds(manifest=manifest)
+    by_workload: dict[str, list[TrialRecord]] = defaultdict(list)
+    for record in records:
+        if record.finished:
+            by_workload[record.trial.training.workload].append(record)
+    for workload, finished in by_workload.items():
+        _add_workload(found, workload, finished)
+    every = dict.fromkeys(record.trial.configuration for record in records)
+    return replace(found, unfinished=tuple(name for name in every if name not in found.rates))
+
+
+def write_reference(path: Path, speeds: Speeds) -> None:
+    """Write what a later run can be compared with."""
+    rates = {
+        name: {repeat: RepeatRate(log_rate=rate.log_rate) for repeat, rate in found.items()}
+        for name, found in speeds.rates.items()
+    }
+    manifest = {key: speeds.manifest[key] for key in _KEPT_OF_MANIFEST if key in speeds.manifest}
+    write_json(path, jsonable(replace(speeds, rates=rates, manifest=manifest)))
+
+
+def read_reference(path: Path) -> Speeds:
+    """Read a file of `write_reference`. Raises DataError if it is something else."""
+    size = path.stat().st_size
+    if size > _MOST_REFERENCE_BYTES:
+        raise DataError(
+            f"{path}: expected a reference of at most {_MOST_REFERENCE_BYTES} bytes, got {size}; "
+            "`paceline compare RUN_DIR --save-reference FILE` writes one"
+        )
+    found = document(path, Speeds)
+    if found is None or found.schema != SCHEMA:
+        raise DataError(f"{path}: expected a reference of schema {SCHEMA}")
+    logs = [rate.log_rate for rates in found.rates.values() for rate in rates.values()]
+    if not all(math.isfinite(log) and abs(log) < _LARGEST_LOG for log in logs):
+        raise DataError(f"{path}: expected logarithms of speeds, found other numbers in `rates`")
+    if not found.rates.keys() <= found.trials.keys() & found.equivalent.keys():
+        raise DataError(f"{path}: expected a trial for each configuration of `rates`")
+    return found
+
+
+def _add_workload(found: Speeds, workload: str, finished: Sequence[TrialRecord]) -> None:
     baselines = [record for record in finished if record.trial.is_baseline]
+    is_repeatable = repeats_itself(baselines)
+    checks: dict[str, list[Equivalence | None]] = defaultdict(list)
     for record in finished:
-        speed = trial_speed(record)
+        steps = global_steps(record)
+        speed = samples_rate(record, steps)
         if speed is None:
             continue
         name = record.trial.configuration
         found.rates.setdefault(name, {})[record.trial.repeat] = speed
         found.trials.setdefault(name, record.trial)
-        found.equivalent[name] = _both(
-            found.equivalent.get(name, True), _equivalent(record, baselines)
-        )
-    return found
+        baseline = equivalence_baseline(record, baselines)
+        checks[name].append(None if baseline is None else equivalence_of(record.files, baseline))
+        if is_repeatable and record is min(baselines, key=plainness, default=None):
+            found.baselines[workload] = baseline_training(record, steps)
+    for name, each in checks.items():
+        verdicts = [None if check is None else check.equivalent for check in each]
+        found.equivalent[name] = combined_equivalence(verdicts, is_repeatable)
+        if found.equivalent[name] is False:
+            found.differences[name] = _difference(each)
 
 
-def _equivalent(record: TrialRecord, baselines: Sequence[TrialRecord]) -> bool | None:
-    workload = record.trial.training.workload
-    same = [each for each in baselines if each.trial.training.workload == workload]
-    baseline = equivalence_baseline(record, same)
-    return None if baseline is None else equivalence_of(record.files, baseline).equivalent
-
-
-def _both(one: bool | None, other: bool | None) -> bool | None:
-    """Combine two repeats: one that is not equivalent decides."""
-    if False in (one, other):
-        return False
-    return None if None in (one, other) else True
+def _difference(checks: Sequence[Equivalence | None]) -> str:
+    """Return the first reason why a configuration is not equivalent to its baseline."""
+    return next(
+        f"{check.name}: {check.reason}"
+        for equivalence in checks
+        if equivalence is not None
+        for check in equivalence.checks
+        if check.decisive and check.passed is False
+    )

@@ -20,6 +20,7 @@ from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
     from paceline.analysis.between_runs.speeds import Speeds
+    from paceline.analysis.statistics.intervals import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +76,20 @@ def compare_runs(before: Speeds, after: Speeds) -> RunComparison:
     )
 
 
-def _paired_rows(workload: str, before: Speeds, after: Speeds) -> list[PairedRow]:
+def paired_differences(workload: str, before: Speeds, after: Speeds) -> dict[str, Estimate]:
+    """Return the logarithm of after / before of each configuration that finished in both runs."""
     ours, theirs = before.of_workload(workload), after.of_workload(workload)
-    pairs = {
-        name: (first, second)
+    return {
+        name: welch_difference(first, second)
         for name in ours.repeats
         if (first := ours.log_rate(name)) is not None
         and (second := theirs.log_rate(name)) is not None
     }
-    tests = {name: welch_difference(*pair) for name, pair in pairs.items()}
+
+
+def _paired_rows(workload: str, before: Speeds, after: Speeds) -> list[PairedRow]:
+    ours, theirs = before.of_workload(workload), after.of_workload(workload)
+    tests = paired_differences(workload, before, after)
     different = holm(np.array([found.p_value for found in tests.values()]))
     rows = []
     for (name, found), is_different in zip(tests.items(), different.tolist(), strict=True):

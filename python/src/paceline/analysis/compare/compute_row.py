@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.analysis.statistics.intervals import Interval
     from paceline.analysis.statistics.rates import RunRates
     from paceline.analysis.trial.phases import RankPhases
+    from paceline.analysis.trial.reading import TrialRecord
     from paceline.analysis.trial.usage import MemoryKind
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.plan.trial import Trial
@@ -90,6 +91,7 @@ def configuration_row(
         memory_peak_kind=memory_kind,
         threads_median=_median(t.usage.threads_median for t in trials),
         threads_peak=_median(t.usage.threads_peak for t in trials),
+        context_switches_per_s=_median(t.usage.context_switches_per_s for t in trials),
         bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
         parameters=None if result is None else result.parameters,
         linear_parameters=None if result is None else result.linear_parameters,
@@ -179,8 +181,7 @@ def _steady_samples(trials: Sequence[TrialAnalysis]) -> int | None:
     """Return the samples of the steady steps of all repeats; None without such a step."""
     found = 0
     for t in trials:
-        steady = t.steps.steady(t.record.trial.training.warmup_steps)
-        found += int(t.steps.samples[steady].sum())
+        found += int(t.steps.samples[t.steps.steady].sum())
     return found or None
 
 
@@ -205,9 +206,26 @@ def is_equivalent(
 ) -> bool | None:
     """Combine all repeats: one that is not equivalent decides."""
     found = [None if t.equivalence is None else t.equivalence.equivalent for t in trials]
-    if False in found:
+    return combined_equivalence(found, baseline_repeats_itself)
+
+
+def combined_equivalence(
+    repeats: Sequence[bool | None], baseline_repeats_itself: bool
+) -> bool | None:
+    """Combine the checks of all repeats of a configuration.
+
+    baseline_repeats_itself: False if that of a script ends with other weights each time, so that no
+    difference from it means anything.
+    """
+    if False in repeats:
         return False if baseline_repeats_itself else None
-    return None if None in found else True
+    return None if None in repeats else True
+
+
+def repeats_itself(records: Iterable[TrialRecord]) -> bool:
+    """Tell whether the repeats of a baseline end with the same weights; only scripts do not."""
+    scripts = [r for r in records if r.trial.training.script is not None]
+    return len({r.result.weights_sha256 for r in scripts if r.result is not None}) <= 1
 
 
 def _equivalence_reason(trials: Sequence[TrialAnalysis], measured: Measured) -> str | None:

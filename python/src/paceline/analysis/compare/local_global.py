@@ -5,6 +5,8 @@ schedule and split points. Its speedup alone is measured under launcher `local`,
 the speedups under each other launcher and number of nodes. If a strategy ran there in several
 configurations (for example with several transports), the fastest counts. Speedups are compared
 within one precision and memory format; trials that are not equivalent are left out.
+
+Figures of a node, such as its CPU use, are compared with the speedups of all these trials.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import numpy as np
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
-from paceline.analysis.statistics.intervals import Interval
-from paceline.analysis.statistics.ranks import rank_correlation
+from paceline.analysis.statistics.intervals import Interval, holm
+from paceline.analysis.statistics.ranks import RankCorrelation, rank_correlation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
     Ratio = Callable[[str, str], Interval | None]
     FindFastest = Callable[[Iterable[str]], FastestNames]
+
+
+NODE_FIGURES = (
+    "cpu_percent", "threads_median", "ram_percent_mean", "iowait_percent",
+    "context_switches_per_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +98,49 @@ class LocalGlobal:
     memory_format: str
     lines: tuple[StrategyLine, ...]  # fastest alone first
     relations: tuple[Relation, ...]  # a column each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureRelation:
+    """Rank correlation of a figure of the nodes and the speedup of the configurations."""
+
+    workload: str
+    figure: str  # field of Row
+    configurations: int
+    rank_correlation: float
+    p_value: float  # by a permutation test
+    is_significant: bool  # at 5 %, among all figures of the workload (Holm)
+
+
+def relate_figures(workload: str, rows: Sequence[Row]) -> tuple[FigureRelation, ...]:
+    """Compare the speedups of one workload with each figure that is known of enough rows.
+
+    rows: equivalent configurations.
+    """
+    found: dict[str, tuple[int, RankCorrelation]] = {}
+    for figure in NODE_FIGURES:
+        pairs = [
+            (value, row.speedup.median)
+            for row in rows
+            if row.speedup is not None and (value := getattr(row, figure)) is not None
+        ]
+        correlation = rank_correlation(*np.array(pairs).reshape(-1, 2).T)
+        if correlation is not None:
+            found[figure] = len(pairs), correlation
+    rejected = holm(np.array([each.p_value for _, each in found.values()]))
+    return tuple(
+        FigureRelation(
+            workload=workload,
+            figure=figure,
+            configurations=count,
+            rank_correlation=each.correlation,
+            p_value=each.p_value,
+            is_significant=is_significant,
+        )
+        for (figure, (count, each)), is_significant in zip(
+            found.items(), rejected.tolist(), strict=True
+        )
+    )
 
 
 def relate(

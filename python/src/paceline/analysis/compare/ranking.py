@@ -20,9 +20,9 @@ from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.analysis.statistics.rates import RunRates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paceline.analysis.statistics.rates import FastestNames
+    from paceline.analysis.statistics.rates import FastestNames, RepeatRate
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.plan.trial import Trial
     from paceline.records.documents import Stopping
@@ -59,45 +59,46 @@ class Ranking:
         return self.rates.fastest(chosen, level=self.level, margin=self.margin)
 
 
-def ranking_by_speed(
+def rankings(
     trials: Mapping[str, Sequence[TrialAnalysis]], stopping: Stopping | None = None
-) -> Ranking:
-    """Rank by samples per second. stopping: of `repeats = "auto"`, whose tests are used again."""
-    rates = {
-        name: {t.repeat: t.samples_per_s for t in found if t.samples_per_s is not None}
-        for name, found in trials.items()
-    }
-    level, margin = _tests(stopping)
-    return Ranking(rates=RunRates(rates), level=level, margin=margin)
+) -> tuple[Ranking, Ranking | None]:
+    """Rank by samples per second, and by the time to the target; None without a target.
 
-
-def ranking_by_target(
-    trials: Mapping[str, Sequence[TrialAnalysis]], stopping: Stopping | None = None
-) -> Ranking | None:
-    """Rank by the time to the target; None if the workload has no target."""
+    stopping: of `repeats = "auto"`, whose last look is repeated.
+    """
+    level, margin = 1 - CONFIDENCE, TIE_MARGIN
+    if stopping is not None and stopping.level is not None:
+        level, margin = stopping.level, stopping.tie_margin
+    by_speed = Ranking(
+        rates=rates_of(trials, lambda trial: trial.samples_per_s), level=level, margin=margin
+    )
     targets = (t.record.trial.training.target for found in trials.values() for t in found)
     target = next(targets, None)
     if target is None:
-        return None
-    rates = {
-        name: {t.repeat: t.target_time.rate for t in found if t.target_time}
-        for name, found in trials.items()
-    }
+        return by_speed, None
     reached = {
         name: sum(t.target_time is not None and t.target_time.reached for t in found)
         for name, found in trials.items()
     }
-    level, margin = _tests(stopping)
-    return Ranking(
-        rates=RunRates(rates), level=level, margin=margin, target=target, reached=reached
+    times = rates_of(
+        trials, lambda trial: None if trial.target_time is None else trial.target_time.rate
+    )
+    return by_speed, Ranking(
+        rates=times, level=level, margin=margin, target=target, reached=reached
     )
 
 
-def _tests(stopping: Stopping | None) -> tuple[float, float]:
-    """Return the level and the margin: those of the last look at a run with automatic repeats."""
-    if stopping is None or stopping.level is None:
-        return 1 - CONFIDENCE, TIE_MARGIN
-    return stopping.level, stopping.tie_margin
+def rates_of(
+    trials: Mapping[str, Sequence[TrialAnalysis]],
+    rate: Callable[[TrialAnalysis], RepeatRate | None],
+) -> RunRates:
+    """Return a rate by configuration and repeat."""
+    return RunRates(
+        {
+            name: {t.repeat: found for t in repeats if (found := rate(t)) is not None}
+            for name, repeats in trials.items()
+        }
+    )
 
 
 def speedup_of(configuration: str, baseline: Trial | None, rates: RunRates) -> Interval | None:

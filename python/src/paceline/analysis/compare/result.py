@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.analysis.compare.compression import CompressionEffect
-    from paceline.analysis.compare.local_global import LocalGlobal
+    from paceline.analysis.compare.local_global import FigureRelation, LocalGlobal
     from paceline.analysis.compare.row import Row
     from paceline.analysis.compare.verdict import Verdict
     from paceline.analysis.trial_analysis import TrialAnalysis
@@ -43,6 +43,7 @@ class Comparison:
     unfinished: tuple[UnfinishedTrial, ...]
     flags: tuple[str, ...]
     local_global: tuple[LocalGlobal, ...]
+    node_figures: tuple[FigureRelation, ...]
     compression: tuple[CompressionEffect, ...]
     trials: Mapping[str, tuple[TrialAnalysis, ...]]  # by configuration, in order of repeat
     manifest: Mapping[str, Any]
@@ -84,6 +85,7 @@ class Comparison:
                 "unfinished": self.unfinished,
                 "flags": self.flags,
                 "local_global": self.local_global,
+                "node_figures": self.node_figures,
                 "gradient_compression": self.compression,
                 "automatic_repeats": self.stopping,
             }

@@ -74,6 +74,7 @@ class Row:
     memory_peak_kind: MemoryKind | None = None
     threads_median: float | None = None
     threads_peak: float | None = None
+    context_switches_per_s: float | None = None  # of the run
     bytes_sent_per_step: float | None = None  # by rank 0
     parameters: int | None = None  # of the model
     linear_parameters: int | None = None  # of them in linear layers

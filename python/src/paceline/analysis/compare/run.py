@@ -18,15 +18,15 @@ from paceline.analysis.compare.compute_row import (
     configuration_row,
     is_equivalent,
     planned_row,
+    repeats_itself,
 )
-from paceline.analysis.compare.local_global import relate
-from paceline.analysis.compare.ranking import ranking_by_speed, ranking_by_target
+from paceline.analysis.compare.local_global import relate, relate_figures
+from paceline.analysis.compare.ranking import rankings, rates_of
 from paceline.analysis.compare.result import Comparison, UnfinishedTrial
 from paceline.analysis.compare.verdict import make_verdict
 from paceline.analysis.equivalence.check import equivalence_baseline, plainness
 from paceline.analysis.explain.difference import part_noise
 from paceline.analysis.explain.explanation import ExplainedTrials, explain
-from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial import resource_checks as resources
 from paceline.analysis.trial.background_load import disturbance_flags
 from paceline.analysis.trial.configuration import node_setup
@@ -87,6 +87,7 @@ def compare_run(
         stopping=stopping,
         flags=(*(f for part in parts for f in part.flags), *_flags(finished, trials)),
         local_global=tuple(found for part in parts for found in part.local_global),
+        node_figures=tuple(found for part in parts for found in part.node_figures),
         compression=tuple(found for part in parts for found in part.compression),
         trials=trials,
         manifest=manifest,
@@ -126,17 +127,18 @@ class _Workload:
         )
         self.sequential = None if sequential is None else sequential.trial.configuration
         no_baseline = _no_baseline(records) if sequential is None else None
-        by_speed = ranking_by_speed(self.trials, stopping)
-        by_target = ranking_by_target(self.trials, stopping)
+        by_speed, by_target = rankings(self.trials, stopping)
         self._speeds = by_speed.rates
         self.baseline = self._chosen(chosen_baseline, records) or self.sequential
         measured = Measured(
             speeds=self._speeds,
-            steps=_steps_per_s(self.trials),
+            steps=rates_of(self.trials, lambda trial: trial.steps_per_s),
             baseline=None if self.baseline is None else self.trials[self.baseline][0].record.trial,
             to_target=by_target,
             no_baseline=no_baseline,
-            baseline_repeats_itself=_repeats_itself(self.trials.get(self.sequential or "", ())),
+            baseline_repeats_itself=repeats_itself(
+                t.record for t in self.trials.get(self.sequential or "", ())
+            ),
         )
         rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
         self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]
@@ -147,6 +149,7 @@ class _Workload:
         fair = [row for row in self.rows if row.has_comparable_speed]
         ratio = self._speeds.ratio
         self.local_global = relate(name, fair, setups, ratio, by_speed.fastest)
+        self.node_figures = relate_figures(name, fair)
         self.compression = compression_effects(self.rows, self.trials, self.baseline, ratio)
 
     def _chosen(self, pattern: str | None, records: Sequence[TrialRecord]) -> str | None:
@@ -185,21 +188,6 @@ def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysi
         for record, analysis in zip(records, analyses, strict=True):
             found.setdefault(record.trial.configuration, []).append(analysis)
     return {name: tuple(sorted(trials, key=lambda t: t.repeat)) for name, trials in found.items()}
-
-
-def _steps_per_s(trials: Mapping[str, Sequence[TrialAnalysis]]) -> RunRates:
-    return RunRates(
-        {
-            name: {t.repeat: t.steps_per_s for t in found if t.steps_per_s is not None}
-            for name, found in trials.items()
-        }
-    )
-
-
-def _repeats_itself(trials: Sequence[TrialAnalysis]) -> bool:
-    """Tell whether the repeats of a baseline end with the same weights; only scripts do not."""
-    records = [t.record for t in trials if t.record.trial.training.script is not None]
-    return len({r.result.weights_sha256 for r in records if r.result is not None}) <= 1
 
 
 def _failed_rows(records: Sequence[TrialRecord], finished: Mapping[str, object]) -> list[Row]:

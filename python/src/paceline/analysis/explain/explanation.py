@@ -119,9 +119,7 @@ class ExplainedTrials:
         self.name = name
         found = {record.trial.repeat: trial_steps(record) for record in records if record.finished}
         self.trials = {
-            repeat: steps
-            for repeat, steps in found.items()
-            if steps.common.steady(steps.record.trial.training.warmup_steps).any()
+            repeat: steps for repeat, steps in found.items() if steps.common.steady.any()
         }
         if not self.trials:
             raise NotComparable(
@@ -170,10 +168,7 @@ class ExplainedTrials:
 
     def pass_comm_s(self) -> float:
         """Return the communication of layers per step, mean over repeats and ranks."""
-        seconds = [
-            steps.steps.since(steps.record.trial.training.warmup_steps)["pass_comm_s"]
-            for steps in self.trials.values()
-        ]
+        seconds = [steps.steps.steady()["pass_comm_s"] for steps in self.trials.values()]
         return float(np.mean([np.nan_to_num(each).mean() for each in seconds]))
 
     def cores(self) -> int:

@@ -91,7 +91,7 @@ class TrialSteps:
 
     def _values(self, *, without_latest: bool) -> NDArray[np.float64]:
         """Return seconds by part and step, shape (parts, steps)."""
-        steady = self.common.steady(self.record.trial.training.warmup_steps)
+        steady = self.common.steady
         chosen = np.searchsorted(self.steps.step, self.common.step[steady])
         kept = [
             number

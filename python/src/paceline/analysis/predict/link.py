@@ -132,7 +132,7 @@ def _operations(record: TrialRecord, algorithms: Sequence[str]) -> NDArray[np.fl
         return np.zeros((0, 3))
     steps = read_steps(record)
     timed = operation_times(steps, operations, clock_errors(record, operations)).filter(
-        pl.col("step") >= record.trial.training.warmup_steps,
+        pl.col("step").is_in(steps.steady().step),
         pl.col("transfer_s") > 0,
         pl.col("payload_bytes") > 0,
     )

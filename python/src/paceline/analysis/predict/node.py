@@ -99,7 +99,7 @@ def node_step(record: TrialRecord) -> NodeStep | None:
     steps = read_steps(record)
     place = record.trial.placement
     common = global_steps(record, steps)
-    steady = common.steady(record.trial.training.warmup_steps)
+    steady = common.steady
     chosen = np.searchsorted(steps.step, common.step[steady])
     if not len(chosen):
         return None

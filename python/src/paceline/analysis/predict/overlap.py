@@ -118,9 +118,8 @@ def recorded_profile(
     if operations.is_empty():
         return None
     rank = steps.ranks[0]
-    warmup = record.trial.training.warmup_steps
     timed = operation_times(steps, operations, clock_errors(record, operations)).filter(
-        pl.col("rank") == rank, pl.col("ranks") > 1, pl.col("step") >= warmup,
+        pl.col("rank") == rank, pl.col("ranks") > 1, pl.col("step").is_in(steps.steady().step),
         pl.col("payload_bytes") > 0, pl.col("opened_s").is_not_null(), ~pl.col("awaited"),
     )  # fmt: skip
     by_step = [rows for _, rows in timed.sort("asked_s").group_by("step", maintain_order=True)]
@@ -153,7 +152,7 @@ def _with_products(profile: Profile, record: TrialRecord, steps: RankSteps) -> P
 
     The times of the passes exclude the communication of layers, and own_ready_s does, too.
     """
-    steady = steps.since(record.trial.training.warmup_steps)
+    steady = steps.steady()
     passes_s = sum(steady[name][0] for name in ("data_wait_s", "forward_s", "backward_s"))
     until_ready_s = (steady["own_ready_s"] - steady["started_s"])[0]
     products_s = max(0.0, float(np.nanmedian(passes_s - until_ready_s)))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.compare.ranking import ranking_by_speed
+from paceline.analysis.compare.ranking import rankings
 from paceline.analysis.recommend.candidates import (
     UNITS,
     Candidate,
@@ -124,7 +124,7 @@ def _compared(
         return None
     rows = {row.configuration: row for row in comparison.rows_of(workload)}
     own = {name: comparison.trials[name] for name in rows if name in comparison.trials}
-    ranking = ranking_by_speed(own, comparison.stopping)
+    ranking, _ = rankings(own, comparison.stopping)
     cores = {name: rows[name].cores if goal == "cost" else 1 for name in own}
     rates = RunRates(
         {

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy
 
-from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate
+from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate, detectable_difference
 from paceline.analysis.statistics.layout import Layout, log_ratio
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TIE_MARGIN = 0.03
-_POWER = 0.8
 _SEED = 20220131
 _MOST_DRAWS, _MOST_ELEMENTS = 4000, 3_000_000
 _BISECTIONS = 6
@@ -181,7 +180,7 @@ class _Tests:
         others = np.arange(len(self._compared)) != leader
         limit = self.critical * float(np.median(self._pairs.scales[leader, others]))
         error = float(np.median(self._pairs.errors[leader, others]))
-        logarithm = limit + float(scipy.special.ndtri(_POWER)) * error
+        logarithm = detectable_difference(error, limit)
         return math.expm1(logarithm) if logarithm < _MOST_DETECTABLE else math.inf
 
 

@@ -8,7 +8,7 @@ steady steps, or its mean seconds per step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
+POWER = 0.8  # probability with which a difference is found that is called detectable
 # Batches of the steps of one trial. Few long batches are nearly independent of each other.
 _BATCHES, _LEAST_FOR_MORE, _MORE_BATCHES = 4, 30, 5
 LEAST_STEPS = 20
@@ -93,6 +94,10 @@ class Estimate:
     def contains(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    def shifted(self, by: float) -> Estimate:
+        """Return the estimate of the value plus a constant."""
+        return replace(self, value=self.value + by, low=self.low + by, high=self.high + by)
+
     def as_mean(self) -> Mean:
         return Mean(mean=self.value, low=self.low, high=self.high)
 
@@ -114,6 +119,14 @@ def estimate(
         return Estimate(value=value, low=-math.inf, high=math.inf)
     half = float(scipy.special.stdtrit(degrees, (1 + confidence) / 2)) * error
     return Estimate(value=value, low=value - half, high=value + half, error=error, degrees=degrees)
+
+
+def detectable_difference(error: float, critical: float) -> float:
+    """Return the difference that a test finds with the probability POWER.
+
+    error: standard error of the difference. critical: the difference that is significant.
+    """
+    return critical + float(scipy.special.ndtri(POWER)) * error
 
 
 def mean_interval(values: NDArray[np.float64], confidence: float = CONFIDENCE) -> Estimate | None:
@@ -160,14 +173,7 @@ def single_trial_log_mean(
     found = estimate(math.log(float(np.mean(values))), error, batches - 1, confidence)
     length = len(values) / batches
     is_reliable = length >= _BATCH_OVER_CORRELATION * _correlation_steps(values)
-    return Estimate(
-        value=found.value,
-        low=found.low,
-        high=found.high,
-        error=found.error,
-        degrees=found.degrees,
-        is_reliable=is_reliable,
-    )
+    return replace(found, is_reliable=is_reliable)
 
 
 def holm(p_values: NDArray[np.float64], level: float = 1 - CONFIDENCE) -> NDArray[np.bool_]:

@@ -135,7 +135,7 @@ _COMMUNICATION = ("comm_wait", "comm_transfer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCommunication:
-    """One rank's mean step after the warm-up, in seconds.
+    """One rank's mean steady step, in seconds.
 
     phases_s: by STEP_PHASES. The next three are None where no operation was recorded.
     overlapped_s: an operation was active in parallel with computation. exposed_s: an operation was
@@ -153,8 +153,7 @@ class RankCommunication:
     overlapped_s: float | None
     exposed_s: float | None
     between_s: float | None
-    bins: tuple[Bin, ...]  # after the warm-up
-    totals: tuple[Bin, ...]  # of all operations, in steps or not
+    bins: tuple[Bin, ...]  # of the steady steps
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -186,7 +185,7 @@ class SumCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialCommunication:
-    """A trial's communication. Bins are sums over all ranks and the steps after the warm-up."""
+    """A trial's communication. Bins are sums over all ranks and the steady steps."""
 
     trial: str
     configuration: str
@@ -195,7 +194,6 @@ class TrialCommunication:
     ranks: tuple[RankCommunication, ...]
     operations_recorded: bool  # False: only the step rows are available
     bins: tuple[Bin, ...]
-    totals: tuple[Bin, ...]  # of the whole trial
     stragglers: tuple[Straggling, ...]  # one; in a pipeline one for each stage
     checks: tuple[SumCheck, ...]
 
@@ -208,13 +206,12 @@ class TrialCommunication:
 
 
 def trial_communication(record: TrialRecord) -> TrialCommunication | None:
-    """Analyse one trial; None if no step communicated after the warm-up.
+    """Analyse one trial; None if no steady step communicated.
 
     Raises DataError if a file is damaged.
     """
-    warmup = record.trial.training.warmup_steps
     steps = read_steps(record)
-    steady = steps.since(warmup)
+    steady = steps.steady()
     if np.isnan(steady["comm_s"]).all():
         return None
     operations = load_operations(record)
@@ -223,7 +220,7 @@ def trial_communication(record: TrialRecord) -> TrialCommunication | None:
     phases = mean_steps(steady)
     evaluated = evaluated_steps(record).tolist()
     ranks = tuple(
-        _rank(rank, steady, phases[rank.rank], errors_s[rank.rank], timed, warmup, evaluated)
+        _rank(rank, steady, phases[rank.rank], errors_s[rank.rank], timed, evaluated)
         for rank in record.ranks
         if rank.rank in phases
     )
@@ -234,8 +231,7 @@ def trial_communication(record: TrialRecord) -> TrialCommunication | None:
         transport=record.trial.transport,
         ranks=ranks,
         operations_recorded=not timed.is_empty(),
-        bins=bins(timed.filter(pl.col("step") >= warmup), all_ranks=True),
-        totals=bins(timed, all_ranks=True),
+        bins=bins(timed.filter(pl.col("step").is_in(steady.step)), all_ranks=True),
         stragglers=find_straggler(record, steps, errors_s),
         checks=_checks(ranks),
     )
@@ -247,22 +243,20 @@ def _rank(
     phases_s: Phases,
     clock_error_s: float,
     operations: pl.DataFrame,
-    warmup: int,
     evaluated: Sequence[int],
 ) -> RankCommunication:
-    """Analyse one rank. steady: the steps after the warm-up. operations: of all ranks.
+    """Analyse one rank. steady: the steady steps. operations: of all ranks.
 
     evaluated: the numbers of steps after which an evaluation came.
     """
     rows = steady.of_rank(rank.rank)
     steps = len(rows)
-    own = operations.filter(pl.col("rank") == rank.rank)
-    own_steady = own.filter(pl.col("step") >= warmup)
+    own = operations.filter(pl.col("rank") == rank.rank, pl.col("step").is_in(steady.step))
     overlapped_s = exposed_s = between_s = None
     if not operations.is_empty():
-        after_s = float(own_steady["after_passes_s"].sum())
+        after_s = float(own["after_passes_s"].sum())
         exposed_s = (after_s + float(rows["pass_comm_s"].sum())) / steps
-        overlapped_s = float(own_steady["overlapped_s"].sum()) / steps
+        overlapped_s = float(own["overlapped_s"].sum()) / steps
         between_s = (float(rows["comm_s"].sum()) - after_s) / steps
     return RankCommunication(
         rank=rank.rank,
@@ -271,23 +265,23 @@ def _rank(
         clock_error_s=clock_error_s,
         steps=steps,
         step_s=float(rows["step_s"].sum()) / steps,
-        wall_s=_wall_s(rows, [*evaluated, *(c.resumed_steps for c in rank.continuations)]) / steps,
+        wall_s=_wall_s(rows, evaluated) / steps,
         phases_s=phases_s,
         overlapped_s=overlapped_s,
         exposed_s=exposed_s,
         between_s=between_s,
-        bins=bins(own_steady, all_ranks=False),
-        totals=bins(own, all_ranks=False),
+        bins=bins(own, all_ranks=False),
     )
 
 
 def _wall_s(rows: pl.DataFrame, apart: Sequence[int]) -> float:
     """Return the time from the first step to the end of the last one, without gaps of other work.
 
-    apart: the numbers of steps before these gaps.
+    Steps that are left out are such gaps. apart: the numbers of the steps after the others.
     """
     between_s = pl.col("started_s") - pl.col("ended_s").shift(1)
-    counted = rows.select(between_s.filter(~pl.col("step").is_in(apart)).sum()).item()
+    is_next = (pl.col("step").diff() == 1) & ~pl.col("step").is_in(apart)
+    counted = rows.select(between_s.filter(is_next).sum()).item()
     return float(rows["step_s"].sum()) + float(counted)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 GAP_INTERVALS = 2.5  # a longer distance between two rows is a gap: the sidecar was not running
 _LEAST_INTERVAL_S = 0.05  # of a rate: the last sample may follow the last tick immediately
 _COMPUTING = ("user", "system", "other")  # not idle, waiting for disks, or stolen
+_SWITCHES = ("voluntary", "involuntary")
 # name of a rate -> column of devices, counter of each device
 _DEVICE_RATES = {
     "disk_read_bytes_per_s": ("disks", "read_bytes"),
@@ -109,6 +110,14 @@ def ram_percent(samples: pl.DataFrame) -> NDArray[np.float64]:
 def run_cpu_percent(samples: pl.DataFrame) -> NDArray[np.float64]:
     """Return the CPU time of the run's processes in percent of one core."""
     return 100 * rate(column(samples, "run_cpu_seconds"), samples["unix_s"].to_numpy())
+
+
+def run_switches_per_s(samples: pl.DataFrame) -> NDArray[np.float64]:
+    """Return the context switches of the run's processes, which are read on some ticks only."""
+    unix_s = samples["unix_s"].to_numpy()
+    counters = (column(samples, f"run_{kind}_context_switches") for kind in _SWITCHES)
+    total: NDArray[np.float64] = np.sum([_seldom_rate(c, unix_s) for c in counters], axis=0)
+    return total
 
 
 def increases(counter: NDArray[np.float64]) -> NDArray[np.float64]:

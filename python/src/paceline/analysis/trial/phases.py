@@ -28,7 +28,7 @@ class RankPhases:
 
     whole: by PHASES, adding up to `wall_s`; None where there is nothing to measure (communication
     without peers, the bubble without a pipeline, launch where the process's start is unknown).
-    step: by STEP_PHASES, mean over the steps after the warm-up, adding up to the mean step.
+    step: by STEP_PHASES, mean over the steady steps, adding up to the mean step.
     other_parts: the known parts of `other`.
     """
 
@@ -46,7 +46,7 @@ def trial_phases(record: TrialRecord, steps: RankSteps) -> list[RankPhases]:
         return []
     launched, ended = record.outcome.launched_unix_s, record.outcome.ended_unix_s
     sums = _by_rank(steps, mean=False)
-    means = mean_steps(steps.since(record.trial.training.warmup_steps))
+    means = mean_steps(steps.steady())
     return [_rank_phases(r, launched, ended, sums, means) for r in record.ranks]
 
 

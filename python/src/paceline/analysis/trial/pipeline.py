@@ -4,7 +4,7 @@ The bubble of a stage in a step is the share of its gradient computation in whic
 neighbour: bubble / (forward + backward + bubble). No stage waits for the others at the end of a
 step: it starts on the next one, and what it then waits for its first micro-batch is that step's
 bubble, so nothing that a stage idles is left out. The measured bubble of a trial is the mean over
-its stages (and replicas), then the median over the steps after the warm-up, then over repeats.
+its stages (and replicas), then the median over the steady steps, then over repeats.
 It is compared with (s - 1) / (m + s - 1), which is exact for both schedules if all stages and
 micro-batches take the same time and moving data takes none (Huang et al., GPipe, NeurIPS 2019,
 section 2.3; Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021,
@@ -71,10 +71,9 @@ def trial_pipeline(record: TrialRecord, steps: RankSteps) -> Pipeline | None:
     if counts is None:
         return None
     stages_planned, micro_batches = counts
-    steady = steps.since(record.trial.training.warmup_steps)
-    common = steady.is_finished.all(axis=0)
+    steady = steps.steady()
     seconds = [np.nan_to_num(steady[f"{name}_s"]) for name in ("forward", "backward", "bubble")]
-    times = np.stack(seconds, axis=2)[:, common]  # shape (ranks, steps, 3)
+    times = np.stack(seconds, axis=2)  # shape (ranks, steps, 3)
     whole = times.sum(axis=2)
     busy = np.divide(
         times[:, :, 0] + times[:, :, 1], whole, out=np.zeros_like(whole), where=whole > 0
@@ -83,7 +82,7 @@ def trial_pipeline(record: TrialRecord, steps: RankSteps) -> Pipeline | None:
         stages=tuple(
             _stage(stage, times[steps.stages == stage], busy[steps.stages == stage])
             for stage in range(stages_planned)
-            if common.any() and (steps.stages == stage).any()
+            if len(steady.step) and (steps.stages == stage).any()
         ),
         bubble_measured=1 - float(np.median(busy.mean(axis=0))) if busy.size else None,
         # Only a pipeline that drains in every step has a bubble in theory.

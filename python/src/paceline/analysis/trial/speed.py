@@ -35,4 +35,4 @@ def step_times_s(record: TrialRecord, steps: GlobalSteps) -> NDArray[np.float64]
 def _rounds(
     record: TrialRecord, steps: GlobalSteps
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    return steps.rounds(record.trial.training.warmup_steps, record.trial.round_steps)
+    return steps.rounds(record.trial.round_steps)

@@ -5,6 +5,9 @@ its own end, so the times of all steps add up to the time of the training, and n
 steps (the end of an epoch, writing a row) is left out, except for evaluations. The first step, and
 the first one after an evaluation, starts with its first rank. The first step after a failure
 includes the time of the recovery.
+
+Steady steps are what every figure of a step is computed from: steps that all ranks finished, after
+the warm-up, and after as many steps of each continuation.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ class RankSteps:
     stages: NDArray[np.int64]  # by rank: the stage of the model that it holds
     step: NDArray[np.int64]  # in order; those that any rank finished
     fields: Mapping[str, NDArray[np.float64]]
+    warmup_steps: int
+    resumed: NDArray[np.int64]  # see GlobalSteps
 
     def __getitem__(self, field: str) -> NDArray[np.float64]:
         return self.fields[field]
@@ -64,9 +69,14 @@ class RankSteps:
         """Mask of the steps that a rank finished, shape (ranks, steps)."""
         return ~np.isnan(self["step_s"])
 
-    def since(self, step: int) -> RankSteps:
-        """Return the steps from number `step` on."""
-        kept = slice(int(np.searchsorted(self.step, step)), None)
+    def steady(self) -> RankSteps:
+        """Return the steady steps."""
+        is_kept = _is_steady(self.step, self.warmup_steps, self.resumed)
+        is_kept &= self.is_finished.all(axis=0)
+        places = np.flatnonzero(is_kept)
+        # Usually these are all steps from one on: a slice copies nothing.
+        is_rest = len(places) == len(self.step) - int(places[0]) if len(places) else False
+        kept = slice(int(places[0]), None) if is_rest else is_kept
         fields = {name: values[:, kept] for name, values in self.fields.items()}
         return replace(self, step=self.step[kept], fields=fields)
 
@@ -89,23 +99,19 @@ class GlobalSteps:
     time_s: NDArray[np.float64]
     ended_unix_s: NDArray[np.float64]  # on rank 0's clock
     loss: NDArray[np.float64]  # mean over the samples of the global batch; NaN if unknown
+    warmup_steps: int = 0
     # with which the training continued after failures; their time includes the recovery
     resumed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     # False for a script that does not state its samples: then each step counts as one sample
     samples_known: bool = True
 
-    def steady(self, warmup_steps: int) -> NDArray[np.bool_]:
-        """Return the mask of the steps after the warm-up, and after one of each continuation.
-
-        The first step of a continuation is never steady: its time includes the recovery.
-        """
-        steady = self.step >= warmup_steps
-        for first in self.resumed:
-            steady &= (self.step < first) | (self.step >= first + max(1, warmup_steps))
-        return steady
+    @property
+    def steady(self) -> NDArray[np.bool_]:
+        """Mask of the steady steps."""
+        return _is_steady(self.step, self.warmup_steps, self.resumed)
 
     def rounds(
-        self, warmup_steps: int, period: int
+        self, period: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Return samples, seconds and steps of each complete round after the warm-up.
 
@@ -113,11 +119,11 @@ class GlobalSteps:
         without their communication. Rounds begin at multiples of `period`; if none is complete, all
         steady steps form one.
         """
-        steady = self.steady(warmup_steps)
+        steady = self.steady
         samples, seconds = self.samples[steady].astype(np.float64), self.time_s[steady]
         if period == 1 or not len(samples):
             return samples, seconds, np.ones(len(samples))
-        first = -(-warmup_steps // period) * period
+        first = -(-self.warmup_steps // period) * period
         rounds = (self.step[steady] - first) // period
         numbers, which, counts = np.unique(rounds, return_inverse=True, return_counts=True)
         kept = (numbers >= 0) & (counts == period)
@@ -171,7 +177,12 @@ def rank_steps(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> RankSte
     fields["comm_wait_s"] = np.minimum(exposed_s, np.nan_to_num(late_s))
     fields["comm_transfer_s"] = exposed_s - fields["comm_wait_s"]
     return RankSteps(
-        ranks=tuple(rank.rank for rank in record.ranks), stages=stages, step=step, fields=fields
+        ranks=tuple(rank.rank for rank in record.ranks),
+        stages=stages,
+        step=step,
+        fields=fields,
+        warmup_steps=record.trial.training.warmup_steps,
+        resumed=resumed_steps(record),
     )
 
 
@@ -201,7 +212,7 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
     first_started = steps["started_s"][:, common].min(axis=0, initial=np.inf)
     started = np.concatenate([first_started[:1], ended[:-1]])
     follows_evaluation = np.isin(steps.step[common], evaluated_steps(record))
-    follows_evaluation &= ~np.isin(steps.step[common], resumed_steps(record))
+    follows_evaluation &= ~np.isin(steps.step[common], steps.resumed)
     started[follows_evaluation] = first_started[follows_evaluation]
     return GlobalSteps(
         step=steps.step[common],
@@ -211,8 +222,22 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
         ended_unix_s=ended,
         loss=steps["loss_sum"][:, common].sum(axis=0) / np.maximum(parts, 1),
         samples_known=samples_known,
-        resumed=resumed_steps(record),
+        warmup_steps=steps.warmup_steps,
+        resumed=steps.resumed,
     )
+
+
+def _is_steady(
+    step: NDArray[np.int64], warmup_steps: int, resumed: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return the mask of the steps after the warm-up, and after one of each continuation.
+
+    The first step of a continuation is never steady: its time includes the recovery.
+    """
+    steady: NDArray[np.bool_] = step >= warmup_steps
+    for first in resumed:
+        steady &= (step < first) | (step >= first + max(1, warmup_steps))
+    return steady
 
 
 def _aligned(

@@ -73,20 +73,19 @@ def find_straggler(
     for rank, stage in zip(record.ranks, steps.stages.tolist(), strict=True):
         stages.setdefault(stage, []).append(rank)
     return tuple(
-        _among(record, steps, ranks, errors_s, stage if record.trial.placement.stages > 1 else None)
+        _among(steps, ranks, errors_s, stage if record.trial.placement.stages > 1 else None)
         for stage, ranks in sorted(stages.items())
         if len(ranks) > 1
     )
 
 
 def _among(
-    record: TrialRecord,
     steps: RankSteps,
     ranks: Sequence[RankRecord],
     errors_s: Mapping[int, float],
     stage: int | None,
 ) -> Straggling:
-    ready, _, step_s = ready_times(record, steps, ranks)
+    ready, _, step_s = ready_times(steps, ranks)
     delays = delays_of(ready)
     found = []
     for number, rank in enumerate(ranks):
@@ -110,7 +109,7 @@ def _among(
     ahead = mean_interval(delays[first] - delays[second], _CONFIDENCE)
     reason = _why_none(late, ahead, error_s, ready.shape[1])
     verdict = _verdict(stage, ready.shape[1], tuple(late), error_s, reason)
-    return verdict if reason else _with_phase(record, steps, verdict, ranks)
+    return verdict if reason else _with_phase(steps, verdict, ranks)
 
 
 def delays_of(ready: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -127,16 +126,16 @@ def delays_of(ready: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def ready_times(
-    record: TrialRecord, steps: RankSteps, ranks: Sequence[RankRecord]
+    steps: RankSteps, ranks: Sequence[RankRecord]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], float]:
     """Return when each rank would have been ready by its own work, shape (ranks, steps).
 
     The times are on rank 0's clock, see `even_ready_s` of RankSteps.
 
-    Only the steps after the warm-up that all ranks have. Also returns the numbers of these steps,
+    Only the steady steps in which all ranks communicated. Also returns the numbers of these steps,
     and the mean step in seconds; NaN without a step.
     """
-    steady = steps.since(record.trial.training.warmup_steps)
+    steady = steps.steady()
     rows = [steady.ranks.index(rank.rank) for rank in ranks]
     ready = steady["even_ready_s"][rows]
     common = ~np.isnan(ready).any(axis=0)
@@ -180,11 +179,9 @@ def _verdict(
     )
 
 
-def _with_phase(
-    record: TrialRecord, steps: RankSteps, verdict: Straggling, ranks: Sequence[RankRecord]
-) -> Straggling:
+def _with_phase(steps: RankSteps, verdict: Straggling, ranks: Sequence[RankRecord]) -> Straggling:
     """Name the phase with the largest excess of the straggler over the mean of the others."""
-    by_rank = mean_steps(steps.since(record.trial.training.warmup_steps))
+    by_rank = mean_steps(steps.steady())
     means = {rank.rank: mean_step(by_rank, rank.rank) for rank in ranks}
     own = means.pop(verdict.ranks[0].rank)
     excess = {

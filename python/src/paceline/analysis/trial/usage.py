@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -14,11 +14,12 @@ from paceline.analysis.trial.host_frames import (
     gaps,
     ram_percent,
     run_cpu_percent,
+    run_switches_per_s,
     struct_fields,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -48,6 +49,7 @@ class Usage:
     threads_median: float | None
     threads_peak: float | None
     run_cpu_percent: float | None  # of one core, mean over time, summed over hosts
+    context_switches_per_s: float | None  # of the run, mean over time, summed over hosts
     sidecar_core_percent: float | None  # of one core, on the host with the highest cost
     sidecar_rss_peak_bytes: int | None
     sidecar_interval_s: float | None  # the shortest of all hosts
@@ -73,6 +75,7 @@ def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
         threads_median=_total(host.median("run_threads") for host in inside),
         threads_peak=_total(host.peak("run_threads") for host in inside),
         run_cpu_percent=_total(host.mean("run_cpu_percent") for host in inside),
+        context_switches_per_s=_total(host.mean("run_switches_per_s") for host in inside),
         sidecar_core_percent=max(_known(_sidecar_percent(h) for h in sampled), default=None),
         sidecar_rss_peak_bytes=max(
             (int(column(h.samples, "sidecar_rss_bytes").max()) for h in sampled), default=None
@@ -98,6 +101,7 @@ class _Training:
             **cpu_percent(samples),
             "ram_percent": ram_percent(samples),
             "run_cpu_percent": run_cpu_percent(samples),
+            "run_switches_per_s": run_switches_per_s(samples),
             "run_threads": column(samples, "run_threads"),
         }
 
@@ -106,23 +110,19 @@ class _Training:
         return bool(self._inside.any())
 
     def mean(self, name: str) -> float | None:
-        known = self._measured(name)
-        return float(known.mean()) if len(known) else None
+        return self._reduced(name, np.mean)
 
     def median(self, name: str) -> float | None:
-        known = self._measured(name)
-        return float(np.median(known)) if len(known) else None
+        return self._reduced(name, np.median)
 
     def peak(self, name: str) -> float | None:
-        known = self._measured(name)
-        return float(known.max()) if len(known) else None
+        return self._reduced(name, np.max)
 
-    def _measured(self, name: str) -> NDArray[np.float64]:
-        if name not in self._values:
-            return np.zeros(0)
-        found = self._values[name][self._inside]
-        known: NDArray[np.float64] = found[~np.isnan(found)]
-        return known
+    def _reduced(self, name: str, reduce: Callable[[NDArray[np.float64]], Any]) -> float | None:
+        """Reduce the known values of a figure; None without any."""
+        found = self._values.get(name, np.zeros(len(self._inside)) * np.nan)[self._inside]
+        known = found[~np.isnan(found)]
+        return float(reduce(known)) if len(known) else None
 
 
 def span_on_host(record: TrialRecord, host: str, name: str) -> tuple[float, float] | None:

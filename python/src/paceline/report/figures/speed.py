@@ -91,10 +91,7 @@ def step_distribution_chart(comparison: Comparison, workload: str) -> Chart:
     figure = go.Figure()
     rows = shown_rows(comparison, workload)[::-1]
     for row in rows:
-        values = [
-            t.steps.time_s[t.steps.steady(t.record.trial.training.warmup_steps)]
-            for t in comparison.trials[row.configuration]
-        ]
+        values = [t.steps.time_s[t.steps.steady] for t in comparison.trials[row.configuration]]
         figure.add_box(
             # Sorted: every n-th step in time would be a biased choice of steps with a period of n.
             x=thinned(np.sort(np.concatenate(values))[::-1]),

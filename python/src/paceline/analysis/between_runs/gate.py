@@ -1,0 +1,142 @@
+"""Judge a later run against an earlier one: is it slower than allowed, or another training?
+
+A configuration is too slow if its speed is below the limit with significance: Welch on logarithms,
+as for two runs, of the hypothesis that the later run is exactly as slow as allowed. All
+configurations of a workload are tested together (Holm). A configuration that cannot be judged never
+passes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import scipy
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass as json_dataclass
+
+from paceline.analysis.between_runs.same_training import why_other_training
+from paceline.analysis.between_runs.two_runs import paired_differences
+from paceline.analysis.statistics.intervals import (
+    CONFIDENCE,
+    Interval,
+    detectable_difference,
+    holm,
+)
+from paceline.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.analysis.between_runs.speeds import Speeds
+    from paceline.analysis.statistics.intervals import Estimate
+
+Judgement = Literal["passed", "not equivalent", "slower", "no result"]
+# The first one that applies to any configuration decides: the speed of another training is not
+# comparable, and a result is worth more than none.
+_EXIT_CODES: dict[Judgement, ExitCode] = {
+    "not equivalent": ExitCode.NOT_EQUIVALENT,
+    "slower": ExitCode.SLOWER,
+    "no result": ExitCode.NOT_COMPARABLE,
+    "passed": ExitCode.OK,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One configuration of the earlier run."""
+
+    workload: str
+    configuration: str
+    judgement: Judgement
+    reason: str | None = None  # why it is not equivalent, or why there is no result
+    ratio: Interval | None = None  # speed in the later run / in the earlier one
+    # 1 - ratio that this test finds with a probability of 80 %
+    detectable: float | None = None
+
+
+@json_dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """All configurations of the earlier run. limit: 1 - the smallest allowed ratio."""
+
+    limit: float
+    judged: tuple[Judged, ...]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def exit_code(self) -> int:
+        found = {each.judgement for each in self.judged}
+        return next(code for name, code in _EXIT_CODES.items() if name in found or not code)
+
+    def of(self, judgement: Judgement) -> list[Judged]:
+        return [each for each in self.judged if each.judgement == judgement]
+
+    @property
+    def detectable(self) -> float | None:
+        """The largest of the differences that the tests find; None without a test."""
+        found = [each.detectable for each in self.judged if each.detectable is not None]
+        return max(found, default=None)
+
+
+def judge(before: Speeds, after: Speeds, limit: float) -> Gate:
+    """Judge every configuration that finished in the earlier run and is a part of the later one."""
+    judged: list[Judged] = []
+    for workload in before.workloads:
+        judged += _of_workload(workload, before, after, limit)
+    return Gate(limit=limit, judged=tuple(judged))
+
+
+def _of_workload(workload: str, before: Speeds, after: Speeds, limit: float) -> Iterator[Judged]:
+    pairs = paired_differences(workload, before, after)
+    beyond = {name: found.shifted(-math.log1p(-limit)) for name, found in pairs.items()}
+    rejected = holm(np.array([found.p_value for found in beyond.values()]))
+    too_slow = {
+        name
+        for (name, found), is_rejected in zip(beyond.items(), rejected, strict=True)
+        if is_rejected and found.value < 0
+    }
+    other = _other_training(workload, before, after)
+    for name in before.of_workload(workload).repeats:
+        found = pairs.get(name)
+        if found is None and name not in after.unfinished:
+            continue  # it is no part of the later run
+        judgement, reason = _judgement(found, after.differences.get(name, other))
+        if judgement == "passed" and name in too_slow:
+            judgement = "slower"
+        yield Judged(
+            workload=workload,
+            configuration=name,
+            judgement=judgement,
+            reason=reason,
+            ratio=None if found is None else found.exponential(),
+            detectable=None if found is None else _detectable(found, limit, len(pairs)),
+        )
+
+
+def _judgement(found: Estimate | None, difference: str | None) -> tuple[Judgement, str | None]:
+    """Judge a configuration without its speed. difference: from the training of the baseline."""
+    if found is None:
+        return "no result", "it did not finish in the later run"
+    if difference is not None:
+        return "not equivalent", difference
+    if found.degrees <= 0:
+        return "no result", "its noise is unknown; measure at least two repeats in both runs"
+    return "passed", None
+
+
+def _other_training(workload: str, before: Speeds, after: Speeds) -> str | None:
+    """Return how the later baseline trained differently; None if it did not, or it is unknown."""
+    if workload not in before.baselines or workload not in after.baselines:
+        return None
+    return why_other_training(before.baselines[workload], after.baselines[workload])
+
+
+def _detectable(found: Estimate, limit: float, family: int) -> float | None:
+    """Return the smallest slowdown that the test of one of a family finds in most cases."""
+    if found.degrees <= 0:
+        return None
+    level = (1 - CONFIDENCE) / (2 * family)
+    critical = -float(scipy.special.stdtrit(found.degrees, level)) * found.error
+    return -math.expm1(math.log1p(-limit) - detectable_difference(found.error, critical))
