@@ -50,9 +50,9 @@ def test_a_row_for_each_configuration_then_totals(
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     baseline, torchrun = (line for line in shown.splitlines() if line.startswith("tiny."))
-    assert re.search(r"sequential\.\S* +1 +32 +20 \(3\) +2 +\S$", baseline)
-    assert re.search(r"processes\.\S* +2 +32 +20 \(3\) +2 +\S$", torchrun)
-    assert "4 trials of 2 configurations; duration unknown" in shown
+    assert re.search(r"sequential\.\S* +1 +32 +20 \(3\) +2 +\S +0\.\d+$", baseline)
+    assert re.search(r"processes\.\S* +2 +32 +20 \(3\) +2 +\S +0\.\d+$", torchrun)
+    assert re.search(r"4 trials of 2 configurations, \d+ MB on disk; duration unknown", shown)
     assert "disk: " in shown
 
 

@@ -17,9 +17,9 @@ from paceline.host.machine import machine_facts
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
-from paceline.runner import extra_block, interleaved, verification
+from paceline.runner import interleaved, measure_more, verification
 from paceline.runner.directory import check_machine
-from paceline.runner.extra_block import run_extra_block
+from paceline.runner.measure_more import run_extra_block
 from paceline.runner.interleaved import run_interleaved
 
 STREAMING = dataclasses.replace(SEQUENTIAL, full_trace=True)
@@ -61,11 +61,11 @@ def trials(fabricate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
         fabricate.make_trial(files, trial, way, case, 1000.0 * len(ran), 0.01)
         return outcome_of(trial)
 
-    for module in (interleaved, extra_block):
+    for module in (interleaved, measure_more):
         monkeypatch.setattr(module, "run_trial", run_trial)
     launcher = SimpleNamespace(preflight=lambda trial: None)
     monkeypatch.setattr(interleaved, "launcher_for", lambda name: launcher)
-    monkeypatch.setattr(extra_block, "preflight", lambda trials: None)
+    monkeypatch.setattr(measure_more, "preflight", lambda trials: None)
     return ran
 
 
@@ -177,7 +177,7 @@ def finished(
     fabricate: ModuleType, tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[RunFiles, list[Trial]]:
     """A run of three repeats, to which further ones are fabricated without a comparison."""
-    monkeypatch.setattr(extra_block, "check_equivalences", lambda *_, **__: None)
+    monkeypatch.setattr(measure_more, "check_equivalences", lambda *_, **__: None)
     files = fabricate.make_run(tmp_path, [SEQUENTIAL, MPI], repeats=3)
     return files, [record.trial for record in load_run(files)]
 

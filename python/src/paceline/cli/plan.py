@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from paceline.spec import Spec
 
 _HOUR_S = 3600
-_FIGURES = ("ranks", "global\nbatch", "steps\n(warm-up)", "repeats", "expected")
+_FIGURES = (
+    "ranks", "global\nbatch", "steps\n(warm-up)", "repeats", "each\ntakes", "each\nMB",
+)  # fmt: skip
 _GAP = 2  # columns between two columns of the table
 
 
@@ -90,7 +92,8 @@ def _figures(each: ConfigurationPreview, *, automatic: bool) -> tuple[str, ...]:
         str(each.global_batch or NOT_MEASURED),  # a script decides itself
         f"{steps} ({each.warmup_steps})",
         f"{'≤ ' if automatic else ''}{each.repeats}",
-        NOT_MEASURED if each.expected_s is None else duration(each.expected_s),
+        NOT_MEASURED if each.trial_s is None else duration(each.trial_s),
+        megabytes(each.disk_bytes),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from paceline.spec.counts import divisors, number
-from paceline.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
+from paceline.spec.descriptors import Exchange, KeyModel, OptionModel, StrategyDescriptor
 from paceline.spec.placement import NodeCounts
 from paceline.spec.values import Count
 
@@ -40,6 +40,9 @@ class Sequential(StrategyDescriptor):
     def reduces_in_buckets(self, request: TrialRequest) -> bool:
         return request.nodes > 1
 
+    def exchange(self, options: Any) -> Exchange:
+        return Exchange(among="nodes", overlaps=True)
+
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
         return {}
 
@@ -63,6 +66,9 @@ class Intraop(StrategyDescriptor):
 
     def reduces_in_buckets(self, request: TrialRequest) -> bool:
         return request.nodes > 1
+
+    def exchange(self, options: Any) -> Exchange:
+        return Exchange(among="nodes", overlaps=True)
 
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         yield {"threads_per_rank": cores}
@@ -124,6 +130,9 @@ class Threads(StrategyDescriptor):
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         return True
+
+    def exchange(self, options: Any) -> Exchange:
+        return Exchange(among="nodes", overlaps=False)
 
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
         return {

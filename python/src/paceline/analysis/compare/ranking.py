@@ -59,6 +59,13 @@ class Ranking:
         return self.rates.fastest(chosen, level=self.level, margin=self.margin)
 
 
+def ranking_of(
+    trials: Mapping[str, Sequence[TrialAnalysis]], stopping: Stopping | None = None
+) -> Ranking:
+    """Rank by the time to the target if the workload has one, else by samples per second."""
+    return ranking_by_target(trials, stopping) or ranking_by_speed(trials, stopping)
+
+
 def ranking_by_speed(
     trials: Mapping[str, Sequence[TrialAnalysis]], stopping: Stopping | None = None
 ) -> Ranking:

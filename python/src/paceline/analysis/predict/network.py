@@ -1,38 +1,162 @@
-"""One transport between nodes: its link, its algorithms and the messages of a step."""
+"""One transport between nodes: its link, its algorithms and the messages of a step.
+
+Time of an operation: rounds x latency + volume / bandwidth (`costs.link_cost`). The link is as
+given, or both numbers are fitted to recorded transfer times by non-negative least squares, relative
+to the times, so that short messages count as much as long ones.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
+import scipy
 
-from paceline.analysis.predict.burden import Burden
-from paceline.analysis.predict.link import measured_link, slower_of
-from paceline.analysis.predict.node import node_step
-from paceline.analysis.predict.overlap import (
-    FP32_BYTES,
-    Collectives,
-    Replay,
-    recorded_profile,
-    unrecorded_profile,
-)
-from paceline.analysis.trial.configuration import pipeline_counts
+from paceline.analysis.predict.exchange import Burden, Replay, declared_profile, recorded_profile
+from paceline.analysis.predict.node import DRAWS, node_step
+from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.trial.steps import read_steps
-from paceline.spec.extensions import TRANSPORTS
+from paceline.costs.link_cost import ALL_REDUCE, all_gather, all_reduce
+from paceline.errors import UsageError
+from paceline.spec.extensions import STRATEGIES, TRANSPORTS
+from paceline.spec.values import bits_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from paceline.analysis.predict.link import Link
-    from paceline.analysis.predict.node import NodeStep
-    from paceline.analysis.predict.overlap import Profile
-    from paceline.analysis.predict.setup import NodeSetup
+    from paceline.analysis.predict.exchange import Profile
+    from paceline.analysis.predict.node import NodeSetup, NodeStep
     from paceline.analysis.trial.reading import TrialRecord
+    from paceline.spec.descriptors import Exchange
 
-SEED = 20160316  # SEED + 1 and so on for terms that are drawn independently
+# A TCP segment carries 1448 bytes of data in 1538 bytes on the wire: Ethernet with an MTU of 1500,
+# preamble and gap, IPv4 and TCP headers with time stamps. Between lab hosts of 100 Mbit/s, 0.91 to
+# 0.94 of the rate was measured (docs/results/raw/many_ranks.json).
+_GOODPUT = (0.90, 1448 / 1538)
+# One-way latency between two processes over TCP on a local network, if it was not measured.
+_LATENCY_S = (20e-6, 200e-6)
+_LEAST_OPERATIONS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Latency and bandwidth as ranges; values between the bounds are equally likely.
+
+    bytes_per_s: in each direction, after protocol overheads. Latency: on a logarithmic scale.
+    """
+
+    latency_s: tuple[float, float]
+    bytes_per_s: tuple[float, float]
+    source: str
+
+    @property
+    def middle(self) -> tuple[float, float]:
+        """Latency and bandwidth between the bounds."""
+        return math.sqrt(math.prod(self.latency_s)), sum(self.bytes_per_s) / 2
+
+    def draws(
+        self, count: int, generator: np.random.Generator
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return latencies and bandwidths, shape (count,)."""
+        low, high = (math.log(value) for value in self.latency_s)
+        latency_s = np.exp(generator.uniform(low, high, count))
+        return latency_s, generator.uniform(*self.bytes_per_s, count)
+
+
+def requested_link(rate: str | None, latency_s: float | None) -> Link | None:
+    """Return the link that a user describes, or None for the measured one.
+
+    rate: as in "10gbit". Raises UsageError for another rate, or a latency without a rate.
+    """
+    if latency_s is not None and not 0 < latency_s < math.inf:
+        raise UsageError(f"latency: expected seconds above 0, got {latency_s:g}")
+    if rate is not None:
+        return given_link(bits_per_s(rate, "link"), latency_s)
+    if latency_s is not None:
+        raise UsageError(
+            "latency: expected --link with it (in Python: link); a measured link has its latency"
+        )
+    return None
+
+
+def given_link(rate_bits_per_s: float, latency_s: float | None = None) -> Link:
+    """Return a link of this nominal rate. latency_s: None takes the range of local networks."""
+    low, high = (share * rate_bits_per_s / 8 for share in _GOODPUT)
+    latency = _LATENCY_S if latency_s is None else (latency_s, latency_s)
+    return Link(latency_s=latency, bytes_per_s=(low, high), source="as given")
+
+
+def measured_link(records: Sequence[TrialRecord], algorithms: Sequence[str]) -> Link | None:
+    """Fit the link to the operations of trials on several nodes; None if there are too few.
+
+    algorithms: of operations whose rows do not name one.
+    """
+    found = [_operations(record, algorithms) for record in records]
+    rows = np.concatenate(found) if found else np.zeros((0, 3))
+    if len(rows) < _LEAST_OPERATIONS:
+        return None
+    rounds, volume, seconds = rows.T
+    design = np.stack([rounds, volume], axis=1) / seconds[:, None]
+    (latency_s, per_byte_s), _ = scipy.optimize.nnls(design, np.ones(len(rows)))
+    if per_byte_s <= 0:  # long messages took no longer than short ones: all is bandwidth
+        latency_s = 0.0
+    # quantiles of what single operations imply: the noise of the link, not of the mean
+    rate = volume / np.maximum(seconds - rounds * latency_s, 0.1 * seconds)
+    large = rate[volume >= np.median(volume)]
+    low, high = np.quantile(large, [0.25, 0.75])
+    latency = max(float(latency_s), 1e-6)
+    return Link(
+        latency_s=(latency / 2, latency * 2),
+        bytes_per_s=(float(low), float(high)),
+        source=f"measured by {len(rows)} operations",
+    )
+
+
+def slower_of(first: Link, host: Link | None) -> Link:
+    """Combine a link with the speed at which hosts move bytes; host: None if not measured.
+
+    TCP keeps both at work at the same time on different bytes, so the slower one limits.
+    """
+    if host is None:
+        return first
+    low, high = (min(pair) for pair in zip(first.bytes_per_s, host.bytes_per_s, strict=True))
+    return Link(
+        latency_s=(first.latency_s[0], first.latency_s[1] + host.latency_s[1]),
+        bytes_per_s=(low, high),
+        source=f"{first.source}; hosts: {host.source}",
+    )
+
+
+def _operations(record: TrialRecord, algorithms: Sequence[str]) -> NDArray[np.float64]:
+    """Return rounds, volume on the critical path and seconds of each operation of one trial."""
+    operations = load_operations(record)
+    if operations.is_empty():
+        return np.zeros((0, 3))
+    steps = read_steps(record)
+    timed = operation_times(steps, operations, clock_errors(record, operations)).filter(
+        pl.col("step") >= record.trial.training.warmup_steps,
+        pl.col("transfer_s") > 0,
+        pl.col("payload_bytes") > 0,
+    )
+    found = []
+    wanted = timed.select("operation", "algorithm", "ranks", "payload_bytes", "transfer_s")
+    for operation, algorithm, ranks, payload, seconds in wanted.iter_rows():
+        if operation == "allgather":
+            cost = all_gather(ranks)
+        elif operation == "allreduce":
+            names = [algorithm] if algorithm in ALL_REDUCE else algorithms
+            if not names:
+                continue
+            cost = min((all_reduce(n, ranks) for n in names), key=lambda c: (c.path, c.rounds))
+        else:
+            continue
+        found.append((cost.rounds, cost.path * payload, seconds))
+    return np.array(found, dtype=np.float64).reshape(-1, 3)
 
 
 def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, ...]:
@@ -41,6 +165,15 @@ def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, 
     descriptor = TRANSPORTS.get(transport)
     options = same[0].transport_options if same else descriptor.Options()
     return descriptor.all_reduce_algorithms(2, options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recorded:
+    """The messages of a trial between several ranks."""
+
+    record: TrialRecord
+    step: NodeStep
+    profile: Profile
 
 
 class Network:
@@ -58,85 +191,113 @@ class Network:
         self.transport = transport
         self._setups = setups
         self.algorithms = algorithms_of(transport, records)
-        self._collectives = Collectives(algorithms=self.algorithms)
         self.assumptions: list[str] = []
-        self._users = [r for r in records if r.trial.transport == transport]
+        self._users = [
+            r for r in records if r.trial.transport == transport and r.trial.placement.ranks > 1
+        ]
         known = [r.result.parameters for r in records if r.result is not None]
-        self._recorded: dict[str, tuple[NodeStep, Profile] | None] = {}
-        self._gradient_bytes = float(FP32_BYTES * max(known, default=0))
-        self.link = self._link(given)
+        self._parameters = max(known, default=0)
+        self._read: dict[str, _Recorded | None] = {}
+        self._link = self._limited_link(given)
 
-    def knows_messages(self, setup: NodeSetup) -> bool:
-        """Return whether the recorded messages are those of this setup, or like them.
-
-        The stages of a pipeline exchange factors of fewer layers than other strategies do.
-        """
-        if pipeline_counts(setup.trial) is None:
-            return True
-        found = self._profile(setup)
-        return found is None or not found[2].gathers or setup.holds(found[0])
+    def why_not(self, setup: NodeSetup) -> tuple[str, str] | None:
+        """Return why a setup cannot be predicted, and what to do; None if it can be."""
+        strategy, exchange = setup.trial.local_strategy, setup.exchange
+        if exchange is None:
+            return (
+                f'"{strategy}" does not say what it exchanges between nodes',
+                "measure it on several nodes, or choose another local strategy",
+            )
+        if not self.algorithms:
+            return "time between nodes has no model", "measure on several nodes"
+        if self._link is None:
+            return (
+                "no trial on several nodes measured the link",
+                "give the link (--link 10gbit), or run one configuration on two nodes",
+            )
+        found = self._recorded(setup)
+        if found is None:
+            return None
+        if found.profile.unknown:
+            return (
+                f"its steps have operations without a model: {', '.join(found.profile.unknown)}",
+                "measure on several nodes",
+            )
+        if found.profile.gathers and not (setup.holds(found.record) or _are_alike(exchange, found)):
+            return (
+                "no trial on several nodes measured which linear layers of its stages send factors",
+                "run it on two nodes",
+            )
+        return None
 
     def exchanged(
-        self, setup: NodeSetup, nodes: NDArray[np.int64], own_s: NDArray[np.float64]
+        self, setup: NodeSetup, nodes: NDArray[np.int64], own_s: NDArray[np.float64], seed: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the node's own step beside the exchange, and the exposed communication.
 
         own_s: the step of a node alone, shape (draws, nodes). Returns two arrays of this shape.
         """
-        assert self.link is not None
-        draws = len(own_s)
-        latency_s, bytes_per_s = (values[:, None] for values in self.link.draws(draws, SEED))
-        samples = setup.shares(nodes)
-        link = (latency_s, bytes_per_s)
-        found = self._profile(setup)
+        exchange = setup.exchange
+        assert self._link is not None and exchange is not None, "why_not"  # noqa: PT018
+        generator = np.random.default_rng(seed)
+        latency_s, bytes_per_s = (each[:, None] for each in self._link.draws(DRAWS, generator))
+        replicas = setup.trial.placement.replicas_per_node
+        found = self._recorded(setup)
+        replay = Replay(
+            profile=declared_profile(exchange, self._parameters, 0.0),
+            algorithms=self.algorithms,
+            nodes=nodes,
+            samples=setup.shares(nodes),
+            own_s=own_s,
+            latency_s=latency_s,
+            bytes_per_s=bytes_per_s,
+            ranks_per_node=replicas if exchange.among == "ranks" else 1,
+        )
         if found is None:
-            return own_s, self._unrecorded_s(setup, nodes, own_s, *link)
-        record, step, profile = found
-        replay = Replay(profile, self._collectives, nodes, samples, own_s, *link)
-        burden = self._burden(record, step, profile)
+            return own_s, self._declared_s(setup, exchange, replay, generator)
+        profile = found.profile if exchange.overlaps else found.profile.without_overlap()
+        replay = replace(replay, profile=profile)
+        burden = self._burden(found)
         if burden is not None:
             longer = replace(replay, own_s=own_s * burden.ratio)
-            own_s = own_s + burden.seconds(own_s, longer, np.random.default_rng(SEED + 1))
+            own_s = own_s + burden.seconds(own_s, longer, generator)
             replay = replace(replay, own_s=own_s)
         return own_s, replay.exposed_s()
 
-    def _unrecorded_s(
-        self,
-        setup: NodeSetup,
-        nodes: NDArray[np.int64],
-        own_s: NDArray[np.float64],
-        latency_s: NDArray[np.float64],
-        bytes_per_s: NDArray[np.float64],
+    def _declared_s(
+        self, setup: NodeSetup, exchange: Exchange, replay: Replay, generator: np.random.Generator
     ) -> NDArray[np.float64]:
         """Draw the exposed communication where no trial recorded when gradients are ready: between
-        no overlap and overlap with the whole computation."""
-        rest = (nodes, setup.shares(nodes), own_s, latency_s, bytes_per_s)
-        none, full = (
-            Replay(
-                unrecorded_profile(self._gradient_bytes, lead, 1), self._collectives, *rest
+        no overlap and, if the strategy overlaps, overlap with the whole computation."""
+        exposed_s = replay.exposed_s()
+        covered = "no overlap"
+        if exchange.overlaps:
+            full = declared_profile(exchange, self._parameters, setup.computing_share)
+            weight = generator.random((DRAWS, 1))
+            exposed_s = weight * exposed_s + (1 - weight) * replace(
+                replay, profile=full
             ).exposed_s()
-            for lead in (0.0, setup.computing_share)
-        )
-        weight = np.random.default_rng(SEED + 2).random((len(own_s), 1))
+            covered = "no overlap and full overlap with computation"
         self.assumptions.append(
             f"{setup.name} over {self.transport}: no trial recorded when gradients are ready, so "
-            "the interval covers no overlap and full overlap with computation"
+            f"the interval covers {covered}"
         )
-        return weight * none + (1 - weight) * full
+        return exposed_s
 
-    def _burden(self, record: TrialRecord, step: NodeStep, profile: Profile) -> Burden | None:
+    def _burden(self, found: _Recorded) -> Burden | None:
         """Return what the exchange adds in this trial; None if it is not known."""
-        owner = next((s for s in self._setups if s.holds(record)), None)
+        step = found.step
+        owner = next((s for s in self._setups if s.holds(found.record)), None)
         alone_s = None if owner is None else owner.alone_s(step.samples)
         if step.nodes == 1 or alone_s is None:
             return None
-        link = measured_link([record], self.algorithms)  # reads the operations of the trial
+        link = measured_link([found.record], self.algorithms)  # reads the operations of the trial
         if link is None:
             return None
         latency_s, bytes_per_s = (np.array([[value]]) for value in link.middle)
         replay = Replay(
-            profile=profile,
-            collectives=self._collectives,
+            profile=found.profile,
+            algorithms=self.algorithms,
             nodes=np.array([step.nodes]),
             samples=np.array([step.samples]),
             own_s=np.array([[step.mean_s]]),
@@ -152,16 +313,15 @@ class Network:
             moved_bytes=moved_bytes.item(),
         )
 
-    def _link(self, given: Link | None) -> Link | None:
+    def _limited_link(self, given: Link | None) -> Link | None:
+        """Return the link, which hosts may limit; None if it is neither given nor measured."""
         several = [r for r in self._users if r.trial.placement.nodes > 1]
         if given is None:
             link = measured_link(several, self.algorithms)
             if link is not None:
                 self.assumptions.append(f"link of {self.transport}: {link.source}")
             return link
-        alone = [
-            r for r in self._users if r.trial.placement.nodes == 1 and r.trial.placement.ranks > 1
-        ]
+        alone = [r for r in self._users if r.trial.placement.nodes == 1]
         host = measured_link(alone, self.algorithms) or measured_link(several, self.algorithms)
         if host is None:
             self.assumptions.append(
@@ -170,34 +330,46 @@ class Network:
             )
         return slower_of(given, host)
 
-    def _profile(self, setup: NodeSetup) -> tuple[TrialRecord, NodeStep, Profile] | None:
-        """Return the recorded messages of this setup on several nodes, or of the nearest trial."""
-        candidates = [r for r in self._users if r.trial.placement.ranks > 1]
+    def _recorded(self, setup: NodeSetup) -> _Recorded | None:
+        """Return the messages of this setup on several nodes, or of the most similar trial."""
         cores = setup.trial.placement.cores_per_node
-        nearest = min(
-            candidates,
+        in_order = sorted(
+            self._users,
             key=lambda r: (
                 r.trial.placement.nodes == 1,
                 not setup.holds(r),
                 r.trial.placement.cores_per_node != cores,
             ),
-            default=None,
         )
-        if nearest is None:
-            return None
-        if nearest.trial.id not in self._recorded:  # setups share a trial; its files are read once
-            self._recorded[nearest.trial.id] = self._read_profile(nearest)
-        recorded = self._recorded[nearest.trial.id]
-        return None if recorded is None else (nearest, *recorded)
+        for record in in_order:
+            if record.trial.id not in self._read:  # setups share a trial; files are read once
+                self._read[record.trial.id] = self._read_messages(record)
+            found = self._read[record.trial.id]
+            if found is not None:
+                return found
+        return None
 
-    def _read_profile(self, record: TrialRecord) -> tuple[NodeStep, Profile] | None:
-        step = node_step(record)
-        if step is None:
+    def _read_messages(self, record: TrialRecord) -> _Recorded | None:
+        exchange, step = _exchange_of(record), node_step(record)
+        if step is None or exchange is None:
             return None
-        found = recorded_profile(record, read_steps(record), step.mean_s, step.samples)
-        if found is None or not found.messages or found.unknown:
+        gradient_bytes = exchange.bytes_per_parameter * self._parameters
+        steps = read_steps(record)
+        found = recorded_profile(record, steps, step.mean_s, step.samples, gradient_bytes)
+        if found is None or not found.messages:
             return None
-        if not found.gathers and found.reduced_bytes and self._gradient_bytes:
+        if not found.gathers and found.reduced_bytes and gradient_bytes:
             # the ranks of a node share its link: the messages of one are scaled to all gradients
-            found = found.scaled(self._gradient_bytes / found.reduced_bytes)
-        return step, found
+            found = found.scaled(gradient_bytes / found.reduced_bytes)
+        return _Recorded(record=record, step=step, profile=found)
+
+
+def _exchange_of(record: TrialRecord) -> Exchange | None:
+    strategy = STRATEGIES.get(record.trial.local_strategy)
+    return strategy.exchange(record.trial.strategy_options)
+
+
+def _are_alike(exchange: Exchange, found: _Recorded) -> bool:
+    """Return whether the layers that send factors are the same: stages have fewer of them."""
+    other = _exchange_of(found.record)
+    return other is not None and (other.among == "stages") == (exchange.among == "stages")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from paceline.spec.counts import number
-from paceline.spec.descriptors import StrategyDescriptor
+from paceline.spec.descriptors import Exchange, StrategyDescriptor
 from paceline.spec.placement import NodeCounts
 from paceline.spec.values import Count
 from paceline.strategies.pipeline import settings
@@ -132,6 +132,9 @@ class Pipeline(StrategyDescriptor):
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         return True
+
+    def exchange(self, options: PipelineOptions) -> Exchange:
+        return Exchange(among="stages", overlaps=False)
 
     def updates_by_part(self, options: PipelineOptions) -> bool:
         return not options.flushes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field
 
 from paceline.spec.counts import number
-from paceline.spec.descriptors import KeyModel, OptionModel
+from paceline.spec.descriptors import Exchange, KeyModel, OptionModel
 from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.placement import NodeCounts
 from paceline.spec.transport_rules import transport_of
@@ -145,6 +145,13 @@ class Processes(ProcessPerReplica):
 
     def reduces_in_buckets(self, request: TrialRequest) -> bool:
         return _is_flat(request) and self.exchanges_gradients(request)
+
+    def exchange(self, options: ProcessesOptions) -> Exchange | None:
+        if options.averaging is not None:
+            return None
+        if options.reduction == "flat":
+            return Exchange(among="ranks", overlaps=True)
+        return Exchange(among="nodes", overlaps=False)
 
     def exchanges_gradients(self, request: TrialRequest) -> bool:
         return request.keys(ProcessesKeys).averaging_period_steps is None

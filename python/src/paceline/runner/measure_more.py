@@ -1,0 +1,119 @@
+"""Measurements beside a run that has ended: one more block of repeats, and shares of the batch."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from typing import TYPE_CHECKING
+
+from paceline.errors import UsageError
+from paceline.plan.planning import repeated
+from paceline.records.attempts import set_aside
+from paceline.records.files import read_json
+from paceline.records.layout import RunFiles
+from paceline.runner.directory import only_runner
+from paceline.runner.equivalence import check_equivalences
+from paceline.runner.experiment import preflight, run
+from paceline.runner.run_trial import failure_of, failure_of_all, run_trial
+from paceline.spec.loading import Spec, load_spec
+from paceline.spec.tables import EVALUATION_KEYS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from paceline.analysis.predict.prediction import ShareMeasurement
+    from paceline.plan.trial import Trial
+    from paceline.runner.progress import Progress
+
+SHARE_REPEATS = 3
+_SHARE_STEPS, _SHARE_WARMUP = 15, 3
+# Keys of a spec that belong to a longer training, or to repeats = "auto".
+_LEFT_OUT = ("max_repeats", "tie_margin", "tune", "checkpoint", "failures", "restarts", "baseline")
+
+
+def run_extra_block(
+    files: RunFiles, configurations: Sequence[str], trials: Sequence[Trial], progress: Progress
+) -> list[Trial]:
+    """Run each configuration once more, in random order, and return the trials.
+
+    All get the same repeat number, which no trial has yet. So they are a block like every other
+    repeat, and what they share in it cancels in comparisons.
+    trials: all trials of the run, the baselines included. The new ones train as the first repeat.
+    Raises UsageError if the run lacks a configuration, EnvironmentLacks before a trial starts, and
+    RankFailed or TimedOut if one fails.
+    """
+    number = max((trial.repeat for trial in trials), default=0) + 1
+    block = [repeated(_first(files, name, trials), number) for name in configurations]
+    random.Random(number).shuffle(block)  # noqa: S311  (an order, not a secret)
+    preflight(block)
+    with only_runner(files.root):
+        for position, trial in enumerate(block, start=1):
+            trial_files = files.trial(trial.id)
+            set_aside(files, trial)  # a repeat of this number may have failed
+            progress.trial_started(trial, trial_files, position, len(block))
+            outcome = run_trial(trial, trial_files)
+            progress.trial_ended(trial, outcome)
+            if outcome.status != "ok":
+                raise failure_of(outcome)
+        check_equivalences([*trials, *block], files, keep_tensors=False)
+    return block
+
+
+def _first(files: RunFiles, configuration: str, trials: Sequence[Trial]) -> Trial:
+    own = [trial for trial in trials if trial.configuration == configuration]
+    if not own:
+        raise UsageError(f"{files.root}: expected a trial of {configuration}, found none")
+    return min(own, key=lambda trial: trial.repeat)
+
+
+def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Progress) -> None:
+    """Run short trials of configurations on one node with the batch of a node's share.
+
+    They are a run of their own below the run directory. One that was interrupted is continued.
+    Raises the errors of `paceline.runner.run`, and RankFailed or TimedOut if a trial fails.
+    """
+    folder = share_runs(files) / f"{wanted.workload}-b{wanted.global_batch}"
+    spec = _share_spec(read_json(files.manifest)["spec_toml"], wanted)
+    failed = run(
+        spec, folder, resume=RunFiles(folder).manifest.exists(), progress=progress, keep_going=True
+    )
+    if failed:
+        raise failure_of_all(failed, RunFiles(folder))
+
+
+def share_runs(files: RunFiles) -> Path:
+    """Return the folder with the runs that measured shares of a run's batch."""
+    return files.root / "shares"
+
+
+def _share_spec(text: str, wanted: ShareMeasurement) -> Spec:
+    """Return the spec of a run with another batch and few steps."""
+    document = {k: v for k, v in tomllib.loads(text).items() if k not in _LEFT_OUT}
+    document.get("limits", {}).pop("run_s", None)
+    lasting = (*EVALUATION_KEYS, "epochs")
+    training = {k: v for k, v in document.pop("training", {}).items() if k not in lasting}
+    return load_spec(
+        {
+            **document,
+            "repeats": SHARE_REPEATS,
+            "only": list(wanted.configurations),
+            "training": training,
+            "workloads": [
+                {k: v for k, v in workload.items() if k not in lasting}
+                | {
+                    "global_batch": wanted.global_batch,
+                    "max_steps": _SHARE_STEPS,
+                    "warmup_steps": _SHARE_WARMUP,
+                }
+                for workload in document["workloads"]
+                if workload.get("name") == wanted.workload
+            ],
+            "trials": [
+                {k: v for k, v in trial.items() if k != "workloads"}
+                for trial in document["trials"]
+                if wanted.workload in trial.get("workloads", [wanted.workload])
+                and trial.get("nodes", 1) == 1
+            ],
+        }
+    )
