@@ -1,7 +1,7 @@
 """Calibrate the width of predicted intervals with some points, and test it with others.
 
-    python prediction_intervals.py results/raw/predictions.json results/raw/predictions_sleeping.json \\
-        --calibrate links --out results/raw/prediction_intervals.json
+    python prediction_intervals.py predictions.json predictions_sleeping.json --calibrate links \\
+        --out prediction_intervals.json
 
 A point of predictions.py has the interval of its prediction and the measured step. The interval
 without the model's error is widened by the smallest standard deviation that contains 90 % of the

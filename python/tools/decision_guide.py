@@ -239,8 +239,7 @@ def _candidates(rows: Iterable[Row], everything: Sequence[Row]) -> Iterator[Cand
 
 
 def _ratio_of(slower: Candidate, faster: Candidate) -> Interval:
-    """Return the ratio of two values; result files have no repeats, so errors count as independent.
-    """
+    """Return the ratio of two values, whose errors are taken as independent."""
     middle = math.log(slower.value.median / faster.value.median)
     half = math.hypot(*(math.log(c.value.high / c.value.low) / 2 for c in (slower, faster)))
     low, median, high = (math.exp(each) for each in (middle - half, middle, middle + half))

@@ -184,7 +184,9 @@ def _launcher_sentences(comparison: Comparison) -> list[str]:
     for workload in comparison.workloads:
         rows = [row for row in comparison.rows_of(workload) if row.nodes > 1]
         pairs = [(a, b) for a, b in combinations(rows, 2) if a.launcher != b.launcher]
-        alone = {frozenset((a.launcher, b.launcher)) for a, b in pairs if a.transport == b.transport}
+        alone = {
+            frozenset((a.launcher, b.launcher)) for a, b in pairs if a.transport == b.transport
+        }
         for first, second in pairs:
             names = sorted((first.launcher, second.launcher))
             if differ_in_both(first, second) and frozenset(names) not in alone:

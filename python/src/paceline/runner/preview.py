@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from paceline.plan.trial import Training, Trial
+    from paceline.plan.trial import Training
     from paceline.runner.disk import DiskUse
     from paceline.runner.planning import Planned
 

@@ -110,9 +110,7 @@ def make_verdict(
 
 def differ_in_both(first: Row, second: Row) -> bool:
     """Return whether launcher and transport differ where a reader would compare launchers."""
-    both = [
-        (row.local_strategy, row.layout, row.precision, row.labels) for row in (first, second)
-    ]
+    both = [(row.local_strategy, row.layout, row.precision, row.labels) for row in (first, second)]
     return (
         both[0] == both[1]
         and first.launcher != second.launcher

@@ -186,8 +186,8 @@ class Replay:
 
     algorithms: of all-reduces; the fastest is taken for each message. nodes, samples: numbers of
     nodes and the samples of each, shape (nodes,). own_s: the node's step without communication,
-    shape (draws, nodes). latency_s, bytes_per_s: of the link, shape (draws, 1). ranks_per_node: those
-    that join an operation. All results have the shape of own_s, and are 0 for one node.
+    shape (draws, nodes). latency_s, bytes_per_s: of the link, shape (draws, 1). ranks_per_node:
+    those that join an operation. All results have the shape of own_s, and are 0 for one node.
     """
 
     profile: Profile

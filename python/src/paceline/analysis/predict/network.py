@@ -216,19 +216,7 @@ class Network:
                 "give the link (--link 10gbit), or run one configuration on two nodes",
             )
         found = self._recorded(setup)
-        if found is None:
-            return None
-        if found.profile.unknown:
-            return (
-                f"its steps have operations without a model: {', '.join(found.profile.unknown)}",
-                "measure on several nodes",
-            )
-        if found.profile.gathers and not (setup.holds(found.record) or _are_alike(exchange, found)):
-            return (
-                "no trial on several nodes measured which linear layers of its stages send factors",
-                "run it on two nodes",
-            )
-        return None
+        return None if found is None else _why_unusable(setup, exchange, found)
 
     def exchanged(
         self, setup: NodeSetup, nodes: NDArray[np.int64], own_s: NDArray[np.float64], seed: int
@@ -274,9 +262,9 @@ class Network:
         if exchange.overlaps:
             full = declared_profile(exchange, self._parameters, setup.computing_share)
             weight = generator.random((DRAWS, 1))
-            exposed_s = weight * exposed_s + (1 - weight) * replace(
-                replay, profile=full
-            ).exposed_s()
+            exposed_s = (
+                weight * exposed_s + (1 - weight) * replace(replay, profile=full).exposed_s()
+            )
             covered = "no overlap and full overlap with computation"
         self.assumptions.append(
             f"{setup.name} over {self.transport}: no trial recorded when gradients are ready, so "
@@ -369,7 +357,21 @@ def _exchange_of(record: TrialRecord) -> Exchange | None:
     return strategy.exchange(record.trial.strategy_options)
 
 
-def _are_alike(exchange: Exchange, found: _Recorded) -> bool:
-    """Return whether the layers that send factors are the same: stages have fewer of them."""
+def _why_unusable(setup: NodeSetup, exchange: Exchange, found: _Recorded) -> tuple[str, str] | None:
+    """Return why recorded messages do not tell those of a setup, and what to do; None if they do.
+
+    The stages of a pipeline send the factors of fewer layers than other strategies do.
+    """
+    if found.profile.unknown:
+        return (
+            f"its steps have operations without a model: {', '.join(found.profile.unknown)}",
+            "measure on several nodes",
+        )
     other = _exchange_of(found.record)
-    return other is not None and (other.among == "stages") == (exchange.among == "stages")
+    is_like = other is not None and (other.among == "stages") == (exchange.among == "stages")
+    if found.profile.gathers and not (is_like or setup.holds(found.record)):
+        return (
+            "no trial on several nodes measured which linear layers of its stages send factors",
+            "run it on two nodes",
+        )
+    return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,7 +80,8 @@ class Point:
 
     def draws(self, generator: np.random.Generator) -> NDArray[np.float64]:
         """Draw the mean, shape (DRAWS,)."""
-        return np.exp(self.log_s + self.noise(generator))
+        drawn: NDArray[np.float64] = np.exp(self.log_s + self.noise(generator))
+        return drawn
 
     def noise(self, generator: np.random.Generator) -> NDArray[np.float64]:
         """Draw the error of the mean of as many repeats, shape (DRAWS,)."""
@@ -237,10 +238,7 @@ class NodeSetup:
         """
         found = self._spread.own_points(self._alone)
         others = [
-            step
-            for step in self.steps
-            if step.nodes > 1
-            and not _is_inside(step.samples, found)
+            step for step in self.steps if step.nodes > 1 and not _is_inside(step.samples, found)
         ]
         return sorted([*found, *self._spread.own_points(others)], key=lambda point: point.samples)
 
@@ -286,7 +284,8 @@ class NodeSetup:
         found = self._on_lines(points, between)
         # Below all measured shares the time is anything from constant to proportional.
         constant = generator.random((DRAWS, 1))
-        return found * (constant + (1 - constant) * share / between)
+        drawn: NDArray[np.float64] = found * (constant + (1 - constant) * share / between)
+        return drawn
 
     def new_run(
         self, share: NDArray[np.float64], generator: np.random.Generator
@@ -379,7 +378,8 @@ class NodeSetup:
         """
         measured = np.array([point.samples for point in self.points])
         if len(measured) == 1:
-            return values.T * (share / measured[0])
+            scaled: NDArray[np.float64] = values.T * (share / measured[0])
+            return scaled
         right = np.clip(np.searchsorted(measured, share), 1, len(measured) - 1)
         left = right - 1
         weight = (share - measured[left]) / (measured[right] - measured[left])
@@ -387,28 +387,16 @@ class NodeSetup:
         return on_line
 
 
-_CELLS = 200  # of equal probability below the tail, and as many in the tail
-_TAIL = 0.9
-
-
 def slowest_ratio(times: NDArray[np.float64], nodes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the mean of the largest of n times over the mean of one, shape (n,).
 
     A synchronous step ends with its slowest node. If the nodes' times are independent with
-    distribution function F, the largest of n has F^n, so its mean is the integral of the quantile
-    function over u^n (H. A. David and H. N. Nagaraja: Order Statistics, 3rd edition, 2003, section
-    2.1 and 3.1). Nothing is assumed beyond the largest of the measured times.
+    distribution function F, the largest of n has F^n (H. A. David and H. N. Nagaraja: Order
+    Statistics, 3rd edition, 2003, section 2.1). F is that of the measured times, so nothing is
+    assumed beyond the largest of them.
     times: of one node, in any order, shape (steps,).
     """
-    edges = _edges(len(times))
-    middles = (edges[1:] + edges[:-1]) / 2
-    weights = np.diff(edges[None, :] ** nodes[:, None], axis=1)
-    largest = weights @ np.sort(times)[(middles * len(times)).astype(int)]
-    return np.where(nodes == 1, 1.0, np.maximum(largest / times.mean(), 1.0))
-
-
-@cache
-def _edges(steps: int) -> NDArray[np.float64]:
-    """Return the borders of cells of probability, finer towards 1: the largest times decide."""
-    tail = 1 - np.geomspace(1 - _TAIL, 0.5 / steps, _CELLS)
-    return np.concatenate([np.linspace(0, _TAIL, _CELLS)[:-1], tail, [1.0]])
+    shares = np.linspace(0.0, 1.0, len(times) + 1)
+    weights = np.diff(shares[None, :] ** nodes[:, None], axis=1)
+    ratio: NDArray[np.float64] = weights @ np.sort(times) / times.mean()
+    return ratio

@@ -173,7 +173,9 @@ class _Workload:
         found = [name for name in used if algorithms_of(name, records)]
         if not found:
             found = [name for name in TRANSPORTS.names() if algorithms_of(name, records)][:1]
-            self.assumptions += [f"{name} between nodes: the run has no transport" for name in found]
+            self.assumptions += [
+                f"{name} between nodes: the run has no transport" for name in found
+            ]
         return found
 
     def _predict(self, setup: NodeSetup, networks: Sequence[Network]) -> None:
