@@ -87,7 +87,7 @@ def test_measure_says_how_long_it_takes_and_then_answers(
     assert main([*words, "--measure"]) == 0
     shown = capsys.readouterr()
     assert measured == [4]
-    assert "6 short trials with 4 samples in a step, and the baseline: about" in shown.err
+    assert "6 short trials with 4 samples in a step: about" in shown.err
     assert "--measure" not in shown.out
     assert main([*words, "--measure"]) == 0  # nothing is left to measure
     assert measured == [4]

@@ -19,7 +19,7 @@ def test_rates_are_read_in_common_spellings(rate, bits):
     assert bits_per_s(rate) == bits
 
 
-@pytest.mark.parametrize("rate", ["", "fast", "1gbyte", "-1mbit", "0bit", "1kbit", "1G", "1 gigabit"])
+@pytest.mark.parametrize("rate", ["", "fast", "1gbyte", "-1mbit", "0bit", "1kbit", "1G"])
 def test_what_is_no_rate_or_too_small_a_one_is_refused(rate):
     with pytest.raises(UsageError, match="bandwidth: expected"):
         LabSettings(bandwidth=rate).check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,8 +20,8 @@ from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
 from paceline.runner import interleaved, measure_more, verification
 from paceline.runner.directory import check_machine
-from paceline.runner.measure_more import run_extra_block
 from paceline.runner.interleaved import run_interleaved
+from paceline.runner.measure_more import run_extra_block
 
 STREAMING = dataclasses.replace(SEQUENTIAL, full_trace=True)
 SLOW = dataclasses.replace(STREAMING, data_wait_s=0.3)
@@ -61,8 +62,8 @@ def trials(fabricate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
         fabricate.make_trial(files, trial, way, case, 1000.0 * len(ran), 0.01)
         return outcome_of(trial)
 
-    for module in (interleaved, measure_more):
-        monkeypatch.setattr(module, "run_trial", run_trial)
+    # `paceline.runner` has a function of the module's name
+    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", run_trial)
     launcher = SimpleNamespace(preflight=lambda trial: None)
     monkeypatch.setattr(interleaved, "launcher_for", lambda name: launcher)
     monkeypatch.setattr(measure_more, "preflight", lambda trials: None)
@@ -109,7 +110,7 @@ def test_a_failed_trial_ends_the_comparison(
     fabricate: ModuleType, tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = lambda trial, files: outcome_of(trial, "failed")  # noqa: E731
-    monkeypatch.setattr(interleaved, "run_trial", failing)
+    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", failing)
     with pytest.raises(RankFailed, match="it failed"):
         run_interleaved(
             {"a": trial_of(fabricate)}, tmp_path, repeats=2, limit_s=1, progress=Quiet()

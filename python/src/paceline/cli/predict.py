@@ -171,18 +171,20 @@ def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> None:
     """Run short trials of the first run's configurations; say before how long they take."""
     run = RunData(RunFiles(run_dir))
     check_machine(load_manifest(run.files), run_dir)
-    trials_s: dict[str, float] = {}
-    for record in run.trials:
-        if record.outcome is not None and record.finished:
-            trial_s = record.outcome.ended_unix_s - record.outcome.launched_unix_s
-            name = record.trial.configuration
-            trials_s[name] = max(trial_s, trials_s.get(name, 0.0))
-    names = [name for each in unmeasured for name in each.configurations]
+    trials_s = {
+        record.trial.configuration: record.outcome.ended_unix_s - record.outcome.launched_unix_s
+        for record in run.trials
+        if record.outcome is not None and record.finished
+    }
+    baselines = {
+        r.trial.training.workload: r.trial.configuration for r in run.trials if r.trial.is_baseline
+    }
+    names = [n for w in unmeasured for n in {*w.configurations, baselines[w.workload]}]
     most_s = SHARE_REPEATS * sum(trials_s.get(name, 0.0) for name in names)
     batches = listed([str(each.global_batch) for each in unmeasured])
     plain_console(stderr=True).print(
-        f"{SHARE_REPEATS * len(names)} short trials with {batches} samples in a step, and the "
-        f"baseline: about {duration(most_s)}, as long as the trials of the run"
+        f"{SHARE_REPEATS * len(names)} short trials with {batches} samples in a step: about "
+        f"{duration(most_s)}, as long as trials of the run"
     )
     with ConsoleProgress() as progress:
         for each in unmeasured:

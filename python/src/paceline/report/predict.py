@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paceline.analysis.predict.prediction import Prediction, Predictions, Refusal
+    from paceline.analysis.statistics.intervals import Interval
 
 _MOST_NODES = 8  # different numbers of nodes in the table; JSON has all
 _MOST_ANSWERS = 4
@@ -23,7 +24,7 @@ _COLUMNS: tuple[Column[Prediction], ...] = (
     Column("strategy", lambda found: found.setup, "text"),
     Column("trans-\nport", lambda found: found.transport or NOT_MEASURED, "text"),
     Column("speed-\nup", lambda found: number(found.speedup)),
-    Column("interval", lambda found: range_of(found.speedup) if found.speedup else NOT_MEASURED),
+    Column("interval", lambda found: _bounds(found.speedup)),
     Column("samples\n/s", lambda found: number(found.samples_per_s.median)),
     Column("interval", lambda found: range_of(found.samples_per_s), detail=Detail.WIDE),
     Column("step\nms", lambda found: in_milliseconds(found.step_s.median)),
@@ -76,6 +77,12 @@ def _answers(predictions: Sequence[Prediction], found: Predictions) -> Iterator[
             "so the intervals cover steps from as long as with the whole batch to proportional "
             "ones. --measure runs short trials and narrows them."
         )
+
+
+def _bounds(speedup: Interval | None) -> str:
+    if speedup is None or speedup.low == speedup.high:
+        return NOT_MEASURED
+    return range_of(speedup)
 
 
 def _judgement(best: Prediction) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import PacelineWarning
 from paceline.plan.trial import task_facts
 from paceline.records.checkpoints import KEPT
-from paceline.runner.steps import known_samples, planned_steps
+from paceline.runner.planning import known_samples, planned_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from paceline.launchers.base import launcher_for
 from paceline.plan.planning import repeated
 from paceline.records.layout import RunFiles
 from paceline.runner.directory import made_run_dir, only_runner
-from paceline.runner.run_trial import failure_of, run_trial
+from paceline.runner.run_trial import run_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,14 +44,13 @@ def run_interleaved(
                 break
             # the order alternates, so that being first is no advantage of one side
             order = list(sides) if repeat % 2 == 0 else list(sides)[::-1]
-            for place, name in enumerate(order, start=repeat * len(sides) + 1):
-                trial = _repeated(sides[name], repeat)
-                trial_files = files[name].trial(trial.id)
-                progress.trial_started(trial, trial_files, place, repeats * len(sides))
-                outcome = run_trial(trial, trial_files)
-                progress.trial_ended(trial, outcome)
-                if outcome.status != "ok":
-                    raise failure_of(outcome)
+            trials = [(files[name], _repeated(sides[name], repeat)) for name in order]
+            run_all(
+                [(trial, own.trial(trial.id)) for own, trial in trials],
+                progress,
+                repeat * len(sides) + 1,
+                repeats * len(sides),
+            )
         return files
 
 

@@ -14,7 +14,7 @@ from paceline.records.layout import RunFiles
 from paceline.runner.directory import only_runner
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import preflight, run
-from paceline.runner.run_trial import failure_of, failure_of_all, run_trial
+from paceline.runner.run_trial import failure_of_all, run_all
 from paceline.spec.loading import Spec, load_spec
 from paceline.spec.tables import EVALUATION_KEYS
 
@@ -48,14 +48,9 @@ def run_extra_block(
     random.Random(number).shuffle(block)  # noqa: S311  (an order, not a secret)
     preflight(block)
     with only_runner(files.root):
-        for position, trial in enumerate(block, start=1):
-            trial_files = files.trial(trial.id)
+        for trial in block:
             set_aside(files, trial)  # a repeat of this number may have failed
-            progress.trial_started(trial, trial_files, position, len(block))
-            outcome = run_trial(trial, trial_files)
-            progress.trial_ended(trial, outcome)
-            if outcome.status != "ok":
-                raise failure_of(outcome)
+        run_all([(trial, files.trial(trial.id)) for trial in block], progress, 1, len(block))
         check_equivalences([*trials, *block], files, keep_tensors=False)
     return block
 

@@ -14,8 +14,7 @@ from paceline.records.files import document
 from paceline.records.layout import RunFiles
 from paceline.records.rows import Outcome
 from paceline.runner.disk import disk_uses, total_disk_use
-from paceline.runner.planning import check_dataset
-from paceline.runner.steps import known_samples, planned_steps
+from paceline.runner.planning import check_dataset, known_samples, planned_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -43,7 +43,8 @@ def exposed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0
 def test_the_slowest_of_uniform_times_is_n_over_n_plus_1() -> None:
     times = np.linspace(0, 2, 4001)  # uniform with mean 1: the largest of n has mean 2n / (n + 1)
     nodes = np.array([1, 2, 4, 64, 1024])
-    assert slowest_ratio(times, nodes) == pytest.approx([1, 4 / 3, 8 / 5, 128 / 65, 2048 / 1025], rel=0.02)
+    expected = [1, 4 / 3, 8 / 5, 128 / 65, 2048 / 1025]
+    assert slowest_ratio(times, nodes) == pytest.approx(expected, rel=0.02)
 
 
 def test_equal_times_have_no_slowest_node() -> None:
@@ -145,7 +146,7 @@ def test_the_recorded_profile_has_both_buckets(fabricate, tmp_path) -> None:
     run = fabricate.make_run(tmp_path, [MPI], cases=[fabricate.Case(steps=20)])
     (files,) = (files for _, files in run.trials())
     record = made.two_buckets(files)
-    profile = recorded_profile(record, read_steps(record), step_s=0.5, samples=8.0, gradient_bytes=22e6)
+    profile = recorded_profile(record, read_steps(record), 0.5, 8.0, gradient_bytes=22e6)
     assert profile is not None
     assert [m.payload_bytes for m in profile.messages] == [made.FIRST_BYTES, made.SECOND_BYTES]
     leads = [m.lead for m in profile.messages]
@@ -156,7 +157,7 @@ def test_operations_that_a_layer_awaits_are_no_part_of_the_profile(fabricate, tm
     run = fabricate.make_run(tmp_path, [MPI], cases=[fabricate.Case(steps=20)])
     (files,) = (files for _, files in run.trials())
     record = made.two_buckets(files, awaited=True)
-    assert recorded_profile(record, read_steps(record), step_s=0.5, samples=8.0, gradient_bytes=22e6) is None
+    assert recorded_profile(record, read_steps(record), 0.5, 8.0, gradient_bytes=22e6) is None
 
 
 def test_products_are_found_beside_the_communication_of_layers(fabricate, tmp_path) -> None:

@@ -219,7 +219,11 @@ class Network:
         return None if found is None else _why_unusable(setup, exchange, found)
 
     def exchanged(
-        self, setup: NodeSetup, nodes: NDArray[np.int64], own_s: NDArray[np.float64], seed: int
+        self,
+        setup: NodeSetup,
+        nodes: NDArray[np.int64],
+        own_s: NDArray[np.float64],
+        generator: np.random.Generator,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the node's own step beside the exchange, and the exposed communication.
 
@@ -227,7 +231,6 @@ class Network:
         """
         exchange = setup.exchange
         assert self._link is not None and exchange is not None, "why_not"  # noqa: PT018
-        generator = np.random.default_rng(seed)
         latency_s, bytes_per_s = (each[:, None] for each in self._link.draws(DRAWS, generator))
         replicas = setup.trial.placement.replicas_per_node
         found = self._recorded(setup)

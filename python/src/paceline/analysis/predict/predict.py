@@ -201,7 +201,7 @@ class _Workload:
 
     def _on_one_node(self, setup: NodeSetup) -> _Drawn:
         """Draw a new run on one node: as measured, or from the steps with other batches."""
-        generator = np.random.default_rng(_SEED)
+        generator = _generator(setup, "alone")
         measured = setup.measured_alone()
         if measured is None or setup.bubble_factor != 1:
             share = setup.shares(np.ones(1, dtype=np.int64))
@@ -225,10 +225,10 @@ class _Workload:
     def _on_several(
         self, setup: NodeSetup, network: Network, nodes: NDArray[np.int64]
     ) -> Iterator[_Drawn]:
-        generator = np.random.default_rng(_SEED + 1)  # independent of the draws of one node
+        generator = _generator(setup, network.transport)
         share = setup.shares(nodes)
         own_s = setup.seconds(share, generator) * setup.bubble_factor
-        beside_s, exposed_s = network.exchanged(setup, nodes, own_s, _SEED + 2)
+        beside_s, exposed_s = network.exchanged(setup, nodes, own_s, generator)
         slowest = slowest_ratio(setup.ratios, nodes)
         error = MODEL_ERROR * generator.standard_normal((DRAWS, 1))
         step_s = beside_s * slowest + exposed_s
@@ -246,6 +246,12 @@ class _Workload:
                 exposed_s=float(np.median(exposed_s[:, place])),
                 is_bounded=bool(bounded[place]),
             )
+
+
+def _generator(setup: NodeSetup, name: str) -> np.random.Generator:
+    """Return draws that are independent of those of other setups and networks."""
+    words = f"{setup.trial.training.workload} {setup.name} {setup.trial.training.precision} {name}"
+    return np.random.default_rng([_SEED, *words.encode()])
 
 
 def _grouped(steps: Sequence[NodeStep]) -> list[list[NodeStep]]:
