@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from paceline import runner
 from paceline.analysis.compare.explain_run import explain_pair
-from paceline.analysis.predict.network import requested_link
+from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Request
 from paceline.analysis.recommend import recommend

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
-from paceline.analysis.predict.network import given_link
+from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Prediction, Predictions, Request
 from paceline.analysis.recommend import Goal, recommend

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.analysis.predict.network import requested_link
+from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Request
 from paceline.analysis.trial.reading import load_manifest

@@ -14,7 +14,7 @@ from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, SEQUENTIAL
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.exchange import GATHERS
-from paceline.analysis.predict.network import given_link
+from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Request
 from paceline.analysis.trial.reading import TrialRecord, load_run

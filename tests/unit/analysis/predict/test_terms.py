@@ -17,7 +17,7 @@ from paceline.analysis.predict.exchange import (
     declared_profile,
     recorded_profile,
 )
-from paceline.analysis.predict.network import Link, given_link, measured_link, slower_of
+from paceline.analysis.predict.link import Link, given_link, measured_link, slower_of
 from paceline.analysis.predict.node import node_step, slowest_ratio
 from paceline.analysis.trial.reading import load_run
 from paceline.analysis.trial.steps import read_steps

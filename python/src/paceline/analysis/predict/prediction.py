@@ -11,7 +11,7 @@ from paceline.records.rows import SCHEMA
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.analysis.predict.network import Link
+    from paceline.analysis.predict.link import Link
     from paceline.analysis.statistics.intervals import Interval
 
 CONFIDENCE = 0.9  # of the intervals of predictions
