@@ -14,7 +14,6 @@ from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.cli import main
 from paceline.cli.predict import NodeNumbers
 from paceline.records.layout import RunFiles
-from paceline.runner.measure_more import share_runs
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def test_measure_says_how_long_it_takes_and_then_answers(
         del progress
         ways = [fabricate.SEQUENTIAL, fabricate.MPI_GLOO]
         case = fabricate.Case(global_batch=wanted.global_batch)
-        fabricate.make_run(share_runs(files) / "b", ways, cases=[case], repeats=3, jitter=0.01)
+        fabricate.make_run(files.shares / "b", ways, cases=[case], repeats=3, jitter=0.01)
         measured.append(wanted.global_batch)
 
     monkeypatch.setattr("paceline.cli.predict.run_share", run_share)

@@ -25,7 +25,7 @@ from paceline.records.layout import RunFiles
 from paceline.report.predict import predictions_view, refusal_sentences
 from paceline.report.wording import listed
 from paceline.runner.directory import check_machine
-from paceline.runner.measure_more import SHARE_REPEATS, run_share, share_runs
+from paceline.runner.measure_more import SHARE_REPEATS, run_share
 from paceline.runner.preview import duration
 
 if TYPE_CHECKING:
@@ -90,9 +90,7 @@ class Wanted:
             global_batch=self.global_batch,
             micro_batches=self.micro_batches,
         )
-        shares = [run for path in run_dirs for run in sorted(share_runs(RunFiles(path)).glob("*"))]
-        runs = [RunData(RunFiles(path)) for path in (*run_dirs, *shares)]
-        return predict(finished_trials(runs), request)
+        return predict(finished_trials([RunData(RunFiles(path)) for path in run_dirs]), request)
 
 
 def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -176,10 +174,13 @@ def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> None:
         for record in run.trials
         if record.outcome is not None and record.finished
     }
-    baselines = {
-        r.trial.training.workload: r.trial.configuration for r in run.trials if r.trial.is_baseline
-    }
-    names = [n for w in unmeasured for n in {*w.configurations, baselines[w.workload]}]
+    baselines = {r.trial.configuration for r in run.trials if r.trial.is_baseline}
+    names = [
+        name
+        for each in unmeasured
+        for name in {*each.configurations, *baselines}
+        if name.startswith(f"{each.workload}.")
+    ]
     most_s = SHARE_REPEATS * sum(trials_s.get(name, 0.0) for name in names)
     batches = listed([str(each.global_batch) for each in unmeasured])
     plain_console(stderr=True).print(

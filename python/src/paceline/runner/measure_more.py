@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from paceline.errors import UsageError
 from paceline.plan.planning import repeated
 from paceline.records.attempts import set_aside
-from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
-from paceline.runner.directory import only_runner
+from paceline.runner.directory import only_runner, recorded_spec
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import preflight, run
 from paceline.runner.run_trial import failure_of_all, run_all
@@ -20,7 +19,6 @@ from paceline.spec.tables import EVALUATION_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from paceline.analysis.predict.prediction import ShareMeasurement
     from paceline.plan.trial import Trial
@@ -68,18 +66,13 @@ def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Progress) -> 
     They are a run of their own below the run directory. One that was interrupted is continued.
     Raises the errors of `paceline.runner.run`, and RankFailed or TimedOut if a trial fails.
     """
-    folder = share_runs(files) / f"{wanted.workload}-b{wanted.global_batch}"
-    spec = _share_spec(read_json(files.manifest)["spec_toml"], wanted)
+    folder = files.shares / f"{wanted.workload}-b{wanted.global_batch}"
+    spec = _share_spec(recorded_spec(files.root).text, wanted)
     failed = run(
         spec, folder, resume=RunFiles(folder).manifest.exists(), progress=progress, keep_going=True
     )
     if failed:
         raise failure_of_all(failed, RunFiles(folder))
-
-
-def share_runs(files: RunFiles) -> Path:
-    """Return the folder with the runs that measured shares of a run's batch."""
-    return files.root / "shares"
 
 
 def _share_spec(text: str, wanted: ShareMeasurement) -> Spec:
