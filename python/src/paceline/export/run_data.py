@@ -123,7 +123,8 @@ def finished_trials(runs: Sequence[RunData]) -> list[TrialRecord]:
 
     Raises NotComparable if there are none.
     """
-    shares = [RunData(path) for run in runs for path in sorted(run.files.shares.glob("*"))]
+    begun = [path for run in runs for path in run.files.shares.glob("*/trials/*/trial.json")]
+    shares = [RunData(path) for path in sorted({path.parents[2] for path in begun})]
     found = [trial for run in (*runs, *shares) for trial in run.trials if trial.finished]
     if not found:
         names = ", ".join(str(run.files.root) for run in runs)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import tomllib
+import zlib
 from typing import TYPE_CHECKING
 
+from paceline.analysis.trial.reading import load_manifest
 from paceline.errors import UsageError
 from paceline.plan.planning import repeated
 from paceline.records.attempts import set_aside
 from paceline.records.layout import RunFiles
-from paceline.runner.directory import only_runner, recorded_spec
+from paceline.runner.directory import only_runner
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import preflight, run
 from paceline.runner.run_trial import failure_of_all, run_all
@@ -66,8 +68,13 @@ def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Progress) -> 
     They are a run of their own below the run directory. One that was interrupted is continued.
     Raises the errors of `paceline.runner.run`, and RankFailed or TimedOut if a trial fails.
     """
-    folder = files.shares / f"{wanted.workload}-b{wanted.global_batch}"
-    spec = _share_spec(recorded_spec(files.root).text, wanted)
+    checksum = zlib.crc32(" ".join(wanted.configurations).encode())
+    folder = files.shares / f"{wanted.workload}-b{wanted.global_batch}-{checksum:08x}"
+    # a run after a search has the tuned spec
+    text = load_manifest(files).get("spec_toml")
+    if text is None:
+        raise UsageError(f"{files.root}: expected a run of `paceline run`, found no spec in it")
+    spec = _share_spec(text, wanted)
     failed = run(
         spec, folder, resume=RunFiles(folder).manifest.exists(), progress=progress, keep_going=True
     )
