@@ -18,10 +18,9 @@ from paceline.host.machine import machine_facts
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
-from paceline.runner import interleaved, measure_more, verification
+from paceline.runner import measure_more, verification
 from paceline.runner.directory import check_machine
-from paceline.runner.interleaved import run_interleaved
-from paceline.runner.measure_more import run_extra_block
+from paceline.runner.measure_more import run_extra_block, run_interleaved
 
 STREAMING = dataclasses.replace(SEQUENTIAL, full_trace=True)
 SLOW = dataclasses.replace(STREAMING, data_wait_s=0.3)
@@ -65,7 +64,7 @@ def trials(fabricate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     # `paceline.runner` has a function of the module's name
     monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", run_trial)
     launcher = SimpleNamespace(preflight=lambda trial: None)
-    monkeypatch.setattr(interleaved, "launcher_for", lambda name: launcher)
+    monkeypatch.setattr(measure_more, "launcher_for", lambda name: launcher)
     monkeypatch.setattr(measure_more, "preflight", lambda trials: None)
     return ran
 
