@@ -108,7 +108,8 @@ def calibrated(points: Sequence[dict[str, Any]]) -> float:
 
 
 def contains(point: dict[str, Any], error: float) -> bool:
-    return abs(point["error"]) <= QUANTILE * math.hypot(point["width"], error) + 1e-12
+    limit: float = QUANTILE * math.hypot(point["width"], error)
+    return abs(float(point["error"])) <= limit + 1e-12
 
 
 if __name__ == "__main__":
