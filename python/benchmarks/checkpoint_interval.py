@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common import write_results
-from paceline.costs.checkpoint_interval import daly_interval_s, expected_time_s
+from paceline.costs.checkpoint_interval import daly_interval_s
 from paceline.host.machine import host_name
 from paceline.host.processes import die_with_parent
 from paceline.plan.planning import plan_trials
@@ -247,6 +247,19 @@ def replay(interval_s: float, costs: Costs, work_s: float, mtbf_s: float, seed: 
         now, done = ended_s, done + share
         waiting = (done, now + costs.checkpoint_s)
     return now / work_s - 1
+
+
+def expected_time_s(
+    work_s: float, interval_s: float, *, cost_s: float, restart_s: float, mtbf_s: float
+) -> float:
+    """Return the expected time of a training with failures, Daly's equation 20.
+
+    work_s: its time without failures and checkpoints. restart_s: from a failure to the first new
+    step, without the repeated work.
+    """
+    segments = work_s / interval_s
+    growth = math.expm1((interval_s + cost_s) / mtbf_s)
+    return mtbf_s * math.exp(restart_s / mtbf_s) * growth * segments
 
 
 def summary(runs: Sequence[Run], mtbf_s: float, work_s: float) -> dict[str, Any]:

@@ -31,7 +31,7 @@ import numpy as np
 
 from common import median_interval, write_results
 from lab_jobs import RANK, ranks_on
-from paceline.analysis.predict.overlap import Collectives, Message, Profile, Replay
+from paceline.analysis.predict.exchange import Message, Profile, Replay
 from paceline.costs.message_schedules import ALGORITHMS
 from paceline.lab import Lab, LabSettings
 from simulation import contended_cost, simulate, why_not
@@ -146,10 +146,10 @@ def step_row(
     profile = profile_of(job, name, compute_s)
     one = np.ones((1, 1))
 
-    def predicted_s(collectives: Collectives) -> float:
-        exposed = Replay(
+    def predicted_s(replay: type[Replay]) -> float:
+        exposed = replay(
             profile,
-            collectives,
+            ("ring",),
             np.array([hosts]),
             np.array([float(job["samples"])]),
             compute_s * one,
@@ -158,18 +158,17 @@ def step_row(
         ).exposed_s()
         return float(compute_s + exposed[0, 0])
 
-    ring = ("ring",)
-    formula_s = predicted_s(Collectives(algorithms=ring))
-    simulated_s = predicted_s(_Simulated(algorithms=ring)) if why_not() is None else None
+    formula_s = predicted_s(Replay)
+    simulated_s = predicted_s(_Simulated) if why_not() is None else None
     payload = sum(int(message.payload_bytes) for message in profile.messages)
     return row_of(f"step, {name}", payload, raw_s, formula_s, simulated_s)
 
 
-class _Simulated(Collectives):
-    """Collective operations on one switch, as SimGrid simulates them."""
+class _Simulated(Replay):
+    """Messages on one switch, as SimGrid simulates it."""
 
-    def cost(self, name: str, nodes: int, ranks_per_node: int) -> tuple[float, float]:
-        return contended_cost(name, nodes * ranks_per_node, Topology())
+    def cost(self, algorithm: str, ranks: int) -> tuple[float, float]:
+        return contended_cost(algorithm, ranks, Topology())
 
 
 def profile_of(job: dict[str, Any], name: str, compute_s: float) -> Profile:
@@ -195,9 +194,7 @@ def profile_of(job: dict[str, Any], name: str, compute_s: float) -> Profile:
 def message(operation: str, elements: int, lead: float, job: dict[str, Any]) -> Message:
     samples = float(job["samples"])
     payload = 4 * elements * (samples if operation == "allgather" else 1)
-    return Message(
-        operation=operation, payload_bytes=payload, lead=lead, samples=samples, ranks_per_node=1
-    )
+    return Message(operation=operation, payload_bytes=payload, lead=lead, samples=samples)
 
 
 def row_of(

@@ -123,6 +123,7 @@ _BOTH = ("1gbit", "100mbit")
 _TWO_BATCHES = ((2, 64), (2, 32))
 _OTHERS = ("threads", "processes", "pipeline")
 _MORE_HOSTS = ((3, 48), (4, 64))  # 16 samples on each
+_BETWEEN = ("500mbit", "200mbit")  # neither calibrated nor tested before
 
 # Without factors a step of AlexNet sends 228 MB, which take 18 s at 100 Mbit/s; VGG16's 0.5 GB.
 SCENES = {
@@ -156,6 +157,17 @@ SCENES = {
             Part(_WIDE, "never", (FULL, "1gbit"), ((2, 64),), (64, 32), _OTHERS),
             # which factors the stages of a pipeline send is not predicted
             Part(_WIDE, "always", _BOTH, ((2, 64),), (64, 32), _OTHERS[:2]),
+        ),
+    ),
+    "new": Scene(
+        hosts=LabSettings(hosts=2, cores=1, slots=1),
+        calibrated=(),
+        between="sequential",
+        parts=(
+            Part(_TINY, "never", _BETWEEN, ((2, 64), (2, 48))),
+            Part(_TINY, "always", _BETWEEN, ((2, 64), (2, 48))),
+            Part(_ALEXNET, "always", _BETWEEN, ((2, 64), (2, 48))),
+            Part(_VGG16, "always", _BETWEEN, ((2, 16), (2, 12)), (16, 8, 4)),
         ),
     ),
 }

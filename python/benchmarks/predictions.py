@@ -9,9 +9,11 @@ links: two hosts at shaped links, and other global batches.
 hosts: three and four hosts. They share the cores of the machine, so the computation of this
     scene and the next one is mostly sleeping (sleeping_task.py).
 strategies: two hosts with local strategies that were measured on one host only.
+new: two hosts at rates and with batches that the other scenes do not have.
 
 `RUNS/…/predictions.json` is written before the first of these trials starts; a run that is there is
-not repeated. Each scene takes half an hour.
+not repeated. Each scene takes half an hour with two repeats. prediction_intervals.py calibrates the
+width of the intervals with the points of one scene, and tests it with those of the others.
 
 Error: predicted over measured step, minus 1. Coverage: measured medians within the predicted 90 %
 interval. Targets: median error at most 5 %, 90th percentile at most 12 %, coverage 85 to 97 %.
@@ -37,7 +39,7 @@ from common import write_results
 from lab import FULL
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.link import given_link
-from paceline.analysis.predict.predict import predict
+from paceline.analysis.predict.predict import MODEL_ERROR, predict
 from paceline.analysis.predict.prediction import Prediction, Request
 from paceline.analysis.trial.reading import TrialRecord, load_run
 from paceline.lab import INTERFACE, Lab, why_not
@@ -102,6 +104,7 @@ def main() -> None:
         "predictions",
         {
             "targets": TARGETS,
+            "model_error": MODEL_ERROR,
             **concluded(points),
             "scenes": {
                 name: concluded([point for point in points if point["scene"] == name])

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from paceline.costs.link_cost import all_gather, all_reduce
-from paceline.costs.message_schedules import ALGORITHMS, HAVE_EQUAL_ROUNDS, all_gather_ring
+from paceline.costs.message_schedules import ALGORITHMS, all_gather_ring, ring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +21,8 @@ SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
 )
 # Rounds after which a ring with some longer links has its final pace, and as many to measure it.
 _SETTLING_ROUNDS = 24
+# Algorithms of which all rounds have messages of one length between the same neighbours.
+_HAVE_EQUAL_ROUNDS: Final = frozenset({ring, all_gather_ring})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class Simulation:
     @property
     def simulated_rounds(self) -> tuple[int, int] | None:
         """Numbers of rounds to simulate where all rounds are equal; None: all of them."""
-        if self.in_chunks or SCHEDULES[self.algorithm] not in HAVE_EQUAL_ROUNDS:
+        if self.in_chunks or SCHEDULES[self.algorithm] not in _HAVE_EQUAL_ROUNDS:
             return None
         if self.cost.rounds <= 2 * _SETTLING_ROUNDS:
             return None

@@ -12,9 +12,10 @@ what is a tie here.
 from __future__ import annotations
 
 import datetime as dt
+import math
 import sys
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from string import Template
@@ -24,8 +25,8 @@ from paceline.analysis.compare.labels import short_name
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.verdict import EXPLAINS, Cause
 from paceline.analysis.explain.parts import PART_LABELS, PARTS
-from paceline.analysis.recommend.candidates import Candidate, ratio, value_of, with_ties
-from paceline.analysis.statistics.intervals import CONFIDENCE
+from paceline.analysis.recommend import Candidate
+from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import TIMES
 from paceline.errors import DataError
 from paceline.records.files import read_json, typed
@@ -35,7 +36,6 @@ from paceline.spec.extensions import WORKLOADS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from paceline.analysis.statistics.intervals import Interval
 
 TEMPLATE = Path(__file__).with_name("decision_guide_template.md")
 _Key = TypeVar("_Key", bound=Hashable)
@@ -139,7 +139,7 @@ class Decision:
     @property
     def lead(self) -> Interval | None:
         """Speed of the fastest configuration over the next one."""
-        return None if self.next is None else ratio(self.next, self.ranked[0])
+        return None if self.next is None else _ratio_of(self.next, self.ranked[0])
 
     @property
     def speedup(self) -> Interval | None:
@@ -153,7 +153,7 @@ class Decision:
         all_of_them = next((each for each in self.ranked if each.nodes == self.place.nodes), None)
         if self.place.nodes == 1 or one is None or all_of_them is None:
             return None
-        return ratio(one, all_of_them)
+        return _ratio_of(one, all_of_them)
 
     @property
     def cause(self) -> Cause | None:
@@ -218,7 +218,7 @@ def _decisions(results: Results, everything: Sequence[Row]) -> Iterator[Decision
             workload=workload,
             precision=precision,
             target=rows[0].target,
-            ranked=tuple(with_ties(ranked)),
+            ranked=tuple(_with_ties(ranked)),
             rows={row.configuration: row for row in rows},
             not_ranked=tuple(r for r in rows if not r.ranked and r.samples_per_s is not None),
         )
@@ -226,16 +226,31 @@ def _decisions(results: Results, everything: Sequence[Row]) -> Iterator[Decision
 
 def _candidates(rows: Iterable[Row], everything: Sequence[Row]) -> Iterator[Candidate]:
     for row in rows:
-        value = value_of(row, "time") if row.target is None else row.time_to_target_s
+        rate = None if row.samples_per_s is None else row.samples_per_s.inverse()
+        value = rate if row.target is None else row.time_to_target_s
         if row.ranked and value is not None:
             yield Candidate(
                 name=short_name(row, everything),
                 configuration=row.configuration,
                 nodes=row.nodes,
                 value=value,
-                confidence=CONFIDENCE,
                 reason="",
             )
+
+
+def _ratio_of(slower: Candidate, faster: Candidate) -> Interval:
+    """Return the ratio of two values, whose errors are taken as independent."""
+    middle = math.log(slower.value.median / faster.value.median)
+    half = math.hypot(*(math.log(c.value.high / c.value.low) / 2 for c in (slower, faster)))
+    low, median, high = (math.exp(each) for each in (middle - half, middle, middle + half))
+    return Interval(median=median, low=low, high=high)
+
+
+def _with_ties(ranked: Sequence[Candidate]) -> list[Candidate]:
+    """Mark those that chance may separate from the first one."""
+    best = ranked[0]
+    found = [replace(each, tied=_ratio_of(each, best).low < 1) for each in ranked[1:]]
+    return [replace(best, tied=any(each.tied for each in found)), *found]
 
 
 def _cause(faster: Row, slower: Row) -> Cause | None:

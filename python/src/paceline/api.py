@@ -19,7 +19,7 @@ from paceline.analysis.compare.explain_run import explain_pair
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Request
-from paceline.analysis.recommend.recommend import recommend
+from paceline.analysis.recommend import recommend
 from paceline.errors import NotComparable, UsageError
 from paceline.export.run_data import RunData, finished_trials
 from paceline.launchers.base import launcher_for
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from paceline.analysis.explain.explanation import Explanation
     from paceline.analysis.explain.interventions import Verification
     from paceline.analysis.predict.prediction import Predictions, Scaling
-    from paceline.analysis.recommend.candidates import Goal
-    from paceline.analysis.recommend.recommend import Recommendation
+    from paceline.analysis.recommend import Goal, Recommendation
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome

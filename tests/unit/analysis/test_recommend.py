@@ -13,11 +13,11 @@ from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import predict
-from paceline.analysis.predict.prediction import Prediction, Request
-from paceline.analysis.recommend.candidates import predicted_candidates
-from paceline.analysis.recommend.recommend import recommend
+from paceline.analysis.predict.prediction import Prediction, Predictions, Request
+from paceline.analysis.recommend import Goal, recommend
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.reading import load_run
+from paceline.spec.tables import Target
 
 
 @pytest.fixture
@@ -42,6 +42,33 @@ def test_the_goal_decides_the_order(comparison: Comparison) -> None:
 def test_memory_is_per_node(comparison: Comparison) -> None:
     memory = recommend(comparison, "tiny", "memory").measured
     assert memory[0].value.median == pytest.approx(1e9 / 2**20)
+    assert memory[0].value.low <= memory[0].value.median <= memory[0].value.high
+
+
+@pytest.mark.parametrize("goal", ["time", "cost"])
+def test_a_target_decides_as_in_compare(fabricate: ModuleType, tmp_path: Path, goal: Goal) -> None:
+    # the fastest step, but fewer samples learned with each
+    hasty = dataclasses.replace(
+        fabricate.MPI, transport="gloo", transfer_s=0.0, learned=1.0, compression={"method": "topk"}
+    )
+    target = Target(metric="accuracy", at_least=0.6)
+    case = fabricate.Case(evaluate_every_steps=2, target=target)
+    run = fabricate.make_run(
+        tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, hasty], cases=[case], repeats=3, jitter=0.01
+    )
+    comparison = compare_run(run)
+    found = recommend(comparison, "tiny", goal)
+    order = [row.configuration for row in comparison.rows if row.ranked]
+    if goal == "time":
+        assert [each.configuration for each in found.measured] == order
+    for each in found.measured:
+        row = comparison.row(str(each.configuration))
+        assert row.time_to_target_s is not None
+        seconds = row.time_to_target_s.median * (row.cores if goal == "cost" else 1)
+        assert each.value.median == pytest.approx(seconds)
+    assert found.unit.endswith("s to accuracy of at least 0.6")
+    assert found.best is not None
+    assert (found.best.configuration == comparison.verdicts["tiny"].best) == (goal == "time")
 
 
 def test_equal_configurations_are_ties(fabricate: ModuleType, tmp_path: Path) -> None:
@@ -72,17 +99,20 @@ def test_predictions_are_apart_and_can_be_promising(
 def test_another_precision_or_batch_was_not_measured(fabricate: ModuleType, tmp_path: Path) -> None:
     two = dataclasses.replace(fabricate.MPI, nodes=2)
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, two]
-    comparison = compare_run(fabricate.make_run(tmp_path, ways))
+    comparison = compare_run(fabricate.make_run(tmp_path, ways, repeats=2))
     alone = next(r for r in comparison.rows if (r.local_strategy, r.nodes) == ("processes", 1))
     measured = Prediction(
         workload="tiny", setup=f"processes {alone.layout}", transport="mpi", precision="fp32",
         nodes=2, global_batch=8, step_s=Interval(median=0.2, low=0.1, high=0.4),
         samples_per_s=Interval(median=40.0, low=20.0, high=80.0), node_s=0.15, waiting_s=0.0,
-        exposed_s=0.05, start_s={},
+        exposed_s=0.05, speedup=None,
     )  # fmt: skip
     changes: list[dict[str, Any]] = [{}, {"precision": "bf16"}, {"global_batch": 16}]
     predictions = [dataclasses.replace(measured, **change) for change in changes]
-    found = predicted_candidates(predictions, comparison, "tiny", "cost", 2)
+    given = Predictions(
+        predictions=tuple(predictions), refusals=(), assumptions=(), fastest_alone={}, unmeasured=()
+    )
+    found = recommend(comparison, "tiny", "cost", 2, given).predicted
     name = f"processes {alone.layout} over mpi on 2 nodes"
     assert [each.name for each in found] == [f"{name} in bf16", name]
     assert found[0].value.median == pytest.approx(4 * 1000 / 40)  # 4 cores
@@ -104,4 +134,4 @@ def test_what_is_not_decided_is_repeated_with_the_baseline(
 
 def test_a_clear_decision_needs_no_measurement(comparison: Comparison) -> None:
     assert recommend(comparison, "tiny").next_measurement is None
-    assert recommend(comparison, "tiny", "memory").next_measurement is None
+    assert recommend(comparison, "tiny", "cost").next_measurement is None

@@ -50,10 +50,11 @@ def test_a_row_for_each_configuration_then_totals(
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     lines = [line.rstrip() for line in shown.splitlines()]
-    assert re.fullmatch(r"local\.none\.sequential\.n1r1t1 +1 +32 +20 \(3\) +2 +\S", lines[2])
-    assert re.fullmatch(r"torchrun\.gloo\.processes\.n1r2t1 +2 +32 +20 \(3\) +2 +\S", lines[3])
+    figures = r" +32 +20 \(3\) +2 +\S +0\.\d+"
+    assert re.fullmatch(rf"local\.none\.sequential\.n1r1t1 +1{figures}", lines[2])
+    assert re.fullmatch(rf"torchrun\.gloo\.processes\.n1r2t1 +2{figures}", lines[3])
     assert "for --only: tiny.local.none.sequential.n1r1t1.fp32" in shown
-    assert "4 trials of 2 configurations; duration unknown" in shown
+    assert re.search(r"4 trials of 2 configurations, \d+ MB on disk; duration unknown", shown)
     assert "disk: " in shown
 
 

@@ -10,13 +10,16 @@ from typing import Any
 import click
 import pytest
 
+from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.cli import main
 from paceline.cli.predict import NodeNumbers
+from paceline.records.layout import RunFiles
 
 
 @pytest.fixture
 def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
-    fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI_GLOO])
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI_GLOO]
+    fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.01)
     return tmp_path / "run"
 
 
@@ -37,8 +40,12 @@ def test_predictions_fit_80_columns_and_are_marked_as_such(run_dir: Path, capsys
     words = ["predict", str(run_dir), "--nodes", "1..64", "--link", "10gbit", "--scaling", "weak"]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "Predicted, not measured" in out
-    assert "cannot be estimated from 10 steps" in " ".join(out.split())
+    words = " ".join(out.split())
+    assert "2 nodes, processes 2\N{MULTIPLICATION SIGN}1 over gloo: 2" in words
+    assert "So they are faster." in words
+    assert out.index("So they are faster.") < out.index("nodes strategy")
+    assert "Predicted, not measured" in words
+    assert "cannot be estimated from 30 steps" in words
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
@@ -46,14 +53,43 @@ def test_json_has_predictions_and_refusals(run_dir: Path, capsys: Any) -> None:
     words = ["predict", str(run_dir), "--nodes", "1,2", "--link", "1gbit", "--json"]
     assert main(words) == 0
     document = json.loads(capsys.readouterr().out)
-    assert {p["nodes"] for p in document["predictions"]} == {1}
-    assert document["refusals"][0]["nodes"] == [2]
+    assert {p["nodes"] for p in document["predictions"]} == {1, 2}
+    assert [w["global_batch"] for w in document["unmeasured"]] == [4]
     assert document["confidence"] == 0.9
 
 
-def test_nothing_to_predict_is_an_error_with_what_to_measure(run_dir: Path, capsys: Any) -> None:
-    assert main(["predict", str(run_dir), "--nodes", "4", "--link", "1gbit"]) == 7
-    assert "global_batch = 2" in capsys.readouterr().err
+def test_nothing_to_predict_is_an_error_with_what_to_measure(
+    fabricate: ModuleType, tmp_path: Path, capsys: Any
+) -> None:
+    fabricate.make_run(tmp_path / "once", [fabricate.SEQUENTIAL])
+    assert main(["predict", str(tmp_path / "once"), "--nodes", "4", "--link", "1gbit"]) == 7
+    assert "at least two repeats" in capsys.readouterr().err
+
+
+def test_measure_says_how_long_it_takes_and_then_answers(
+    fabricate: ModuleType, run_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Any) -> None:
+        del progress
+        ways = [fabricate.SEQUENTIAL, fabricate.MPI_GLOO]
+        case = fabricate.Case(global_batch=wanted.global_batch)
+        fabricate.make_run(files.shares / "b", ways, cases=[case], repeats=3, jitter=0.01)
+        measured.append(wanted.global_batch)
+
+    monkeypatch.setattr("paceline.cli.predict.run_share", run_share)
+    monkeypatch.setattr("paceline.cli.predict.check_machine", lambda *_: None)
+    words = ["predict", str(run_dir), "--nodes", "2", "--link", "1gbit"]
+    assert main(words) == 0
+    assert "--measure runs short trials" in " ".join(capsys.readouterr().out.split())
+    assert main([*words, "--measure"]) == 0
+    shown = capsys.readouterr()
+    assert measured == [4]
+    assert "6 short trials with 4 samples in a step: about" in shown.err
+    assert "--measure" not in shown.out
+    assert main([*words, "--measure"]) == 0  # nothing is left to measure
+    assert measured == [4]
 
 
 @pytest.mark.parametrize(

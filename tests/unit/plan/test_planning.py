@@ -152,6 +152,56 @@ def one(way: str, keys: str = "", *, cores: int = 4, batch: int = 24) -> Trial:
     return found
 
 
+def transports(*trials: str) -> dict[str, str]:
+    """The transport of each trial beside the baseline; keys are lines with `;` between them."""
+    start = """
+    schema = 2
+    name = "several"
+    repeats = 1
+    [network]
+    interface = "eth0"
+    [[workloads]]
+    name = "tiny"
+    global_batch = 24
+    [[trials]]
+    launcher = "local"
+    local_strategy = "sequential"
+    """
+    text = start + "".join("\n[[trials]]\n" + keys.replace("; ", "\n") for keys in trials)
+    planned = plan_trials(parse_spec(text, "test"), {"tiny": "/data"}, 4)
+    return {f"{t.launcher}/{t.local_strategy}": t.transport for t in planned if not t.is_baseline}
+
+
+MPI = 'launcher = "mpi"; local_strategy = "sequential"; nodes = 2'
+SPARK = 'launcher = "spark"; local_strategy = "sequential"; nodes = 2'
+
+
+@pytest.mark.parametrize(
+    ("trials", "expected"),
+    [
+        ([MPI], ["mpi"]),
+        ([MPI, SPARK], ["gloo", "gloo"]),
+        ([MPI, SPARK.replace("nodes = 2", "nodes = 4")], ["mpi", "gloo"]),
+        ([MPI, f'{SPARK}; transport = "mpi"'], ["mpi", "mpi"]),
+        # a key that only one transport has; then nothing is common
+        ([f'{MPI}; algorithm = "ring"', SPARK], ["mpi", "gloo"]),
+        # other strategies on as many nodes are compared, too
+        ([MPI.replace("sequential", "intraop") + "; threads_per_rank = 2", SPARK], ["gloo"] * 2),
+        # on one node the strategy decides, and launchers alone change nothing
+        (
+            [
+                'launcher = "mpi"; local_strategy = "processes"',
+                'launcher = "mpi"; local_strategy = "parameter-server"',
+                'launcher = "spark"; local_strategy = "parameter-server"',
+            ],
+            ["shared", "gloo", "gloo"],
+        ),
+    ],
+)
+def test_trials_on_as_many_nodes_have_one_default_transport(trials, expected) -> None:
+    assert sorted(transports(*trials).values()) == sorted(expected)
+
+
 INTERFACE = "; [network]; interface = 'eth0'"
 NODES = "; nodes = 2" + INTERFACE
 

@@ -13,8 +13,7 @@ from paceline.records.layout import TrialFiles
 from paceline.records.rows import CommunicationRow, SampleLogRow, StepRow
 from paceline.runner import disk
 from paceline.runner.disk import trial_disk_use
-from paceline.runner.planning import plan
-from paceline.runner.steps import known_samples, planned_steps
+from paceline.runner.planning import known_samples, plan, planned_steps
 from paceline.spec import load_spec
 from paceline.spec.models import TelemetrySettings
 from paceline.spec.tables import CheckpointSettings

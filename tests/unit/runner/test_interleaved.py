@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,10 +18,9 @@ from paceline.host.machine import machine_facts
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
-from paceline.runner import extra_block, interleaved, verification
+from paceline.runner import measure_more, verification
 from paceline.runner.directory import check_machine
-from paceline.runner.extra_block import run_extra_block
-from paceline.runner.interleaved import run_interleaved
+from paceline.runner.measure_more import run_extra_block, run_interleaved
 
 STREAMING = dataclasses.replace(SEQUENTIAL, full_trace=True)
 SLOW = dataclasses.replace(STREAMING, data_wait_s=0.3)
@@ -61,11 +61,11 @@ def trials(fabricate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
         fabricate.make_trial(files, trial, way, case, 1000.0 * len(ran), 0.01)
         return outcome_of(trial)
 
-    for module in (interleaved, extra_block):
-        monkeypatch.setattr(module, "run_trial", run_trial)
+    # `paceline.runner` has a function of the module's name
+    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", run_trial)
     launcher = SimpleNamespace(preflight=lambda trial: None)
-    monkeypatch.setattr(interleaved, "launcher_for", lambda name: launcher)
-    monkeypatch.setattr(extra_block, "preflight", lambda trials: None)
+    monkeypatch.setattr(measure_more, "launcher_for", lambda name: launcher)
+    monkeypatch.setattr(measure_more, "preflight", lambda trials: None)
     return ran
 
 
@@ -109,7 +109,7 @@ def test_a_failed_trial_ends_the_comparison(
     fabricate: ModuleType, tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = lambda trial, files: outcome_of(trial, "failed")  # noqa: E731
-    monkeypatch.setattr(interleaved, "run_trial", failing)
+    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", failing)
     with pytest.raises(RankFailed, match="it failed"):
         run_interleaved(
             {"a": trial_of(fabricate)}, tmp_path, repeats=2, limit_s=1, progress=Quiet()
@@ -177,7 +177,7 @@ def finished(
     fabricate: ModuleType, tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[RunFiles, list[Trial]]:
     """A run of three repeats, to which further ones are fabricated without a comparison."""
-    monkeypatch.setattr(extra_block, "check_equivalences", lambda *_, **__: None)
+    monkeypatch.setattr(measure_more, "check_equivalences", lambda *_, **__: None)
     files = fabricate.make_run(tmp_path, [SEQUENTIAL, MPI], repeats=3)
     return files, [record.trial for record in load_run(files)]
 

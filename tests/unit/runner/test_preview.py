@@ -63,7 +63,8 @@ def test_configurations_have_steps_and_the_duration_of_a_former_run(planned, tmp
     [only] = found.configurations
     assert (only.steps, only.warmup_steps, only.global_batch) == (12, 3, 64)
     assert (only.ranks, only.repeats, found.trials) == (1, 2, 2)
-    assert found.expected_s == only.expected_s == 22.0
+    assert (found.expected_s, only.trial_s) == (22.0, 11.0)
+    assert found.disk.kept_bytes > 2 * only.disk_bytes > 0
     assert found.faults == ()
     assert "about 22 s" in found.summary
     assert "duration unknown" in preview_run(made, tmp_path).summary

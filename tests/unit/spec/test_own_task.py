@@ -267,7 +267,7 @@ def test_strategies_that_do_not_need_a_condition_are_planned(spec, facts):
         "ranks_per_node": 2,
     }  # fmt: skip
     document = spec(gloo, {"launcher": "local", "local_strategy": "intraop"})
-    assert len(plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)) == 3 * 3
+    assert len(plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)) == 3 * 5
 
 
 @pytest.mark.parametrize(

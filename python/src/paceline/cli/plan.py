@@ -69,7 +69,8 @@ def _print_preview(preview: Preview, *, automatic: bool) -> None:
         Column("global\nbatch", lambda each: str(each.global_batch or NOT_MEASURED)),
         Column("steps\n(warm-up)", _steps),
         Column("repeats", lambda each: f"{'≤ ' if automatic else ''}{each.repeats}"),
-        Column("expected", _expected),
+        Column("each\ntakes", _duration),
+        Column("each\nMB", lambda each: megabytes(each.disk_bytes)),
     ]
     console.print(terminal_table(Table(columns=columns, items=preview.configurations)))
     for full, short in list(names.items())[:1]:
@@ -88,8 +89,8 @@ def _steps(each: ConfigurationPreview) -> str:
     return f"{steps} ({each.warmup_steps})"
 
 
-def _expected(each: ConfigurationPreview) -> str:
-    return NOT_MEASURED if each.expected_s is None else duration(each.expected_s)
+def _duration(each: ConfigurationPreview) -> str:
+    return NOT_MEASURED if each.trial_s is None else duration(each.trial_s)
 
 
 def _document(planned: Plan) -> dict[str, object]:

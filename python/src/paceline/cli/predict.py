@@ -15,18 +15,24 @@ import click
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Request
+from paceline.analysis.trial.reading import load_manifest
 from paceline.cli.console import plain_console
 from paceline.cli.options import count, json_option, list_option, positive, run_dirs_argument
+from paceline.cli.progress import ConsoleProgress
 from paceline.errors import NotComparable
 from paceline.export.run_data import RunData, finished_trials
 from paceline.records.layout import RunFiles
 from paceline.report.predict import predictions_view, refusal_sentences
+from paceline.report.wording import listed
+from paceline.runner.directory import check_machine
+from paceline.runner.measure_more import SHARE_REPEATS, run_share
+from paceline.runner.preview import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from paceline.analysis.predict.prediction import Predictions, Scaling
+    from paceline.analysis.predict.prediction import Predictions, Scaling, ShareMeasurement
 
 _NODES = (1, 2, 4, 8)
 _MOST_NODES = 100_000
@@ -93,7 +99,7 @@ def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[...,
         click.option("--nodes", metavar="N,…", type=NodeNumbers(), help=nodes),
         click.option(
             "--link", metavar="RATE",
-            help='Link between nodes, as in "10gbit"; default: as measured in the runs.',
+            help="Link between nodes, as in 10gbit or 1 Gbit/s; default: as measured in the runs.",
         ),
         click.option(
             "--latency", "latency_s", metavar="SECONDS", type=positive,
@@ -132,17 +138,55 @@ def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[...,
 @click.command("predict")
 @run_dirs_argument
 @takes_prediction("Numbers of nodes, as in 1..64 or 1,2,4; default: 1,2,4,8.")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Measure steps with the batch of a node's share first, in short trials on this machine.",
+)
 @json_option
-def command(run_dirs: tuple[Path, ...], wanted: Wanted, as_json: bool) -> None:
+def command(run_dirs: tuple[Path, ...], wanted: Wanted, measure: bool, as_json: bool) -> None:
     """Predict configurations that were not run.
 
-    RUN_DIR: default: the newest run in runs/. The trials of all runs are used.
+    RUN_DIR: default: the newest run in runs/. The trials of all runs are used, and those that
+    --measure made.
     """
-    found = wanted.predictions(run_dirs, wanted.nodes or _NODES)
+    nodes = wanted.nodes or _NODES
+    found = wanted.predictions(run_dirs, nodes)
+    if measure and found.unmeasured:
+        _measure(run_dirs[0], found.unmeasured)
+        found = wanted.predictions(run_dirs, nodes)
     if as_json:
         print(found.to_json())
     elif found.predictions:
-        plain_console().print(predictions_view(found))
+        console = plain_console()
+        console.print(predictions_view(found, console.width))
     if not found.predictions:
         reasons = "".join(f"\n  - {sentence}" for sentence in refusal_sentences(found.refusals))
         raise NotComparable(f"nothing can be predicted from these runs:{reasons}")
+
+
+def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> None:
+    """Run short trials of the first run's configurations; say before how long they take."""
+    run = RunData(RunFiles(run_dir))
+    check_machine(load_manifest(run.files), run_dir)
+    trials_s = {
+        record.trial.configuration: record.outcome.ended_unix_s - record.outcome.launched_unix_s
+        for record in run.trials
+        if record.outcome is not None and record.finished
+    }
+    baselines = {r.trial.configuration for r in run.trials if r.trial.is_baseline}
+    names = [
+        name
+        for each in unmeasured
+        for name in {*each.configurations, *baselines}
+        if name.startswith(f"{each.workload}.")
+    ]
+    most_s = SHARE_REPEATS * sum(trials_s.get(name, 0.0) for name in names)
+    batches = listed([str(each.global_batch) for each in unmeasured])
+    plain_console(stderr=True).print(
+        f"{SHARE_REPEATS * len(names)} short trials with {batches} samples in a step: about "
+        f"{duration(most_s)}, as long as trials of the run"
+    )
+    with ConsoleProgress() as progress:
+        for each in unmeasured:
+            run_share(run.files, each, progress)

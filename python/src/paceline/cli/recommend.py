@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.analysis.compare.explain_run import explain_workload
-from paceline.analysis.recommend.recommend import recommend
+from paceline.analysis.recommend import recommend
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, run_dirs_argument
 from paceline.cli.predict import Wanted, takes_prediction
@@ -19,15 +19,14 @@ from paceline.records.rows import SCHEMA
 from paceline.report.predict import refusal_sentences
 from paceline.report.recommend import recommendation_view
 from paceline.runner.directory import check_machine
-from paceline.runner.extra_block import run_extra_block
+from paceline.runner.measure_more import run_extra_block
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.predict.prediction import Predictions
-    from paceline.analysis.recommend.candidates import Goal
-    from paceline.analysis.recommend.recommend import Recommendation
+    from paceline.analysis.recommend import Goal, Recommendation
 
 _GOALS = ("time", "cost", "memory")
 

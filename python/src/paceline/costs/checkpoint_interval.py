@@ -22,16 +22,3 @@ def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
     share = cost_s / (2 * mtbf_s)
     root = math.sqrt(2 * cost_s * mtbf_s)
     return root * (1 + math.sqrt(share) / 3 + share / 9) - cost_s
-
-
-def expected_time_s(
-    work_s: float, interval_s: float, *, cost_s: float, restart_s: float, mtbf_s: float
-) -> float:
-    """Return the expected time of a training with failures, Daly's equation 20.
-
-    work_s: its time without failures and checkpoints. restart_s: from a failure to the first new
-    step, without the repeated work.
-    """
-    segments = work_s / interval_s
-    growth = math.expm1((interval_s + cost_s) / mtbf_s)
-    return mtbf_s * math.exp(restart_s / mtbf_s) * growth * segments

@@ -168,10 +168,6 @@ ALGORITHMS: Final = MappingProxyType[str, Schedule](
 )
 
 
-# Algorithms of which all rounds have messages of one length between the same neighbours.
-HAVE_EQUAL_ROUNDS: Final = frozenset({ring, all_gather_ring})
-
-
 def chunk_length(algorithm: str, size: int, item_bytes: int) -> int:
     """Return the elements of one chunk. Longer messages are reduced in several chunks at a time, so
     that one is in transit while another is reduced, and both directions of the link are busy."""

@@ -119,8 +119,13 @@ class RunData:
 
 
 def finished_trials(runs: Sequence[RunData]) -> list[TrialRecord]:
-    """Return the finished trials of runs. Raises NotComparable if there are none."""
-    found = [trial for run in runs for trial in run.trials if trial.finished]
+    """Return the finished trials of runs, and of the shares that `paceline predict` has measured.
+
+    Raises NotComparable if there are none.
+    """
+    begun = [path for run in runs for path in run.files.shares.glob("*/trials/*/trial.json")]
+    shares = [RunData(path) for path in sorted({path.parents[2] for path in begun})]
+    found = [trial for run in (*runs, *shares) for trial in run.trials if trial.finished]
     if not found:
         names = ", ".join(str(run.files.root) for run in runs)
         raise NotComparable(f"{names}: expected finished trials to predict from, found none")

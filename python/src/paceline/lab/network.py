@@ -81,10 +81,11 @@ def shape(record: LabRecord, rate: str | None) -> None:
                 with suppress(EnvironmentLacks):  # there was no limit
                     _run(*queue, "delete", "dev", interface, "root")
             else:
-                burst = max(_BURST_BYTES, round(bits_per_s(rate) / 8 * _BURST_S))
+                bits = round(bits_per_s(rate))
+                burst = max(_BURST_BYTES, round(bits / 8 * _BURST_S))
                 _run(
                     *queue, "replace", "dev", interface, "root", "tbf",
-                    "rate", rate, "burst", f"{burst}b", "latency", _QUEUE,
+                    "rate", f"{bits}bit", "burst", f"{burst}b", "latency", _QUEUE,
                 )  # fmt: skip
 
 

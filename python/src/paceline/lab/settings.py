@@ -20,7 +20,7 @@ class LabSettings:
 
     cores: exclusive cores of each host; None: all hosts share the cores of this machine.
     slots: ranks or Spark cores that a host offers; None: the number of its cores.
-    bandwidth: maximum rate of each host in each direction, in the format of tc ("1gbit"); None:
+    bandwidth: maximum rate of each host in each direction, such as "1gbit" or "1 Gbit/s"; None:
     no limit.
     spark: start a standalone master on the first host and a worker on each host.
     """

@@ -124,6 +124,7 @@ class RunFiles:
     # file-based service discovery of Prometheus: a file for each running sidecar
     targets = _File("targets")
     batch = _File("batch.json")  # result of `paceline tune batch`
+    shares = _File("shares")  # runs with the batch of a node's share, by `paceline predict`
     # files of `paceline monitor`: configuration and storage of Prometheus
     monitor = _File("monitor")
 

@@ -3,77 +3,101 @@
 from __future__ import annotations
 
 from itertools import groupby
-from statistics import median
 from typing import TYPE_CHECKING
 
 from paceline.analysis.predict.prediction import CONFIDENCE
-from paceline.report.section import Column, Section, Table, terminal_view
-from paceline.report.wording import NOT_MEASURED, in_milliseconds, listed, number, share
+from paceline.report.section import Column, Detail, Section, Table, detail_of, terminal_view
+from paceline.report.wording import NOT_MEASURED, in_milliseconds, listed, number, range_of, share
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
     from paceline.analysis.predict.prediction import Prediction, Predictions, Refusal
+    from paceline.analysis.statistics.intervals import Interval
 
 _MOST_NODES = 8  # different numbers of nodes in the table; JSON has all
+_MOST_ANSWERS = 4
 _COLUMNS: tuple[Column[Prediction], ...] = (
     Column("nodes", lambda found: str(found.nodes)),
     Column("strategy", lambda found: found.setup, "text"),
     Column("trans-\nport", lambda found: found.transport or NOT_MEASURED, "text"),
+    Column("speed-\nup", lambda found: number(found.speedup)),
+    Column("interval", lambda found: _bounds(found.speedup)),
     Column("samples\n/s", lambda found: number(found.samples_per_s.median)),
-    Column(
-        "interval",
-        lambda found: f"{number(found.samples_per_s.low)} to {number(found.samples_per_s.high)}",
-    ),
+    Column("interval", lambda found: range_of(found.samples_per_s), detail=Detail.WIDE),
     Column("step\nms", lambda found: in_milliseconds(found.step_s.median)),
-    Column("node\nms", lambda found: in_milliseconds(found.node_s)),
-    Column("slowest\nms", lambda found: in_milliseconds(found.waiting_s)),
-    Column(
-        "comm.\nms",
-        lambda found: in_milliseconds(found.exposed_s if found.nodes > 1 else None),
-    ),
+    Column("node\nms", lambda found: in_milliseconds(found.node_s), detail=Detail.WIDE),
+    Column("slowest\nms", lambda found: in_milliseconds(found.waiting_s), detail=Detail.WIDE),
+    Column("comm.\nms", lambda found: in_milliseconds(found.exposed_s or None)),
 )
 
 
-def predictions_view(found: Predictions) -> RenderableType:
-    """Show the predictions, fastest first for each number of nodes, and what is refused."""
+def predictions_view(found: Predictions, width: int = 80) -> RenderableType:
+    """Show the answers, the predictions of each number of nodes, and what is refused."""
     parts = [
-        Section(title=f"{workload}, predicted", table=_table(list(same)))
-        for workload, same in groupby(found.predictions, lambda p: p.workload)
+        Section(
+            title=f"{workload}, predicted",
+            sentences=list(_answers(same, found)),
+            parts=[Section(table=_table(same))],
+        )
+        for workload, same in (
+            (name, list(group)) for name, group in groupby(found.predictions, lambda p: p.workload)
+        )
     ]
     meaning = (
-        f"Predicted, not measured. Intervals: {share(CONFIDENCE)}. node: own step; slowest: "
-        "waiting for the slowest node; comm.: communication that computation does not hide."
+        f"Predicted, not measured. Intervals of {share(CONFIDENCE)} are those of a new run. node: "
+        "own step; slowest: waiting for the slowest node; comm.: communication that computation "
+        "does not hide."
     )
-    remarks = [
-        meaning,
-        *_start_lines(found.predictions),
-        *(f"Assumed: {sentence}." for sentence in found.assumptions),
-    ]
-    parts.append(Section(notes=remarks))
+    assumed = [f"Assumed: {sentence}." for sentence in found.assumptions]
+    parts.append(Section(notes=[meaning, *assumed]))
     if found.refusals:
         parts.append(Section(title="Not predicted:", sentences=refusal_sentences(found.refusals)))
-    return terminal_view(Section(parts=parts))
+    return terminal_view(Section(parts=parts), detail_of(width))
+
+
+def _answers(predictions: Sequence[Prediction], found: Predictions) -> Iterator[str]:
+    """Yield how much faster the fastest setup on several nodes is, and what is not known."""
+    numbers = [n for n in shown_nodes([each.nodes for each in predictions]) if n > 1]
+    for nodes in numbers[:_MOST_ANSWERS]:
+        best = next(each for each in predictions if each.nodes == nodes)  # the fastest is first
+        if best.speedup is None:
+            continue
+        yield (
+            f"{nodes} nodes, {best.setup} over {best.transport}: {number(best.speedup)} times "
+            f"({number(best.speedup.low)} to {number(best.speedup.high)}) as fast as "
+            f"{found.fastest_alone[best.workload]} on one node. {_judgement(best)}"
+        )
+    batches = [w.global_batch for w in found.unmeasured if w.workload == predictions[0].workload]
+    if batches:
+        yield (
+            f"Steps of one node with {listed(list(map(str, batches)))} samples were not measured, "
+            "so the intervals cover steps from as long as with the whole batch to proportional "
+            "ones. --measure runs short trials and narrows them."
+        )
+
+
+def _bounds(speedup: Interval | None) -> str:
+    if speedup is None or speedup.low == speedup.high:
+        return NOT_MEASURED
+    return range_of(speedup)
+
+
+def _judgement(best: Prediction) -> str:
+    assert best.speedup is not None, "the caller"
+    if best.speedup.low > 1:
+        return "So they are faster."
+    if best.speedup.high < 1:
+        return "So they are slower."
+    return "It is not clear whether they are faster."
 
 
 def _table(predictions: Sequence[Prediction]) -> Table[Prediction]:
     wanted = shown_nodes([each.nodes for each in predictions])
     shown = [each for each in predictions if each.nodes in wanted]
     return Table(columns=_COLUMNS, items=shown, gap=1)
-
-
-def _start_lines(predictions: Sequence[Prediction]) -> list[str]:
-    """Say how long a trial takes before its steps under each launcher."""
-    found: dict[str, list[float]] = {}
-    for each in predictions:
-        for launcher, seconds in each.start_s.items():
-            found.setdefault(launcher, []).append(seconds)
-    if not found:
-        return []
-    times = [f"{launcher} {number(median(seconds), 2)} s" for launcher, seconds in found.items()]
-    return [f"Before the steps a trial takes, as measured: {listed(times)}."]
 
 
 def refusal_sentences(refusals: Sequence[Refusal]) -> list[str]:

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from paceline.analysis.recommend.candidates import Candidate
-    from paceline.analysis.recommend.recommend import NextMeasurement, Recommendation
+    from paceline.analysis.recommend import Candidate, NextMeasurement, Recommendation
 
 _MOST_SHOWN = 12  # configurations of a kind; JSON has all
 _MOST_NAMED = 3

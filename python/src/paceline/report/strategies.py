@@ -83,10 +83,6 @@ def _signed(correlation: float) -> str:
     return f"{correlation:.2f}".replace("-", MINUS)
 
 
-def _style(row: Row) -> str:
-    return "" if row.ranked else "soft"
-
-
 def pipelines_section(comparison: Comparison) -> Section | None:
     """Show bubble, stages and split points of measured pipelines; None without any."""
     return of_workloads(

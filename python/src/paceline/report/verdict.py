@@ -77,6 +77,9 @@ def verdict_sentence(comparison: Comparison, workload: str) -> str:
         words = [_first(verdict, best, rows, baseline)]
         if behind is not None and verdict.over_runner_up is not None:
             words.append(_next(verdict, best, behind, rows))
+    if verdict.other_launcher_and_transport and best is not None:
+        named = _named(verdict.other_launcher_and_transport, rows)
+        words.append(f"Launcher and transport both differ from {named}.")
     words += _throughput_words(rows, behind)
     words += _power(verdict)
     if len(ranked) > 1 and any(row.is_unchecked_script for row in rows):

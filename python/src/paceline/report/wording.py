@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import takewhile
+from itertools import combinations, takewhile
 from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.labels import short_name
+from paceline.analysis.compare.verdict import differ_in_both
 from paceline.analysis.statistics.intervals import Interval
 
 if TYPE_CHECKING:
@@ -156,7 +157,11 @@ def mark_of(row: Row) -> str:
 
 def table_sentences(comparison: Comparison) -> list[str]:
     """Return what a reader of the table must know: another baseline, and the end of the repeats."""
-    found = [*_target_sentences(comparison), *_baseline_sentences(comparison)]
+    found = [
+        *_target_sentences(comparison),
+        *_baseline_sentences(comparison),
+        *_launcher_sentences(comparison),
+    ]
     return found if comparison.stopping is None else [*found, _repeats(comparison.stopping)]
 
 
@@ -188,6 +193,25 @@ def _baseline_sentences(comparison: Comparison) -> list[str]:
         for workload, baseline in comparison.baselines.items()
         if baseline != comparison.sequential.get(workload)
     ]
+
+
+def _launcher_sentences(comparison: Comparison) -> list[str]:
+    """Say which launchers are not compared alone, because no pair has the same transport."""
+    found: dict[str, None] = {}
+    for workload in comparison.workloads:
+        rows = [row for row in comparison.rows_of(workload) if row.nodes > 1]
+        pairs = [(a, b) for a, b in combinations(rows, 2) if a.launcher != b.launcher]
+        alone = {
+            frozenset((a.launcher, b.launcher)) for a, b in pairs if a.transport == b.transport
+        }
+        for first, second in pairs:
+            names = sorted((first.launcher, second.launcher))
+            if differ_in_both(first, second) and frozenset(names) not in alone:
+                found[
+                    f"{workload}: {listed(names)} differ in their transport, too, so their rows on "
+                    "several nodes do not compare launchers alone."
+                ] = None
+    return list(found)
 
 
 def _repeats(stopping: Stopping) -> str:

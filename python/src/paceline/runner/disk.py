@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from paceline.errors import PacelineWarning
 from paceline.plan.trial import task_facts
 from paceline.records.checkpoints import KEPT
-from paceline.runner.steps import known_samples, planned_steps
+from paceline.runner.planning import known_samples, planned_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from paceline.plan.trial import Training, Trial
@@ -57,7 +57,19 @@ class DiskUse:
 
 def predicted_disk_use(planned: Planned) -> DiskUse:
     """Return the disk use of the run; asks for facts of the models, 1 to 2 s for each."""
-    return _run_disk_use(planned, _parameters)
+    return total_disk_use(disk_uses(planned))
+
+
+def total_disk_use(trials: Sequence[DiskUse]) -> DiskUse:
+    """Return the disk use of a run, whose trials train one after the other."""
+    return DiskUse(
+        kept_bytes=_RUN_BYTES + sum(use.kept_bytes for use in trials),
+        training_bytes=max((use.training_bytes for use in trials), default=0.0),
+        trace_kept_bytes_per_s=max((use.trace_kept_bytes_per_s for use in trials), default=0.0),
+        trace_training_bytes_per_s=max(
+            (use.trace_training_bytes_per_s for use in trials), default=0.0
+        ),
+    )
 
 
 def warn_of_small_disk(planned: Planned, folder: Path) -> None:
@@ -68,7 +80,7 @@ def warn_of_small_disk(planned: Planned, folder: Path) -> None:
     """
     free = shutil.disk_usage(folder).free
     trial_s = max(trial.limits.trial_s for trial in planned.trials)
-    if _run_disk_use(planned, _largest_parameters).peak_bytes(trial_s) <= free:
+    if total_disk_use(disk_uses(planned, _largest_parameters)).peak_bytes(trial_s) <= free:
         return
     needed = predicted_disk_use(planned).peak_bytes(trial_s)
     if needed > free:
@@ -109,30 +121,6 @@ def trial_disk_use(
     )
 
 
-def _run_disk_use(planned: Planned, parameters_of: Callable[[Training], Parameters]) -> DiskUse:
-    """Return the disk use of the trials, one after the other."""
-    known: dict[str, tuple[int, Parameters]] = {}
-    with_baseline: set[tuple[str, int, str]] = set()
-    found = []
-    for trial in planned.trials:
-        training = trial.training
-        if training.workload not in known:
-            steps = planned_steps(training, known_samples(planned, training)) or 0
-            known[training.workload] = steps, parameters_of(training)
-        key = (training.workload, training.seed, training.precision)
-        is_first_baseline = trial.is_baseline and key not in with_baseline
-        if is_first_baseline:
-            with_baseline.add(key)
-        keeps = planned.experiment.keep_tensors or is_first_baseline
-        found.append(trial_disk_use(trial, *known[training.workload], keeps_tensors=keeps))
-    return DiskUse(
-        kept_bytes=_RUN_BYTES + sum(use.kept_bytes for use in found),
-        training_bytes=max((use.training_bytes for use in found), default=0.0),
-        trace_kept_bytes_per_s=max((u.trace_kept_bytes_per_s for u in found), default=0.0),
-        trace_training_bytes_per_s=max((u.trace_training_bytes_per_s for u in found), default=0.0),
-    )
-
-
 def _parameters(training: Training) -> Parameters:
     if training.script is not None:  # it writes no tensors of a known size
         return 0, 0
@@ -147,3 +135,24 @@ def _largest_parameters(training: Training) -> Parameters:
         return 0, 0
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return memory_bytes // _TENSORS_IN_MEMORY, _COPIES_OF_OTHERS
+
+
+def disk_uses(
+    planned: Planned, parameters_of: Callable[[Training], Parameters] = _parameters
+) -> list[DiskUse]:
+    """Return the disk use of each trial; asks for facts of the models unless told otherwise."""
+    known: dict[str, tuple[int, Parameters]] = {}
+    with_baseline: set[tuple[str, int, str]] = set()
+    found = []
+    for trial in planned.trials:
+        training = trial.training
+        if training.workload not in known:
+            steps = planned_steps(training, known_samples(planned, training)) or 0
+            known[training.workload] = steps, parameters_of(training)
+        key = (training.workload, training.seed, training.precision)
+        is_first_baseline = trial.is_baseline and key not in with_baseline
+        if is_first_baseline:
+            with_baseline.add(key)
+        keeps = planned.experiment.keep_tensors or is_first_baseline
+        found.append(trial_disk_use(trial, *known[training.workload], keeps_tensors=keeps))
+    return found

@@ -16,7 +16,7 @@ from paceline.runner.equivalence import check_equivalences
 from paceline.runner.failure_injection import check_failures
 from paceline.runner.planning import make_datasets, manifest_of, planned_trials
 from paceline.runner.preview import preview_run
-from paceline.runner.repeats import repeats_of
+from paceline.runner.repeats import AutomaticRepeats
 from paceline.runner.run_trial import failure_of, is_finished, run_trial
 
 if TYPE_CHECKING:
@@ -77,12 +77,14 @@ def _run_trials(
     total = len(planned.trials)
     failed: list[Outcome] = []
     hopeless: set[str] = set()
-    rule = repeats_of(planned.experiment, planned.trials, files)
+    rule = None
+    if planned.experiment.repeats == "auto":
+        rule = AutomaticRepeats(planned.experiment, planned.trials, files)
     repeat = 0
     for number, trial in enumerate(planned.trials, start=1):
         if trial.repeat > repeat:  # all trials of the repeats before have ended
             repeat = trial.repeat
-            if not rule.another(repeat):
+            if rule is not None and not rule.another(repeat):
                 return failed
         trial_files = files.trial(trial.id)
         if trial.configuration in hopeless or is_finished(trial_files):
@@ -99,7 +101,8 @@ def _run_trials(
         failed.append(outcome)
         if _is_hopeless(trial, planned.trials, files):
             hopeless.add(trial.configuration)
-    rule.ended(repeat + 1)
+    if rule is not None:
+        rule.ended(repeat + 1)
     return failed
 
 

@@ -13,15 +13,14 @@ from paceline.plan.trial import task_facts
 from paceline.records.files import document
 from paceline.records.layout import RunFiles
 from paceline.records.rows import Outcome
-from paceline.runner.disk import predicted_disk_use
-from paceline.runner.planning import check_dataset
-from paceline.runner.steps import known_samples, planned_steps
+from paceline.runner.disk import disk_uses, total_disk_use
+from paceline.runner.planning import check_dataset, known_samples, planned_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from paceline.plan.trial import Training, Trial
+    from paceline.plan.trial import Training
     from paceline.runner.disk import DiskUse
     from paceline.runner.planning import Planned
 
@@ -42,7 +41,8 @@ class ConfigurationPreview:
     steps: int | None
     warmup_steps: int
     repeats: int  # at most, with `repeats = "auto"`
-    expected_s: float | None  # of all repeats, as in the latest run of the same spec
+    trial_s: float | None  # expected for one repeat, as in the latest run of the same spec
+    disk_bytes: float  # kept by one repeat, without the traces of its sidecars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,6 @@ class Preview:
     """A run before it starts."""
 
     configurations: tuple[ConfigurationPreview, ...]  # of each workload, the baseline first
-    expected_s: float | None  # None unless all configurations are known
     disk: DiskUse
     faults: tuple[str, ...]  # each once, although it would hit every trial
     warnings: tuple[str, ...]
@@ -60,16 +59,26 @@ class Preview:
         return sum(each.repeats for each in self.configurations)
 
     @property
+    def expected_s(self) -> float | None:
+        """Expected duration of all trials; None unless all configurations are known."""
+        known_s = [c.repeats * c.trial_s for c in self.configurations if c.trial_s is not None]
+        return sum(known_s) if len(known_s) == len(self.configurations) else None
+
+    @property
     def summary(self) -> str:
         """The size of the run as one line."""
         trials, configurations = self.trials, len(self.configurations)
         counted = (
             f"{trials} trial{'s' if trials != 1 else ''} of "
-            f"{configurations} configuration{'s' if configurations != 1 else ''}"
+            f"{configurations} configuration{'s' if configurations != 1 else ''}, "
+            f"{self.disk.kept_bytes / 1e6:.0f} MB on disk"
         )
         if self.expected_s is None:
             return f"{counted}; duration unknown, because no earlier run of this spec was found"
-        return f"{counted}; about {duration(self.expected_s)}, as in the latest run of this spec"
+        return (
+            f"{counted}; about {duration(self.expected_s)}, {self.expected_s / trials:.1f} s for "
+            "a trial, as in the latest run of this spec"
+        )
 
     def check(self) -> None:
         """Raise UsageError with all faults that would make every trial fail or useless."""
@@ -95,44 +104,37 @@ def preview_run(planned: Planned, former_runs: Path) -> Preview:
     samples = {name: known_samples(planned, each) for name, each in _trainings(planned).items()}
     repeats = Counter(trial.configuration for trial in planned.trials)
     first_of_each = {trial.configuration: trial for trial in reversed(planned.trials)}
+    uses = disk_uses(planned)
+    disk_bytes = {
+        t.configuration: use.kept_bytes
+        for t, use in zip(reversed(planned.trials), reversed(uses), strict=True)
+    }
     workloads = list(samples)
     in_order = sorted(
         first_of_each.values(),
         key=lambda t: (workloads.index(t.training.workload), not t.is_baseline, t.configuration),
     )
     configurations = tuple(
-        _preview_of(
-            trial,
+        ConfigurationPreview(
+            configuration=trial.configuration,
+            workload=trial.training.workload,
+            nodes=trial.placement.nodes,
+            ranks=trial.placement.ranks,
+            global_batch=trial.training.global_batch,
             samples=samples[trial.training.workload],
+            steps=planned_steps(trial.training, samples[trial.training.workload]),
+            warmup_steps=trial.training.warmup_steps,
             repeats=repeats[trial.configuration],
             trial_s=durations_s.get(trial.configuration),
+            disk_bytes=disk_bytes[trial.configuration],
         )
         for trial in in_order
     )
-    known_s = [each.expected_s for each in configurations if each.expected_s is not None]
     return Preview(
         configurations=configurations,
-        expected_s=sum(known_s) if len(known_s) == len(configurations) else None,
-        disk=predicted_disk_use(planned),
+        disk=total_disk_use(uses),
         faults=tuple(_faults(planned)),
         warnings=tuple(_warnings(planned)),
-    )
-
-
-def _preview_of(
-    trial: Trial, *, samples: int | None, repeats: int, trial_s: float | None
-) -> ConfigurationPreview:
-    return ConfigurationPreview(
-        configuration=trial.configuration,
-        workload=trial.training.workload,
-        nodes=trial.placement.nodes,
-        ranks=trial.placement.ranks,
-        global_batch=trial.training.global_batch,
-        samples=samples,
-        steps=planned_steps(trial.training, samples),
-        warmup_steps=trial.training.warmup_steps,
-        repeats=repeats,
-        expected_s=None if trial_s is None else repeats * trial_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""Decide before each repeat whether it is needed: by looks at the ranking for "auto"."""
+"""Decide before each repeat whether `repeats = "auto"` needs it, by looks at the ranking."""
 
 from __future__ import annotations
 
@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
     from paceline.spec import Experiment
-
-
-class FixedRepeats:
-    """Every planned repeat runs."""
-
-    def another(self, repeats: int) -> bool:
-        """Return whether a repeat is needed after this number of complete ones."""
-        del repeats
-        return True
-
-    def ended(self, repeats: int) -> None:
-        """Record that all planned repeats have run."""
 
 
 class AutomaticRepeats:
@@ -118,12 +106,3 @@ class AutomaticRepeats:
     def _write(self, stopped: Literal["decided", "max_repeats", "time"] | None) -> None:
         self._record = replace(self._record, stopped=stopped)
         write_stopping(self._files, self._record)
-
-
-def repeats_of(
-    experiment: Experiment, trials: Sequence[Trial], files: RunFiles
-) -> FixedRepeats | AutomaticRepeats:
-    """Return the rule of the spec."""
-    if experiment.repeats == "auto":
-        return AutomaticRepeats(experiment, trials, files)
-    return FixedRepeats()

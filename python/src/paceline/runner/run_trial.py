@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles, TrialFiles
     from paceline.records.rows import Outcome
+    from paceline.runner.progress import Progress
     from paceline.telemetry import SidecarHandle
 
 
@@ -59,6 +60,21 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     if outcome.status == "ok":
         _after_good_end(trial, files)
     return outcome
+
+
+def run_all(
+    trials: Sequence[tuple[Trial, TrialFiles]], progress: Progress, start: int, of: int
+) -> None:
+    """Run trials in this order. start, of: number of the first one, and of all.
+
+    Raises RankFailed or TimedOut if one fails.
+    """
+    for number, (trial, files) in enumerate(trials, start=start):
+        progress.trial_started(trial, files, number, of)
+        outcome = run_trial(trial, files)
+        progress.trial_ended(trial, outcome)
+        if outcome.status != "ok":
+            raise failure_of(outcome)
 
 
 def _run_attempt(

@@ -11,7 +11,7 @@ from paceline.analysis.trial.reading import load_run
 from paceline.analysis.trial_analysis import analyse_trial
 from paceline.errors import NotComparable, UsageError
 from paceline.runner.directory import check_machine, default_run_dir
-from paceline.runner.interleaved import LEAST_REPEATS, run_interleaved
+from paceline.runner.measure_more import LEAST_REPEATS, run_interleaved
 
 if TYPE_CHECKING:
     from pathlib import Path

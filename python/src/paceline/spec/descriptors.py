@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -83,6 +84,21 @@ class Descriptor:
     Options: ClassVar[type[OptionModel]] = OptionModel
     # Those of its keys that act in Paceline's own training only, not in a script of the user.
     keys_of_own_training: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What the ranks of several nodes send in each step; `paceline predict` needs it.
+
+    among: the ranks that join one operation: one of each node, all of them, or those of one stage
+    each. overlaps: operations are requested while the backward pass computes. Layers may send
+    sufficient factors instead, which the records show.
+    """
+
+    among: Literal["nodes", "ranks", "stages"]
+    overlaps: bool
+    collective: Literal["allreduce", "allgather"] = "allreduce"
+    bytes_per_parameter: float = 4.0
 
 
 class StrategyDescriptor(Descriptor):
@@ -161,6 +177,13 @@ class StrategyDescriptor(Descriptor):
     def exchanges_gradients(self, request: TrialRequest) -> bool:
         """Return whether the ranks exchange gradients, rather than weights."""
         return True
+
+    def exchange(self, options: Any) -> Exchange | None:
+        """Return what nodes exchange in a step; None if it cannot be predicted.
+
+        options: the planned ones, also of a trial on one node.
+        """
+        return None
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         """Return whether several workers update shards of the parameters."""

@@ -17,6 +17,7 @@ from paceline.spec.models import SCHEMA, Experiment, keys_of_tables, nested_mode
 from paceline.spec.overrides import apply_settings, changed_text
 from paceline.spec.rules import faults_of
 from paceline.spec.sentences import did_you_mean, no_such_key, sentences
+from paceline.spec.transport_rules import with_common_transports
 from paceline.spec.values import BASELINE
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def check_spec(
         faults += sentences(error.errors(), _unknown_key)
         faults += _rule_faults_of_the_rest(document, error.errors())
         raise _usage_error(origin, faults) from error
+    experiment = with_common_transports(experiment)
     faults += faults_of(experiment)
     if faults:
         raise _usage_error(origin, faults)

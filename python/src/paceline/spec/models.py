@@ -96,7 +96,7 @@ class WorkloadRequest(_WorkloadOverrides):
     With `task` the workload is a class of the user, and `name` is any name.
     """
 
-    name: str
+    name: Name
     task: Annotated[
         str | None, Field(description="class of your own: FILE.py:CLASS or MODULE:CLASS")
     ] = None
@@ -271,7 +271,7 @@ class Experiment(Table):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
     vary_seed: bool = False  # repeat r trains with seed + r
     # "auto": until the ranking is decided, at most max_repeats
-    repeats: Annotated[int, Field(ge=1, le=100)] | Literal["auto"] = 3
+    repeats: Annotated[int, Field(ge=1, le=100)] | Literal["auto"] = 5
     max_repeats: Annotated[int, Field(ge=2, le=100)] = 8
     tie_margin: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.03  # of a ratio of speeds
     baseline: str | None = None  # shell pattern: speedups are over the fastest that matches

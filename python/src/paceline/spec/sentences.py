@@ -79,7 +79,7 @@ def _sentence(place: str, detail: ErrorDetails) -> str:
     if kind == "value_error":
         return message
     if kind == "string_pattern_mismatch":
-        message = "expected letters, digits, '.', '_' and '-', at most 64"
+        message = "expected letters a to z, digits, '.', '_' and '-', at most 64"
     return f"{place}: {message[:1].lower()}{message[1:]}, got {_shortened(detail['input'])}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, quoted
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.spec.descriptors import StrategyDescriptor, TransportDescriptor
-    from paceline.spec.models import TrialRequest
+    from paceline.spec.models import Experiment, TrialRequest
 
 
 def strategy_of(request: TrialRequest) -> StrategyDescriptor | None:
@@ -38,12 +39,56 @@ def transport_of(request: TrialRequest) -> str | None:
     )
     if is_open or request.launcher not in LAUNCHERS:
         return None
-    found = {
-        priority: transport.name
+    priorities = {
+        transport.name: priority
         for transport in _usable(request)
         if (priority := transport.auto_priority(request)) is not None
     }
-    return found[max(found)] if found else None
+    return max(priorities, key=lambda name: priorities[name], default=None)
+
+
+def with_common_transports(experiment: Experiment) -> Experiment:
+    """Give all trials on the same nodes that name no transport the same one.
+
+    Otherwise a comparison of launchers would compare their default transports, too. On one node the
+    default depends on the strategy, so each strategy has one. Without a default that all can use,
+    each trial keeps its own.
+    """
+    trials = list(experiment.trials)
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for place, request in enumerate(trials):
+        if request.transport is None and has_peers(request) and transport_of(request) is not None:
+            strategy = request.local_strategy if request.nodes == 1 else None
+            groups[request.nodes, request.device, strategy].append(place)
+    for places in groups.values():
+        if len({transport_of(trials[place]) for place in places}) == 1:
+            continue
+        shared = [_defaults(trials[place]) for place in places]
+        common = {
+            name: min(each[name] for each in shared)
+            for name in shared[0]
+            if all(name in each for each in shared)
+        }
+        if common:
+            name = max(common, key=lambda each: common[each])
+            for place in places:
+                trials[place] = trials[place].model_copy(update={"transport": name})
+    return experiment.model_copy(update={"trials": tuple(trials)})
+
+
+def _defaults(request: TrialRequest) -> dict[str, int]:
+    """Return the transports that may be the default of a request, with their priorities.
+
+    Those that lack a transport's key which the request has are left out.
+    """
+    own = {key for each in TRANSPORTS.all() for key in each.Keys.model_fields}
+    keys = own & set(request.extension_keys)
+    return {
+        transport.name: priority
+        for transport in _usable(request)
+        if (priority := transport.auto_priority(request)) is not None
+        and keys <= set(transport.Keys.model_fields)
+    }
 
 
 def transport_faults(request: TrialRequest) -> Iterator[str]:

@@ -31,17 +31,20 @@ BASELINE = {"launcher": "local", "local_strategy": "sequential"}
 DEFAULT_EPOCHS = 1
 
 
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit")
+_RATE = re.compile(r"(\d+(?:\.\d+)?) ?([kmg]?)(?:bit|bps|bit/s|b/s)")
 _BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
-def bits_per_s(rate: str) -> float:
-    """Parse a rate in the format of tc(8). Raises UsageError for others, and below 64 kbit."""
-    found = _RATE.fullmatch(rate)
+def bits_per_s(rate: str, option: str = "bandwidth") -> float:
+    """Parse a rate such as `1gbit`, `1 Gbit/s` or `1gbps`.
+
+    option: its name in messages. Raises UsageError for others, and below 64 kbit.
+    """
+    found = _RATE.fullmatch(rate.strip().lower())
     bits = float(found[1]) * _BITS[found[2]] if found else 0.0
     if bits < 64e3:
         raise UsageError(
-            f'bandwidth: expected a rate such as "1gbit" or "100mbit" of at least 64kbit, '
+            f'{option}: expected a rate such as "1gbit" or "100 Mbit/s" of at least 64kbit, '
             f"got {rate!r}"
         )
     return bits

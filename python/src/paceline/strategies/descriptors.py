@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field
 
 from paceline.spec.counts import divisors, number
-from paceline.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
+from paceline.spec.descriptors import Exchange, KeyModel, OptionModel, StrategyDescriptor
 from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.placement import NodeCounts
 from paceline.spec.transport_rules import transport_of
@@ -49,6 +49,9 @@ class Sequential(StrategyDescriptor):
     def reduces_in_buckets(self, request: TrialRequest) -> bool:
         return request.nodes > 1
 
+    def exchange(self, options: Any) -> Exchange:
+        return Exchange(among="nodes", overlaps=True)
+
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
         return {}
 
@@ -72,6 +75,9 @@ class Intraop(StrategyDescriptor):
 
     def reduces_in_buckets(self, request: TrialRequest) -> bool:
         return request.nodes > 1
+
+    def exchange(self, options: Any) -> Exchange:
+        return Exchange(among="nodes", overlaps=True)
 
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         yield {"threads_per_rank": cores}
@@ -133,6 +139,9 @@ class Threads(StrategyDescriptor):
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         return True
+
+    def exchange(self, options: Any) -> Exchange:
+        return Exchange(among="nodes", overlaps=False)
 
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
         return {
@@ -290,6 +299,13 @@ class Processes(ProcessPerReplica):
 
     def reduces_in_buckets(self, request: TrialRequest) -> bool:
         return _is_flat(request) and self.exchanges_gradients(request)
+
+    def exchange(self, options: ProcessesOptions) -> Exchange | None:
+        if options.averaging is not None:
+            return None
+        if options.reduction == "flat":
+            return Exchange(among="ranks", overlaps=True)
+        return Exchange(among="nodes", overlaps=False)
 
     def exchanges_gradients(self, request: TrialRequest) -> bool:
         return request.keys(ProcessesKeys).averaging_period_steps is None

@@ -17,6 +17,7 @@ from paceline.records.documents import LookRecord, Stopping, write_stopping
 from paceline.records.layout import RunFiles
 from paceline.records.phases import PHASES
 from paceline.report.verdict import comparison_document, verdict_sentence
+from paceline.report.wording import table_sentences
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -215,6 +216,21 @@ def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(
     sentence = verdict_sentence(comparison, "tiny")
     assert sentence == f"No configuration is ranked, because {why}."
     assert _row(comparison, "sequential").failed == "failed: rank 0: killed"
+
+
+@pytest.mark.parametrize("with_same_transport", [False, True])
+def test_verdict_and_table_say_where_launcher_and_transport_differ(
+    fabricate: ModuleType, tmp_path: Path, with_same_transport: bool
+) -> None:
+    ways = [fabricate.SEQUENTIAL]
+    shown = [fabricate.MPI, fabricate.SPARK]
+    if with_same_transport:
+        shown.append(dataclasses.replace(fabricate.MPI, transport="gloo", transfer_s=0.3))
+    ways += [dataclasses.replace(way, nodes=2) for way in shown]
+    comparison = compare_run(fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.001))
+    assert "Launcher and transport both differ from spark" in verdict_sentence(comparison, "tiny")
+    sentences = " ".join(table_sentences(comparison))
+    assert ("mpi and spark differ in their transport, too" in sentences) != with_same_transport
 
 
 def test_speedups_are_over_the_fastest_configuration_that_matches_the_chosen_baseline(

@@ -7,10 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from paceline.analysis.predict.burden import Burden
-from paceline.analysis.predict.overlap import Collectives, Message, Profile, Replay
+from paceline.analysis.predict.exchange import Burden, Message, Profile, Replay
 
-SUM = Message(operation="allreduce", payload_bytes=10e6, lead=0.5, samples=8.0, ranks_per_node=1)
+SUM = Message(operation="allreduce", payload_bytes=10e6, lead=0.5, samples=8.0)
 SUMS = Profile(messages=(SUM,))
 FACTORS = Profile(messages=(SUM,), products_s=0.04, after_s=0.06, global_samples=16.0)
 # two nodes: 1.1 s in place of 1 s, while 10 MB moved in 0.4 s
@@ -32,7 +31,7 @@ def added(
     own = np.full((draws, 1), own_s)
     replay = Replay(
         profile=profile,
-        collectives=Collectives(algorithms=("ring",)),
+        algorithms=("ring",),
         nodes=np.array([nodes]),
         samples=np.array([samples]),
         own_s=own,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from tests.unit.analysis import operations as made
 from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, SEQUENTIAL
 
+from paceline.analysis.compare.run import compare_run
+from paceline.analysis.predict.exchange import GATHERS
 from paceline.analysis.predict.link import given_link
-from paceline.analysis.predict.overlap import GATHERS
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Request
 from paceline.analysis.trial.reading import TrialRecord, load_run
@@ -22,10 +24,13 @@ FAST = given_link(1e12, 1e-9)
 
 @pytest.fixture
 def records(fabricate: ModuleType, tmp_path: Path) -> Any:
-    def make(*ways: Any, batch: int = 8, steps: int = 20, jitter: float = 0.0) -> list[TrialRecord]:
+    def make(
+        *ways: Any, batch: int = 8, steps: int = 20, jitter: float = 0.0, repeats: int = 2
+    ) -> list[TrialRecord]:
         case = fabricate.Case(steps=steps, warmup_steps=2, global_batch=batch, samples=64)
         root = tmp_path / str(len(list(tmp_path.iterdir())))
-        return load_run(fabricate.make_run(root, list(ways), cases=[case], jitter=jitter))
+        options = {"cases": [case], "jitter": jitter, "repeats": repeats}
+        return load_run(fabricate.make_run(root, list(ways), **options))
 
     return make
 
@@ -41,8 +46,9 @@ def test_half_the_batch_on_two_nodes_takes_its_measured_time(records) -> None:
     assert two.samples_per_s.median == pytest.approx(8 / quick.step_s, rel=0.02)
     assert two.step_s.low < quick.step_s < two.step_s.high
     assert (one.transport, two.transport) == (None, "gloo")
-    before_s = SEQUENTIAL.launch_s + SEQUENTIAL.imports_s + SEQUENTIAL.data_load_s
-    assert one.start_s == {"local": pytest.approx(before_s)}
+    assert one.speedup is not None and two.speedup is not None  # noqa: PT018
+    assert (one.speedup.low, one.speedup.high) == (1, 1)
+    assert two.speedup.median == pytest.approx(SEQUENTIAL.step_s / quick.step_s, rel=0.02)
 
 
 def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(
@@ -85,13 +91,59 @@ def test_a_pipeline_needs_a_trial_on_two_nodes_where_factors_are_sent(
         assert len(found.predictions) == 1
 
 
-def test_a_share_that_was_not_measured_is_refused_with_what_to_measure(records) -> None:
+def test_a_share_that_was_not_measured_has_bounds_and_says_what_to_measure(records) -> None:
     found = predict(records(SEQUENTIAL), Request(nodes=(1, 2, 4), link=FAST, transports=("gloo",)))
-    assert [p.nodes for p in found.predictions] == [1]
-    (refusal,) = found.refusals
-    assert refusal.nodes == (2, 4)
-    assert "not with 2, 4" in refusal.reason
-    assert "global_batch = 2, 4" in refusal.measure
+    one, two, four = found.predictions
+    assert [each.is_bounded for each in (one, two, four)] == [False, True, True]
+    # from as long as with the whole batch to proportional to it
+    assert two.step_s.low == pytest.approx(SEQUENTIAL.step_s * 0.525, rel=0.1)
+    assert two.step_s.high == pytest.approx(SEQUENTIAL.step_s * 0.975, rel=0.1)
+    assert four.step_s.low == pytest.approx(SEQUENTIAL.step_s * 0.29, rel=0.1)
+    assert [each.global_batch for each in found.unmeasured] == [2, 4]
+    assert not found.refusals
+
+
+def test_a_measured_share_has_its_time_and_others_lie_on_the_line(records) -> None:
+    quick = dataclasses.replace(SEQUENTIAL, forward_s=0.1, backward_s=0.2)
+    runs = [*records(SEQUENTIAL, batch=8), *records(quick, batch=4)]
+    request = Request(nodes=(1,), link=FAST, global_batch=6)
+    (found,) = predict(runs, request).predictions
+    assert found.step_s.median == pytest.approx((SEQUENTIAL.step_s + quick.step_s) / 2, rel=0.02)
+    assert not found.is_bounded
+    (refusal,) = predict(runs, dataclasses.replace(request, global_batch=12)).refusals
+    assert "at most 8 samples per node, not with 12" in refusal.reason
+
+
+def test_the_spread_between_repeats_gives_the_width(records) -> None:
+    widths = []
+    for jitter in (0.01, 0.1):
+        runs = records(SEQUENTIAL, INTRAOP, jitter=jitter, repeats=5, steps=6)
+        one = predict(runs, Request(nodes=(1,))).predictions[0].step_s
+        widths.append(math.log(one.high / one.low) / 2)
+    assert widths[1] == pytest.approx(10 * widths[0], rel=0.5)
+
+
+def test_the_line_of_one_node_contains_the_measurement(records, fabricate, tmp_path) -> None:
+    ways = [SEQUENTIAL, INTRAOP, dataclasses.replace(MPI_GLOO, ranks=2)]
+    run = fabricate.make_run(tmp_path / "run", ways, repeats=5, jitter=0.2)
+    rows = {(r.local_strategy, r.transport): r.samples_per_s for r in compare_run(run).rows}
+    for each in predict(load_run(run), Request(nodes=(1,))).predictions:
+        measured = rows[each.setup.split()[0], each.transport or "none"]
+        assert each.samples_per_s.contains(measured.median)
+        assert each.samples_per_s.median == pytest.approx(measured.median, rel=0.05)
+
+
+def test_one_repeat_shows_no_spread(records) -> None:
+    (refusal,) = predict(records(SEQUENTIAL, repeats=1), Request(nodes=(1,))).refusals
+    assert "spread between runs is not known" in refusal.reason
+
+
+def test_a_strategy_that_does_not_state_its_exchange_is_refused_by_name(records) -> None:
+    server = dataclasses.replace(MPI_GLOO, local_strategy="parameter-server")
+    request = Request(nodes=(1, 2), link=FAST, strategies=("parameter-server",))
+    found = predict(records(SEQUENTIAL, server), request)
+    assert [each.nodes for each in found.predictions] == [1]
+    assert all('"parameter-server" does not say' in each.reason for each in found.refusals)
 
 
 def test_weak_scaling_needs_one_share_only(records) -> None:
@@ -102,20 +154,23 @@ def test_weak_scaling_needs_one_share_only(records) -> None:
 
 
 def test_more_nodes_than_samples_or_steps_are_refused(records) -> None:
-    runs = [*records(SEQUENTIAL, batch=8), *records(SEQUENTIAL, batch=1)]
+    runs = records(SEQUENTIAL, batch=8)
     found = predict(runs, Request(nodes=(16,), link=FAST, transports=("gloo",)))
     assert "less than one sample" in found.refusals[0].reason
     request = Request(nodes=(100,), link=FAST, transports=("gloo",), scaling="weak")
     found = predict(records(SEQUENTIAL), request)
-    assert "18 steps" in found.refusals[0].reason
+    assert "36 steps" in found.refusals[0].reason
 
 
-def test_without_a_link_and_without_a_transport_it_says_what_to_give(records) -> None:
-    weak = {"nodes": (2,), "scaling": "weak"}
-    (refusal,) = predict(records(SEQUENTIAL), Request(**weak)).refusals
-    assert "--transport gloo" in refusal.measure
-    (refusal,) = predict(records(MPI_GLOO), Request(**weak)).refusals
+def test_without_a_link_it_says_what_to_give(records) -> None:
+    (refusal,) = predict(records(MPI_GLOO), Request(nodes=(2,), scaling="weak")).refusals
     assert "--link 10gbit" in refusal.measure
+
+
+def test_a_run_without_transport_is_predicted_over_one(records) -> None:
+    found = predict(records(SEQUENTIAL), Request(nodes=(2,), scaling="weak", link=FAST))
+    assert [each.transport for each in found.predictions] == ["gloo"]
+    assert "gloo between nodes: the run has no transport" in found.assumptions
 
 
 def test_a_slow_link_adds_the_time_of_the_gradients(records) -> None:

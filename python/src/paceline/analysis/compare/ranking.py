@@ -59,6 +59,14 @@ class Ranking:
         return self.rates.fastest(chosen, level=self.level, margin=self.margin)
 
 
+def ranking_of(
+    trials: Mapping[str, Sequence[TrialAnalysis]], stopping: Stopping | None = None
+) -> Ranking:
+    """Rank by the time to the target if the workload has one, else by samples per second."""
+    by_speed, by_target = rankings(trials, stopping)
+    return by_target or by_speed
+
+
 def rankings(
     trials: Mapping[str, Sequence[TrialAnalysis]], stopping: Stopping | None = None
 ) -> tuple[Ranking, Ranking | None]:

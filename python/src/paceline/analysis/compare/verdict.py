@@ -44,6 +44,8 @@ class Verdict:
     detectable: float | None = None
     further_repeats: int | None = None  # expected number that would decide; None: none or unknown
     no_baseline: str | None = None  # why no baseline has finished
+    # those of the above that differ from the best in launcher and transport, and in nothing else
+    other_launcher_and_transport: tuple[str, ...] = ()
 
 
 def make_verdict(
@@ -98,6 +100,21 @@ def make_verdict(
         detectable=found.detectable,
         further_repeats=found.further_repeats,
         no_baseline=no_baseline,
+        other_launcher_and_transport=tuple(
+            row.configuration
+            for row in ranked
+            if (row is behind or row.configuration in near) and differ_in_both(best, row)
+        ),
+    )
+
+
+def differ_in_both(first: Row, second: Row) -> bool:
+    """Return whether launcher and transport differ where a reader would compare launchers."""
+    both = [(row.local_strategy, row.layout, row.precision, row.labels) for row in (first, second)]
+    return (
+        both[0] == both[1]
+        and first.launcher != second.launcher
+        and first.transport != second.transport
     )
 
 

@@ -53,9 +53,10 @@ class Link:
         """Latency and bandwidth between the bounds."""
         return math.sqrt(math.prod(self.latency_s)), sum(self.bytes_per_s) / 2
 
-    def draws(self, count: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def draws(
+        self, count: int, generator: np.random.Generator
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return latencies and bandwidths, shape (count,)."""
-        generator = np.random.default_rng(seed)
         low, high = (math.log(value) for value in self.latency_s)
         latency_s = np.exp(generator.uniform(low, high, count))
         return latency_s, generator.uniform(*self.bytes_per_s, count)
@@ -69,7 +70,7 @@ def requested_link(rate: str | None, latency_s: float | None) -> Link | None:
     if latency_s is not None and not 0 < latency_s < math.inf:
         raise UsageError(f"latency: expected seconds above 0, got {latency_s:g}")
     if rate is not None:
-        return given_link(bits_per_s(rate), latency_s)
+        return given_link(bits_per_s(rate, "link"), latency_s)
     if latency_s is not None:
         raise UsageError(
             "latency: expected --link with it (in Python: link); a measured link has its latency"

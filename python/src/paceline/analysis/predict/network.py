@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.predict.burden import Burden
+from paceline.analysis.predict.exchange import Burden, Replay, declared_profile, recorded_profile
 from paceline.analysis.predict.link import measured_link, slower_of
-from paceline.analysis.predict.node import node_step
-from paceline.analysis.predict.overlap import (
-    FP32_BYTES,
-    Collectives,
-    Replay,
-    recorded_profile,
-    unrecorded_profile,
-)
-from paceline.analysis.trial.configuration import pipeline_counts
+from paceline.analysis.predict.node import DRAWS, node_step
 from paceline.analysis.trial.steps import read_steps
-from paceline.spec.extensions import TRANSPORTS
+from paceline.spec.extensions import STRATEGIES, TRANSPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from paceline.analysis.predict.exchange import Profile
     from paceline.analysis.predict.link import Link
-    from paceline.analysis.predict.node import NodeStep
-    from paceline.analysis.predict.overlap import Profile
-    from paceline.analysis.predict.setup import NodeSetup
+    from paceline.analysis.predict.node import NodeSetup, NodeStep
     from paceline.analysis.trial.reading import TrialRecord
-
-SEED = 20160316  # SEED + 1 and so on for terms that are drawn independently
+    from paceline.spec.descriptors import Exchange
 
 
 def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, ...]:
@@ -41,6 +31,15 @@ def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, 
     descriptor = TRANSPORTS.get(transport)
     options = same[0].transport_options if same else descriptor.Options()
     return descriptor.all_reduce_algorithms(2, options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recorded:
+    """The messages of a trial between several ranks."""
+
+    record: TrialRecord
+    step: NodeStep
+    profile: Profile
 
 
 class Network:
@@ -58,85 +57,104 @@ class Network:
         self.transport = transport
         self._setups = setups
         self.algorithms = algorithms_of(transport, records)
-        self._collectives = Collectives(algorithms=self.algorithms)
         self.assumptions: list[str] = []
-        self._users = [r for r in records if r.trial.transport == transport]
+        self._users = [
+            r for r in records if r.trial.transport == transport and r.trial.placement.ranks > 1
+        ]
         known = [r.result.parameters for r in records if r.result is not None]
-        self._recorded: dict[str, tuple[NodeStep, Profile] | None] = {}
-        self._gradient_bytes = float(FP32_BYTES * max(known, default=0))
-        self.link = self._link(given)
+        self._parameters = max(known, default=0)
+        self._read: dict[str, _Recorded | None] = {}
+        self._link = self._limited_link(given)
 
-    def knows_messages(self, setup: NodeSetup) -> bool:
-        """Return whether the recorded messages are those of this setup, or like them.
-
-        The stages of a pipeline exchange factors of fewer layers than other strategies do.
-        """
-        if pipeline_counts(setup.trial) is None:
-            return True
-        found = self._profile(setup)
-        return found is None or not found[2].gathers or setup.holds(found[0])
+    def why_not(self, setup: NodeSetup) -> tuple[str, str] | None:
+        """Return why a setup cannot be predicted, and what to do; None if it can be."""
+        strategy, exchange = setup.trial.local_strategy, setup.exchange
+        if exchange is None:
+            return (
+                f'"{strategy}" does not say what it exchanges between nodes',
+                "measure it on several nodes, or choose another local strategy",
+            )
+        if not self.algorithms:
+            return "time between nodes has no model", "measure on several nodes"
+        if self._link is None:
+            return (
+                "no trial on several nodes measured the link",
+                "give the link (--link 10gbit), or run one configuration on two nodes",
+            )
+        found = self._recorded(setup)
+        return None if found is None else _why_unusable(setup, exchange, found)
 
     def exchanged(
-        self, setup: NodeSetup, nodes: NDArray[np.int64], own_s: NDArray[np.float64]
+        self,
+        setup: NodeSetup,
+        nodes: NDArray[np.int64],
+        own_s: NDArray[np.float64],
+        generator: np.random.Generator,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the node's own step beside the exchange, and the exposed communication.
 
         own_s: the step of a node alone, shape (draws, nodes). Returns two arrays of this shape.
         """
-        assert self.link is not None
-        draws = len(own_s)
-        latency_s, bytes_per_s = (values[:, None] for values in self.link.draws(draws, SEED))
-        samples = setup.shares(nodes)
-        link = (latency_s, bytes_per_s)
-        found = self._profile(setup)
+        exchange = setup.exchange
+        assert self._link is not None and exchange is not None, "why_not"  # noqa: PT018
+        latency_s, bytes_per_s = (each[:, None] for each in self._link.draws(DRAWS, generator))
+        replicas = setup.trial.placement.replicas_per_node
+        found = self._recorded(setup)
+        replay = Replay(
+            profile=declared_profile(exchange, self._parameters, 0.0),
+            algorithms=self.algorithms,
+            nodes=nodes,
+            samples=setup.shares(nodes),
+            own_s=own_s,
+            latency_s=latency_s,
+            bytes_per_s=bytes_per_s,
+            ranks_per_node=replicas if exchange.among == "ranks" else 1,
+        )
         if found is None:
-            return own_s, self._unrecorded_s(setup, nodes, own_s, *link)
-        record, step, profile = found
-        replay = Replay(profile, self._collectives, nodes, samples, own_s, *link)
-        burden = self._burden(record, step, profile)
+            return own_s, self._declared_s(setup, exchange, replay, generator)
+        profile = found.profile if exchange.overlaps else found.profile.without_overlap()
+        replay = replace(replay, profile=profile)
+        burden = self._burden(found)
         if burden is not None:
             longer = replace(replay, own_s=own_s * burden.ratio)
-            own_s = own_s + burden.seconds(own_s, longer, np.random.default_rng(SEED + 1))
+            own_s = own_s + burden.seconds(own_s, longer, generator)
             replay = replace(replay, own_s=own_s)
         return own_s, replay.exposed_s()
 
-    def _unrecorded_s(
-        self,
-        setup: NodeSetup,
-        nodes: NDArray[np.int64],
-        own_s: NDArray[np.float64],
-        latency_s: NDArray[np.float64],
-        bytes_per_s: NDArray[np.float64],
+    def _declared_s(
+        self, setup: NodeSetup, exchange: Exchange, replay: Replay, generator: np.random.Generator
     ) -> NDArray[np.float64]:
         """Draw the exposed communication where no trial recorded when gradients are ready: between
-        no overlap and overlap with the whole computation."""
-        rest = (nodes, setup.shares(nodes), own_s, latency_s, bytes_per_s)
-        none, full = (
-            Replay(
-                unrecorded_profile(self._gradient_bytes, lead, 1), self._collectives, *rest
-            ).exposed_s()
-            for lead in (0.0, setup.computing_share)
-        )
-        weight = np.random.default_rng(SEED + 2).random((len(own_s), 1))
+        no overlap and, if the strategy overlaps, overlap with the whole computation."""
+        exposed_s = replay.exposed_s()
+        covered = "no overlap"
+        if exchange.overlaps:
+            full = declared_profile(exchange, self._parameters, setup.computing_share)
+            weight = generator.random((DRAWS, 1))
+            exposed_s = (
+                weight * exposed_s + (1 - weight) * replace(replay, profile=full).exposed_s()
+            )
+            covered = "no overlap and full overlap with computation"
         self.assumptions.append(
             f"{setup.name} over {self.transport}: no trial recorded when gradients are ready, so "
-            "the interval covers no overlap and full overlap with computation"
+            f"the interval covers {covered}"
         )
-        return weight * none + (1 - weight) * full
+        return exposed_s
 
-    def _burden(self, record: TrialRecord, step: NodeStep, profile: Profile) -> Burden | None:
+    def _burden(self, found: _Recorded) -> Burden | None:
         """Return what the exchange adds in this trial; None if it is not known."""
-        owner = next((s for s in self._setups if s.holds(record)), None)
+        step = found.step
+        owner = next((s for s in self._setups if s.holds(found.record)), None)
         alone_s = None if owner is None else owner.alone_s(step.samples)
         if step.nodes == 1 or alone_s is None:
             return None
-        link = measured_link([record], self.algorithms)  # reads the operations of the trial
+        link = measured_link([found.record], self.algorithms)  # reads the operations of the trial
         if link is None:
             return None
         latency_s, bytes_per_s = (np.array([[value]]) for value in link.middle)
         replay = Replay(
-            profile=profile,
-            collectives=self._collectives,
+            profile=found.profile,
+            algorithms=self.algorithms,
             nodes=np.array([step.nodes]),
             samples=np.array([step.samples]),
             own_s=np.array([[step.mean_s]]),
@@ -152,16 +170,15 @@ class Network:
             moved_bytes=moved_bytes.item(),
         )
 
-    def _link(self, given: Link | None) -> Link | None:
+    def _limited_link(self, given: Link | None) -> Link | None:
+        """Return the link, which hosts may limit; None if it is neither given nor measured."""
         several = [r for r in self._users if r.trial.placement.nodes > 1]
         if given is None:
             link = measured_link(several, self.algorithms)
             if link is not None:
                 self.assumptions.append(f"link of {self.transport}: {link.source}")
             return link
-        alone = [
-            r for r in self._users if r.trial.placement.nodes == 1 and r.trial.placement.ranks > 1
-        ]
+        alone = [r for r in self._users if r.trial.placement.nodes == 1]
         host = measured_link(alone, self.algorithms) or measured_link(several, self.algorithms)
         if host is None:
             self.assumptions.append(
@@ -170,34 +187,60 @@ class Network:
             )
         return slower_of(given, host)
 
-    def _profile(self, setup: NodeSetup) -> tuple[TrialRecord, NodeStep, Profile] | None:
-        """Return the recorded messages of this setup on several nodes, or of the nearest trial."""
-        candidates = [r for r in self._users if r.trial.placement.ranks > 1]
+    def _recorded(self, setup: NodeSetup) -> _Recorded | None:
+        """Return the messages of this setup on several nodes, or of the most similar trial."""
         cores = setup.trial.placement.cores_per_node
-        nearest = min(
-            candidates,
+        in_order = sorted(
+            self._users,
             key=lambda r: (
                 r.trial.placement.nodes == 1,
                 not setup.holds(r),
                 r.trial.placement.cores_per_node != cores,
             ),
-            default=None,
         )
-        if nearest is None:
-            return None
-        if nearest.trial.id not in self._recorded:  # setups share a trial; its files are read once
-            self._recorded[nearest.trial.id] = self._read_profile(nearest)
-        recorded = self._recorded[nearest.trial.id]
-        return None if recorded is None else (nearest, *recorded)
+        for record in in_order:
+            if record.trial.id not in self._read:  # setups share a trial; files are read once
+                self._read[record.trial.id] = self._read_messages(record)
+            found = self._read[record.trial.id]
+            if found is not None:
+                return found
+        return None
 
-    def _read_profile(self, record: TrialRecord) -> tuple[NodeStep, Profile] | None:
-        step = node_step(record)
-        if step is None:
+    def _read_messages(self, record: TrialRecord) -> _Recorded | None:
+        exchange, step = _exchange_of(record), node_step(record)
+        if step is None or exchange is None:
             return None
-        found = recorded_profile(record, read_steps(record), step.mean_s, step.samples)
-        if found is None or not found.messages or found.unknown:
+        gradient_bytes = exchange.bytes_per_parameter * self._parameters
+        steps = read_steps(record)
+        found = recorded_profile(record, steps, step.mean_s, step.samples, gradient_bytes)
+        if found is None or not found.messages:
             return None
-        if not found.gathers and found.reduced_bytes and self._gradient_bytes:
+        if not found.gathers and found.reduced_bytes and gradient_bytes:
             # the ranks of a node share its link: the messages of one are scaled to all gradients
-            found = found.scaled(self._gradient_bytes / found.reduced_bytes)
-        return step, found
+            found = found.scaled(gradient_bytes / found.reduced_bytes)
+        return _Recorded(record=record, step=step, profile=found)
+
+
+def _exchange_of(record: TrialRecord) -> Exchange | None:
+    strategy = STRATEGIES.get(record.trial.local_strategy)
+    return strategy.exchange(record.trial.strategy_options)
+
+
+def _why_unusable(setup: NodeSetup, exchange: Exchange, found: _Recorded) -> tuple[str, str] | None:
+    """Return why recorded messages do not tell those of a setup, and what to do; None if they do.
+
+    The stages of a pipeline send the factors of fewer layers than other strategies do.
+    """
+    if found.profile.unknown:
+        return (
+            f"its steps have operations without a model: {', '.join(found.profile.unknown)}",
+            "measure on several nodes",
+        )
+    other = _exchange_of(found.record)
+    is_like = other is not None and (other.among == "stages") == (exchange.among == "stages")
+    if found.profile.gathers and not (is_like or setup.holds(found.record)):
+        return (
+            "no trial on several nodes measured which linear layers of its stages send factors",
+            "run it on two nodes",
+        )
+    return None

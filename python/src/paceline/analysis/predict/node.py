@@ -1,164 +1,402 @@
 """The step of one node without communication between nodes, by its share of the batch.
 
 The time is affine in the samples, t(b) = c0 + c1 b, between the measured shares: each operation has
-a fixed cost and one per sample. It is not extrapolated: smaller shares use cores worse, and larger
-ones may not fit the caches or the memory.
+a fixed cost and one per sample. Below the smallest measured share only bounds are known: a step
+does not become longer, and not shorter than in proportion to its samples. Larger shares may not fit
+the caches or the memory, so they are refused.
 
-A synchronous step ends with its slowest node. If the nodes' times are independent with distribution
-function F, the largest of n has F^n, so its mean is the integral of the quantile function over
-u^n (H. A. David and H. N. Nagaraja: Order Statistics, 3rd edition, 2003, section 2.1 and 3.1). The
-quantile function is that of the measured steps; nothing is assumed beyond the largest of them.
+The spread between runs comes from the repeats of whole trials. A prediction is for a new run with
+as many repeats, so its error counts twice: in the measured step, and in the new one.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.statistics.resampling import DRAWS, mean_draws
+from paceline.analysis.predict.prediction import Refusal
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
+from paceline.analysis.trial.configuration import pipeline_counts
+from paceline.analysis.trial.phases import mean_over_ranks, trial_phases
+from paceline.analysis.trial.speed import samples_rate
 from paceline.analysis.trial.steps import global_steps, read_steps
-from paceline.spec.extensions import TRANSPORTS
+from paceline.spec.extensions import STRATEGIES, TRANSPORTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from paceline.analysis.predict.prediction import Request
     from paceline.analysis.trial.reading import TrialRecord
+    from paceline.spec.descriptors import Exchange
 
+DRAWS = 500
 _MARGIN = 1.1  # shares up to a tenth outside of the measured ones are accepted
+_COMPUTING = ("forward", "backward")
+# A configuration with so many degrees of freedom has a spread of its own. Others use the pooled one
+# of the workload, because one or two repeats do not tell who is noisier.
+_OWN_DEGREES = 4
+_MOST_NOISE = 10.0  # of a logarithm, so that a step stays a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStep:
     """The steps of one node in one trial."""
 
-    samples: float  # of the node in a step
-    nodes: int
+    record: TrialRecord
+    samples: float  # of the node in a full step
     times: NDArray[np.float64]  # seconds, shape (nodes * steps,)
-    mean_s: float
-    draws: NDArray[np.float64]  # of the mean, shape (DRAWS,)
+    whole_s: float  # of a step with all communication, as `compare` measures it
+
+    @property
+    def nodes(self) -> int:
+        return self.record.trial.placement.nodes
+
+    @property
+    def mean_s(self) -> float:
+        return float(self.times.mean())
+
+    @property
+    def source(self) -> tuple[Path, str]:
+        """The run directory and the configuration: what has repeats."""
+        return self.record.files.root.parent, self.record.trial.configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeModel:
-    """Measured points of one node setup: shares, mean seconds and draws."""
+class Point:
+    """The mean step for so many samples of a node: Student's t on a logarithmic scale."""
 
-    shares: NDArray[np.float64]  # ascending, shape (points,)
-    draws: NDArray[np.float64]  # of the mean seconds, shape (points, DRAWS)
-    ratios: NDArray[np.float64]  # times over the mean of their trial, all trials together
+    samples: float
+    log_s: float
+    error: float
+    degrees: float
 
-    def supports(self, share: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Tell for each share whether it lies among the measured ones."""
-        inside: NDArray[np.bool_] = (share >= self.shares[0] / _MARGIN) & (
-            share <= self.shares[-1] * _MARGIN
-        )
-        return inside
+    def draws(self, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Draw the mean, shape (DRAWS,)."""
+        drawn: NDArray[np.float64] = np.exp(self.log_s + self.noise(generator))
+        return drawn
 
-    def seconds(self, share: NDArray[np.float64], draws: int, seed: int) -> NDArray[np.float64]:
-        """Return the step for each share, shape (draws, shares).
-
-        Between two neighbouring measured shares the line through them counts, so a measured share
-        has its measured time.
-        """
-        generator = np.random.default_rng(seed)
-        chosen = self.draws[:, generator.integers(0, DRAWS, draws)]  # (points, draws)
-        return self._between(chosen, share)
-
-    def mean_s(self, share: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the mean step for each share, shape (shares,)."""
-        mean_s: NDArray[np.float64] = self._between(self.draws.mean(axis=1)[:, None], share)[0]
-        return mean_s
-
-    def _between(
-        self, points: NDArray[np.float64], share: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Return values on the lines between measured points, shape (draws, shares).
-
-        points: at the measured shares, shape (points, draws).
-        """
-        if len(self.shares) == 1:
-            scaled: NDArray[np.float64] = points.T * (share / self.shares[0])
-            return scaled
-        right = np.clip(np.searchsorted(self.shares, share), 1, len(self.shares) - 1)
-        left = right - 1
-        weight = (share - self.shares[left]) / (self.shares[right] - self.shares[left])
-        on_line: NDArray[np.float64] = points[left].T * (1 - weight) + points[right].T * weight
-        return on_line
+    def noise(self, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Draw the error of the mean of as many repeats, shape (DRAWS,)."""
+        noise = self.error * generator.standard_t(self.degrees, DRAWS)
+        return np.clip(noise, -_MOST_NOISE, _MOST_NOISE)
 
 
 def node_step(record: TrialRecord) -> NodeStep | None:
     """Measure the node's step of one trial; None without a step after the warm-up.
 
     Each rank's time is its step without waiting for other ranks and transfer, if messages carry the
-    gradients between ranks; the slowest rank of a node counts.
+    gradients between ranks; the slowest rank of a node counts. Smaller batches at the end of an
+    epoch are left out.
     """
     steps = read_steps(record)
     place = record.trial.placement
     common = global_steps(record, steps)
     steady = common.steady
-    chosen = np.searchsorted(steps.step, common.step[steady])
-    if not len(chosen):
+    rate = samples_rate(record, common)
+    if rate is None:
         return None
+    batch = np.median(common.samples[steady])
+    chosen = np.searchsorted(steps.step, common.step[steady & (common.samples == batch)])
     own = steps["step_s"][:, chosen]
     if TRANSPORTS.get(record.trial.transport).spans_nodes and place.ranks > 1:
         own = own - np.nan_to_num(steps["comm_s"][:, chosen])
     nodes = np.array([rank // place.ranks_per_node for rank in steps.ranks])
     times = np.stack([own[nodes == node].max(axis=0) for node in np.unique(nodes)])
-    samples = float(np.median(common.samples[steady])) / place.nodes
+    if not times.size:
+        return None
     return NodeStep(
-        samples=samples,
-        nodes=place.nodes,
+        record=record,
+        samples=float(batch) / place.nodes,
         times=times.ravel(),
-        mean_s=float(times.mean()),
-        draws=mean_draws(times.mean(axis=0)[None, :], record.trial.id)[:, 0],
+        whole_s=float(batch) / rate.rate,
     )
 
 
-def node_model(found: Sequence[NodeStep], noise: Sequence[NodeStep]) -> NodeModel:
-    """Combine trials of one node setup; trials with equal shares count as repeats.
+class Spread:
+    """Mean steps of the trials of one workload, with the spread between their repeats."""
 
-    noise: trials whose deviations from their mean show how much steps differ.
-    """
-    shares = np.unique([step.samples for step in found])
-    draws = [np.mean([s.draws for s in found if s.samples == b], axis=0) for b in shares]
-    return NodeModel(
-        shares=shares,
-        draws=np.stack(draws),
-        ratios=np.concatenate([step.times / step.mean_s for step in noise]),
+    def __init__(self, steps: Sequence[NodeStep]) -> None:
+        self._own = _means(steps, lambda step: step.mean_s)
+        self._whole = _means(steps, lambda step: step.whole_s)
+
+    def own_points(self, steps: Iterable[NodeStep]) -> list[Point]:
+        """Return a point for each share without communication; launchers count as repeats."""
+        by_share: dict[float, dict[tuple[Path, str], None]] = defaultdict(dict)
+        for step in steps:
+            by_share[step.samples][step.source] = None
+        if not self._own:
+            return []
+        return [
+            _merged(share, [self._own[source] for source in sources])
+            for share, sources in sorted(by_share.items())
+        ]
+
+    def fastest(self, steps: Iterable[NodeStep]) -> tuple[NodeStep, Point] | None:
+        """Return the fastest measured configuration with all of its communication."""
+        known = [step for step in steps if step.source in self._whole]
+        if not known:
+            return None
+        first = min(known, key=lambda step: self._whole[step.source].log_s)
+        return first, _merged(first.samples, [self._whole[first.source]])
+
+
+def _means(
+    steps: Sequence[NodeStep], seconds: Callable[[NodeStep], float]
+) -> dict[tuple[Path, str], Point]:
+    """Return the mean step of each configuration of each run; none if all ran once only."""
+    runs: dict[Path, dict[str, dict[int, RepeatRate]]] = defaultdict(lambda: defaultdict(dict))
+    samples = {step.source: step.samples for step in steps}
+    for step in steps:
+        run, name = step.source
+        runs[run][name][step.record.trial.repeat] = RepeatRate(log_rate=math.log(seconds(step)))
+    found = {}
+    for run, repeats in runs.items():
+        rates = RunRates(repeats)
+        for name, each in repeats.items():
+            mean = rates.log_rate(name)
+            assert mean is not None, "it has a repeat"
+            found[run, name] = mean, len(each)
+    known = [(mean.degrees, mean.error**2 * count) for mean, count in found.values()]
+    pooled_degrees = sum(degrees for degrees, _ in known if degrees > 0)
+    if not pooled_degrees:
+        return {}
+    pooled = sum(degrees * variance for degrees, variance in known if degrees > 0) / pooled_degrees
+    return {
+        source: Point(
+            samples=samples[source],
+            log_s=mean.value,
+            error=mean.error if mean.degrees >= _OWN_DEGREES else math.sqrt(pooled / count),
+            degrees=mean.degrees if mean.degrees >= _OWN_DEGREES else pooled_degrees,
+        )
+        for source, (mean, count) in found.items()
+    }
+
+
+def _merged(samples: float, points: Sequence[Point]) -> Point:
+    """Combine configurations that do the same; how much they differ adds to the error."""
+    values = np.array([point.log_s for point in points])
+    error = float(np.mean([point.error for point in points]))
+    between = float(np.std(values, ddof=1)) if len(points) > 1 else 0.0
+    return Point(
+        samples=samples,
+        log_s=float(values.mean()),
+        error=math.hypot(error, between),
+        degrees=float(np.mean([point.degrees for point in points])),
     )
 
 
-_CELLS = 200  # of equal probability below the tail, and as many in the tail
-_TAIL = 0.9
+def _is_inside(share: float, points: Sequence[Point]) -> bool:
+    """Return whether a share lies among those of the points."""
+    if not points:
+        return False
+    return points[0].samples / _MARGIN <= share <= points[-1].samples * _MARGIN
 
 
-def slowest_ratio(
-    times: NDArray[np.float64], nodes: NDArray[np.int64], draws: int, seed: int
-) -> NDArray[np.float64]:
-    """Return the mean of the largest of n times over the mean of one.
+def is_below(share: NDArray[np.float64], points: Sequence[Point]) -> NDArray[np.bool_]:
+    """Tell for each share whether it is smaller than all measured ones."""
+    below: NDArray[np.bool_] = share < points[0].samples / _MARGIN
+    return below
 
-    times: of one node, in any order, shape (steps,). nodes: shape (n,). Returns (draws, n): one row
-    for each resample of the times, drawn with replacement.
+
+class NodeSetup:
+    """The trials of one node setup and arithmetic, and what is wanted of it."""
+
+    def __init__(
+        self, steps: Sequence[NodeStep], spread: Spread, request: Request, batch: int
+    ) -> None:
+        """batch: global one; with weak scaling, that of a node."""
+        self.steps, self._spread, self.request, self._batch = steps, spread, request, batch
+        self.trial = steps[0].record.trial
+        self.name = f"{self.trial.local_strategy} {self.trial.layout}"
+        self._ids = {step.record.trial.id for step in steps}
+        # times over the mean of their trial, all trials together
+        self.ratios = np.concatenate([step.times / step.mean_s for step in steps])
+
+    def holds(self, record: TrialRecord) -> bool:
+        return record.trial.id in self._ids
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """What the strategy says it exchanges between nodes."""
+        strategy = STRATEGIES.get(self.trial.local_strategy)
+        return strategy.exchange(self.trial.strategy_options)
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """The measured steps of a node alone, by its samples in ascending order.
+
+        Steps among several nodes count where no node alone has so many samples, because they have
+        the burden of the exchange.
+        """
+        found = self._spread.own_points(self._alone)
+        others = [
+            step for step in self.steps if step.nodes > 1 and not _is_inside(step.samples, found)
+        ]
+        return sorted([*found, *self._spread.own_points(others)], key=lambda point: point.samples)
+
+    @property
+    def configuration(self) -> str:
+        """A configuration on one node that a measurement with another batch can repeat."""
+        return (self._alone or self.steps)[0].record.trial.configuration
+
+    @cached_property
+    def _alone(self) -> list[NodeStep]:
+        """Steps of one node: those of ranks that exchange in its memory, if there are some."""
+        alone = [step for step in self.steps if step.nodes == 1]
+        within = [
+            step for step in alone if not TRANSPORTS.get(step.record.trial.transport).spans_nodes
+        ]
+        return within or alone
+
+    def shares(self, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the samples of a node for each number of nodes."""
+        if self.request.scaling == "weak":
+            return np.full(len(nodes), float(self._batch))
+        return self._batch / nodes
+
+    def global_batch(self, nodes: int) -> int:
+        return self._batch * (nodes if self.request.scaling == "weak" else 1)
+
+    def measured_alone(self) -> tuple[NodeStep, Point] | None:
+        """Return the fastest configuration on one node with the batch of one node."""
+        return self._spread.fastest(
+            step for step in self.steps if step.nodes == 1 and step.samples == self._batch
+        )
+
+    def seconds(
+        self, share: NDArray[np.float64], generator: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """Draw the step of a node alone for each share, shape (DRAWS, shares).
+
+        Between two measured shares the line through them counts, so a measured share has its
+        measured time.
+        """
+        points = np.stack([point.draws(generator) for point in self.points])
+        between = np.maximum(share, self.points[0].samples / _MARGIN)
+        found = self._on_lines(points, between)
+        # Below all measured shares the time is anything from constant to proportional.
+        constant = generator.random((DRAWS, 1))
+        drawn: NDArray[np.float64] = found * (constant + (1 - constant) * share / between)
+        return drawn
+
+    def new_run(
+        self, share: NDArray[np.float64], generator: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """Draw the logarithm by which a new run differs, shape (DRAWS, shares)."""
+        distance = np.abs(np.log([[point.samples] for point in self.points] / share))
+        noise = np.stack([point.noise(generator) for point in self.points])
+        nearest: NDArray[np.float64] = noise[distance.argmin(axis=0)].T
+        return nearest
+
+    def alone_s(self, samples: float) -> float | None:
+        """Return the step of a node alone, in seconds; None where it was not measured."""
+        if not _is_inside(samples, self.points):
+            return None
+        means = np.exp([[point.log_s] for point in self.points])
+        return float(self._on_lines(means, np.array([samples]))[0, 0])
+
+    def unsupported(self, nodes: NDArray[np.int64]) -> Iterator[Refusal]:
+        """Yield what the measured shares and steps do not support."""
+        if not self.points:
+            yield self.refusal(
+                nodes,
+                "every configuration ran once, so the spread between runs is not known",
+                "run it with at least two repeats (--repeats 5)",
+            )
+            return
+        share = self.shares(nodes)
+        empty = share < self.trial.placement.replicas_per_node
+        large = share > self.points[-1].samples * _MARGIN
+        many = (nodes > len(self.ratios)) & ~empty & ~large
+        if empty.any():
+            yield self.refusal(
+                nodes[empty],
+                f"a replica has less than one sample of the global batch {self._batch}",
+                "choose a larger global batch (--global-batch), or fewer nodes",
+            )
+        if large.any():
+            wanted = ", ".join(f"{batch:g}" for batch in np.unique(share[large]))
+            yield self.refusal(
+                nodes[large],
+                f"steps were measured with at most {self.points[-1].samples:g} samples per node, "
+                f"not with {wanted}; they may not fit the memory",
+                f"run on one node with global_batch = {wanted}, and give both run directories",
+            )
+        if many.any():
+            steps = f"{len(self.ratios)} steps"
+            reason = f"the slowest of so many nodes cannot be estimated from {steps}"
+            yield self.refusal(nodes[many], reason, "measure more steps (max_steps)")
+
+    def refusal(
+        self, nodes: NDArray[np.int64], reason: str, measure: str, transport: str | None = None
+    ) -> Refusal:
+        return Refusal(
+            workload=self.trial.training.workload,
+            setup=self.name,
+            transport=transport,
+            nodes=tuple(nodes.tolist()),
+            reason=reason,
+            measure=measure,
+        )
+
+    @cached_property
+    def computing_share(self) -> float:
+        """Forward and backward pass as a share of the node's step."""
+        first = self.steps[0]
+        phases = trial_phases(first.record, read_steps(first.record))
+        means: Mapping[str, float | None] = mean_over_ranks([rank.step for rank in phases])
+        return sum(means.get(name) or 0.0 for name in _COMPUTING) / first.mean_s
+
+    @property
+    def bubble_factor(self) -> float:
+        """Ratio of steps with the requested and the measured number of micro-batches.
+
+        A step of s stages and m micro-batches of equal times takes (m + s - 1) / m of its
+        computation (Huang et al., GPipe, NeurIPS 2019, section 2.3).
+        """
+        counts = pipeline_counts(self.trial)
+        if counts is None or self.request.micro_batches is None:
+            return 1.0
+        stages, measured = counts
+        wanted = self.request.micro_batches
+        return (1 + (stages - 1) / wanted) / (1 + (stages - 1) / measured)
+
+    def _on_lines(
+        self, values: NDArray[np.float64], share: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return values on the lines between measured points, shape (draws, shares).
+
+        values: at the measured shares, shape (points, draws).
+        """
+        measured = np.array([point.samples for point in self.points])
+        if len(measured) == 1:
+            scaled: NDArray[np.float64] = values.T * (share / measured[0])
+            return scaled
+        right = np.clip(np.searchsorted(measured, share), 1, len(measured) - 1)
+        left = right - 1
+        weight = (share - measured[left]) / (measured[right] - measured[left])
+        on_line: NDArray[np.float64] = values[left].T * (1 - weight) + values[right].T * weight
+        return on_line
+
+
+def slowest_ratio(times: NDArray[np.float64], nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the mean of the largest of n times over the mean of one, shape (n,).
+
+    A synchronous step ends with its slowest node. If the nodes' times are independent with
+    distribution function F, the largest of n has F^n (H. A. David and H. N. Nagaraja: Order
+    Statistics, 3rd edition, 2003, section 2.1). F is that of the measured times, so nothing is
+    assumed beyond the largest of them.
+    times: of one node, in any order, shape (steps,).
     """
-    generator = np.random.default_rng(seed)
-    edges = _edges(len(times))
-    middles = (edges[1:] + edges[:-1]) / 2
-    ordered = np.sort(times)
-    weights = np.diff(edges[None, :] ** nodes[:, None], axis=1)
-    found = np.empty((draws, len(nodes)))
-    for row in range(draws):
-        counts = np.bincount(generator.integers(0, len(times), len(times)), minlength=len(times))
-        sample = np.repeat(ordered, counts)  # in order, without sorting again
-        found[row] = weights @ sample[(middles * len(sample)).astype(int)] / sample.mean()
-    return np.where(nodes == 1, 1.0, np.maximum(found, 1.0))
-
-
-@cache
-def _edges(steps: int) -> NDArray[np.float64]:
-    """Return the borders of cells of probability, finer towards 1: the largest times decide."""
-    tail = 1 - np.geomspace(1 - _TAIL, 0.5 / steps, _CELLS)
-    return np.concatenate([np.linspace(0, _TAIL, _CELLS)[:-1], tail, [1.0]])
+    shares = np.linspace(0.0, 1.0, len(times) + 1)
+    weights = np.diff(shares[None, :] ** nodes[:, None], axis=1)
+    ratio: NDArray[np.float64] = weights @ np.sort(times) / times.mean()
+    return ratio

@@ -2,42 +2,79 @@
 
 step = node's own step for its share of the batch x slowest of n nodes + exposed communication
 
-Every term comes from measurements: `node` (own step), `burden` (what the exchange adds to it),
-`slowest` (order statistics), `overlap` (replayed gradients) and `link`. All of them are drawn
-together, DRAWS times, so the interval of a prediction has the uncertainty of each.
+Every term comes from measurements: `node` (own step, slowest node), `exchange` (what messages add
+to it, and what computation does not hide) and `network` (the link). All of them are drawn together,
+DRAWS times, so the interval of a prediction has the uncertainty of each.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.predict.network import SEED, Network, algorithms_of
-from paceline.analysis.predict.node import slowest_ratio
-from paceline.analysis.predict.prediction import CONFIDENCE, Prediction, Predictions
-from paceline.analysis.predict.setup import NodeSetup
+from paceline.analysis.predict.network import Network, algorithms_of
+from paceline.analysis.predict.node import (
+    DRAWS,
+    NodeSetup,
+    Spread,
+    is_below,
+    node_step,
+    slowest_ratio,
+)
+from paceline.analysis.predict.prediction import (
+    CONFIDENCE,
+    Prediction,
+    Predictions,
+    ShareMeasurement,
+)
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import node_setup
 from paceline.spec.extensions import TRANSPORTS
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from paceline.analysis.predict.node import NodeModel
+    from paceline.analysis.predict.node import NodeStep
     from paceline.analysis.predict.prediction import Refusal, Request
     from paceline.analysis.trial.reading import TrialRecord
     from paceline.plan.trial import Trial
 
-DRAWS = 200
-# Standard deviation of a step from its terms: the noise between runs on an idle machine, and what
-# the terms do not describe. Chosen with 24 held-out predictions (docs/results/predictions.md).
-_ERROR = 0.03
-_RATIO_DRAWS = 20  # resamples of the step times for the slowest node
+# Standard deviation of what the terms do not describe, on several nodes. Calibrated so that the
+# intervals contain 90 % of the points of one scene of python/benchmarks/predictions.py, and tested
+# with the points of the others (docs/results/predictions.md).
+MODEL_ERROR = 0.027
+_SEED = 20160316
+_BOUNDS = ((1 - CONFIDENCE) / 2, 0.5, (1 + CONFIDENCE) / 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """Draws of the step of one setup on so many nodes, shape (DRAWS,)."""
+
+    setup: NodeSetup
+    transport: str | None
+    nodes: int
+    step_s: NDArray[np.float64]
+    node_s: float
+    waiting_s: float = 0.0
+    exposed_s: float = 0.0
+    is_bounded: bool = False
+
+    @property
+    def batch(self) -> int:
+        return self.setup.global_batch(self.nodes)
+
+    @property
+    def rate(self) -> NDArray[np.float64]:
+        """Samples per second."""
+        return self.batch / self.step_s
 
 
 def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
@@ -48,144 +85,195 @@ def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
     """
     for name in request.transports:
         TRANSPORTS.get(name)
-    made: list[Prediction] = []
-    refused: list[Refusal] = []
-    assumptions: dict[str, None] = {}
     by_workload: dict[str, list[TrialRecord]] = defaultdict(list)
     for record in records:
         by_workload[record.trial.training.workload].append(record)
-    for same in by_workload.values():
-        used = dict.fromkeys(r.trial.transport for r in same)
-        names = request.transports or tuple(n for n in used if algorithms_of(n, same))
-        setups = [NodeSetup(alike, request) for alike in _grouped(same)]
-        networks = [Network(name, same, setups, request.link) for name in names]
-        for setup in setups:
-            if not _is_wanted(setup.trial, request):
-                continue
-            found, why = _predict_setup(setup, networks)
-            made += found
-            refused += why
-        for network in networks:
-            assumptions |= dict.fromkeys(network.assumptions)
+    found = {name: _Workload(same, request) for name, same in by_workload.items()}
+    made = [prediction for each in found.values() for prediction in each.predictions()]
+    order = sorted(made, key=lambda p: (p.workload, p.nodes, -p.samples_per_s.median))
     return Predictions(
-        predictions=tuple(
-            sorted(made, key=lambda p: (p.workload, p.nodes, -p.samples_per_s.median))
-        ),
-        refusals=tuple(refused),
-        assumptions=tuple(assumptions),
+        predictions=tuple(order),
+        refusals=tuple(refusal for each in found.values() for refusal in each.refusals),
+        assumptions=tuple(dict.fromkeys(a for each in found.values() for a in each.assumptions)),
+        fastest_alone={
+            name: each.alone.setup.name for name, each in found.items() if each.alone is not None
+        },
+        unmeasured=tuple(wanted for each in found.values() for wanted in each.unmeasured()),
     )
 
 
-def _grouped(records: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
-    """Group the trials that compute what the baseline does by node setup and arithmetic."""
-    found: dict[Hashable, list[TrialRecord]] = defaultdict(list)
-    for record in records:
-        trial = record.trial
-        if trial.is_exact and trial.training.global_batch:
-            arithmetic = (trial.training.precision, trial.training.memory_format)
-            found[arithmetic, node_setup(trial)].append(record)
+class _Workload:
+    """The predictions of one workload."""
+
+    def __init__(self, records: Sequence[TrialRecord], request: Request) -> None:
+        self._request = request
+        self.refusals: list[Refusal] = []
+        self.assumptions: list[str] = []
+        self._drawn: list[_Drawn] = []
+        self._alone: list[_Drawn] = []
+        steps = [s for r in records if _is_usable(r.trial) and (s := node_step(r)) is not None]
+        spread = Spread(steps)
+        batch = request.global_batch or max(
+            (step.record.trial.training.global_batch for step in steps), default=0
+        )
+        setups = [NodeSetup(alike, spread, request, batch) for alike in _grouped(steps)]
+        networks = [
+            Network(name, records, setups, request.link) for name in self._transports(records)
+        ]
+        for setup in setups:
+            self._predict(setup, networks)
+        for network in networks:
+            self.assumptions += network.assumptions
+
+    @property
+    def alone(self) -> _Drawn | None:
+        """The fastest setup on one node; speedups are relative to it."""
+        return max(self._alone, key=lambda each: float(np.median(each.rate)), default=None)
+
+    def unmeasured(self) -> Iterator[ShareMeasurement]:
+        """Yield what to measure on one node in place of bounds: shares of the batch."""
+        bounded = [each for each in self._drawn if each.is_bounded]
+        setups = list(dict.fromkeys(each.setup for each in bounded))
+        replicas = math.lcm(*(setup.trial.placement.replicas_per_node for setup in setups))
+        shares = {float(each.setup.shares(np.array([each.nodes]))[0]) for each in bounded}
+        for batch in sorted({math.ceil(share / replicas) * replicas for share in shares}):
+            yield ShareMeasurement(
+                workload=setups[0].trial.training.workload,
+                global_batch=batch,
+                configurations=tuple(setup.configuration for setup in setups),
+            )
+
+    def predictions(self) -> Iterator[Prediction]:
+        alone = self.alone
+        for each in self._drawn:
+            speedup = None
+            if alone is not None:
+                speedup = _interval(each.rate / alone.rate if each is not alone else np.ones(1))
+            yield Prediction(
+                workload=each.setup.trial.training.workload,
+                setup=each.setup.name,
+                transport=each.transport,
+                precision=each.setup.trial.training.precision,
+                nodes=each.nodes,
+                global_batch=each.batch,
+                step_s=_interval(each.step_s),
+                samples_per_s=_interval(each.rate),
+                speedup=speedup,
+                node_s=each.node_s,
+                waiting_s=each.waiting_s,
+                exposed_s=each.exposed_s,
+                is_bounded=each.is_bounded,
+            )
+
+    def _transports(self, records: Sequence[TrialRecord]) -> list[str]:
+        """Return the wanted transports, those of the run, or the first that can be predicted."""
+        if self._request.transports:
+            return list(self._request.transports)
+        used = dict.fromkeys(record.trial.transport for record in records)
+        found = [name for name in used if algorithms_of(name, records)]
+        if not found:
+            found = [name for name in TRANSPORTS.names() if algorithms_of(name, records)][:1]
+            self.assumptions += [
+                f"{name} between nodes: the run has no transport" for name in found
+            ]
+        return found
+
+    def _predict(self, setup: NodeSetup, networks: Sequence[Network]) -> None:
+        wanted = np.array(sorted({1, *self._request.nodes}), dtype=np.int64)
+        refused = list(setup.unsupported(wanted))
+        no = {n for refusal in refused for n in refusal.nodes}
+        nodes = np.array([n for n in wanted.tolist() if n not in no], dtype=np.int64)
+        alone = self._on_one_node(setup) if 1 in nodes else None
+        if alone is not None:
+            self._alone.append(alone)
+        if not _is_wanted(setup.trial, self._request):
+            return
+        self.refusals += refused
+        if alone is not None and 1 in self._request.nodes:
+            self._drawn.append(alone)
+        nodes = nodes[nodes > 1]
+        for network in networks if len(nodes) else ():
+            reason = network.why_not(setup)
+            if reason is not None:
+                self.refusals.append(setup.refusal(nodes, *reason, network.transport))
+            else:
+                self._drawn += self._on_several(setup, network, nodes)
+
+    def _on_one_node(self, setup: NodeSetup) -> _Drawn:
+        """Draw a new run on one node: as measured, or from the steps with other batches."""
+        generator = _generator(setup, "alone")
+        measured = setup.measured_alone()
+        if measured is None or setup.bubble_factor != 1:
+            share = setup.shares(np.ones(1, dtype=np.int64))
+            seconds = setup.seconds(share, generator) * np.exp(setup.new_run(share, generator))
+            step_s, transport = seconds[:, 0] * setup.bubble_factor, None
+            is_bounded = bool(is_below(share, setup.points)[0])
+        else:
+            step, point = measured
+            step_s = point.draws(generator) * np.exp(point.noise(generator))
+            is_joined = TRANSPORTS.get(step.record.trial.transport).joins_ranks
+            transport, is_bounded = step.record.trial.transport if is_joined else None, False
+        return _Drawn(
+            setup=setup,
+            transport=transport,
+            nodes=1,
+            step_s=step_s,
+            node_s=float(np.median(step_s)),
+            is_bounded=is_bounded,
+        )
+
+    def _on_several(
+        self, setup: NodeSetup, network: Network, nodes: NDArray[np.int64]
+    ) -> Iterator[_Drawn]:
+        generator = _generator(setup, network.transport)
+        share = setup.shares(nodes)
+        own_s = setup.seconds(share, generator) * setup.bubble_factor
+        beside_s, exposed_s = network.exchanged(setup, nodes, own_s, generator)
+        slowest = slowest_ratio(setup.ratios, nodes)
+        error = MODEL_ERROR * generator.standard_normal((DRAWS, 1))
+        step_s = beside_s * slowest + exposed_s
+        step_s = step_s * np.exp(error + setup.new_run(share, generator))
+        bounded = is_below(share, setup.points)
+        for place, number in enumerate(nodes.tolist()):
+            node_s = float(np.median(beside_s[:, place]))
+            yield _Drawn(
+                setup=setup,
+                transport=network.transport,
+                nodes=number,
+                step_s=step_s[:, place],
+                node_s=node_s,
+                waiting_s=node_s * (float(slowest[place]) - 1),
+                exposed_s=float(np.median(exposed_s[:, place])),
+                is_bounded=bool(bounded[place]),
+            )
+
+
+def _generator(setup: NodeSetup, name: str) -> np.random.Generator:
+    """Return draws that are independent of those of other setups and networks."""
+    words = f"{setup.trial.training.workload} {setup.name} {setup.trial.training.precision} {name}"
+    return np.random.default_rng([_SEED, *words.encode()])
+
+
+def _grouped(steps: Sequence[NodeStep]) -> list[list[NodeStep]]:
+    """Group the trials by node setup and arithmetic."""
+    found: dict[Hashable, list[NodeStep]] = defaultdict(list)
+    for step in steps:
+        training = step.record.trial.training
+        arithmetic = (training.precision, training.memory_format)
+        found[arithmetic, node_setup(step.record.trial)].append(step)
     return list(found.values())
 
 
-def _predict_setup(
-    setup: NodeSetup, networks: Sequence[Network]
-) -> tuple[list[Prediction], list[Refusal]]:
-    wanted = np.array(sorted(set(setup.request.nodes)), dtype=np.int64)
-    model = setup.model
-    refused = list(setup.unsupported(model, wanted))
-    no = {n for refusal in refused for n in refusal.nodes}
-    nodes = np.array([n for n in wanted.tolist() if n not in no], dtype=np.int64)
-    if model is None or not len(nodes):
-        return [], refused
-    own_s = model.seconds(setup.shares(nodes), DRAWS, SEED) * setup.bubble_factor
-    slowest = _slowest(model, nodes)
-    alone = nodes == 1
-    made = _predictions(setup, None, nodes[alone], own_s[:, alone], slowest[:, alone], None)
-    if alone.all():
-        return made, refused
-    nodes, own_s, slowest = nodes[~alone], own_s[:, ~alone], slowest[:, ~alone]
-    if not networks:
-        refused.append(setup.refusal(nodes, *_NO_TRANSPORT))
-    for network in networks:
-        reason = _why_not(setup, network)
-        if reason is not None:
-            refused.append(setup.refusal(nodes, *reason, network.transport))
-        else:
-            beside_s, exposed_s = network.exchanged(setup, nodes, own_s)
-            made += _predictions(setup, network.transport, nodes, beside_s, slowest, exposed_s)
-    return made, refused
-
-
-def _slowest(model: NodeModel, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-    ratio = slowest_ratio(model.ratios, nodes, _RATIO_DRAWS, SEED)
-    return np.tile(ratio, (DRAWS // _RATIO_DRAWS, 1))
-
-
-def _why_not(setup: NodeSetup, network: Network) -> tuple[str, str] | None:
-    """Return why a network has no model of a setup, and what to do; None if it has one."""
-    if not network.algorithms:
-        return "time between nodes has no model", "measure on several nodes"
-    if network.link is None:
-        return (
-            "no trial on several nodes measured the link",
-            "give the link (--link 10gbit), or run one configuration on two nodes",
-        )
-    if not network.knows_messages(setup):
-        return (
-            "no trial on several nodes measured which linear layers of its stages send factors",
-            "run it on two nodes",
-        )
-    return None
-
-
-_NO_TRANSPORT = (
-    "the runs have no transport between nodes",
-    "name one (--transport gloo) and its link (--link 10gbit)",
-)
-
-
-def _predictions(
-    setup: NodeSetup,
-    transport: str | None,
-    nodes: NDArray[np.int64],
-    own_s: NDArray[np.float64],
-    slowest: NDArray[np.float64],
-    exposed: NDArray[np.float64] | None,
-) -> list[Prediction]:
-    """Return a prediction for each number of nodes.
-
-    own_s, slowest, exposed: draws of the node's step, the ratio of the slowest node, and the
-    communication (None: none), each of shape (draws, nodes).
-    """
-    hidden = np.zeros_like(own_s) if exposed is None else exposed
-    bounds = [(1 - CONFIDENCE) / 2, 0.5, (1 + CONFIDENCE) / 2]
-    error = np.exp(_ERROR * np.random.default_rng(SEED + 3).standard_normal((DRAWS, 1)))
-    steps = np.quantile((own_s * slowest + hidden) * error, bounds, axis=0).T.tolist()
-    parts = np.median([own_s, own_s * (slowest - 1), hidden], axis=1).T.tolist()
-    found = []
-    for n, (low, middle, high), (node_s, waiting_s, exposed_s) in zip(
-        nodes.tolist(), steps, parts, strict=True
-    ):
-        batch = setup.global_batch(n)
-        found.append(
-            Prediction(
-                workload=setup.trial.training.workload,
-                setup=setup.name,
-                transport=transport,
-                precision=setup.trial.training.precision,
-                nodes=n,
-                global_batch=batch,
-                step_s=Interval(median=middle, low=low, high=high),
-                samples_per_s=Interval(median=batch / middle, low=batch / high, high=batch / low),
-                node_s=node_s,
-                waiting_s=waiting_s,
-                exposed_s=exposed_s,
-                start_s=setup.start_s,
-            )
-        )
-    return found
+def _is_usable(trial: Trial) -> bool:
+    """Return whether a trial computes what the baseline does, with a known batch."""
+    return trial.is_exact and trial.training.global_batch > 0
 
 
 def _is_wanted(trial: Trial, request: Request) -> bool:
     patterns = request.strategies
     return not patterns or any(fnmatchcase(trial.local_strategy, p) for p in patterns)
+
+
+def _interval(draws: NDArray[np.float64]) -> Interval:
+    low, median, high = np.quantile(draws, _BOUNDS).tolist()
+    return Interval(median=median, low=low, high=high)

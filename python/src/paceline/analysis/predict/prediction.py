@@ -38,20 +38,26 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One configuration; intervals contain the truth with a probability of CONFIDENCE."""
+    """One configuration; intervals contain a new measurement with a probability of CONFIDENCE.
+
+    speedup: over the fastest configuration on one node with the batch of the runs; None if it is
+    not known. is_bounded: the step of a node was not measured with its share of the batch, so the
+    interval covers a step that does not become shorter, up to one in proportion to the share.
+    """
 
     workload: str
     setup: str  # local strategy and layout of a node
-    transport: str | None  # between nodes; None on one node
+    transport: str | None  # between nodes; on one node the one of its measurement
     precision: str
     nodes: int
     global_batch: int
     step_s: Interval
     samples_per_s: Interval
+    speedup: Interval | None
     node_s: float  # a node's step without communication between nodes, median
     waiting_s: float  # for the slowest node, median
     exposed_s: float  # communication, median
-    start_s: Mapping[str, float]  # before the steps, by launcher, as measured
+    is_bounded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +73,26 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareMeasurement:
+    """Configurations of the runs whose steps on one node with this batch would narrow intervals."""
+
+    workload: str
+    global_batch: int
+    configurations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """All predictions of a request, fastest first within a number of nodes."""
+    """All predictions of a request, fastest first within a number of nodes.
+
+    fastest_alone: the setup on one node that speedups are relative to, by workload.
+    """
 
     predictions: tuple[Prediction, ...]
     refusals: tuple[Refusal, ...]
     assumptions: tuple[str, ...]
+    fastest_alone: Mapping[str, str]
+    unmeasured: tuple[ShareMeasurement, ...]
 
     def to_json(self) -> str:
         """Return the document of `paceline predict --json`."""
@@ -83,5 +103,7 @@ class Predictions:
                 "predictions": self.predictions,
                 "refusals": self.refusals,
                 "assumptions": self.assumptions,
+                "fastest_alone": self.fastest_alone,
+                "unmeasured": self.unmeasured,
             }
         )

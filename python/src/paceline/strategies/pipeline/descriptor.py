@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 from pydantic import Field
 
 from paceline.spec.counts import number
-from paceline.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
+from paceline.spec.descriptors import Exchange, KeyModel, OptionModel, StrategyDescriptor
 from paceline.spec.placement import NodeCounts
 from paceline.spec.values import Count, PositiveInt
 
@@ -218,6 +218,9 @@ class Pipeline(StrategyDescriptor):
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         return True
+
+    def exchange(self, options: PipelineOptions) -> Exchange:
+        return Exchange(among="stages", overlaps=False)
 
     def updates_by_part(self, options: PipelineOptions) -> bool:
         return not options.flushes

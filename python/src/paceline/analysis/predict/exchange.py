@@ -1,8 +1,19 @@
-"""Exposed communication of a step, by replaying when its operations were requested.
+"""The exchange with other nodes: exposed communication, and what it adds to a node's own step.
 
-Operations share one link, so they follow one another: an operation begins when it was requested and
-all earlier ones have ended. What ends after the last gradient was ready is exposed, except for the
-time in which the node multiplies factors and updates weights that need no further sum.
+Exposed: the operations of a step are replayed at the times at which they were requested. They share
+one link, so they follow one another: an operation begins when it was requested and all earlier ones
+have ended. What ends after the last gradient was ready is exposed, except for the time in which the
+node multiplies factors and updates weights that need no further sum.
+
+Added: a rank that sends shares its cores with the kernel, with the threads of the transport and
+with the sums, so its own step is longer than that of a node alone, without any waiting. One trial
+on several nodes shows by how much. The addition has three parts:
+
+products: of factors of other nodes' samples. They grow with the share of other nodes.
+transfer: at most half of the time in which messages were under way, because a core is shared fairly
+    by two threads. On another link it lies between two bounds: proportional to the bytes that move
+    during the node's own work, and proportional to the time in which they move.
+rest: copies and bookkeeping. It is proportional to the node's own step.
 """
 
 from __future__ import annotations
@@ -26,10 +37,11 @@ if TYPE_CHECKING:
 
     from paceline.analysis.trial.reading import TrialRecord
     from paceline.analysis.trial.steps import RankSteps
+    from paceline.spec.descriptors import Exchange
 
 REDUCES, GATHERS = "allreduce", "allgather"
-FP32_BYTES = 4  # of a parameter: gradients are sent as fp32
-_KNOWN = (REDUCES, GATHERS)
+_LEAST_RATIO = 0.01  # of a transfer that vanishes: its logarithm is needed
+_FAIR_SHARE = 0.5  # of a core, for one of two threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +49,13 @@ class Message:
     """One operation of a step between nodes.
 
     lead: from its request to the last gradient, as a share of the node's own step. samples: of the
-    node when it was recorded; an all-gather of sufficient factors grows with them. ranks_per_node:
-    ranks of its group over the number of nodes.
+    node when it was recorded; an all-gather of sufficient factors grows with them.
     """
 
     operation: str
     payload_bytes: float
     lead: float
     samples: float
-    ranks_per_node: int
 
     def payload_of(self, samples: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the payload for other numbers of samples of a node."""
@@ -79,9 +89,12 @@ class Profile:
 
     def scaled(self, factor: float) -> Profile:
         """Return the profile with other payloads."""
-        messages = [
-            replace(each, payload_bytes=factor * each.payload_bytes) for each in self.messages
-        ]
+        messages = [replace(m, payload_bytes=factor * m.payload_bytes) for m in self.messages]
+        return replace(self, messages=tuple(messages))
+
+    def without_overlap(self) -> Profile:
+        """Return the profile with all-reduces that are requested after the last gradient."""
+        messages = [replace(m, lead=0.0) if m.operation == REDUCES else m for m in self.messages]
         return replace(self, messages=tuple(messages))
 
     @property
@@ -93,26 +106,25 @@ class Profile:
         return any(message.operation == GATHERS for message in self.messages)
 
 
-def unrecorded_profile(gradient_bytes: float, lead: float, ranks_per_node: int) -> Profile:
-    """Return all gradients as one message, requested so long before the last gradient."""
+def declared_profile(exchange: Exchange, parameters: int, lead: float) -> Profile:
+    """Return what a strategy says that it exchanges, requested so long before the last gradient."""
     message = Message(
-        operation=REDUCES,
-        payload_bytes=gradient_bytes,
+        operation=exchange.collective,
+        payload_bytes=exchange.bytes_per_parameter * parameters,
         lead=lead,
         samples=1.0,
-        ranks_per_node=ranks_per_node,
     )
     return Profile(messages=(message,))
 
 
 def recorded_profile(
-    record: TrialRecord, steps: RankSteps, step_s: float, samples: float
+    record: TrialRecord, steps: RankSteps, step_s: float, samples: float, gradient_bytes: float
 ) -> Profile | None:
     """Return the operations of rank 0 in a usual step; None if none was recorded.
 
     A usual step has the most frequent number of operations; each is described by its medians.
     Operations that the rank awaited within the passes are a part of the node's own step.
-    step_s: of the node without communication. samples: of the node.
+    step_s: of the node without communication. samples: of the node. gradient_bytes: of all.
     """
     operations = load_operations(record)
     if operations.is_empty():
@@ -137,17 +149,18 @@ def recorded_profile(
                 payload_bytes=float(np.median(bytes_[:, place])),
                 lead=float(np.median(leads[:, place])) / step_s,
                 samples=samples,
-                ranks_per_node=max(1, group // record.trial.placement.nodes),
             )
-            for place, (name, group) in enumerate(zip(names, alike[0]["ranks"], strict=True))
-            if name in _KNOWN
+            for place, name in enumerate(names)
+            if name in (REDUCES, GATHERS)
         ),
-        unknown=tuple(sorted(set(names) - set(_KNOWN) - {"barrier"})),
+        unknown=tuple(sorted(set(names) - {REDUCES, GATHERS, "barrier"})),
     )
-    return _with_products(found, record, steps) if found.gathers else found
+    return _with_products(found, record, steps, gradient_bytes) if found.gathers else found
 
 
-def _with_products(profile: Profile, record: TrialRecord, steps: RankSteps) -> Profile:
+def _with_products(
+    profile: Profile, record: TrialRecord, steps: RankSteps, gradient_bytes: float
+) -> Profile:
     """Add what rank 0 does after its last gradient without waiting for a sum.
 
     The times of the passes exclude the communication of layers, and own_ready_s does, too.
@@ -156,8 +169,7 @@ def _with_products(profile: Profile, record: TrialRecord, steps: RankSteps) -> P
     passes_s = sum(steady[name][0] for name in ("data_wait_s", "forward_s", "backward_s"))
     until_ready_s = (steady["own_ready_s"] - steady["started_s"])[0]
     products_s = max(0.0, float(np.nanmedian(passes_s - until_ready_s)))
-    parameters = 0 if record.result is None else record.result.parameters
-    summed = profile.reduced_bytes / (FP32_BYTES * parameters) if parameters else 1.0
+    summed = profile.reduced_bytes / gradient_bytes if gradient_bytes else 1.0
     update_s = float(np.nanmedian(steady["optimizer_s"][0])) * max(0.0, 1.0 - summed)
     return replace(
         profile,
@@ -167,46 +179,24 @@ def _with_products(profile: Profile, record: TrialRecord, steps: RankSteps) -> P
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
-    """Collective operations between nodes, by formulas without contention.
-
-    algorithms: of all-reduces.
-    """
-
-    algorithms: Sequence[str]
-
-    def costs(
-        self, name: str, nodes: NDArray[np.int64], ranks_per_node: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return rounds and volume on the critical path for each number of nodes."""
-        found = [self.cost(name, n, ranks_per_node) for n in nodes.tolist()]
-        return np.array([rounds for rounds, _ in found]), np.array([path for _, path in found])
-
-    def cost(self, name: str, nodes: int, ranks_per_node: int) -> tuple[float, float]:
-        """Return the same for one number of nodes."""
-        ranks = nodes * ranks_per_node
-        cost = all_gather(ranks) if name == GATHERS else all_reduce(name, ranks)
-        return float(cost.rounds), cost.path
-
-
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The messages of a step on their link, one after another.
 
-    collectives: their algorithms; the fastest is taken for each message. nodes, samples: numbers of
+    algorithms: of all-reduces; the fastest is taken for each message. nodes, samples: numbers of
     nodes and the samples of each, shape (nodes,). own_s: the node's step without communication,
-    shape (draws, nodes). latency_s, bytes_per_s: of the link, shape (draws, 1). All results have
-    the shape of own_s, and are 0 for one node.
+    shape (draws, nodes). latency_s, bytes_per_s: of the link, shape (draws, 1). ranks_per_node:
+    those that join an operation. All results have the shape of own_s, and are 0 for one node.
     """
 
     profile: Profile
-    collectives: Collectives
+    algorithms: Sequence[str]
     nodes: NDArray[np.int64]
     samples: NDArray[np.float64]
     own_s: NDArray[np.float64]
     latency_s: NDArray[np.float64]
     bytes_per_s: NDArray[np.float64]
+    ranks_per_node: int = 1
 
     def exposed_s(self) -> NDArray[np.float64]:
         """Return for how long the node waits."""
@@ -246,12 +236,18 @@ class Replay:
         begun: NDArray[np.float64] = np.maximum(ended, -message.lead * self.own_s)
         return begun
 
+    def cost(self, algorithm: str, ranks: int) -> tuple[float, float]:
+        """Return rounds and volume on the critical path of a collective, without contention."""
+        cost = all_gather(ranks) if algorithm == GATHERS else all_reduce(algorithm, ranks)
+        return float(cost.rounds), cost.path
+
     def _costs(self, message: Message) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """Return rounds and bytes on the critical path for each algorithm, shape (nodes,)."""
         payload = message.payload_of(self.samples)
-        names = (GATHERS,) if message.operation == GATHERS else self.collectives.algorithms
-        found = (self.collectives.costs(n, self.nodes, message.ranks_per_node) for n in names)
-        return [(rounds, path * payload) for rounds, path in found]
+        names = (GATHERS,) if message.operation == GATHERS else self.algorithms
+        ranks = (self.nodes * self.ranks_per_node).tolist()
+        costs = [np.array([self.cost(name, count) for count in ranks]).T for name in names]
+        return [(rounds, path * payload) for rounds, path in costs]
 
     def _seconds(self, message: Message) -> list[NDArray[np.float64]]:
         """Return the time of a message with each algorithm."""
@@ -260,3 +256,59 @@ class Replay:
 
     def _among_several(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.where(self.nodes > 1, values, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burden:
+    """The addition in one trial on several nodes.
+
+    own_s: step of a node alone with as many samples. added_s: by how much the trial's own step is
+    longer. others: share of the samples that other nodes have. active_s, moved_bytes: of the
+    trial's own step, as `Replay.beside_own` returns them.
+    """
+
+    own_s: float
+    added_s: float
+    others: float
+    active_s: float
+    moved_bytes: float
+
+    @property
+    def ratio(self) -> float:
+        """Ratio of the trial's own step to that of a node alone."""
+        return 1 + self.added_s / self.own_s
+
+    def seconds(
+        self,
+        own_s: NDArray[np.float64],
+        replay: Replay,
+        generator: np.random.Generator,
+    ) -> NDArray[np.float64]:
+        """Draw the addition to other steps, shape (draws, nodes).
+
+        own_s: of a node alone, shape (draws, nodes). replay: of the trial's messages, on the link
+        of these steps. Values between the bounds of the transfer are equally likely on a
+        logarithmic scale.
+        """
+        profile, nodes = replay.profile, replay.nodes
+        products_s = min(self.added_s, profile.products_s * self.others)
+        transfer_s = min(self.added_s - products_s, _FAIR_SHARE * self.active_s)
+        rest_s = self.added_s - products_s - transfer_s
+        found: NDArray[np.float64] = (
+            products_s * (1 - 1 / nodes) / self.others * profile.growth(nodes * replay.samples)
+            + transfer_s * self._transfer_ratio(replay, generator)
+            + rest_s * own_s / self.own_s
+        )
+        return np.where(nodes > 1, found, 0.0)
+
+    def _transfer_ratio(
+        self, replay: Replay, generator: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """Draw between both bounds, shape (draws, nodes)."""
+        active_s, moved_bytes = replay.beside_own()
+        if not self.active_s:
+            return np.ones_like(active_s)
+        bounds = np.stack([moved_bytes / self.moved_bytes, active_s / self.active_s])
+        low, high = np.sort(np.log(np.maximum(bounds, _LEAST_RATIO)), axis=0)
+        ratio: NDArray[np.float64] = np.exp(low + (high - low) * generator.random((len(low), 1)))
+        return ratio

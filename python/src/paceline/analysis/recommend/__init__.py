@@ -1,1 +1,0 @@
-"""Recommend a configuration for a goal, and the measurement that helps most to decide."""

@@ -1,0 +1,156 @@
+"""Measurements beside a run that has ended: one more block, shares of the batch, trials in turn."""
+
+from __future__ import annotations
+
+import random
+import time
+import tomllib
+import zlib
+from typing import TYPE_CHECKING
+
+from paceline.analysis.trial.reading import load_manifest
+from paceline.errors import UsageError
+from paceline.launchers.base import launcher_for
+from paceline.plan.planning import repeated
+from paceline.records.attempts import set_aside
+from paceline.records.layout import RunFiles
+from paceline.runner.directory import made_run_dir, only_runner
+from paceline.runner.equivalence import check_equivalences
+from paceline.runner.experiment import preflight, run
+from paceline.runner.run_trial import failure_of_all, run_all
+from paceline.spec.loading import Spec, load_spec
+from paceline.spec.tables import EVALUATION_KEYS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from paceline.analysis.predict.prediction import ShareMeasurement
+    from paceline.plan.trial import Trial
+    from paceline.runner.progress import Progress
+
+LEAST_REPEATS = 2  # fewer show no noise between runs
+SHARE_REPEATS = 3
+_SHARE_STEPS, _SHARE_WARMUP = 15, 3
+# Keys of a spec that belong to a longer training, or to repeats = "auto".
+_LEFT_OUT = ("max_repeats", "tie_margin", "tune", "checkpoint", "failures", "restarts", "baseline")
+
+
+def run_extra_block(
+    files: RunFiles, configurations: Sequence[str], trials: Sequence[Trial], progress: Progress
+) -> list[Trial]:
+    """Run each configuration once more, in random order, and return the trials.
+
+    All get the same repeat number, which no trial has yet. So they are a block like every other
+    repeat, and what they share in it cancels in comparisons.
+    trials: all trials of the run, the baselines included. The new ones train as the first repeat.
+    Raises UsageError if the run lacks a configuration, EnvironmentLacks before a trial starts, and
+    RankFailed or TimedOut if one fails.
+    """
+    number = max((trial.repeat for trial in trials), default=0) + 1
+    block = [repeated(_first(files, name, trials), number) for name in configurations]
+    random.Random(number).shuffle(block)  # noqa: S311  (an order, not a secret)
+    preflight(block)
+    with only_runner(files.root):
+        for trial in block:
+            set_aside(files, trial)  # a repeat of this number may have failed
+        run_all([(trial, files.trial(trial.id)) for trial in block], progress, 1, len(block))
+        check_equivalences([*trials, *block], files, keep_tensors=False)
+    return block
+
+
+def _first(files: RunFiles, configuration: str, trials: Sequence[Trial]) -> Trial:
+    own = [trial for trial in trials if trial.configuration == configuration]
+    if not own:
+        raise UsageError(f"{files.root}: expected a trial of {configuration}, found none")
+    return min(own, key=lambda trial: trial.repeat)
+
+
+def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Progress) -> None:
+    """Run short trials of configurations on one node with the batch of a node's share.
+
+    They are a run of their own below the run directory. One that was interrupted is continued.
+    Raises the errors of `paceline.runner.run`, and RankFailed or TimedOut if a trial fails.
+    """
+    checksum = zlib.crc32(" ".join(wanted.configurations).encode())
+    folder = files.shares / f"{wanted.workload}-b{wanted.global_batch}-{checksum:08x}"
+    # a run after a search has the tuned spec
+    text = load_manifest(files).get("spec_toml")
+    if text is None:
+        raise UsageError(f"{files.root}: expected a run of `paceline run`, found no spec in it")
+    spec = _share_spec(text, wanted)
+    failed = run(
+        spec, folder, resume=RunFiles(folder).manifest.exists(), progress=progress, keep_going=True
+    )
+    if failed:
+        raise failure_of_all(failed, RunFiles(folder))
+
+
+def _share_spec(text: str, wanted: ShareMeasurement) -> Spec:
+    """Return the spec of a run with another batch and few steps."""
+    document = {k: v for k, v in tomllib.loads(text).items() if k not in _LEFT_OUT}
+    document.get("limits", {}).pop("run_s", None)
+    lasting = (*EVALUATION_KEYS, "epochs")
+    training = {k: v for k, v in document.pop("training", {}).items() if k not in lasting}
+    return load_spec(
+        {
+            **document,
+            "repeats": SHARE_REPEATS,
+            "only": list(wanted.configurations),
+            "training": training,
+            "workloads": [
+                {k: v for k, v in workload.items() if k not in lasting}
+                | {
+                    "global_batch": wanted.global_batch,
+                    "max_steps": _SHARE_STEPS,
+                    "warmup_steps": _SHARE_WARMUP,
+                }
+                for workload in document["workloads"]
+                if workload.get("name") == wanted.workload
+            ],
+            "trials": [
+                {k: v for k, v in trial.items() if k != "workloads"}
+                for trial in document["trials"]
+                if wanted.workload in trial.get("workloads", [wanted.workload])
+                and trial.get("nodes", 1) == 1
+            ],
+        }
+    )
+
+
+def run_interleaved(
+    sides: Mapping[str, Trial], out: Path, *, repeats: int, limit_s: float, progress: Progress
+) -> dict[str, RunFiles]:
+    """Run every side once per repeat, each into a folder of its own below `out`.
+
+    limit_s: no further repeat starts if it would probably end later, except for the first two.
+    Raises UsageError if `out` has contents, EnvironmentLacks before anything runs, and RankFailed
+    or TimedOut if a trial fails.
+    """
+    with made_run_dir(out), only_runner(out):
+        if any(path.name != RunFiles(out).lock.name for path in out.iterdir()):
+            raise UsageError(f"{out}: expected a new or empty directory; choose another with --out")
+        for trial in sides.values():
+            launcher_for(trial.launcher).preflight(trial)
+        files = {name: RunFiles(out / name) for name in sides}
+        started_s = time.monotonic()
+        for repeat in range(repeats):
+            spent_s = time.monotonic() - started_s
+            if repeat >= LEAST_REPEATS and spent_s * (repeat + 1) / repeat > limit_s:
+                break
+            # the order alternates, so that being first is no advantage of one side
+            order = list(sides) if repeat % 2 == 0 else list(sides)[::-1]
+            trials = [(files[name], _repeated(sides[name], repeat)) for name in order]
+            run_all(
+                [(trial, own.trial(trial.id)) for own, trial in trials],
+                progress,
+                repeat * len(sides) + 1,
+                repeats * len(sides),
+            )
+        return files
+
+
+def _repeated(trial: Trial, repeat: int) -> Trial:
+    """Return a repeat of the trial that measures nothing but speed."""
+    speed_only = {"save_tensors": False, "checkpoint": None, "failures": None, "restarts": 0}
+    return repeated(trial, repeat).model_copy(update=speed_only)
