@@ -1,4 +1,4 @@
-"""Disturbances for seeded_causes.py: each trains the same task with and without one of them."""
+"""Disturbances for seeded_causes.py: the same task is trained with none, one or two of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +72,46 @@ interval_s = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """A disturbance and the causes that count as right."""
-
-    name: str
-    expected: frozenset[str]
-    run: Callable[[Plan, str, Path, int], None]  # (plan, "clean" or "seeded", run folder, repeat)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Options, data set and strength of a case."""
+    """Options, data set and strength of the disturbances."""
 
     options: argparse.Namespace
     data: Path
-    strength: float  # of the disturbance, from 0 to 1
+    strength: float  # of each disturbance, from 0 to 1
+
+
+@dataclass(kw_only=True)
+class Training:
+    """How one trial is started. Disturbances change it."""
+
+    plan: Plan
+    stack: ExitStack  # what runs meanwhile
+    prefix: list[str] = field(default_factory=list)  # words before the command
+    trial: dict[str, Any] = field(default_factory=lambda: {"local_strategy": "sequential"})
+    workload: dict[str, Any] = field(default_factory=dict)
+    in_rank: tuple[str, float] = ("none", 0.0)  # of seeded_rank.py
+
+    def enter(self, controller: str) -> Path:
+        """Run the trial in a new control group."""
+        group = self.stack.enter_context(control_group(controller))
+        self.prefix += entering(group)
+        return group
+
+
+# Changes a training, with the disturbance or without it.
+Disturb = Callable[[Training, bool], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Disturbances, each with the causes that count as right, and how to train with some of them.
+
+    run: arguments are the plan, the names of those that are on, the run folder and the repeat.
+    """
+
+    name: str
+    expected: Mapping[str, frozenset[str]]  # by disturbance
+    run: Callable[[Plan, frozenset[str], Path, int], None]
 
 
 def arguments_of(
@@ -102,79 +127,83 @@ def arguments_of(
     return [*words, "--out", str(folder), "--repeat", str(repeat)]
 
 
-def train(plan: Plan, folder: Path, repeat: int, trial: dict[str, Any], **how: Any) -> None:
-    """Train once under launcher `local`.
-
-    how: disturbance and value of seeded_rank.py; prefix: words before the command; changes: of the
-    workload.
-    """
-    disturbance, value = how.get("disturbance", "none"), how.get("value", 0.0)
-    own = {"launcher": "local", **trial}
-    argv = [
-        *how.get("prefix", ()), sys.executable, HERE / "seeded_rank.py", disturbance, value,
-        *arguments_of(plan, folder, repeat, own, how.get("changes", {})),
-    ]  # fmt: skip
-    log = folder.parent / f"{folder.name}-{repeat}.log"
-    call(list(map(str, argv)), dict(os.environ), LIMIT_S, log)
-
-
-def alone(
-    plan: Plan, folder: Path, repeat: int, *, oversubscribe: bool = False, **how: Any
-) -> None:
-    trial = {"local_strategy": "sequential", "oversubscribe": oversubscribe}
-    train(plan, folder, repeat, trial, **how)
-
-
-def cpu_quota(plan: Plan, side: str, folder: Path, repeat: int) -> None:
+def cpu_quota(training: Training, is_on: bool) -> None:
     # oversubscribe, else Paceline refuses a quota below the planned cores
-    if side == "clean":
-        alone(plan, folder, repeat, oversubscribe=True)
-        return
-    with control_group("cpu") as group:
-        limit_cpu(group, 0.8 - 0.4 * plan.strength, PERIOD_US)
-        alone(plan, folder, repeat, oversubscribe=True, prefix=entering(group))
+    training.trial["oversubscribe"] = True
+    if is_on:
+        cores = 0.8 - 0.4 * training.plan.strength
+        limit_cpu(training.enter("cpu"), cores, PERIOD_US)
 
 
-def memory_hog(plan: Plan, side: str, folder: Path, repeat: int) -> None:
-    with beside(_COPY if side == "seeded" else None, core=1):
-        alone(plan, folder, repeat, prefix=("taskset", "-c", "0"))
+def memory_hog(training: Training, is_on: bool) -> None:
+    training.prefix += ["taskset", "-c", "0"]
+    training.stack.enter_context(beside(_COPY if is_on else None, core=1))
 
 
-def competitor(plan: Plan, side: str, folder: Path, repeat: int) -> None:
-    with beside(_SPIN if side == "seeded" else None, core=0):
-        alone(plan, folder, repeat, prefix=("taskset", "-c", "0"))
+def competitor(training: Training, is_on: bool) -> None:
+    training.prefix += ["taskset", "-c", "0"]
+    training.stack.enter_context(beside(_SPIN if is_on else None, core=0))
 
 
-def slow_reader(plan: Plan, side: str, folder: Path, repeat: int) -> None:
-    how: dict[str, Any] = {}
-    if side == "seeded":
-        how = {"disturbance": "reader", "value": 0.2 + 0.2 * plan.strength}
-    alone(plan, folder, repeat, **how)
+def slow_reader(training: Training, is_on: bool) -> None:
+    if is_on:
+        training.in_rank = "reader", training.plan.options.reader_s * (1 + training.plan.strength)
 
 
-def cold_cache(plan: Plan, side: str, folder: Path, repeat: int) -> None:
+def cold_cache(training: Training, is_on: bool) -> None:
     """Read a data set from a slow disk, which the page cache hides in the clean trials."""
-    with control_group("blkio") as group:
-        device = plan.data.stat().st_dev
-        disk = f"{os.major(device)}:{os.minor(device) - os.minor(device) % 16}"
-        (group / "blkio.throttle.read_bps_device").write_text(f"{disk} {DISK_BYTES_PER_S}")
-        with beside(_DROP_CACHES if side == "seeded" else None, 1, str(plan.data)):
-            changes = {"reading": "stream"}
-            alone(plan, folder, repeat, prefix=entering(group), changes=changes)
+    group, device = training.enter("blkio"), training.plan.data.stat().st_dev
+    disk = f"{os.major(device)}:{os.minor(device) - os.minor(device) % 16}"
+    (group / "blkio.throttle.read_bps_device").write_text(f"{disk} {DISK_BYTES_PER_S}")
+    drop = _DROP_CACHES if is_on else None
+    training.stack.enter_context(beside(drop, 1, str(training.plan.data)))
+    training.workload["reading"] = "stream"
 
 
-def own_threads(plan: Plan, side: str, folder: Path, repeat: int) -> None:
-    alone(plan, folder, repeat, disturbance="lock" if side == "seeded" else "none")
+def own_threads(training: Training, is_on: bool) -> None:
+    if is_on:
+        training.in_rank = "lock", 0.0
 
 
-def oversubscription(plan: Plan, side: str, folder: Path, repeat: int) -> None:
-    threads = 2 if side == "clean" else 4 + round(4 * plan.strength)
-    trial = {"local_strategy": "intraop", "threads_per_rank": threads, "oversubscribe": True}
-    train(plan, folder, repeat, trial)
+def oversubscription(training: Training, is_on: bool) -> None:
+    threads = 4 + round(4 * training.plan.strength) if is_on else 2
+    training.trial |= {
+        "local_strategy": "intraop", "threads_per_rank": threads, "oversubscribe": True,
+    }  # fmt: skip
 
 
-def slow_rank(plan: Plan, side: str, folder: Path, repeat: int) -> None:
-    seconds = 0.0 if side == "clean" else 0.02 + 0.02 * plan.strength
+# Disturbances of a trial of launcher `local`, with the causes that count as right.
+LOCAL: dict[str, tuple[Disturb, str]] = {
+    "CPU quota": (cpu_quota, "cpu_quota"),
+    "memory hog": (memory_hog, "memory_contention"),
+    "competitor": (competitor, "competition"),
+    "slow reader": (slow_reader, "slow_reader"),
+    "cold cache": (cold_cache, "cold_cache"),
+    "GIL hog": (own_threads, "own_threads"),
+    "too many threads": (oversubscription, "oversubscription"),
+}
+
+
+def local_case(*names: str) -> Case:
+    def run(plan: Plan, on: frozenset[str], folder: Path, repeat: int) -> None:
+        with ExitStack() as stack:
+            training = Training(plan=plan, stack=stack)
+            for name in names:
+                LOCAL[name][0](training, name in on)
+            trial = {"launcher": "local", **training.trial}
+            argv = [
+                *training.prefix, sys.executable, HERE / "seeded_rank.py", *training.in_rank,
+                *arguments_of(plan, folder, repeat, trial, training.workload),
+            ]  # fmt: skip
+            log = folder.parent / f"{folder.name}-{repeat}.log"
+            call(list(map(str, argv)), dict(os.environ), LIMIT_S, log)
+
+    expected = {name: frozenset({LOCAL[name][1]}) for name in names}
+    return Case(name=" + ".join(names), expected=expected, run=run)
+
+
+def slow_rank(plan: Plan, on: frozenset[str], folder: Path, repeat: int) -> None:
+    seconds = 0.02 + 0.02 * plan.strength if on else 0.0
     trial = {
         "launcher": "mpi", "local_strategy": "processes", "transport": "gloo", "ranks_per_node": 2,
     }  # fmt: skip
@@ -189,14 +218,18 @@ def slow_rank(plan: Plan, side: str, folder: Path, repeat: int) -> None:
     call(list(map(str, argv)), {**os.environ, **as_root}, LIMIT_S, log)
 
 
-def slow_link(plan: Plan, side: str, folder: Path, repeat: int) -> None:
+def slow_link(plan: Plan, on: frozenset[str], folder: Path, repeat: int) -> None:
+    """Train on two hosts of a lab; a program may compute on the core of each."""
     reason = why_not()
     if reason is not None:
         raise Skipped(reason)
     spec = folder.parent / f"{folder.name}-{repeat}.toml"
-    with Lab(LabSettings(hosts=2, cores=1), name="seeded") as lab:
+    with ExitStack() as stack:
+        for core in range(2):
+            stack.enter_context(beside(_SPIN if "competitors" in on else None, core))
+        lab = stack.enter_context(Lab(LabSettings(hosts=2, cores=1), name="seeded"))
         # A step sends 0.1 MB, which the burst of a faster link would let pass at once.
-        lab.shape(None if side == "clean" else f"{round(10 - 5 * plan.strength)}mbit")
+        lab.shape(f"{round(10 - 5 * plan.strength)}mbit" if "slow link" in on else None)
         spec.write_text(
             LINK_SPEC.format(
                 data=plan.data, steps=plan.options.steps, interface=INTERFACE, hostfile=lab.hostfile
@@ -218,16 +251,21 @@ def slow_link(plan: Plan, side: str, folder: Path, repeat: int) -> None:
     (target / "trial.json").write_text(text.replace(trial.name, target.name))
 
 
+_LINK = {"slow link": frozenset({"slow_link"})}
 CASES = (
-    Case(name="CPU quota", expected=frozenset({"cpu_quota"}), run=cpu_quota),
-    Case(name="memory hog", expected=frozenset({"memory_contention"}), run=memory_hog),
-    Case(name="competitor", expected=frozenset({"competition"}), run=competitor),
-    Case(name="slow reader", expected=frozenset({"slow_reader"}), run=slow_reader),
-    Case(name="cold cache", expected=frozenset({"cold_cache"}), run=cold_cache),
-    Case(name="GIL hog", expected=frozenset({"own_threads"}), run=own_threads),
-    Case(name="too many threads", expected=frozenset({"oversubscription"}), run=oversubscription),
-    Case(name="slow rank", expected=frozenset({"slow_rank"}), run=slow_rank),
-    Case(name="slow link", expected=frozenset({"slow_link"}), run=slow_link),
+    *map(local_case, LOCAL),
+    Case(name="slow rank", expected={"slow rank": frozenset({"slow_rank"})}, run=slow_rank),
+    Case(name="slow link", expected=_LINK, run=slow_link),
+    local_case("CPU quota", "slow reader"),
+    local_case("competitor", "slow reader"),
+    local_case("memory hog", "slow reader"),
+    local_case("too many threads", "slow reader"),
+    local_case("CPU quota", "cold cache"),
+    Case(
+        name="slow link + competitors",
+        expected={**_LINK, "competitors": frozenset({"competition"})},
+        run=slow_link,
+    ),
 )
 
 

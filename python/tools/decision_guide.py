@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from paceline.analysis.compare.labels import short_name
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.verdict import EXPLAINS, Cause
-from paceline.analysis.explain.parts import PART_LABELS, PARTS
+from paceline.analysis.explain.parts import PART_LABELS, PHASES_OF
 from paceline.analysis.recommend import Candidate
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import TIMES
@@ -258,11 +258,11 @@ def _cause(faster: Row, slower: Row) -> Cause | None:
         return None
     parts = [
         Cause(
-            phase=part.name,
-            faster_s=sum(faster.step_phases_s.get(name) or 0.0 for name in part.phases),
-            slower_s=sum(slower.step_phases_s.get(name) or 0.0 for name in part.phases),
+            phase=part,
+            faster_s=sum(faster.step_phases_s.get(name) or 0.0 for name in phases),
+            slower_s=sum(slower.step_phases_s.get(name) or 0.0 for name in phases),
         )
-        for part in PARTS
+        for part, phases in PHASES_OF.items()
     ]
     largest = max(parts, key=lambda part: part.slower_s - part.faster_s)
     whole = slower.step_s.median - faster.step_s.median

@@ -143,7 +143,7 @@ class Run(RunData):
         limit_s: float = LIMIT_S,
         progress: Progress | None = None,
     ) -> Verification:
-        """Run the intervention of an explanation, which decides whether its first cause is right.
+        """Run the intervention of an explanation, which can refute its first cause.
 
         out: a folder for the records; default runs/NAME-verify-DATE-TIME. limit_s: of all trials
         together. Raises NotComparable if the causes have no intervention.

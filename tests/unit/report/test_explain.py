@@ -47,20 +47,22 @@ def test_other_configuration_is_named_also_where_its_mean_is_shorter(fabricate, 
 
 def test_an_intervention_and_its_result_are_sentences(fabricate: ModuleType) -> None:
     proposed = Intervention(
-        cause="slow_reader", cause_label="slow reader", label="data from memory",
-        trial=fabricate.make_trial_value(fabricate.SEQUENTIAL), expected_s=0.1,
+        cause="slow_reader", cause_label="slow reader", also_removes=("slow storage",),
+        label="data from memory", trial=fabricate.make_trial_value(fabricate.SEQUENTIAL),
+        expected_s=0.1,
     )  # fmt: skip
     assert intervention_sentence(proposed) == (
-        "To verify 'slow reader': data from memory. If it is the cause, a step becomes about 100 "
-        "ms shorter. `paceline explain … --verify` runs this test."
+        "To test 'slow reader': data from memory. If it is the cause, a step becomes about 100 "
+        "ms shorter. `paceline explain … --verify` runs this test. The change also removes other "
+        "causes, which it cannot tell apart: slow storage."
     )
     result = Verification(
-        intervention="data from memory", cause="slow_reader", repeats=3, unchanged_s=0.2,
-        changed_s=0.105, saved_s=Mean(mean=0.095, low=0.09, high=0.1), expected_s=0.1,
-        answer="confirmed",
+        intervention="data from memory", cause="slow_reader", also_removes=("slow storage",),
+        repeats=3, unchanged_s=0.2, changed_s=0.105,
+        saved_s=Mean(mean=0.095, low=0.09, high=0.1), expected_s=0.1, answer="supported",
     )  # fmt: skip
     assert verification_sentence(result) == (
         "data from memory: a step takes 105 ms instead of 200 ms, over 3 repeats in turn. It saves "
-        "95 ms (95 % interval 90.0 to 100 ms); expected 100 ms. Result for slow_reader: the "
-        "cause is confirmed."
+        "95 ms (95 % interval 90.0 to 100 ms); expected 100 ms. Result for slow_reader: "
+        "supported. The change also removes other causes, which it cannot tell apart: slow storage."
     )

@@ -24,8 +24,13 @@ from paceline.plan.selection import no_match
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
-from paceline.report.explain import explanation_view, name_in, overview, verification_sentence
-from paceline.report.explain_runs import explained_runs_view
+from paceline.report.explain import (
+    explained_runs_view,
+    explanation_view,
+    name_in,
+    overview,
+    verification_sentence,
+)
 from paceline.runner.verification import LIMIT_S, verify_run
 
 if TYPE_CHECKING:
@@ -56,7 +61,7 @@ Pair = tuple[str, str]
 @click.option(
     "--verify",
     is_flag=True,
-    help="Run the proposed intervention, which decides whether a cause is right.",
+    help="Run the proposed change, which removes the largest cause that Paceline can remove.",
 )
 @limit_option("Time for --verify.", LIMIT_S)
 @out_option("DIR", "Write the trials of --verify here; default: runs/NAME-verify-DATE-TIME.")
@@ -105,7 +110,7 @@ def _explanations(run: RunData, pair: Pair | None, only: str | None) -> list[Exp
     if pair is not None:
         if set(pair) <= {trial_id for trial_id, _ in run.files.trials()}:
             (first,), (second,) = run.chosen(pair[0]), run.chosen(pair[1])
-            return [explain_trials(comparison, first, second)]
+            return [explain_trials(first, second)]
         return [explain_pair(comparison, *pair)]
     found = [each for w in comparison.workloads for each in explain_workload(comparison, w)]
     if not found:

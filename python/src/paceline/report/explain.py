@@ -5,12 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
+from paceline.analysis.between_runs.explain_two_runs import side_name
 from paceline.analysis.compare.explain_run import explain_workload
-from paceline.analysis.explain.evidence import amount
-from paceline.analysis.explain.explanation import OUTSIDE
+from paceline.analysis.explain.evidence import HARDWARE_COUNTERS, amount
+from paceline.analysis.explain.explanation import SPREAD
+from paceline.analysis.explain.parts import ON_CORES, PART_LABELS
 from paceline.analysis.statistics.intervals import Mean
 from paceline.records.phases import LABELS
-from paceline.report.section import Column, Section, Table, terminal_view
+from paceline.report.runs import configuration_names, differences_section
+from paceline.report.section import Column, Section, Table, spaced, terminal_view
 from paceline.report.sections import name_in as short_name_in
 from paceline.report.wording import (
     NOT_MEASURED,
@@ -23,29 +28,38 @@ from paceline.report.wording import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import RenderableType
 
+    from paceline.analysis.between_runs.explain_two_runs import ExplainedRuns
     from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.explain.explanation import EvidenceRow, Explanation
+    from paceline.analysis.explain.explanation import Cause, Explanation
     from paceline.analysis.explain.interventions import Intervention, Verification
-    from paceline.analysis.explain.pair import Factor
+    from paceline.plan.trial import Trial
 
     Name = Callable[[str], str]
     Overviewed = tuple[str, Explanation, bool]  # a name; whether it is that of the slower side
-    PartLine = tuple[
-        str, float, float, Mean, str
-    ]  # label, seconds of both sides, difference, share
+    # label, seconds of both sides, difference, share
+    PartLine = tuple[str, float, float, Mean, str]
     EvidenceLine = tuple[str, str, str]
 
 _SUMS = (
-    "Parts are means over steps, repeats and ranks; they add up to the difference. Causes can "
-    "exceed 100 % where other parts are faster."
+    "Parts are means over steps, repeats and ranks; they add up to the difference. Shares of "
+    "causes are those of the time by which parts became longer."
+)
+_STATE = (
+    "Repeats of different runs are not paired, so drifts of the machine do not cancel. A "
+    "difference between two runs may come from the state of the machine at that time."
 )
 _WHOLE = "whole step"
 _MOST_EXPLAINED = 8  # pairs of a workload in the report; the command explains all
 _LEAST_S = 5e-6  # parts that are smaller on both sides are not shown
+_LEAST_UNEXPLAINED = 0.005  # of the difference: less is rounding
+_PLACES = PART_LABELS | {
+    ON_CORES: "time on cores (computation, optimiser, other)",
+    SPREAD: "several parts, none of them significantly longer",
+}
 
 
 def explanation_view(explanation: Explanation, name: Name) -> RenderableType:
@@ -71,22 +85,35 @@ def overview(explanations: Sequence[Explanation], reference: str, name: Name) ->
         for each in explanations
     ]
     heading = f"Steps compared with those of {name(reference)}"
-    return terminal_view(Section(title=heading, table=overview_table(lines)))
+    return terminal_view(Section(title=heading, table=_overview_table(lines)))
 
 
-def overview_table(lines: Sequence[Overviewed]) -> Table[Overviewed]:
-    """Return one line for each explanation.
+def explained_runs_view(
+    found: ExplainedRuns, labels: tuple[str, str], trials: Iterable[Trial]
+) -> RenderableType:
+    """Show what differs between two runs, then one pair in detail or a line for each.
 
-    Where a line is about the faster side, the signs change.
+    labels: names of the runs. trials: one of each configuration.
     """
-    columns: list[Column[Overviewed]] = [
-        Column("configuration", lambda line: line[0], "text"),
-        Column("ms more\na step", lambda line: in_milliseconds(_whole(line).mean)),
-        Column("interval", lambda line: bounds_ms(_whole(line))),
-        Column("main cause", lambda line: _main_cause(line[1]), "text"),
-        Column("share", lambda line: share(line[1].causes[0].share if line[1].causes else None)),
-    ]
-    return Table(columns=columns, items=lines)
+    short = configuration_names(trials)
+    names = {
+        side_name(name, label): f"{called} in {label}"
+        for name, called in short.items()
+        for label in labels
+    }
+    blocks: list[RenderableType] = [terminal_view(differences_section(found.differences))]
+    if len(found.explanations) == 1:
+        blocks.append(explanation_view(found.explanations[0], lambda name: names.get(name, name)))
+    else:
+        seconds = {side_name(name, labels[1]): called for name, called in short.items()}
+        lines = [
+            (seconds.get(each.slower) or seconds[each.faster], each, each.slower in seconds)
+            for each in found.explanations
+        ]
+        heading = f"Steps in {labels[1]} compared with those in {labels[0]}"
+        blocks.append(terminal_view(Section(title=heading, table=_overview_table(lines))))
+    blocks += [Text(f"not compared: {each}") for each in found.not_compared]
+    return spaced([*blocks, Text(_STATE, style="dim")])
 
 
 def causes_section(comparison: Comparison) -> Section | None:
@@ -100,7 +127,7 @@ def causes_section(comparison: Comparison) -> Section | None:
     parts = []
     for workload in comparison.workloads:
         found = explain_workload(comparison, workload, _MOST_EXPLAINED)
-        drawn = [each for each in found if each.difference.is_significant][:1]
+        drawn = [each for each in found if each.is_significant][:1]
         charts = [waterfall_chart(each, name(each.faster), name(each.slower)) for each in drawn]
         pairs = [
             Section(folded=difference_sentence(each, name), parts=_pair_parts(each))
@@ -115,8 +142,8 @@ def causes_section(comparison: Comparison) -> Section | None:
         anchor="causes",
         intro=(
             "The difference in the mean step between the fastest configuration and up to eight "
-            "other ranked ones, split into parts that add up to it. A part without evidence in "
-            "the hosts' traces is named, too, and says so. paceline explain shows any pair."
+            "other ranked ones, split into parts that add up to it. No cause has more time than "
+            "its evidence can explain; the rest is unexplained. paceline explain shows any pair."
         ),
         parts=parts,
     )
@@ -127,40 +154,57 @@ def name_in(comparison: Comparison) -> Name:
     return partial(short_name_in, comparison)
 
 
+def _overview_table(lines: Sequence[Overviewed]) -> Table[Overviewed]:
+    """Return one line for each explanation.
+
+    Where a line is about the faster side, the signs change.
+    """
+    columns: list[Column[Overviewed]] = [
+        Column("configuration", lambda line: line[0], "text"),
+        Column("ms more\na step", lambda line: in_milliseconds(_whole(line).mean)),
+        Column("interval", lambda line: bounds_ms(_whole(line))),
+        Column("main cause", lambda line: _main_cause(line[1])[0], "text"),
+        Column("share", lambda line: share(_main_cause(line[1])[1])),
+    ]
+    return Table(columns=columns, items=lines)
+
+
 def _whole(line: Overviewed) -> Mean:
     _, explanation, is_slower = line
-    whole = explanation.difference.difference_s
+    whole = explanation.difference_s
     return whole if is_slower else Mean(mean=-whole.mean, low=-whole.high, high=-whole.low)
 
 
-def _main_cause(explanation: Explanation) -> str:
-    if explanation.causes:
-        return explanation.causes[0].label
-    if explanation.difference.is_significant:
-        return "spread over several parts"
-    return "not significant"
+def _main_cause(explanation: Explanation) -> tuple[str, float | None]:
+    known = [*explanation.causes, explanation.unexplained]
+    return ("not significant", None) if known[0] is None else (known[0].label, known[0].share)
 
 
 def _pair_parts(explanation: Explanation) -> list[Section]:
     """Return parts of the step, causes, intervention and evidence of one pair."""
     parts = [Section(table=_part_table(explanation))]
     parts += [
-        Section(
-            title=f"{cause.label}: {milliseconds(cause.difference_s)}, {share(cause.share)}",
-            sentences=cause.evidence,
-        )
-        for cause in explanation.causes
+        Section(title=_cause_title(cause), sentences=cause.evidence) for cause in explanation.causes
     ]
-    if not explanation.causes:
-        parts.append(Section(sentences=(no_cause_sentence(explanation),)))
+    rest = explanation.unexplained
+    if rest is None:
+        sentence = "No cause is named, because the difference may be chance."
+        parts.append(Section(sentences=(sentence,)))
+    elif rest.share >= _LEAST_UNEXPLAINED:
+        places = [_PLACES[part] for part in rest.parts]
+        found = (f"in: {listed(places)}", *rest.evidence) if places else rest.evidence
+        parts.append(Section(title=_cause_title(rest), sentences=found))
     if explanation.intervention is not None:
         parts.append(Section(sentences=(intervention_sentence(explanation.intervention),)))
-    parts.append(Section(table=_evidence_table(explanation), notes=remarks(explanation)))
+    parts.append(Section(table=_evidence_table(explanation), notes=_remarks(explanation)))
     return parts
 
 
-def _part_table(explanation: Explanation) -> Table[PartLine]:
-    found = explanation.difference
+def _cause_title(cause: Cause) -> str:
+    return f"{cause.label}: {milliseconds(cause.difference_s)}, {share(cause.share)}"
+
+
+def _part_table(found: Explanation) -> Table[PartLine]:
     lines: list[PartLine] = [
         (part.label, part.faster_s, part.slower_s, part.difference_s, share(part.share))
         for part in found.parts
@@ -182,48 +226,44 @@ def _part_table(explanation: Explanation) -> Table[PartLine]:
 
 
 def _evidence_table(explanation: Explanation) -> Table[EvidenceLine]:
-    known = [e for e in explanation.evidence if e.faster is not None or e.slower is not None]
-    figures: list[Factor | EvidenceRow] = [*explanation.factors, *known]
+    figures = [(f.label, f.unit, f.faster, f.slower) for f in explanation.factors]
+    figures += [
+        (row["label"], row["unit"], row["faster"], row["slower"])
+        for row in explanation.evidence
+        if row["faster"] is not None or row["slower"] is not None
+    ]
     columns: list[Column[EvidenceLine]] = [
         Column("evidence while training", lambda line: line[0], "text"),
         Column("faster", lambda line: line[1]),
         Column("slower", lambda line: line[2]),
     ]
-    lines = [(f.label, amount(f.faster, f.unit), amount(f.slower, f.unit)) for f in figures]
+    lines = [(label, amount(a, unit), amount(b, unit)) for label, unit, a, b in figures]
     return Table(columns=columns, items=lines)
 
 
-def difference_sentence(explanation: Explanation, name: Name) -> str:
+def difference_sentence(found: Explanation, name: Name) -> str:
     """Say by how much one configuration is slower, and the causes."""
-    found = explanation.difference
-    whole = found.difference_s
-    slower, faster = name(explanation.slower), name(explanation.faster)
-    interval = f"95 % interval {bounds_ms(whole)} ms"
+    slower, faster = name(found.slower), name(found.faster)
+    more, interval = milliseconds(found.difference_s.mean), bounds_ms(found.difference_s)
+    takes = f"{slower} takes {more} more per step than {faster} (95 % interval {interval} ms)"
     if not found.is_significant:
-        return (
-            f"Not significant at 1 %: {slower} takes {milliseconds(whole.mean)} more per step "
-            f"than {faster} ({interval})."
-        )
-    ratio = found.slower_s / found.faster_s
-    words = (
-        f"{slower} takes {milliseconds(whole.mean)} more per step than {faster} ({interval}), "
-        f"{ratio:.2f} times as long."
-    )
-    named = [f"{c.label} {100 * c.share:.0f} %" for c in explanation.causes[:3]]
-    return f"{words} Causes: {listed(named)}." if named else words
-
-
-def no_cause_sentence(explanation: Explanation) -> str:
-    if explanation.difference.is_significant:
-        return "No single part is significantly slower, so no cause is named."
-    return "No cause is named, because the difference may be chance."
+        is_one_of_many = found.difference_s.low > 0
+        many = " Among so many comparisons, it may be chance." if is_one_of_many else ""
+        return f"Not significant: {takes}.{many}"
+    words = f"{takes}, {found.slower_s / found.faster_s:.2f} times as long."
+    rest = found.unexplained
+    named = [f"{cause.label} {share(cause.share)}" for cause in found.causes[:3]]
+    if rest is not None and (rest.share >= _LEAST_UNEXPLAINED or not named):
+        named.append(f"{rest.label} {share(rest.share)}")
+    return f"{words} Causes: {listed(named)}."
 
 
 def intervention_sentence(found: Intervention) -> str:
-    """Say which change can decide a cause."""
+    """Say which change can test a cause."""
     return (
-        f"To verify {found.cause_label!r}: {found.label}. If it is the cause, a step becomes about "
+        f"To test {found.cause_label!r}: {found.label}. If it is the cause, a step becomes about "
         f"{milliseconds(found.expected_s)} shorter. `paceline explain … --verify` runs this test."
+        f"{_also(found.also_removes)}"
     )
 
 
@@ -231,37 +271,40 @@ def verification_sentence(found: Verification) -> str:
     """Say what an intervention showed."""
     saved = f"{milliseconds(found.saved_s.mean)} (95 % interval {bounds_ms(found.saved_s)} ms)"
     words = {
-        "confirmed": "the cause is confirmed",
-        "refuted": "the cause is refuted: removing it saves less than half of that",
-        "undecided": "not decided: repeat it with a longer --limit",
-        "gone": "not decided: the unchanged configuration is no longer slow, so the cause has gone",
+        "supported": f"supported.{_also(found.also_removes)}",
+        "refuted": "refuted: removing it saves less than half of that.",
+        "undecided": "not decided: repeat it with a longer --limit.",
+        "gone": "not decided: the unchanged configuration is no longer slow; the cause has gone.",
     }
     return (
         f"{found.intervention}: a step takes {milliseconds(found.changed_s)} instead of "
         f"{milliseconds(found.unchanged_s)}, over {found.repeats} repeats in turn. It saves "
         f"{saved}; expected {milliseconds(found.expected_s)}. Result for {found.cause}: "
-        f"{words[found.answer]}."
+        f"{words[found.answer]}"
     )
 
 
-def remarks(explanation: Explanation) -> list[str]:
+def _also(labels: Sequence[str]) -> str:
+    if not labels:
+        return ""
+    return f" The change also removes other causes, which it cannot tell apart: {listed(labels)}."
+
+
+def _remarks(found: Explanation) -> list[str]:
     """Return how to read the figures."""
-    found = explanation.difference
     lines = [_SUMS]
-    if explanation.without_straggler:
+    if found.without_straggler:
         lines.append(
             "The rank with the largest delay is left out of the means, so that waiting shows its "
             "cost."
         )
-    if found.repeats == 1:
-        lines.append("One common repeat: intervals cover the steps, not the run-to-run noise.")
-    elif found.repeats == 0:
+    if found.repeats == 0:
         lines.append("No common repeat: drifts of the machine do not cancel.")
-    lines.append(f"Hardware counters: {explanation.hardware_counters}.")
+    lines.append(f"Hardware counters: {HARDWARE_COUNTERS}.")
     outside = [
-        f"{LABELS[row.phase]} {number(row.slower_s)} s instead of {number(row.faster_s)} s"
-        for row in explanation.outside_steps
-        if row.phase in OUTSIDE and row.faster_s is not None and row.slower_s is not None
+        f"{LABELS[row['phase']]} {number(row['slower_s'])} s instead of {number(row['faster_s'])} s"
+        for row in found.outside_steps
+        if row["faster_s"] is not None and row["slower_s"] is not None
     ]
     if outside:
         lines.append(f"Outside of the steps, per trial: {'; '.join(outside)}.")

@@ -204,6 +204,9 @@ def _why(best: Row, behind: Row, cause: Cause | None) -> str:
         )
     if cause is not None:
         spent = f"{milliseconds(cause.faster_s)} instead of {milliseconds(cause.slower_s)} per step"
-        return f", mainly because of {PART_LABELS[cause.phase]}: {spent}"
+        part = PART_LABELS[cause.phase]
+        if cause.label is None:
+            return f", mainly in {part}: {spent}"
+        return f", mainly because of {cause.label} ({part}: {spent})"
     measured = all(row.step_phases_s.get("forward") is not None for row in (best, behind))
     return "; the difference is spread over several parts" if measured else ""

@@ -1,14 +1,12 @@
-"""Verify a cause: run the intervention that can decide it beside the unchanged configuration."""
+"""Test a cause: run the intervention that removes it beside the unchanged configuration."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.analysis.explain.difference import part_noise
-from paceline.analysis.explain.explanation import ExplainedTrials
-from paceline.analysis.explain.interventions import CHANGED, UNCHANGED, judge
+from paceline.analysis.explain.interventions import judge
+from paceline.analysis.explain.parts import ExplainedTrials
 from paceline.analysis.trial.reading import load_run
-from paceline.analysis.trial_analysis import analyse_trial
 from paceline.errors import NotComparable, UsageError
 from paceline.runner.directory import check_machine, default_run_dir
 from paceline.runner.measure_more import LEAST_REPEATS, run_interleaved
@@ -25,42 +23,6 @@ if TYPE_CHECKING:
 REPEATS = 4
 LIMIT_S = 300.0
 _LEAST_STEPS = 10  # after the warm-up
-
-
-def verify(
-    explanation: Explanation, out: Path, *, limit_s: float = LIMIT_S, progress: Progress
-) -> Verification:
-    """Run the intervention of an explanation, in turn with the unchanged configuration.
-
-    limit_s: for all trials together; steps are left out if they take longer. The records are in
-    two run directories below `out`.
-    Raises NotComparable if there is no intervention, UsageError if the limit is too short, and the
-    errors of `run_interleaved`.
-    """
-    intervention = explanation.intervention
-    if intervention is None:
-        raise NotComparable(why_no_intervention(explanation))
-    steps = _steps_within(explanation, limit_s)
-    sides = {
-        name: _with_steps(trial, steps, limit_s)
-        for name, trial in (
-            (UNCHANGED, explanation.slower_trial),
-            (CHANGED, intervention.trial),
-        )
-    }
-    files = run_interleaved(sides, out, repeats=REPEATS, limit_s=limit_s, progress=progress)
-    records = {name: load_run(each) for name, each in files.items()}
-    explained = {name: ExplainedTrials(name, found) for name, found in records.items()}
-    noise = part_noise(
-        {name: [analyse_trial(each, None) for each in found] for name, found in records.items()}
-    )
-    return judge(
-        intervention,
-        unchanged=explained[UNCHANGED].parts(without_latest=False),
-        changed=explained[CHANGED].parts(without_latest=False),
-        noise=noise,
-        explained_s=(explanation.difference.faster_s, explanation.difference.slower_s),
-    )
 
 
 def verify_run(
@@ -81,11 +43,50 @@ def verify_run(
     return verify(explanation, folder, limit_s=limit_s, progress=progress)
 
 
-def why_no_intervention(explanation: Explanation) -> str:
+def verify(
+    explanation: Explanation, out: Path, *, limit_s: float = LIMIT_S, progress: Progress
+) -> Verification:
+    """Run the intervention of an explanation, in turn with the unchanged configuration.
+
+    limit_s: for all trials together; steps are left out if they take longer. The records are in
+    two run directories below `out`.
+    Raises NotComparable if there is no intervention, UsageError if the limit is too short, and the
+    errors of `run_interleaved`.
+    """
+    intervention = explanation.intervention
+    if intervention is None:
+        raise NotComparable(_why_no_intervention(explanation))
+    steps = _steps_within(explanation, limit_s)
+    trials = {"unchanged": explanation.slower_trial, "changed": intervention.trial}
+    files = run_interleaved(
+        {name: _with_steps(trial, steps, limit_s) for name, trial in trials.items()},
+        out,
+        repeats=REPEATS,
+        limit_s=limit_s,
+        progress=progress,
+    )
+    step_s = {
+        name: {
+            repeat: found.step_s
+            for repeat, found in ExplainedTrials(name, load_run(files[name]))
+            .repeats(without_latest=False)
+            .items()
+        }
+        for name in trials
+    }
+    return judge(
+        intervention,
+        unchanged_s=step_s["unchanged"],
+        changed_s=step_s["changed"],
+        explained_s=(explanation.faster_s, explanation.slower_s),
+    )
+
+
+def _why_no_intervention(explanation: Explanation) -> str:
     """Say why there is nothing to run, and what the user can do."""
     pair = f"{explanation.slower} against {explanation.faster}"
     if not explanation.causes:
-        return f"{pair}: expected a cause to verify, none is named"
+        return f"{pair}: expected a cause to test, none is named"
     return (
         f"{pair}: expected a cause that a change of the configuration can remove, got "
         f"{', '.join(cause.label for cause in explanation.causes)}; remove it yourself, run the "
@@ -100,8 +101,8 @@ def _steps_within(explanation: Explanation, limit_s: float) -> int:
     """
     training = explanation.slower_trial.training
     trials = 2 * LEAST_REPEATS
-    known = [row.slower_s or 0.0 for row in explanation.outside_steps]
-    step_s = explanation.difference.slower_s
+    known = [row["slower_s"] or 0.0 for row in explanation.outside_steps]
+    step_s = explanation.slower_s
     least = training.warmup_steps + _LEAST_STEPS
     possible = int((limit_s / trials - sum(known)) / step_s)
     if possible < least:

@@ -6,13 +6,11 @@ import dataclasses
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.unit.analysis.ways import INTRAOP, MPI, PIPELINE, SEQUENTIAL, THREADS, Way
 
 from paceline.analysis.explain import interventions
 from paceline.analysis.explain.interventions import Intervention, judge
-from paceline.analysis.explain.parts import PARTS, TrialParts
 from paceline.plan.trial import Trial
 
 
@@ -81,16 +79,10 @@ def test_statistics_stay_in_the_replica_and_gradients_are_halved(trial_of: Any) 
     assert interventions.half_the_bytes(alone, alone, 1) is None
 
 
-def parts(step_s: float) -> TrialParts:
-    means = np.zeros(len(PARTS))
-    means[0] = step_s
-    return TrialParts(means=means)
-
-
 @pytest.mark.parametrize(
     ("unchanged_s", "changed_s", "answer"),
     [
-        ((0.20, 0.21, 0.19), (0.10, 0.11, 0.09), "confirmed"),
+        ((0.20, 0.21, 0.19), (0.10, 0.11, 0.09), "supported"),
         ((0.20, 0.21, 0.19), (0.16, 0.17, 0.15), "refuted"),  # 0.04 s of 0.1 s
         ((0.20, 0.21, 0.19), (0.20, 0.21, 0.19), "refuted"),
         ((0.20, 0.21, 0.19), (0.12, 0.21, 0.08), "undecided"),  # a wide interval
@@ -101,16 +93,16 @@ def test_the_answer_follows_from_the_interval(
     trial_of: Any, unchanged_s: tuple[float, ...], changed_s: tuple[float, ...], answer: str
 ) -> None:
     intervention = Intervention(
-        cause="slow_reader", cause_label="slow reader", label="data from memory",
-        trial=trial_of(SEQUENTIAL), expected_s=0.1,
+        cause="slow_reader", cause_label="slow reader", also_removes=("slow storage",),
+        label="data from memory", trial=trial_of(SEQUENTIAL), expected_s=0.1,
     )  # fmt: skip
     found = judge(
         intervention,
-        unchanged={n: parts(s) for n, s in enumerate(unchanged_s)},
-        changed={n: parts(s) for n, s in enumerate(changed_s)},
-        noise={},
+        unchanged_s=dict(enumerate(unchanged_s)),
+        changed_s=dict(enumerate(changed_s)),
         explained_s=(0.1, 0.2),
     )
     assert found.answer == answer
     assert found.repeats == 3
-    assert found.saved_s.mean == pytest.approx(np.mean(unchanged_s) - np.mean(changed_s))
+    assert found.saved_s.mean == pytest.approx((sum(unchanged_s) - sum(changed_s)) / 3)
+    assert found.also_removes == ("slow storage",)

@@ -1,8 +1,9 @@
 """Explain the difference between two runs: before and after a change, or two versions.
 
-A configuration is compared with itself in the other run. Repeats of different runs have nothing in
-common, so they are not paired, and the noise is the whole one between the repeats of a run. What
-the traces do not explain may come from what differs between the runs, so that is named beside it.
+A configuration is compared with itself in the other run. Whether it differs says the test of
+`paceline compare RUN_A RUN_B`. Repeats of different runs have nothing in common, so they are not
+paired. What the traces do not explain may come from what differs between the runs, so that is named
+beside it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.analysis.between_runs.differences import run_differences
-from paceline.analysis.explain.difference import noise_of_two_runs
-from paceline.analysis.explain.explanation import ExplainedTrials, Explanation, explain
+from paceline.analysis.between_runs.two_runs import tested_pairs
+from paceline.analysis.compare.explain_run import speed_ranking
+from paceline.analysis.explain.explanation import Explanation, explain
+from paceline.analysis.explain.parts import ExplainedTrials
 from paceline.errors import NotComparable
 from paceline.plan.selection import matching, no_match
 
@@ -67,9 +70,7 @@ def explain_runs(
             f"does the same work in a step, found none{':' if refused else ''}{listed}"
         )
     return ExplainedRuns(
-        explanations=tuple(
-            sorted(found, key=lambda e: -e.difference.difference_s.mean / e.difference.faster_s)
-        ),
+        explanations=tuple(sorted(found, key=lambda each: -each.difference_s.mean / each.faster_s)),
         differences=tuple(differences),
         not_compared=tuple(refused),
     )
@@ -85,20 +86,9 @@ def _explained(runs: Mapping[str, Comparison], name: str) -> Explanation:
         ExplainedTrials(side_name(name, label), [trial.record for trial in run.trials[name]])
         for label, run in runs.items()
     ]
-    noise = noise_of_two_runs(
-        {
-            side_name(name, label): (
-                name,
-                {
-                    row.configuration: run.trials[row.configuration]
-                    for row in run.rows_of(run.row(name).workload)
-                    if row.configuration in run.trials
-                },
-            )
-            for label, run in runs.items()
-        }
-    )
-    return explain(sides[0], sides[1], noise, paired=False)
+    rates = [speed_ranking(run, run.row(name).workload).rates for run in runs.values()]
+    log_ratio, is_different = tested_pairs(rates[1], rates[0])[name]
+    return explain(sides[0], sides[1], log_ratio, paired=False, may_differ=is_different)
 
 
 def _why_not(first: Comparison, second: Comparison, name: str) -> str | None:
@@ -121,17 +111,11 @@ def _changed_work(first: Training, second: Training) -> Iterator[str]:
 
 
 def _with_changes(found: Explanation, differences: Sequence[Difference]) -> Explanation:
-    """Name what differs between the runs beside the causes that have no evidence."""
+    """Name what differs between the runs beside what no evidence explains."""
     named = [f"{d.name} {d.after} instead of {d.before}" for d in differences[:_MOST_NAMED]]
     if len(differences) > _MOST_NAMED:
         named.append(f"{len(differences) - _MOST_NAMED} more")
-    if not named:
+    if not named or found.unexplained is None:
         return found
     changes = f"what differs between the runs may explain it: {'; '.join(named)}"
-    return replace(
-        found,
-        causes=tuple(
-            cause if cause.has_evidence else replace(cause, evidence=(*cause.evidence, changes))
-            for cause in found.causes
-        ),
-    )
+    return replace(found, unexplained=replace(found.unexplained, evidence=(changes,)))

@@ -89,7 +89,7 @@ def judge(before: Speeds, after: Speeds, limit: float) -> Gate:
 
 
 def _of_workload(workload: str, before: Speeds, after: Speeds, limit: float) -> Iterator[Judged]:
-    pairs = paired_differences(workload, before, after)
+    pairs = paired_differences(before.of_workload(workload), after.of_workload(workload))
     beyond = {name: found.shifted(-math.log1p(-limit)) for name, found in pairs.items()}
     rejected = holm(np.array([found.p_value for found in beyond.values()]))
     too_slow = {

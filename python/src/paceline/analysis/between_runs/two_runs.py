@@ -21,6 +21,7 @@ from paceline.records.rows import SCHEMA
 if TYPE_CHECKING:
     from paceline.analysis.between_runs.speeds import Speeds
     from paceline.analysis.statistics.intervals import Estimate
+    from paceline.analysis.statistics.rates import RunRates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,23 +77,27 @@ def compare_runs(before: Speeds, after: Speeds) -> RunComparison:
     )
 
 
-def paired_differences(workload: str, before: Speeds, after: Speeds) -> dict[str, Estimate]:
+def paired_differences(before: RunRates, after: RunRates) -> dict[str, Estimate]:
     """Return the logarithm of after / before of each configuration that finished in both runs."""
-    ours, theirs = before.of_workload(workload), after.of_workload(workload)
     return {
         name: welch_difference(first, second)
-        for name in ours.repeats
-        if (first := ours.log_rate(name)) is not None
-        and (second := theirs.log_rate(name)) is not None
+        for name in before.repeats
+        if (first := before.log_rate(name)) is not None
+        and (second := after.log_rate(name)) is not None
     }
+
+
+def tested_pairs(before: RunRates, after: RunRates) -> dict[str, tuple[Estimate, bool]]:
+    """Return log(after / before) of each configuration in both, and whether it is different."""
+    tests = paired_differences(before, after)
+    different = holm(np.array([found.p_value for found in tests.values()]))
+    return dict(zip(tests, zip(tests.values(), different.tolist(), strict=True), strict=True))
 
 
 def _paired_rows(workload: str, before: Speeds, after: Speeds) -> list[PairedRow]:
     ours, theirs = before.of_workload(workload), after.of_workload(workload)
-    tests = paired_differences(workload, before, after)
-    different = holm(np.array([found.p_value for found in tests.values()]))
     rows = []
-    for (name, found), is_different in zip(tests.items(), different.tolist(), strict=True):
+    for name, (found, is_different) in tested_pairs(ours, theirs).items():
         speeds = ours.rate(name), theirs.rate(name)
         if speeds[0] is None or speeds[1] is None:
             continue

@@ -5,19 +5,59 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from paceline.analysis.explain.difference import part_noise
-from paceline.analysis.explain.explanation import ExplainedTrials, Explanation, explain
+from paceline.analysis.compare.ranking import ranking_by_speed
+from paceline.analysis.explain.explanation import Explanation, explain
+from paceline.analysis.explain.parts import ExplainedTrials
 from paceline.errors import NotComparable, UsageError
 from paceline.plan.selection import matching, no_match
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.analysis.compare.ranking import Ranking
     from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.explain.difference import PartNoise
     from paceline.analysis.trial.reading import TrialRecord
+    from paceline.analysis.trial_analysis import TrialAnalysis
 
 _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of the time
+
+
+class WorkloadExplainer:
+    """Explains pairs of configurations of one workload; each configuration is read once.
+
+    Two configurations differ if the ranking by speed says so: beside the fastest one, those that it
+    does not separate from it do not differ, and for all pairs the interval of their ratio decides.
+    """
+
+    def __init__(
+        self,
+        trials: Mapping[str, Sequence[TrialAnalysis]],
+        ranking: Ranking,
+        ranked: Sequence[str],
+    ) -> None:
+        """trials: of the workload, by configuration. ranked: the configurations in the ranking."""
+        self._trials, self._rates = trials, ranking.rates
+        self._fastest = ranking.fastest(ranked)
+        self._sides: dict[str, ExplainedTrials] = {}
+
+    def read(self, names: Sequence[str]) -> None:
+        """Read several configurations at once."""
+        with ThreadPoolExecutor(_THREADS) as pool:
+            self._sides |= zip(names, pool.map(self._side, names), strict=True)
+
+    def explain(self, first: str, second: str) -> Explanation:
+        self.read([name for name in (first, second) if name not in self._sides])
+        found = self._fastest
+        others = {first, second} - {found.leader}
+        return explain(
+            self._sides[first],
+            self._sides[second],
+            self._rates.log_ratio(first, second),
+            may_differ=len(others) > 1 or not others & set(found.not_separated),
+        )
+
+    def _side(self, name: str) -> ExplainedTrials:
+        return ExplainedTrials(name, [trial.record for trial in self._trials.get(name, ())])
 
 
 def explain_pair(comparison: Comparison, first: str, second: str) -> Explanation:
@@ -33,26 +73,18 @@ def explain_pair(comparison: Comparison, first: str, second: str) -> Explanation
             f"{first!r} and {second!r}: expected two configurations, both are {names[0]}; compare "
             "two of its trials with --pair ID ID"
         )
-    workloads = [comparison.row(name).workload for name in names]
-    if workloads[0] != workloads[1]:
-        raise NotComparable(
-            f"expected two configurations of one workload, got {workloads[0]} and {workloads[1]}; "
-            "their steps are different work"
-        )
-    sides = [explained(comparison, name) for name in names]
-    return explain(sides[0], sides[1], noise_of(comparison, workloads[0]))
+    workload = _same_workload([comparison.row(name).workload for name in names], "configurations")
+    return _explainer(comparison, workload).explain(*names)
 
 
-def explain_trials(comparison: Comparison, first: TrialRecord, second: TrialRecord) -> Explanation:
-    """Explain the difference of two trials, which may be of one configuration."""
-    workloads = [record.trial.training.workload for record in (first, second)]
-    if workloads[0] != workloads[1]:
-        raise NotComparable(
-            f"expected two trials of one workload, got {workloads[0]} and {workloads[1]}; their "
-            "steps are different work"
-        )
+def explain_trials(first: TrialRecord, second: TrialRecord) -> Explanation:
+    """Explain the difference of two trials, which may be of one configuration.
+
+    The noise of two single trials is unknown, so no cause is named.
+    """
+    _same_workload([record.trial.training.workload for record in (first, second)], "trials")
     sides = [ExplainedTrials(record.trial.id, [record]) for record in (first, second)]
-    return explain(sides[0], sides[1], noise_of(comparison, workloads[0]))
+    return explain(sides[0], sides[1], None, paired=False)
 
 
 def explain_workload(
@@ -67,22 +99,36 @@ def explain_workload(
     ranked = ranked if most is None else ranked[: most + 1]
     if len(ranked) < 2:
         return []
-    with ThreadPoolExecutor(_THREADS) as pool:
-        sides = list(pool.map(lambda name: explained(comparison, name), ranked))
-    noise = noise_of(comparison, workload)
-    return [explain(sides[0], side, noise) for side in sides[1:]]
+    explainer = _explainer(comparison, workload)
+    explainer.read(ranked)
+    return [explainer.explain(ranked[0], other) for other in ranked[1:]]
 
 
-def explained(comparison: Comparison, configuration: str) -> ExplainedTrials:
-    """Read the finished trials of one configuration."""
-    records = [trial.record for trial in comparison.trials.get(configuration, ())]
-    return ExplainedTrials(configuration, records)
+def speed_ranking(comparison: Comparison, workload: str) -> Ranking:
+    """Rank the configurations of a workload by speed, also where it has a target."""
+    return ranking_by_speed(_trials_of(comparison, workload), comparison.stopping)
 
 
-def noise_of(comparison: Comparison, workload: str) -> Mapping[str, PartNoise]:
-    """Estimate the run-to-run noise of the parts from all configurations of a workload."""
-    rows: Sequence[str] = [row.configuration for row in comparison.rows_of(workload)]
-    return part_noise({n: comparison.trials[n] for n in rows if n in comparison.trials})
+def _explainer(comparison: Comparison, workload: str) -> WorkloadExplainer:
+    return WorkloadExplainer(
+        _trials_of(comparison, workload),
+        speed_ranking(comparison, workload),
+        [row.configuration for row in comparison.rows_of(workload) if row.ranked],
+    )
+
+
+def _trials_of(comparison: Comparison, workload: str) -> dict[str, Sequence[TrialAnalysis]]:
+    names = [row.configuration for row in comparison.rows_of(workload)]
+    return {name: comparison.trials[name] for name in names if name in comparison.trials}
+
+
+def _same_workload(workloads: Sequence[str], what: str) -> str:
+    if workloads[0] != workloads[1]:
+        raise NotComparable(
+            f"expected two {what} of one workload, got {workloads[0]} and {workloads[1]}; their "
+            "steps are different work"
+        )
+    return workloads[0]
 
 
 def configuration_like(comparison: Comparison, pattern: str) -> str:

@@ -20,13 +20,12 @@ from paceline.analysis.compare.compute_row import (
     planned_row,
     repeats_itself,
 )
+from paceline.analysis.compare.explain_run import WorkloadExplainer
 from paceline.analysis.compare.local_global import relate, relate_figures
 from paceline.analysis.compare.ranking import rankings, rates_of
 from paceline.analysis.compare.result import Comparison, UnfinishedTrial
 from paceline.analysis.compare.verdict import make_verdict
 from paceline.analysis.equivalence.check import equivalence_baseline, plainness
-from paceline.analysis.explain.difference import part_noise
-from paceline.analysis.explain.explanation import ExplainedTrials, explain
 from paceline.analysis.trial import resource_checks as resources
 from paceline.analysis.trial.background_load import disturbance_flags
 from paceline.analysis.trial.configuration import node_setup
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.analysis.compare.row import Row
-    from paceline.analysis.explain.explanation import Explanation
     from paceline.records.documents import Stopping
     from paceline.records.layout import RunFiles
 
@@ -142,8 +140,13 @@ class _Workload:
         )
         rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
         self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]
+        ranked = [row.configuration for row in self.rows if row.ranked]
         self.verdict = make_verdict(
-            name, self.rows, by_target or by_speed, self._explain, no_baseline=no_baseline
+            name,
+            self.rows,
+            by_target or by_speed,
+            lambda *pair: WorkloadExplainer(self.trials, by_speed, ranked).explain(*pair),
+            no_baseline=no_baseline,
         )
         setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}
         fair = [row for row in self.rows if row.has_comparable_speed]
@@ -168,13 +171,6 @@ class _Workload:
                 "has finished, so speedups are over the sequential baseline"
             )
         return max(usable, key=lambda name: usable[name], default=None)
-
-    def _explain(self, faster: str, slower: str) -> Explanation:
-        sides = [
-            ExplainedTrials(name, [trial.record for trial in self.trials[name]])
-            for name in (faster, slower)
-        ]
-        return explain(sides[0], sides[1], part_noise(self.trials))
 
 
 def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysis, ...]]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paceline.analysis.explain.explanation import Explanation
     from paceline.analysis.statistics.intervals import Interval
 
-EXPLAINS = 0.5  # of the difference: a part that explains less is not the cause
+EXPLAINS = 0.5  # of the difference: a part or cause that explains less is not the main one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,7 @@ class Cause:
     phase: str  # one of analysis.explain.parts
     faster_s: float
     slower_s: float
+    label: str | None = None  # of the cause that explains at least half; None: there is no evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +122,18 @@ def differ_in_both(first: Row, second: Row) -> bool:
 def main_cause(explanation: Explanation, faster: str) -> Cause | None:
     """Return the part that explains at least half of the difference; None if there is none.
 
-    The difference and that of the part must be significant, by the rule of `explain`.
+    Its difference must be significant. The cause is that of `paceline explain`.
     """
-    part, whole = explanation.main_part, explanation.difference
-    if explanation.faster != faster or not whole.is_significant:
+    if explanation.faster != faster or not explanation.is_significant:
         return None
-    is_half = part.difference_s.mean >= EXPLAINS * whole.difference_s.mean
-    if part.difference_s.low <= 0 or not is_half:
+    part = max(explanation.parts, key=lambda part: part.difference_s.mean)
+    if part.difference_s.low <= 0 or (part.share or 0.0) < EXPLAINS:
         return None
-    return Cause(phase=part.part, faster_s=part.faster_s, slower_s=part.slower_s)
+    largest = next(iter(explanation.causes), None)
+    is_main = largest is not None and largest.share >= EXPLAINS
+    return Cause(
+        phase=part.part,
+        faster_s=part.faster_s,
+        slower_s=part.slower_s,
+        label=largest.label if largest is not None and is_main else None,
+    )

@@ -1,7 +1,8 @@
 """Figures of a trial's hosts while it trained: the evidence for causes, from the sidecars' traces.
 
-A figure is None where no host measured it. Percentages and frequencies are means over the hosts,
-rates and counts are sums. Pressure (PSI) counts tasks of the whole machine.
+A figure is None where no host measured it. Rates and counts are sums over the hosts. Time that is
+lost is that of the host that loses most, because the others wait for it; other percentages are
+means. Pressure (PSI) counts tasks of the whole machine.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ FIGURES = (
 OTHERS = Figure("others", "other processes and interrupts, of all cores", "%", "")
 ALL_FIGURES = (*FIGURES, OTHERS)
 FIGURES_BY_NAME = {figure.name: figure for figure in ALL_FIGURES}
+HOST_CORES = "host_cores"  # cores of a host, to which percentages refer
 HARDWARE_COUNTERS = "not available: the sidecar records no hardware counters (perf_event_open)"
 
 
@@ -97,15 +99,20 @@ def trial_evidence(record: TrialRecord) -> Values:
     by_host = [_host_values(record, host) for host in hosts if not host.samples.is_empty()]
     values = {figure.name: _combined(figure, by_host) for figure in FIGURES}
     load = disturbance(record, hosts)
-    return {**values, OTHERS.name: None if load is None else load.busy_percent}
+    cores = [host.header["cores"] for host in hosts if host.header.get("cores")]
+    return {
+        **values,
+        OTHERS.name: None if load is None else load.busy_percent,
+        HOST_CORES: max(cores, default=None),
+    }
 
 
-def median_evidence(trials: Sequence[Mapping[str, float | None]]) -> Values:
-    """Return the median of each figure over the repeats that measured it."""
+def mean_figures(repeats: Sequence[Mapping[str, float | None]]) -> Values:
+    """Return the mean of each figure over the repeats that measured it."""
     found: Values = {}
-    for figure in ALL_FIGURES:
-        known = [value for trial in trials if (value := trial[figure.name]) is not None]
-        found[figure.name] = float(np.median(known)) if known else None
+    for name in repeats[0]:
+        known = [value for each in repeats if (value := each.get(name)) is not None]
+        found[name] = float(np.mean(known)) if known else None
     return found
 
 
@@ -127,4 +134,7 @@ def _combined(figure: Figure, by_host: Sequence[Mapping[str, float | None]]) -> 
     known = [value for host in by_host if (value := host[figure.name]) is not None]
     if not known:
         return None
-    return sum(known) if figure.is_sum else sum(known) / len(known)
+    if figure.is_sum:
+        return sum(known)
+    is_lost = figure.unit == "%" and figure.name != "cpu_idle"
+    return max(known) if is_lost else sum(known) / len(known)

@@ -1,8 +1,10 @@
-"""Changes of a configuration that remove a cause, or a part of it, and so can decide it.
+"""Changes of a configuration that remove a cause, or a part of it, and so can test it.
 
 A rule names what goes with a difference. If it is the cause, the slower configuration must become
-faster by a known part of the cause's time once the cause is removed. Causes outside of Paceline,
-such as other processes, have no intervention.
+faster by a known part of the cause's time once the cause is removed. If it does not, the cause is
+refuted. If it does, it was this cause or another one that the same change removes: reading from
+memory removes disks, readers and decoding alike. Causes outside of Paceline, such as other
+processes, have no intervention.
 """
 
 from __future__ import annotations
@@ -11,20 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from paceline.analysis.explain.difference import difference
+import numpy as np
+
+from paceline.analysis.statistics.intervals import Mean, estimate, mean_interval
 from paceline.analysis.trial.configuration import pipeline_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.analysis.explain.difference import PartNoise
-    from paceline.analysis.explain.parts import TrialParts
-    from paceline.analysis.statistics.intervals import Mean
     from paceline.plan.trial import Trial
 
-Answer = Literal["confirmed", "refuted", "undecided", "gone"]
-UNCHANGED, CHANGED = "unchanged", "changed"  # names of the two sides
-_LEAST_SHARE = 0.5  # of the expected time: less does not confirm a cause
+Answer = Literal["supported", "refuted", "undecided", "gone"]
+_LEAST_SHARE = 0.5  # of the expected time: less does not support a cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +38,19 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """The change that can decide a cause of an explanation."""
+    """The change that can test a cause of an explanation."""
 
     cause: str
     cause_label: str
+    also_removes: tuple[str, ...]  # labels of causes that it cannot tell from this one
     label: str
     trial: Trial  # of the slower configuration, changed
     expected_s: float  # by which a step must become shorter if the cause is right
 
-    def to_json(self) -> dict[str, str | float]:
+    def to_json(self) -> dict[str, object]:
         """Return the intervention without its trial."""
-        return {"cause": self.cause, "label": self.label, "expected_s": self.expected_s}
+        names = "cause", "also_removes", "label", "expected_s"
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class Verification:
 
     intervention: str
     cause: str
+    also_removes: tuple[str, ...]
     repeats: int
     unchanged_s: float
     changed_s: float
@@ -142,35 +145,35 @@ def half_the_bytes(_faster: Trial, slower: Trial, _cores: int) -> Change | None:
 def judge(
     intervention: Intervention,
     *,
-    unchanged: Mapping[int, TrialParts],
-    changed: Mapping[int, TrialParts],
-    noise: Mapping[str, PartNoise],
+    unchanged_s: Mapping[int, float],
+    changed_s: Mapping[int, float],
     explained_s: tuple[float, float],
 ) -> Verification:
-    """Decide whether the cause is confirmed.
+    """Decide whether the result supports the cause.
 
-    unchanged, changed: parts by repeat, measured in turn. noise: with these names. explained_s:
-    step times of the faster and of the slower configuration in the explanation. If the unchanged
-    configuration no longer needs at least half of the difference between the two, the cause has
-    gone.
+    unchanged_s, changed_s: mean steps by repeat, measured in turn. explained_s: step times of the
+    faster and of the slower configuration in the explanation. If the unchanged configuration no
+    longer needs at least half of the difference between the two, the cause has gone.
     """
-    found = difference(changed, unchanged, noise, (CHANGED, UNCHANGED))
-    saved = found.difference_s
+    common = sorted(set(unchanged_s) & set(changed_s))
+    before_s = np.array([unchanged_s[repeat] for repeat in common])
+    after_s = np.array([changed_s[repeat] for repeat in common])
+    saved = (mean_interval(before_s - after_s) or estimate(0.0, np.inf, 0)).as_mean()
     least = _LEAST_SHARE * intervention.expected_s
-    faster_s, slower_s = explained_s
     answer: Answer = "undecided"
     if saved.low > 0 and saved.mean >= least:
-        answer = "confirmed"
-    elif found.slower_s < (faster_s + slower_s) / 2:
+        answer = "supported"
+    elif before_s.mean() < sum(explained_s) / 2:
         answer = "gone"
     elif saved.high < least:
         answer = "refuted"
     return Verification(
         intervention=intervention.label,
         cause=intervention.cause,
-        repeats=found.repeats,
-        unchanged_s=found.slower_s,
-        changed_s=found.faster_s,
+        also_removes=intervention.also_removes,
+        repeats=len(common),
+        unchanged_s=float(before_s.mean()),
+        changed_s=float(after_s.mean()),
         saved_s=saved,
         expected_s=intervention.expected_s,
         answer=answer,

@@ -1,4 +1,4 @@
-"""Parts of a step, which add up to the step time in every step.
+"""Parts of a step, which add up to the step time in every step, and the trials that they are of.
 
 The phases of each rank add up to its step, so any average over ranks adds up, too. The remainder is
 the time between the steps of a rank. Usually the average is over all ranks. Where one rank makes
@@ -8,141 +8,217 @@ computation is what a step would take without it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.analysis.explain.evidence import mean_figures, trial_evidence
 from paceline.analysis.trial.operations import clock_errors
+from paceline.analysis.trial.phases import mean_over_ranks, median_over_repeats, trial_phases
 from paceline.analysis.trial.steps import global_steps, read_steps
 from paceline.analysis.trial.stragglers import find_straggler
+from paceline.errors import NotComparable
 from paceline.records.phases import LABELS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.steps import GlobalSteps, RankSteps
-    from paceline.analysis.trial.stragglers import Lateness
+    from paceline.analysis.trial.stragglers import Straggling
+    from paceline.plan.trial import Trial
 
 COMPUTATION, REMAINDER = "computation", "remainder"
 _CLOCK_S = 1e-5  # a smaller distance between two unix times is rounding
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a step: the sum of some phases of the ranks."""
-
-    name: str
-    label: str
-    phases: tuple[str, ...]  # of records.phases; empty for the remainder
-
-
-def _phase(name: str) -> Part:
-    return Part(name, LABELS[name], (name,))
-
-
-PARTS = (
-    Part(COMPUTATION, "computation", ("forward", "backward")),
-    _phase("data_wait"),
-    _phase("bubble"),
-    _phase("comm_wait"),
-    _phase("comm_transfer"),
-    _phase("optimizer"),
-    _phase("other"),
-    Part(REMAINDER, "between steps", ()),
-)
-PART_NAMES = tuple(part.name for part in PARTS)
-# parts in which the ranks use their cores; in the others they wait or transfer
-ON_CORES = (COMPUTATION, "optimizer", "other", REMAINDER)
-PART_LABELS = {part.name: part.label for part in PARTS}
+# The phases of each part; none for the remainder.
+PHASES_OF = {
+    COMPUTATION: ("forward", "backward"),
+    **{name: (name,) for name in ("data_wait", "bubble", "comm_wait", "comm_transfer")},
+    **{name: (name,) for name in ("optimizer", "other")},
+    REMAINDER: (),
+}
+PART_NAMES = tuple(PHASES_OF)
+PART_LABELS = {name: LABELS.get(name, name) for name in PART_NAMES} | {REMAINDER: "between steps"}
+# Parts in which the ranks use their cores; in the others they wait or transfer. Causes act on
+# their sum.
+ON_CORES = "on_cores"
+PARTS_ON_CORES = (COMPUTATION, "optimizer", "other", REMAINDER)
+CAUSE_PARTS = {
+    ON_CORES: PARTS_ON_CORES,
+    **{name: (name,) for name in PART_NAMES if name not in PARTS_ON_CORES},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialParts:
-    """The steps of one trial after the warm-up, reduced to parts.
+class Straggler:
+    """The rank that makes the others wait in most of the repeats."""
 
-    means: seconds per step in the order of PARTS, shape (parts,); they add up to the mean step.
+    rank: int
+    host: str | None
+    phase: str | None  # in which it spends more time than the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What one repeat of a configuration shows, or the mean over its repeats. Times are per step.
+
+    parts_s: in the order of PART_NAMES; they add up to the step. figures: by the names of
+    `evidence.ALL_FIGURES`, None where nothing was measured.
     """
 
-    means: NDArray[np.float64]
+    trial: Trial
+    cores: int  # that its ranks may use, on all hosts
+    parts_s: NDArray[np.float64]
+    figures: Mapping[str, float | None]
+    pass_comm_s: float = 0.0  # communication of layers within the passes
+    straggler: Straggler | None = None
+    delay_s: float = 0.0  # of the straggler
+
+    @property
+    def step_s(self) -> float:
+        return float(self.parts_s.sum())
+
+    def part_s(self, name: str) -> float:
+        """Return the time of a part, or of a sum of CAUSE_PARTS."""
+        names = CAUSE_PARTS.get(name, (name,))
+        return float(sum(self.parts_s[PART_NAMES.index(each)] for each in names))
+
+    def figure(self, name: str) -> float:
+        """Return a figure; NaN if it was not measured."""
+        value = self.figures.get(name)
+        return float("nan") if value is None else value
+
+    def per_step(self, name: str) -> float:
+        """Return what a rate per second makes in a step."""
+        return self.figure(name) * self.step_s
+
+    def share_s(self, name: str) -> float:
+        """Return what a percentage of the time makes in a step."""
+        return self.figure(name) / 100 * self.step_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialSteps:
-    """The steps of one trial, and the rank that makes the others wait."""
+def mean_measurement(repeats: Sequence[Measurement]) -> Measurement:
+    return replace(
+        repeats[0],
+        parts_s=np.mean([each.parts_s for each in repeats], axis=0),
+        figures=mean_figures([each.figures for each in repeats]),
+        pass_comm_s=float(np.mean([each.pass_comm_s for each in repeats])),
+        delay_s=float(np.mean([each.delay_s for each in repeats])),
+    )
 
-    record: TrialRecord
-    steps: RankSteps
-    common: GlobalSteps
-    straggler: Lateness | None  # None in a pipeline, whose stages do different work
-    straggler_phase: str | None  # in which it spends more time than the others
-    latest: int | None  # rank with the largest mean delay; None for fewer than two ranks
 
-    def parts(self, *, without_latest: bool) -> TrialParts:
-        """Return the parts of a trial with at least one step after the warm-up.
+class ExplainedTrials:
+    """The trials of one configuration, read once for all pairs that it is in.
+
+    Raises NotComparable if none has a step after the warm-up, DataError for a damaged file.
+    """
+
+    def __init__(self, name: str, records: Sequence[TrialRecord]) -> None:
+        self.name = name
+        found = [_TrialSteps(record) for record in records if record.finished]
+        self._trials = {each.record.trial.repeat: each for each in found if each.steady.any()}
+        if not self._trials:
+            raise NotComparable(
+                f"{name}: expected a finished trial with steps after the warm-up, found none; "
+                "repeat it with more steps (`--set workloads.0.max_steps=N`)"
+            )
+        self.straggler = self._find_straggler()
+        self.outside_s = median_over_repeats([each.outside_s() for each in self._trials.values()])
+
+    def repeats(self, *, without_latest: bool) -> dict[int, Measurement]:
+        """Return each repeat.
 
         without_latest: average over all ranks but the one with the largest delay.
         """
-        values = self._values(without_latest=without_latest)
-        return TrialParts(means=values.mean(axis=1))
+        return {
+            repeat: each.measurement(self.straggler, without_latest=without_latest)
+            for repeat, each in self._trials.items()
+        }
 
-    def _values(self, *, without_latest: bool) -> NDArray[np.float64]:
-        """Return seconds by part and step, shape (parts, steps)."""
-        steady = self.common.steady
-        chosen = np.searchsorted(self.steps.step, self.common.step[steady])
-        kept = [
-            number
-            for number, rank in enumerate(self.steps.ranks)
-            if not (without_latest and rank == self.latest)
+    def _find_straggler(self) -> Straggler | None:
+        named = [
+            each.verdict
+            for each in self._trials.values()
+            if each.verdict is not None and each.verdict.straggler is not None
         ]
-        values = np.zeros((len(PARTS), len(chosen)))
-        for row, part in enumerate(PARTS):
-            for phase in part.phases:
-                seconds = self.steps[f"{phase}_s"][kept][:, chosen]
-                values[row] += np.nan_to_num(seconds).mean(axis=0)
-        values[-1] = self._walls(kept)[steady] - values.sum(axis=0)
-        return values
+        ranks = [verdict.straggler for verdict in named]
+        most = max(ranks, key=ranks.count, default=None)
+        if most is None or 2 * ranks.count(most) <= len(self._trials):
+            return None
+        first = next(verdict for verdict in named if verdict.straggler == most)
+        return Straggler(rank=most, host=first.ranks[0].host, phase=first.phase)
 
-    def _walls(self, kept: list[int]) -> NDArray[np.float64]:
+
+class _TrialSteps:
+    """The steps of one trial, and the rank that makes the others wait."""
+
+    def __init__(self, record: TrialRecord) -> None:
+        self.record = record
+        self.verdict: Straggling | None = None  # None in a pipeline: stages do different work
+        self._steps = read_steps(record)
+        self._common = global_steps(record, self._steps)
+        self.steady = self._common.steady
+        self._figures = trial_evidence(record)
+        if record.trial.placement.stages == 1:
+            verdicts = find_straggler(record, self._steps, clock_errors(record))
+            self.verdict = next(iter(verdicts), None)
+
+    def measurement(self, straggler: Straggler | None, *, without_latest: bool) -> Measurement:
+        """Return the means over the steps after the warm-up."""
+        late = () if self.verdict is None else self.verdict.ranks
+        latest = late[0].rank if late and without_latest else None
+        delays_s = [each.delay_s.mean for each in late if straggler and each.rank == straggler.rank]
+        steps = self._steps.steady()
+        return Measurement(
+            trial=self.record.trial,
+            cores=self._cores(),
+            parts_s=self._parts_s(latest),
+            figures=self._figures,
+            pass_comm_s=float(np.nan_to_num(steps["pass_comm_s"]).mean()),
+            straggler=straggler,
+            delay_s=sum(delays_s),
+        )
+
+    def outside_s(self) -> Mapping[str, float | None]:
+        """Return the phases of the whole trial, mean over the ranks."""
+        return mean_over_ranks([rank.whole for rank in trial_phases(self.record, self._steps)])
+
+    def _cores(self) -> int:
+        """Return the cores that the ranks may use, on all hosts, at most those allocated."""
+        by_host: dict[str, set[int]] = {}
+        for rank in self.record.ranks:
+            if rank.environment is not None:
+                by_host.setdefault(rank.environment.host, set()).update(rank.environment.affinity)
+        allowed = sum(map(len, by_host.values()))
+        planned = self.record.trial.placement.cores
+        return min(allowed, planned) if allowed else planned
+
+    def _parts_s(self, left_out: int | None) -> NDArray[np.float64]:
+        kept = [number for number, rank in enumerate(self._steps.ranks) if rank != left_out]
+        chosen = np.searchsorted(self._steps.step, self._common.step[self.steady])
+        values = np.zeros((len(PART_NAMES), len(chosen)))
+        for row, phases in enumerate(PHASES_OF.values()):
+            for phase in phases:
+                seconds = self._steps[f"{phase}_s"][kept][:, chosen]
+                values[row] += np.nan_to_num(seconds).mean(axis=0)
+        values[-1] = self._walls_s(kept)[self.steady] - values.sum(axis=0)
+        means: NDArray[np.float64] = values.mean(axis=1)
+        return means
+
+    def _walls_s(self, kept: list[int]) -> NDArray[np.float64]:
         """Return the time of each common step from end to end, mean over the ranks.
 
         The end of a step is that of each rank, not of the last one: ranks that end at different
         times would otherwise add to a few steps what is no part of them. A step that follows an
         evaluation begins with its own start.
         """
-        places = np.searchsorted(self.steps.step, self.common.step)
-        ended = self.steps["ended_s"][kept][:, places]
-        began = self.steps["started_s"][kept][:, places]
-        last_ended = self.common.ended_unix_s
-        follows = last_ended[1:] - self.common.time_s[1:] - last_ended[:-1] < _CLOCK_S
+        places = np.searchsorted(self._steps.step, self._common.step)
+        ended = self._steps["ended_s"][kept][:, places]
+        began = self._steps["started_s"][kept][:, places]
+        last_ended = self._common.ended_unix_s
+        follows = last_ended[1:] - self._common.time_s[1:] - last_ended[:-1] < _CLOCK_S
         began[:, 1:] = np.where(follows, ended[:, :-1], began[:, 1:])
         walls: NDArray[np.float64] = (ended - began).mean(axis=0)
         return walls
-
-
-def trial_steps(record: TrialRecord) -> TrialSteps:
-    """Read the steps of a trial, and find its straggler. Raises DataError for a damaged file."""
-    steps = read_steps(record)
-    straggler, phase, latest = None, None, None
-    if record.trial.placement.stages == 1:
-        for found in find_straggler(record, steps, clock_errors(record)):
-            if found.ranks:
-                latest = found.ranks[0].rank
-            if found.straggler is not None:
-                straggler, phase = found.ranks[0], found.phase
-    return TrialSteps(
-        record=record,
-        steps=steps,
-        common=global_steps(record, steps),
-        straggler=straggler,
-        straggler_phase=phase,
-        latest=latest,
-    )
-
-
-def parts_of_phases(phases: Mapping[str, float | None]) -> dict[str, float]:
-    """Add up mean phases to the parts, without the remainder; 0 where nothing was measured."""
-    return {part.name: sum(phases.get(p) or 0.0 for p in part.phases) for part in PARTS[:-1]}
