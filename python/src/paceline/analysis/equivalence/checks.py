@@ -10,9 +10,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.analysis.equivalence import sample_log as sample_logs
-from paceline.analysis.equivalence.tensors import TensorDifference, tensor_differences
+from paceline.analysis.equivalence.tensors import (
+    TensorDifference,
+    tensor_differences,
+    tensor_names,
+)
 from paceline.analysis.equivalence.tolerances import UNIT_ROUNDOFF_FP32, Tolerance
 from paceline.errors import NotComparable
+from paceline.records.comparison_points import (
+    EARLY,
+    EARLY_STEPS,
+    FINAL,
+    REPLAYED_STEPS,
+    replay_point,
+    replayed_after,
+)
+from paceline.records.files import document
+from paceline.records.rows import RankWeights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +36,7 @@ if TYPE_CHECKING:
     from paceline.analysis.trial.steps import GlobalSteps
     from paceline.plan.sample_order import SampleOrder
 
+FINAL_WEIGHTS, REPLICAS, REPLAY = "final_weights", "replicas", "replay_"  # names of checks
 _COMPARED_ON_PURPOSE = {
     "precision",
     "memory_format",
@@ -126,6 +141,14 @@ def initial_weights_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
     return Check(name=name, passed=True, reason="equal SHA-256 on every rank")
 
 
+_SHARDED = "they are sharded, or the ranks train different models"
+
+
+def began_differently(record: TrialRecord) -> bool:
+    """Return whether the ranks of a trial had different first weights."""
+    return len(set(_initial_hashes(record).values())) > 1
+
+
 def _initial_hashes(record: TrialRecord) -> dict[int, str]:
     return {
         r.rank: r.environment.initial_weights_sha256
@@ -178,12 +201,65 @@ def gradient_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
 def weights_check(
     trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
 ) -> tuple[Check, float | None]:
-    name = "final_weights"
+    """Compare the final weights; return the check and the largest absolute difference."""
     if _same_bits(trial, baseline):
         reason = "equal bit for bit (SHA-256)"
-        check = Check(name=name, passed=True, reason=reason, value=0.0, tolerance=allowed.weights)
+        check = Check(
+            name=FINAL_WEIGHTS, passed=True, reason=reason, value=0.0, tolerance=allowed.weights
+        )
         return check, 0.0
-    ours, theirs = trial.files.weights, baseline.files.weights
+    check, largest = _point_check(FINAL_WEIGHTS, FINAL, allowed.steps, trial, baseline, allowed)
+    if not allowed.weights_judged and largest is not None and math.isfinite(largest):
+        check = not_decisive(check, allowed)
+    return check, largest
+
+
+def early_weights_check(
+    trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
+) -> Check | None:
+    """Compare the weights after `EARLY_STEPS` steps; None for a shorter training."""
+    if allowed.steps <= EARLY_STEPS:
+        return None
+    name = f"weights_{EARLY}"
+    if _same_bits(trial, baseline):
+        reason = "not needed: the final weights are equal bit for bit"
+        return Check(name=name, passed=True, reason=reason, value=0.0)
+    check, _ = _point_check(name, EARLY, EARLY_STEPS, trial, baseline, allowed)
+    # records of older versions have none
+    return dataclasses.replace(check, decisive=check.passed is not None)
+
+
+def replay_checks(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance) -> list[Check]:
+    """Compare the weights after the replayed steps; an impossible comparison does not count."""
+    found = []
+    for first in replayed_after(allowed.steps):
+        point = replay_point(first)
+        name = f"{REPLAY}{first}"
+        replayed = None if trial.result is None else trial.result.replayed
+        if replayed is not None and point in replayed.faults:
+            check = Check(name=name, passed=False, reason=replayed.faults[point])
+        elif replayed is not None and point in replayed.missing:
+            check = Check(name=name, passed=None, reason=replayed.missing[point])
+        else:
+            check, _ = _point_check(name, point, REPLAYED_STEPS, trial, baseline, allowed)
+        found.append(dataclasses.replace(check, decisive=check.passed is not None))
+    return found
+
+
+def _point_check(
+    name: str,
+    point: str,
+    steps: int,
+    trial: TrialRecord,
+    baseline: TrialRecord,
+    allowed: Tolerance,
+) -> tuple[Check, float | None]:
+    """Compare the weights at a point, `steps` steps after equal ones.
+
+    Return the check and the largest absolute difference. Each tensor is compared, and all trained
+    parameters together.
+    """
+    ours, theirs = trial.files.weights_at(point), baseline.files.weights_at(point)
     if baseline.result is None or not (ours.exists() and theirs.exists()):
         return Check(name=name, passed=None, reason=_no_tensors("weights", ours)), None
     try:
@@ -191,29 +267,60 @@ def weights_check(
     except NotComparable as error:
         return Check(name=name, passed=False, reason=str(error)), None
     largest = max((d.max_abs for d in differences), default=0.0)
-    scales = _update_scales(differences, baseline.result.update_l2, allowed)
-    unknown = sorted(d.name for d in differences if d.name not in scales)
+    moved_l2 = {FINAL: baseline.result.update_l2, **baseline.result.replayed.moved_l2}
+    moved = moved_l2.get(point, {})
+    unknown = sorted(d.name for d in differences if d.name not in moved)
     if unknown:
         reason = f"the baseline did not record its update of {', '.join(unknown[:3])}"
         return Check(name=name, passed=None, reason=reason), largest
-    check = _worst(
-        name, differences, scales, allowed.weights, "times the distance that training moved it"
+    limit = allowed.of_tensor(steps, point if point not in (EARLY, FINAL) else None)
+    # The distance that training moved each tensor is at least its rounding in these steps.
+    rounding = UNIT_ROUNDOFF_FP32 * steps / limit if steps else 0
+    scales = {d.name: moved[d.name] + rounding * d.baseline_l2 for d in differences}
+    check = _worst(name, differences, scales, limit, "times the distance that training moved it")
+    trained = tensor_names(baseline.files.gradient) & scales.keys()
+    distance = math.hypot(*(scales[n] for n in trained))
+    difference = math.hypot(*(d.difference_l2 for d in differences if d.name in trained))
+    whole, whole_limit = _ratio(difference, distance), allowed.of_whole(steps, point)
+    if not check.passed or whole <= whole_limit:
+        return check, largest
+    reason = (
+        f"all parameters together differ by {whole:.2g} times the distance that training moved "
+        f"them, and rounding alone by at most {whole_limit:.2g}: an update may be lost, or another "
+        "one"
     )
-    if not allowed.weights_judged and math.isfinite(largest):
-        check = not_decisive(check, allowed)
+    check = Check(name=name, passed=False, reason=reason, value=whole, tolerance=whole_limit)
     return check, largest
 
 
-def _update_scales(
-    differences: list[TensorDifference], update_l2: Mapping[str, float], allowed: Tolerance
-) -> dict[str, float]:
-    """Return the distance that training moved each tensor, at least its rounding in n steps."""
-    rounding = UNIT_ROUNDOFF_FP32 * allowed.steps / allowed.weights if allowed.steps else 0
-    return {
-        d.name: update_l2[d.name] + rounding * d.baseline_l2
-        for d in differences
-        if d.name in update_l2
-    }
+def replicas_check(trial: TrialRecord) -> Check:
+    """Check that all replicas of a trial ended with equal weights and buffers, bit for bit."""
+    name = REPLICAS
+    found = {r.rank: document(trial.files.rank(r.rank).weights, RankWeights) for r in trial.ranks}
+    silent = sorted(rank for rank, weights in found.items() if weights is None)
+    if silent or not found:
+        listed = ", ".join(map(str, silent))
+        reason = f"rank {listed} did not record checksums of its final weights"
+        return Check(name=name, passed=None, reason=reason, decisive=False)
+    known = [weights for weights in found.values() if weights is not None]
+    local = {buffer for weights in known for buffer in weights.local}
+    places: dict[str, dict[str, str]] = {}  # by tensor and checksum: the first place
+    for rank, weights in zip(found, known, strict=True):
+        for number, replica in enumerate(weights.replicas):
+            place = f"replica {number - 1} of rank {rank}" if number else f"rank {rank}"
+            for tensor in replica.keys() - local:
+                places.setdefault(tensor, {}).setdefault(replica[tensor], place)
+    different = sorted(tensor for tensor, sums in places.items() if len(sums) > 1)
+    if different:
+        first, other, *_ = places[different[0]].values()
+        more = f" and {len(different) - 1} more tensors" if len(different) > 1 else ""
+        reason = f"{other} ended with another {different[0]}{more} than {first}"
+        return Check(name=name, passed=False, reason=reason)
+    count = sum(max(1, len(weights.replicas) - 1) for weights in known)
+    reason = f"{len(places)} tensors of {count} replicas are equal, bit for bit"
+    if local:
+        reason += f"; not compared, because batch_norm is per-replica: {', '.join(sorted(local))}"
+    return Check(name=name, passed=True, reason=reason)
 
 
 def _worst(
@@ -290,6 +397,8 @@ def _why_not_comparable(trial: TrialRecord, baseline: TrialRecord) -> str | None
     for record, whose in ((trial, ""), (baseline, "the baseline: ")):
         if record.result is not None and record.result.not_compared is not None:
             return whose + record.result.not_compared
+        if began_differently(record):
+            return f"{whose}its ranks began with different weights: {_SHARDED}"
     if initial_weights_check(trial, baseline).passed is False:
         return (
             "it started from other weights than the baseline; fix the seed in the script "

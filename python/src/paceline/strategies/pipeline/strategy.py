@@ -305,7 +305,7 @@ class PipelineStrategy(ShardedStrategy):
     def _wait_for_node(self) -> None:
         self._everyone.wait()
 
-    def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
+    def buffers_of_replicas(self) -> list[dict[str, Tensor]]:
         return [self._buffers.own]
 
     def describe(self) -> StrategyResult:
