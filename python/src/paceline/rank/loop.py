@@ -50,7 +50,7 @@ class Loop:
     ) -> None:
         """counts_samples: whether this rank's samples belong to no other stage of the same replica.
 
-        on_first_gradient: called after the gradient of the first step is summed. on_update: called
+        on_first_gradient: called after the first gradient of this loop is summed. on_update: called
         with the step when its weights are updated, as a part of it. on_step_end: called after the
         rows of a step are written.
         """
@@ -124,7 +124,7 @@ class Loop:
         )
         result = self._strategy.gradient(train_batch)
         self._check_loss(batch.step, result)
-        if batch.step == 0:
+        if batch.step == self._order.first_step:
             self._on_first_gradient()
         optimizing_s = time.perf_counter()
         within_step = self._strategy.step()

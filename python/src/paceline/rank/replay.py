@@ -2,8 +2,8 @@
 
 The baseline keeps its state in the middle and near the end of a long training. After the timed
 part, each trial of the same training restores these states in turn, trains `REPLAYED_STEPS` steps,
-and saves the weights. So all of them compute updates from equal weights, however far rounding has
-moved their own weights apart.
+and saves the first gradient and the weights. So all of them compute updates from equal weights,
+however far rounding has moved their own weights apart.
 
 The first baseline also repeats steps with inputs that differ by roundings. The change of its
 weights is the scale for the differences of others.
@@ -36,8 +36,8 @@ from paceline.records.comparison_points import (
     replay_point,
     replayed_after,
 )
-from paceline.records.rows import Replayed, RoundingChange
-from paceline.training.state import RATES
+from paceline.records.rows import Replayed
+from paceline.training.state import RATES, WEIGHTS
 from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.strategy import LocalStrategy, Stepper
 from paceline.training.optimizers import trained_parameters
@@ -63,6 +63,7 @@ _MAY_DIFFER = {"precision", "batch_norm", "activation_checkpointing"}
 # about as much, so that units switch in most batches in which another order of sums may switch one.
 _CHANGE = 2.0**-20
 _NOISE = 2.0**-13  # share of the whole norm below which the gradient of a tensor is noise
+_WATCHED_TENSORS, _WATCHED_ELEMENTS = 4, 32  # whose change is seen after each step
 _TIME_SHARE = 0.4  # of limits.trial_s, after which the baseline repeats only the first step
 
 OpenFeed = Callable[["Samples", str], AbstractContextManager[Feed]]
@@ -92,8 +93,12 @@ class Replays:
         self._measures = False
         # Learning rates of this rank. A restored schedule hides that it was wrong before.
         self._rates: dict[int, dict[str, float]] = {}
+        self.unchanged_after: list[int] = []  # see RankWeights
+        self._watched: list[Tensor] = []
         if self._can_replay:
             self._rates = {done: {} for done in replayed_after(self._steps)}
+            self._watched = self._sample_of_weights()
+        self._sampled = torch.cat(self._watched) if self._watched else None
         if trial.is_baseline:
             self._plan_states()
 
@@ -101,6 +106,14 @@ class Replays:
     def _can_replay(self) -> bool:
         strategy = type(self._strategy)
         return not strategy.pauses_for_checkpoints and strategy.restore is not LocalStrategy.restore
+
+    def _sample_of_weights(self) -> list[Tensor]:
+        """Return views of some elements of the largest tensors of weights that this rank owns."""
+        state = self._strategy.rank_state()
+        own = [] if state is None or self._trial.device != "cpu" else state.tensors
+        weights = [each.values for each in own if each.name.startswith(f"{WEIGHTS}/")]
+        largest = sorted(weights, key=len, reverse=True)[:_WATCHED_TENSORS]
+        return [values[:: max(1, len(values) // _WATCHED_ELEMENTS)] for values in largest]
 
     def _plan_states(self) -> None:
         """Decide which states to keep: those that no repeat of this baseline has kept before."""
@@ -117,6 +130,10 @@ class Replays:
 
         Return whether this took time, which belongs to no step.
         """
+        if self._watched:
+            before, self._sampled = self._sampled, torch.cat(self._watched)
+            if before is not None and torch.equal(before, self._sampled):
+                self.unchanged_after.append(done)
         is_early = done == EARLY_STEPS < self._steps
         if is_early:
             self._save_weights(EARLY)
@@ -153,7 +170,8 @@ class Replays:
             found.faults[point] = fault
             return
         before = self._copy() if self._trial.is_baseline else {}
-        self._train(first, first + REPLAYED_STEPS)
+        last = first + REPLAYED_STEPS
+        self._train(first, last, on_first_gradient=lambda: self._save_gradient(point))
         self._save_weights(point)
         if not before:
             return
@@ -161,8 +179,14 @@ class Replays:
         found.moved_l2[point] = update_l2(after, before)
         if self._measures:
             self._restored(state)
-            self._train(first, first + REPLAYED_STEPS, rounded=True)
-            found.rounding[point] = self._change(self._copy(), after, before)
+            changes: list[float] = []
+
+            def first_gradient() -> None:
+                plain = load_file(self._files.gradient_at(point))
+                changes.append(self._change(self._strategy.gradients(), plain))
+
+            self._train(first, last, rounded=True, on_first_gradient=first_gradient)
+            found.rounding[point] = max(*changes, self._change(self._copy(), after, before))
 
     def _measure_beginning(self, found: Replayed) -> None:
         """Train once more from the first weights, with inputs that differ by roundings."""
@@ -265,6 +289,11 @@ class Replays:
             save_tensors(self._files.weights_at(point), weights)
         self._wait(point)
 
+    def _save_gradient(self, point: str) -> None:
+        gradients = self._strategy.gradients()
+        if self._context.is_first:
+            save_tensors(self._files.gradient_at(point), gradients)
+
     def _copy(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self._strategy.state_dict().items()}
 
@@ -276,18 +305,16 @@ class Replays:
         ours: Mapping[str, Tensor],
         plain: Mapping[str, Tensor],
         before: Mapping[str, Tensor] | None = None,
-    ) -> RoundingChange:
-        """Return the change from `plain`, relative to the distance from `before`, or from zero."""
+    ) -> float:
+        """Return the largest change of a tensor from `plain`, relative to the distance from
+        `before`, or from zero."""
         before = before or {name: torch.zeros_like(tensor) for name, tensor in plain.items()}
         differences, distances = update_l2(ours, plain), update_l2(plain, before)
         trained = trained_parameters(on_meta_device(self._samples.task)).keys() & plain.keys()
         whole = math.hypot(*(distances[name] for name in trained))
         if whole == 0:
-            return RoundingChange(tensor=0.0, whole=0.0)  # nothing to compare changes with
-        return RoundingChange(
-            tensor=max(differences[n] / (distances[n] + _NOISE * whole) for n in differences),
-            whole=math.hypot(*(differences[name] for name in trained)) / whole,
-        )
+            return 0.0  # nothing to compare changes with
+        return max(differences[n] / (distances[n] + _NOISE * whole) for n in differences)
 
     def _wait(self, purpose: str) -> None:
         world = self._peers.world(f"replay/{purpose}")

@@ -50,13 +50,19 @@ def local_buffers(trial: Trial, task: Task) -> list[str]:
 
 
 def write_rank_weights(
-    files: RankFiles, replicas: list[dict[str, str]], local: Sequence[str] = ()
+    files: RankFiles,
+    replicas: list[dict[str, str]],
+    local: Sequence[str] = (),
+    unchanged_after: Sequence[int] = (),
 ) -> str:
     """Write the checksums of a rank's final weights, and return that of the whole model.
 
-    replicas, local: see RankWeights.
+    Arguments: see RankWeights.
     """
-    write_json(files.weights, RankWeights(replicas=replicas, local=list(local)))
+    weights = RankWeights(
+        replicas=replicas, local=list(local), unchanged_after=list(unchanged_after)
+    )
+    write_json(files.weights, weights)
     return hashlib.sha256(repr(replicas[0]).encode()).hexdigest()
 
 

@@ -157,7 +157,7 @@ class _TaskRank:
             strategy,
             rank,
             counts_samples=self._stage == 0,
-            on_first_gradient=lambda: self._save_gradient(strategy),
+            on_first_gradient=lambda: self._save_gradient(strategy, order.first_step),
             on_update=updated,
             on_step_end=step_ended,
         )
@@ -262,8 +262,8 @@ class _TaskRank:
             restored_unix_s=time.time(),
         )
 
-    def _save_gradient(self, strategy: LocalStrategy) -> None:
-        if not self._trial.save_tensors:
+    def _save_gradient(self, strategy: LocalStrategy, step: int) -> None:
+        if step or not self._trial.save_tensors:
             return
         gradients = strategy.gradients()
         if self._context.is_first:
@@ -284,7 +284,9 @@ class _TaskRank:
         """Write what is compared: checksums of every rank, weights and result of the first one."""
         weights = strategy.state_dict()
         sums = [sha256_by_name(each) for each in (weights, *strategy.buffers_of_replicas())]
-        sha256 = write_rank_weights(self._own, sums, local_buffers(self._trial, task))
+        unchanged = () if self._replays is None else self._replays.unchanged_after
+        local = local_buffers(self._trial, task)
+        sha256 = write_rank_weights(self._own, sums, local, unchanged)
         if not self._context.is_first:
             self._replay()
             return

@@ -98,6 +98,10 @@ class TrialFiles:
         """Return the weights at a point of comparison, see records.comparison_points."""
         return self.tensors / f"weights_{point}.safetensors"
 
+    def gradient_at(self, point: str) -> Path:
+        """Return the gradient of the first step of a replay."""
+        return self.tensors / f"gradient_{point}.safetensors"
+
     def replay(self, training_sha256: str) -> Path:
         """Return the folder of the baseline's states, which all trials of a training replay."""
         in_run = self.root.parent.name == _TRIALS

@@ -280,14 +280,8 @@ class RankWeights:
     # SHA-256 by tensor: of the whole model, then of the buffers of each replica, if they have some
     replicas: list[dict[str, str]]
     local: list[str]  # buffers that each replica has of its own by definition
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundingChange:
-    """Change of a gradient or of an update when the inputs change by 2^-20."""
-
-    tensor: float  # largest one of a single tensor
-    whole: float  # of all trained parameters together
+    # steps after which a sample of this rank's weights was the same as before
+    unchanged_after: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -295,7 +289,8 @@ class Replayed:
     """Results of replaying steps after a training, by point; see records.comparison_points."""
 
     moved_l2: dict[str, dict[str, float]] = field(default_factory=dict)  # of a baseline, by tensor
-    rounding: dict[str, RoundingChange] = field(default_factory=dict)  # of a baseline
+    # of a baseline: largest relative change of a tensor when the inputs change by 2^-20
+    rounding: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # why it was not replayed
     faults: dict[str, str] = field(default_factory=dict)  # why it could not begin as the baseline
 

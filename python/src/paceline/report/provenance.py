@@ -33,6 +33,7 @@ _CHECK_WORDS = {
     "first_loss": "loss of step 1",
     "first_gradient": "gradient of step 1",
     "weights_step16": "weights after 16 steps",
+    "every_step": "a change in every step",
     "final_weights": "final weights",
     "replicas": "all replicas",
     "evaluation": "evaluations",

@@ -22,6 +22,7 @@ from paceline.analysis.equivalence.checks import (
     Check,
     began_differently,
     early_weights_check,
+    every_step_check,
     gradient_check,
     initial_weights_check,
     loss_check,
@@ -43,7 +44,7 @@ from paceline.analysis.trial.steps import global_steps
 from paceline.errors import DataError
 from paceline.records.comparison_points import GRADIENT
 from paceline.records.files import document, jsonable, write_json
-from paceline.records.rows import SCHEMA, RoundingChange
+from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -119,7 +120,7 @@ def check_equivalence(
     gradient = gradient_check(trial, baseline, allowed)
     early = early_weights_check(trial, baseline, allowed)
     later = (*([] if early is None else [early]), *replay_checks(trial, baseline, allowed))
-    replicas = replicas_check(trial)
+    replicas, every_step = replicas_check(trial), every_step_check(trial, baseline)
     reason = why_not_equivalent(trial.trial)
     if reason is not None:
         weights, gradient = not_judged(weights, reason), not_judged(gradient, reason)
@@ -136,7 +137,7 @@ def check_equivalence(
             sample_log_check(trial, baseline, order),
             training_check(trial, baseline),
             initial_weights_check(trial, baseline),
-            *(loss, gradient, *later, weights, replicas),
+            *(loss, gradient, *later, every_step, weights, replicas),
         )
         if trial.trial.training.evaluation is not None:
             values = evaluation_check(
@@ -165,7 +166,7 @@ def check_equivalence(
     )
 
 
-def _rounding(baseline: TrialRecord) -> dict[str, RoundingChange]:
+def _rounding(baseline: TrialRecord) -> dict[str, float]:
     """Return the changes by rounding that the baseline has measured."""
     result = baseline.result
     if result is None:
@@ -173,7 +174,7 @@ def _rounding(baseline: TrialRecord) -> dict[str, RoundingChange]:
     sensitivity = result.gradient_sensitivity
     if sensitivity is None:
         return result.replayed.rounding
-    return {GRADIENT: RoundingChange(tensor=sensitivity, whole=sensitivity)}
+    return {GRADIENT: sensitivity}
 
 
 def write_equivalence(trial_files: TrialFiles, equivalence: Equivalence) -> None:

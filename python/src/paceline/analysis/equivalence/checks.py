@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from paceline.plan.sample_order import SampleOrder
 
 FINAL_WEIGHTS, REPLICAS, REPLAY = "final_weights", "replicas", "replay_"  # names of checks
+_LEAST_SHARE = 2.0**-7
 _COMPARED_ON_PURPOSE = {
     "precision",
     "memory_format",
@@ -187,15 +188,24 @@ def gradient_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
     ours, theirs = trial.files.gradient, baseline.files.gradient
     if not (ours.exists() and theirs.exists()):
         return Check(name=name, passed=None, reason=_no_tensors("gradient", ours))
+    return _compared_gradients(
+        name, ours, theirs, allowed.gradient, UNIT_ROUNDOFF_FP32 / allowed.gradient
+    )
+
+
+def _compared_gradients(name: str, ours: Path, theirs: Path, limit: float, least: float) -> Check:
+    """Compare two gradients.
+
+    The gradient of a tensor may be nearly zero, that is, noise. Then it is compared with a share
+    `least` of the whole gradient.
+    """
     try:
         differences = tensor_differences(ours, theirs)
     except NotComparable as error:
         return Check(name=name, passed=False, reason=str(error))
-    # The gradient of a tensor may be nearly zero, that is, noise. Then it is compared with the
-    # rounding error of the whole gradient.
-    floor = UNIT_ROUNDOFF_FP32 * math.hypot(*(d.baseline_l2 for d in differences))
-    scales = {d.name: d.baseline_l2 + floor / allowed.gradient for d in differences}
-    return _worst(name, differences, scales, allowed.gradient, "times its gradient's norm")
+    floor = least * math.hypot(*(d.baseline_l2 for d in differences))
+    scales = {d.name: d.baseline_l2 + floor for d in differences}
+    return _worst(name, differences, scales, limit, "times its gradient's norm")
 
 
 def weights_check(
@@ -208,7 +218,9 @@ def weights_check(
             name=FINAL_WEIGHTS, passed=True, reason=reason, value=0.0, tolerance=allowed.weights
         )
         return check, 0.0
-    check, largest = _point_check(FINAL_WEIGHTS, FINAL, allowed.steps, trial, baseline, allowed)
+    check, largest = _point_check(
+        FINAL_WEIGHTS, FINAL, allowed.steps, trial, baseline, allowed.weights
+    )
     if not allowed.weights_judged and largest is not None and math.isfinite(largest):
         check = not_decisive(check, allowed)
     return check, largest
@@ -224,7 +236,10 @@ def early_weights_check(
     if _same_bits(trial, baseline):
         reason = "not needed: the final weights are equal bit for bit"
         return Check(name=name, passed=True, reason=reason, value=0.0)
-    check, _ = _point_check(name, EARLY, EARLY_STEPS, trial, baseline, allowed)
+    limit = allowed.early_weights
+    check, _ = _point_check(name, EARLY, EARLY_STEPS, trial, baseline, limit)
+    if check.passed is False and not allowed.judges(EARLY):
+        return not_decisive(check, allowed)
     # records of older versions have none
     return dataclasses.replace(check, decisive=check.passed is not None)
 
@@ -241,7 +256,14 @@ def replay_checks(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance)
         elif replayed is not None and point in replayed.missing:
             check = Check(name=name, passed=None, reason=replayed.missing[point])
         else:
-            check, _ = _point_check(name, point, REPLAYED_STEPS, trial, baseline, allowed)
+            limit = allowed.of_replay(point)
+            check, _ = _point_check(
+                name, point, REPLAYED_STEPS, trial, baseline, limit, least=_LEAST_SHARE
+            )
+            files = trial.files.gradient_at(point), baseline.files.gradient_at(point)
+            if check.passed and all(file.exists() for file in files):
+                gradient = _compared_gradients(name, *files, limit, _LEAST_SHARE)
+                check = max(check, gradient, key=lambda c: (not c.passed, c.value or 0.0))
         found.append(dataclasses.replace(check, decisive=check.passed is not None))
     return found
 
@@ -252,12 +274,15 @@ def _point_check(
     steps: int,
     trial: TrialRecord,
     baseline: TrialRecord,
-    allowed: Tolerance,
+    limit: float,
+    *,
+    least: float = 0.0,
 ) -> tuple[Check, float | None]:
     """Compare the weights at a point, `steps` steps after equal ones.
 
-    Return the check and the largest absolute difference. Each tensor is compared, and all trained
-    parameters together.
+    limit: for each tensor, as a share of the distance that training moved it. least: share of the
+    distance of all trained parameters that is added to it, so that rounding of a tensor which
+    hardly moves is none. Return the check and the largest absolute difference.
     """
     ours, theirs = trial.files.weights_at(point), baseline.files.weights_at(point)
     if baseline.result is None or not (ours.exists() and theirs.exists()):
@@ -273,30 +298,44 @@ def _point_check(
     if unknown:
         reason = f"the baseline did not record its update of {', '.join(unknown[:3])}"
         return Check(name=name, passed=None, reason=reason), largest
-    limit = allowed.of_tensor(steps, point if point not in (EARLY, FINAL) else None)
+    trained = tensor_names(baseline.files.gradient) & moved.keys() if least else set()
+    floor = least * math.hypot(*(moved[tensor] for tensor in trained))
     # The distance that training moved each tensor is at least its rounding in these steps.
     rounding = UNIT_ROUNDOFF_FP32 * steps / limit if steps else 0
-    scales = {d.name: moved[d.name] + rounding * d.baseline_l2 for d in differences}
+    scales = {d.name: moved[d.name] + rounding * d.baseline_l2 + floor for d in differences}
     check = _worst(name, differences, scales, limit, "times the distance that training moved it")
-    trained = tensor_names(baseline.files.gradient) & scales.keys()
-    distance = math.hypot(*(scales[n] for n in trained))
-    difference = math.hypot(*(d.difference_l2 for d in differences if d.name in trained))
-    whole, whole_limit = _ratio(difference, distance), allowed.of_whole(steps, point)
-    if not check.passed or whole <= whole_limit:
-        return check, largest
-    reason = (
-        f"all parameters together differ by {whole:.2g} times the distance that training moved "
-        f"them, and rounding alone by at most {whole_limit:.2g}: an update may be lost, or another "
-        "one"
-    )
-    check = Check(name=name, passed=False, reason=reason, value=whole, tolerance=whole_limit)
     return check, largest
+
+
+def every_step_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
+    """Check that each step changed the weights of each rank, if it changed the baseline's."""
+    name = "every_step"
+    ours, theirs = _rank_weights(trial), _rank_weights(baseline)
+    if None in ours.values() or None in theirs.values() or not ours or not theirs:
+        reason = "a rank did not record in which steps its weights changed"
+        return Check(name=name, passed=None, reason=reason, decisive=False)
+    usual = {step for weights in theirs.values() if weights for step in weights.unchanged_after}
+    faults = [
+        f"rank {rank} in step {step - 1}"
+        for rank, weights in ours.items()
+        if weights is not None
+        for step in weights.unchanged_after
+        if step not in usual
+    ]
+    if faults:
+        reason = f"weights did not change on {sample_logs.some(faults)}: an update was lost"
+        return Check(name=name, passed=False, reason=reason)
+    return Check(name=name, passed=True, reason="every step changed the weights of each rank")
+
+
+def _rank_weights(record: TrialRecord) -> dict[int, RankWeights | None]:
+    return {r.rank: document(record.files.rank(r.rank).weights, RankWeights) for r in record.ranks}
 
 
 def replicas_check(trial: TrialRecord) -> Check:
     """Check that all replicas of a trial ended with equal weights and buffers, bit for bit."""
     name = REPLICAS
-    found = {r.rank: document(trial.files.rank(r.rank).weights, RankWeights) for r in trial.ranks}
+    found = _rank_weights(trial)
     silent = sorted(rank for rank, weights in found.items() if weights is None)
     if silent or not found:
         listed = ", ".join(map(str, silent))
