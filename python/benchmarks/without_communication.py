@@ -13,7 +13,6 @@ import runpy
 import sys
 from typing import Any
 
-from paceline.rank.peers import Peers
 from paceline.transports.mpi.process_group import MpiProcessGroup
 from paceline.transports.work import PendingWork
 
@@ -38,7 +37,6 @@ def main() -> None:
     MpiProcessGroup.allreduce = (  # type: ignore[method-assign]
         only_meet if meet else all_reduce_nothing  # type: ignore[assignment]
     )
-    Peers.all_equal = lambda *_: []  # type: ignore[method-assign]
     script, *sys.argv = sys.argv[1], *sys.argv[1:]
     runpy.run_path(script, run_name="__main__")
 

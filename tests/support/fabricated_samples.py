@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -68,4 +69,7 @@ def _samples(order: Any, task: Any, make_feed: Callable[..., Any]) -> Any:
             order.held_out(), rank=rank, world_size=world_size
         ),
         since=lambda step: _samples(order.since(step), task, make_feed),
+        between=lambda first, stop: _samples(
+            replace(order, first_step=first, max_steps=stop), task, make_feed
+        ),
     )

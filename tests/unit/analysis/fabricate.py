@@ -41,6 +41,7 @@ from paceline.records.rows import (
     Outcome,
     RankEnvironment,
     RankStatus,
+    RankWeights,
     SampleLogRow,
     SpanRow,
     StepRow,
@@ -343,6 +344,7 @@ def _make_rank(
             )
         ),
     )
+    write_json(own.weights, RankWeights(replicas=[{"scale": "ab" * 32}], local=[]))
     write_json(
         own.status,
         dataclasses.asdict(

@@ -98,8 +98,21 @@ def test_each_repeat_has_another_seed_if_the_spec_says_so():
     varied = parse_spec(SPEC.replace("seed = 7", "seed = 7\nvary_seed = true"), "test")
     trials = plan_trials(varied, DATA, 4)
     assert {(t.repeat, t.training.seed) for t in trials} == {(0, 7), (1, 8), (2, 9)}
-    assert [t.id for t in trials] == [t.id for t in planned()]
+    assert sorted(t.id for t in trials) == sorted(t.id for t in planned())
     assert {t.training.seed for t in planned()} == {7}
+
+
+def test_baselines_come_first_where_others_need_their_states():
+    varied = parse_spec(SPEC.replace("seed = 7", "seed = 7\nvary_seed = true"), "test")
+
+    def leading(trials):
+        blocks = [trials[i : i + 6] for i in range(0, 18, 6)]
+        return [[t.is_baseline for t in b] == sorted((t.is_baseline for t in b), reverse=True)
+                for b in blocks]  # fmt: skip
+
+    assert leading(plan_trials(varied, DATA, 4)) == [True, True, True]
+    assert leading(planned())[0]
+    assert not all(leading(planned()))  # the order of later repeats is drawn
 
 
 def test_auto_takes_the_cores():

@@ -41,8 +41,11 @@ def with_checkpoints(trial, *, keep):
 def test_tensors_and_checkpoints_have_the_size_of_the_parameters(quiet):
     plain = trial_disk_use(quiet(), *SIZES)
     kept = trial_disk_use(quiet(), *SIZES, keeps_tensors=True)
-    assert kept.kept_bytes - plain.kept_bytes == 20 * MB  # gradient and weights
-    assert plain.training_bytes - kept.training_bytes == 20 * MB
+    # gradient, weights at the end, after 16 steps and two replays; states with and without momentum
+    assert kept.kept_bytes - plain.kept_bytes == 50 * MB + (10 + 2 * 20) * MB
+    assert plain.training_bytes - kept.training_bytes == 50 * MB
+    short = trial_disk_use(quiet(), 10, SIZES[1])
+    assert plain.training_bytes - short.training_bytes == pytest.approx(30 * MB, abs=MB / 2)
     training = trial_disk_use(with_checkpoints(quiet(), keep=False), *SIZES)
     assert training.kept_bytes == plain.kept_bytes
     # weights and momentum; two are kept while a third one is written

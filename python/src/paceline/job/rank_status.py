@@ -102,7 +102,7 @@ class RankStatusFile:
             row = dataclasses.replace(row, **identity)
         if started_unix_s is not None:
             row = dataclasses.replace(row, process_started_unix_s=started_unix_s)
-        write_json(self._files.status, dataclasses.asdict(row))
+        write_json(self._files.status, row)
 
     def log(self, what: str) -> None:
         """Write a line to the rank's log, so that a tail of the log is never empty."""

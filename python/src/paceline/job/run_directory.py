@@ -6,7 +6,6 @@ calls `prepare` before any rank starts, and `finish` after the end.
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import sys
 import time
@@ -62,7 +61,7 @@ def finish(job: Job, end: RankEnd) -> None:
         failed_rank=None if end.error is None else end.rank,
         message=end.error,
     )
-    write_json(job.files.outcome, dataclasses.asdict(outcome))
+    write_json(job.files.outcome, outcome)
 
 
 def _next_repeat(run: RunFiles, configuration: str) -> int:

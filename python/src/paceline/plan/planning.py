@@ -248,6 +248,8 @@ def _interleaved(experiment: Experiment, block: list[Trial]) -> list[Trial]:
     for repeat in range(experiment.planned_repeats):
         shuffled = list(block)
         order.shuffle(shuffled)
+        if not repeat or experiment.vary_seed:  # the others replay steps from a baseline's states
+            shuffled.sort(key=lambda trial: not trial.is_baseline)
         trials += [repeated(t, repeat, vary_seed=experiment.vary_seed) for t in shuffled]
     return trials
 

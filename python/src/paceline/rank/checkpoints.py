@@ -39,7 +39,7 @@ from paceline.training.state import RankState
 from paceline.training.state_files import Position, StateFiles, write_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
     from types import FrameType
 
@@ -60,9 +60,12 @@ if TYPE_CHECKING:
 _WITHOUT_EFFECT = {"dataset", "cache", "reading", "memory_format", "warmup_steps", "task"}
 
 
-def task_sha256(trial: Trial, order: SampleOrder) -> str:
-    """Return a checksum of everything that decides what a training computes, except its layout."""
-    values = trial.training.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+def training_sha256(trial: Trial, order: SampleOrder, without: Collection[str] = ()) -> str:
+    """Return a checksum of everything that decides what a training computes, except its layout.
+
+    without: names of further training values that do not count.
+    """
+    values = trial.training.model_dump(mode="json", exclude=_WITHOUT_EFFECT.union(without))
     values["task"] = trial.training.task.rpartition(":")[2]
     values["row_group_rows"] = [int(rows) for rows in order.row_group_rows]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -88,7 +91,7 @@ class Checkpoints:
         self._context, self._limits, self._order = context, trial.limits, order
         self._strategy, self._peers = strategy, peers
         self._folder = CheckpointFolder(files.checkpoints)
-        self._task_sha256 = task_sha256(trial, order)
+        self._task_sha256 = training_sha256(trial, order)
         self._replicas = trial.placement.replicas if strategy.has_replica_state else 1
         assert trial.checkpoint is not None, "else there is nothing to do"
         self._times = self._new_times(trial.checkpoint)
@@ -221,18 +224,13 @@ def choose_checkpoint(trial: Trial, files: TrialFiles, peers: Peers) -> Checkpoi
     """
     if trial.checkpoint is None:
         return None
-    folder, world = CheckpointFolder(files.checkpoints), peers.world("checkpoint")
-    if world is not None and world.local_rank != 0:
-        words = world.lookup("chosen", trial.limits.collective_s).split()
-        if not words:
-            return None
-        return Checkpoint(folder.root / words[2], int(words[0]), int(words[1]))
-    found = folder.newest(_warn)
-    folder.clean(found)
-    if world is not None:
+    folder, text = CheckpointFolder(files.checkpoints), ""
+    if peers.is_first:
+        found = folder.newest(_warn)
+        folder.clean(found)
         text = "" if found is None else f"{found.steps} {found.ranks} {found.folder.name}"
-        world.publish("chosen", text)
-    return found
+    words = peers.of_first_rank("checkpoint", text).split()
+    return Checkpoint(folder.root / words[2], int(words[0]), int(words[1])) if words else None
 
 
 def _warn(message: str) -> None:

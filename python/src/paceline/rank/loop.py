@@ -44,14 +44,13 @@ class Loop:
         rank: int,
         *,
         counts_samples: bool,
-        on_first_gradient: Callable[[TrainBatch], None],
+        on_first_gradient: Callable[[], None] = lambda: None,
         on_update: Callable[[int], None] = lambda _step: None,
         on_step_end: Callable[[StepRow], None] = lambda _row: None,
     ) -> None:
         """counts_samples: whether this rank's samples belong to no other stage of the same replica.
 
-        on_first_gradient: called with the batch of the first step after its gradient is summed.
-        on_update: called
+        on_first_gradient: called after the first gradient of this loop is summed. on_update: called
         with the step when its weights are updated, as a part of it. on_step_end: called after the
         rows of a step are written.
         """
@@ -125,8 +124,8 @@ class Loop:
         )
         result = self._strategy.gradient(train_batch)
         self._check_loss(batch.step, result)
-        if batch.step == 0:
-            self._on_first_gradient(train_batch)
+        if batch.step == self._order.first_step:
+            self._on_first_gradient()
         optimizing_s = time.perf_counter()
         within_step = self._strategy.step()
         stepped_s = time.perf_counter()

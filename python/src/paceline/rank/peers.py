@@ -74,17 +74,23 @@ class Peers:
         _limit_answers(self._store, self._trial)
         return store
 
-    def all_equal(self, name: str, value: str) -> list[int]:
-        """Return the ranks whose `value` differs from rank 0's; collective, [] on the other
-        ranks."""
-        world = self.world(f"equal/{name}")
+    @property
+    def is_first(self) -> bool:
+        return self._context.is_first
+
+    def of_first_rank(self, name: str, value: str) -> str:
+        """Return the first rank's value on all ranks; collective, once for each name."""
+        world = self.world(name)
         if world is None:
-            return []
-        if not self._context.is_first:
-            world.publish(str(world.local_rank), value)
-            return []
-        values = gather(world, value, self._limits.collective_s)
-        return [rank for rank, other in enumerate(values) if other != value]
+            return value
+        if self.is_first:
+            world.publish("value", value)
+        return world.lookup("value", self._limits.collective_s)
+
+    def of_all_ranks(self, name: str, value: str) -> list[str]:
+        """Return the values of all ranks; collective, once for each name."""
+        world = self.world(name)
+        return [value] if world is None else gather(world, value, self._limits.collective_s)
 
     @property
     def has_transport(self) -> bool:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+import hashlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
+from paceline.rank.clock import SAME_CLOCK, ClockOffset
 from paceline.records.communication import StrategyResult, TransportResult
 from paceline.records.files import write_json
-from paceline.records.rows import TrainingResult
+from paceline.records.rows import RankWeights, Replayed, TrainingResult
+from paceline.training.batch_norm import batch_norms
 from paceline.training.linear import linear_parameters
-from paceline.training.passes import run_passes
+from paceline.training.resources import read_back
 from paceline.training.tensors import save_tensors, update_l2
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, on_meta_device
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from collections.abc import Callable, Mapping, Sequence
 
-    from paceline.plan.trial import Training, Trial
+    from torch import Tensor
+
+    from paceline.plan.rank_context import RankContext
+    from paceline.plan.trial import Trial
     from paceline.records.communication import Communication
-    from paceline.records.layout import TrialFiles
-    from paceline.training.strategy import TrainBatch
+    from paceline.records.layout import RankFiles, TrialFiles
+    from paceline.records.rows import WorkerEnvironment
     from paceline.training.task import Task
-
-# Relative change of the inputs: 16 units of roundoff of fp32. Roundings within the model add up to
-# about as much, so that units switch in most batches in which another order of sums may switch one.
-_CHANGE = 2.0**-20
-_NOISE = 2.0**-13  # share of the whole gradient's norm below which a tensor's gradient is noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +39,53 @@ class End:
     transport: TransportResult = field(default_factory=TransportResult)
 
 
+def local_buffers(trial: Trial, task: Task) -> list[str]:
+    """Return the buffers that each replica has of its own: running statistics of its samples."""
+    if trial.training.batch_norm == "global":
+        return []
+    layers = batch_norms(on_meta_device(task))
+    return [
+        f"{name}.{buffer}" for name, layer in layers.items() for buffer, _ in layer.named_buffers()
+    ]
+
+
+def write_rank_weights(
+    files: RankFiles,
+    replicas: list[dict[str, str]],
+    local: Sequence[str] = (),
+    unchanged_after: Sequence[int] = (),
+) -> str:
+    """Write the checksums of a rank's final weights, and return that of the whole model.
+
+    Arguments: see RankWeights.
+    """
+    weights = RankWeights(
+        replicas=replicas, local=list(local), unchanged_after=list(unchanged_after)
+    )
+    write_json(files.weights, weights)
+    return hashlib.sha256(repr(replicas[0]).encode()).hexdigest()
+
+
+def write_environment(
+    context: RankContext,
+    trial: Trial,
+    files: RankFiles,
+    initial_weights_sha256: str,
+    clock: ClockOffset = SAME_CLOCK,
+    workers: Sequence[WorkerEnvironment] = (),
+) -> None:
+    """Write the actual environment of a rank. Raises EnvironmentLacks if it is not as requested."""
+    environment = read_back(
+        context,
+        trial,
+        clock_offset_s=clock.offset_s,
+        clock_error_s=clock.error_s,
+        initial_weights_sha256=initial_weights_sha256,
+        workers=workers,
+    )
+    write_json(files.environment, environment)
+
+
 def _communication(trial: Trial, end: End) -> Communication:
     return {"transport": trial.transport, **end.transport, **end.strategy}
 
@@ -49,20 +95,17 @@ def write_task_result(
     files: TrialFiles,
     end: End,
     task: Task,
-    weights: dict[str, Tensor],
-    first_batch: TrainBatch | None = None,
+    weights: Mapping[str, Tensor],
+    replay: Callable[[], Replayed] = Replayed,
 ) -> None:
-    """Write the final weights and the result of a task's training.
+    """Write the final weights, replay steps, and write the result of a task's training.
 
-    first_batch: to measure the sensitivity of the first gradient; None if it is not needed.
+    replay: changes the weights.
     """
     if trial.save_tensors:
         save_tensors(files.weights, weights)
     initial = build_model(task)
     moved = update_l2(weights, initial.state_dict())
-    sensitivity = None
-    if first_batch is not None:
-        sensitivity = gradient_sensitivity(task, initial, first_batch, trial.training)
     result = TrainingResult(
         steps=end.steps,
         weights_sha256=end.weights_sha256,
@@ -70,13 +113,12 @@ def write_task_result(
         parameters=sum(p.numel() for p in initial.parameters()),
         linear_parameters=linear_parameters(initial),
         communication=_communication(trial, end),
-        gradient_sensitivity=sensitivity,
-        not_compared=None,
         classes=task.settings.classes,
         input_shape=list(task.settings.input_shape or ()),
         input_dtype=task.settings.input_dtype,
+        replayed=replay(),
     )
-    write_json(files.result, asdict(result))
+    write_json(files.result, result)
 
 
 def write_script_result(
@@ -98,42 +140,7 @@ def write_script_result(
         weights_sha256=end.weights_sha256,
         update_l2=moved,
         parameters=parameters,
-        linear_parameters=None,
         communication=_communication(trial, end),
-        gradient_sensitivity=None,
         not_compared=not_compared,
-        classes=None,
-        input_shape=None,
-        input_dtype=None,
     )
-    write_json(files.result, asdict(result))
-
-
-def gradient_sensitivity(
-    task: Task, model: nn.Module, batch: TrainBatch, training: Training
-) -> float:
-    """Return how much the gradient changes with the last bits of the inputs.
-
-    A unit of ReLU whose input is nearly zero switches with the last bits of its input. Where layers
-    normalise, a single unit may move gradients by some thousandths of their norm. The value is
-    the largest change of a tensor, relative to its norm.
-
-    model: with initial weights, on the CPU; its gradients and running statistics are replaced.
-    batch: with floating-point inputs.
-    """
-    generator = torch.Generator().manual_seed(training.seed)
-    noise = torch.randn(batch.inputs.shape, generator=generator)
-    changed = replace(batch, inputs=batch.inputs * (1 + _CHANGE * noise))
-    plain, other = (_gradients(task, model, each, training) for each in (batch, changed))
-    whole = float(torch.stack([tensor.norm() for tensor in plain]).norm())
-    if whole == 0:
-        return 0.0  # nothing to compare changes with
-    return max(
-        float((b - a).norm() / (a.norm() + _NOISE * whole))
-        for a, b in zip(plain, other, strict=True)
-    )
-
-
-def _gradients(task: Task, model: nn.Module, batch: TrainBatch, training: Training) -> list[Tensor]:
-    run_passes(task, model, batch, training)
-    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    write_json(files.result, result)

@@ -39,6 +39,10 @@ class Samples:
         """Return the samples of a training that continues with `step`."""
         return replace(self, order=self.order.since(step))
 
+    def between(self, step: int, stop: int) -> Samples:
+        """Return the samples of the steps from `step` to `stop - 1`."""
+        return replace(self, order=replace(self.order, first_step=step, max_steps=stop))
+
     def feed(
         self,
         trial: Trial,

@@ -5,7 +5,6 @@ Call `resources.apply_resources` first, then import this module (it imports torc
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -18,33 +17,37 @@ from paceline.rank.evaluation import Evaluator
 from paceline.rank.loop import Loop
 from paceline.rank.memory_limit import limited_memory
 from paceline.rank.peers import Peers, join_peers
-from paceline.rank.result import End, write_task_result
+from paceline.rank.replay import Replays
+from paceline.rank.result import (
+    End,
+    local_buffers,
+    write_environment,
+    write_rank_weights,
+    write_task_result,
+)
 from paceline.rank.samples import Samples, open_samples
 from paceline.rank.spans import Spans
 from paceline.records.attempts import continue_rows
 from paceline.records.files import JsonlWriter, write_json
+from paceline.records.rows import Replayed
 from paceline.strategies import LocalStrategy, create_strategy
 from paceline.torch_internals import compiler
-from paceline.training.batch_norm import batch_norms
 from paceline.training.checkpointing import checkpoint_activations
-from paceline.training.resources import read_back, set_threads
-from paceline.training.tensors import save_tensors, sha256_of
+from paceline.training.resources import set_threads
+from paceline.training.tensors import save_tensors, sha256_by_name, sha256_of
 from paceline.training.transforms import put_in_memory_format
 from paceline.transports.recorder import recording
-from paceline.workloads.build import build_model, on_meta_device
+from paceline.workloads.build import build_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
-
-    from torch import Tensor
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.checkpoints import Checkpoint
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import StepRow
-    from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
     from paceline.transports.recorder import Recorder
 
@@ -91,11 +94,11 @@ class _TaskRank:
     ) -> None:
         self._trial = trial
         self._context = context
-        self._files = files
+        self._files, self._own = files, files.rank(context.rank)
         self._spans = spans
         self._peers = peers
         self._recorder = recorder
-        self._first_batch: TrainBatch | None = None  # of a baseline whose layers normalise
+        self._replays: Replays | None = None  # of a trial that is compared with the baseline
 
     def run(self) -> None:
         with ExitStack() as opened:
@@ -111,12 +114,13 @@ class _TaskRank:
                     evaluator = self._evaluator(samples)
                     self._prepare(strategy, samples.task)
                     checkpoints = self._checkpoints(opened, strategy, samples, chosen)
+                    if self._trial.save_tensors and self._trial.is_exact:
+                        self._replays = self._new_replays(strategy, samples)
                 self._continue(checkpoints)
                 with self._spans("train"):
                     steps = self._train(strategy, samples, feed, evaluator, checkpoints)
-                write_json(
-                    self._files.rank(self._context.rank).memory, dataclasses.asdict(own_memory())
-                )
+                write_json(self._own.memory, own_memory())
+                feed.close()  # replays open others
             with self._spans("bookkeeping"):
                 self._finish(strategy, samples.task, steps)
 
@@ -130,9 +134,10 @@ class _TaskRank:
     ) -> int:
         rank, order = self._context.rank, samples.order
 
-        def evaluate(step: int, epoch: int) -> bool:
+        def between_steps(step: int, epoch: int) -> bool:
+            took_time = self._replays is not None and self._replays.after_step(step + 1)
             if evaluator is None or not evaluator.is_due(step):
-                return False
+                return took_time
             with self._spans("evaluation"):
                 evaluator.run(strategy, step, epoch, self._peers)
             return True
@@ -152,11 +157,11 @@ class _TaskRank:
             strategy,
             rank,
             counts_samples=self._stage == 0,
-            on_first_gradient=lambda batch: self._save_gradient(strategy, samples.task, batch),
+            on_first_gradient=lambda: self._save_gradient(strategy, order.first_step),
             on_update=updated,
             on_step_end=step_ended,
         )
-        steps = order.first_step + loop.run(feed, self._files.rank(rank), evaluate)
+        steps = order.first_step + loop.run(feed, self._own, between_steps)
         self._write_rows(strategy)  # a server applies updates of other ranks after its last step
         if steps != order.steps:
             raise RankFailed(
@@ -171,7 +176,7 @@ class _TaskRank:
         self._recorder.flush()
         updates = strategy.updates()
         if updates:
-            with JsonlWriter(self._files.rank(self._context.rank).updates) as rows:
+            with JsonlWriter(self._own.updates) as rows:
                 rows.write_all(updates)
 
     @property
@@ -182,7 +187,7 @@ class _TaskRank:
         share = self._peers.node("files") or SoloNode()
         return open_samples(self._trial.training, self._files.root, share)
 
-    def _open_feed(self, samples: Samples) -> Feed:
+    def _open_feed(self, samples: Samples, purpose: str = "samples") -> Feed:
         context, place = self._context, self._trial.placement
         shares_on_node = context.ranks_on_node // place.stages
         return samples.feed(
@@ -190,7 +195,7 @@ class _TaskRank:
             rank=context.node_index * shares_on_node + context.local_rank // place.stages,
             world_size=place.nodes * shares_on_node,
             with_inputs=self._stage == 0,
-            share_of_node=self._peers.node("samples") or SoloNode(),
+            share_of_node=self._peers.node(purpose) or SoloNode(),
         )
 
     def _evaluator(self, samples: Samples) -> Evaluator | None:
@@ -204,7 +209,7 @@ class _TaskRank:
             samples.order,
             context,
             lambda: samples.held_out_feed(trial, context.rank, context.world_size),
-            self._files.rank(context.rank).evaluations,
+            self._own.evaluations,
         )
 
     def _prepare(self, strategy: LocalStrategy, task: Task) -> None:
@@ -216,16 +221,8 @@ class _TaskRank:
         checkpoint_activations(task, model, trial)
         strategy.prepare(task, model, self._context, trial, self._peers)
         del model  # a strategy may keep only a part of it
-        environment = read_back(
-            self._context,
-            trial,
-            clock_offset_s=self._peers.clock.offset_s,
-            clock_error_s=self._peers.clock.error_s,
-            initial_weights_sha256=initial,
-            workers=strategy.workers(),
-        )
-        write_json(
-            self._files.rank(self._context.rank).environment, dataclasses.asdict(environment)
+        write_environment(
+            self._context, trial, self._own, initial, self._peers.clock, strategy.workers()
         )
 
     def _checkpoints(
@@ -259,46 +256,39 @@ class _TaskRank:
             with self._spans("restore"):
                 checkpoints.restore()
         continue_rows(
-            self._files.rank(self._context.rank),
+            self._own,
             first_step,
             process_started_unix_s=self._context.process_started_unix_s,
             restored_unix_s=time.time(),
         )
 
-    def _save_gradient(self, strategy: LocalStrategy, task: Task, batch: TrainBatch) -> None:
-        trial = self._trial
-        if not trial.save_tensors:
+    def _save_gradient(self, strategy: LocalStrategy, step: int) -> None:
+        if step or not self._trial.save_tensors:
             return
         gradients = strategy.gradients()
         if self._context.is_first:
             save_tensors(self._files.gradient, gradients)
-        exact = trial.training.precision == "fp32" and trial.device == "cpu"
-        may_measure = trial.is_baseline and exact and batch.inputs.is_floating_point()
-        if may_measure and batch_norms(on_meta_device(task)):
-            self._first_batch = dataclasses.replace(
-                batch, inputs=batch.inputs.clone(), targets=batch.targets.clone()
-            )
 
-    def _shared(self, weights: dict[str, Tensor], task: Task) -> dict[str, Tensor]:
-        """Return the part of the weights that is equal on all ranks: running statistics of each
-        replica are not."""
-        if self._trial.training.batch_norm == "global":
-            return weights
-        parameters = dict(on_meta_device(task).named_parameters(remove_duplicate=False))
-        return {name: tensor for name, tensor in weights.items() if name in parameters}
+    def _new_replays(self, strategy: LocalStrategy, samples: Samples) -> Replays:
+        return Replays(
+            self._trial,
+            self._context,
+            self._files,
+            samples,
+            strategy,
+            self._peers,
+            self._open_feed,
+        )
 
     def _finish(self, strategy: LocalStrategy, task: Task, steps: int) -> None:
-        """Check that all ranks have equal weights; rank 0 writes weights and result."""
+        """Write what is compared: checksums of every rank, weights and result of the first one."""
         weights = strategy.state_dict()
-        sha256 = sha256_of(weights)
-        differing = self._peers.all_equal("weights_sha256", sha256_of(self._shared(weights, task)))
-        if differing:
-            raise RankFailed(
-                f"ranks {differing} ended with other weights than rank 0, so their gradients were "
-                "not summed equally. This is a defect of transport or strategy; please report it",
-                differing[0],
-            )
+        sums = [sha256_by_name(each) for each in (weights, *strategy.buffers_of_replicas())]
+        unchanged = () if self._replays is None else self._replays.unchanged_after
+        local = local_buffers(self._trial, task)
+        sha256 = write_rank_weights(self._own, sums, local, unchanged)
         if not self._context.is_first:
+            self._replay()
             return
         end = End(
             steps=steps,
@@ -306,4 +296,10 @@ class _TaskRank:
             strategy=strategy.describe(),
             transport=self._peers.describe(),
         )
-        write_task_result(self._trial, self._files, end, task, weights, self._first_batch)
+        write_task_result(self._trial, self._files, end, task, weights, self._replay)
+
+    def _replay(self) -> Replayed:
+        if self._replays is None:
+            return Replayed()
+        with self._spans("replay"):
+            return self._replays.run()

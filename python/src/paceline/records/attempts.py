@@ -6,7 +6,6 @@ Each rank changes only its own files. `begin_attempt` keeps what the attempt bef
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from dataclasses import dataclass
@@ -101,7 +100,7 @@ def begin_attempt(files: RankFiles) -> None:
     for path in (files.spans, files.communication):
         if path.exists():
             path.rename(own / path.name)
-    write_json(files.interrupted, dataclasses.asdict(interrupted))
+    write_json(files.interrupted, interrupted)
 
 
 def continue_rows(

@@ -115,9 +115,12 @@ def json_text(value: object) -> str:
     return pydantic_core.to_json(value, inf_nan_mode="null", indent=1).decode()
 
 
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Replace `path` atomically and durably (same-directory temporary, fsync, rename)."""
-    write_text(path, json.dumps(document, indent=1, sort_keys=False) + "\n")
+def write_json(path: Path, document: object) -> None:
+    """Replace `path` atomically and durably (same-directory temporary, fsync, rename).
+
+    document: a mapping or a dataclass.
+    """
+    write_text(path, json.dumps(document, indent=1, default=fields_of) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

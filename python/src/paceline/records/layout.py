@@ -12,6 +12,7 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_TRIALS = "trials"  # folder of a run
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -51,6 +52,7 @@ class RankFiles:
     interrupted = _File("interrupted.json")  # how the attempt before this one was left
     environment = _File("environment.json")
     memory = _File("memory.json")  # peak memory of the process, after the last step
+    weights = _File("weights.json")  # checksums of the final weights
     status = _File("status.json")
     log = _File("log.txt")
 
@@ -85,11 +87,25 @@ class TrialFiles:
     gradient = _File("tensors/gradient_step1.safetensors")
     # weights before the first step, safetensors; only while a script trains
     initial_weights = _File("tensors/weights_initial.safetensors")
+    tensors = _File("tensors")
     weights = _File("tensors/weights_final.safetensors")  # after the last step, safetensors
     # a folder for each checkpoint; see records.checkpoints
     checkpoints = _File("checkpoints")
     # assignment of ranks to Spark tasks; exists only while rounds of tasks train
     claims = _File("claims")
+
+    def weights_at(self, point: str) -> Path:
+        """Return the weights at a point of comparison, see records.comparison_points."""
+        return self.tensors / f"weights_{point}.safetensors"
+
+    def gradient_at(self, point: str) -> Path:
+        """Return the gradient of the first step of a replay."""
+        return self.tensors / f"gradient_{point}.safetensors"
+
+    def replay(self, training_sha256: str) -> Path:
+        """Return the folder of the baseline's states, which all trials of a training replay."""
+        in_run = self.root.parent.name == _TRIALS
+        return RunFiles(self.root.parents[1] if in_run else self.root).replay / training_sha256[:16]
 
     def rank(self, rank: int) -> RankFiles:
         return RankFiles(self.root / "ranks" / str(rank))
@@ -115,6 +131,8 @@ class RunFiles:
     manifest = _File("manifest.json")
     lock = _File(".lock")  # locked while `paceline run` or a search runs trials
     comparison = _File("comparison.json")
+    # states of the baseline, from which trials replay steps; only while trials run
+    replay = _File("replay")
     # the looks of `repeats = "auto"`, and why no further repeat ran
     repeats = _File("repeats.json")
     report = _File("report.html")
@@ -134,9 +152,9 @@ class RunFiles:
         return RunFiles(self.root / "tune")
 
     def trial(self, trial_id: str) -> TrialFiles:
-        return TrialFiles(self.root / "trials" / _checked(trial_id, "trial id"))
+        return TrialFiles(self.root / _TRIALS / _checked(trial_id, "trial id"))
 
     def trials(self) -> Iterator[tuple[str, TrialFiles]]:
         """Yield the trials that have a `trial.json`, by name."""
-        for path in sorted((self.root / "trials").glob("*/trial.json")):
+        for path in sorted((self.root / _TRIALS).glob("*/trial.json")):
             yield path.parent.name, TrialFiles(path.parent)

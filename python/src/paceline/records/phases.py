@@ -56,4 +56,4 @@ LABELS = {phase.name: phase.label for phase in ALL_PHASES}
 # What one rank can measure by itself: waiting and transfer are separated only by comparing ranks.
 RANK_STEP_PHASES = ("data_wait", "forward", "backward", "bubble", "comm", "optimizer", "other")
 # Spans whose time is counted in "other"
-OTHER_SPANS = ("rendezvous", "model_build", "restore", "evaluation", "bookkeeping")
+OTHER_SPANS = ("rendezvous", "model_build", "restore", "evaluation", "bookkeeping", "replay")

@@ -25,6 +25,7 @@ SpanName = Literal[
     "train",  # first step's start to last step's end, evaluations included
     "evaluation",  # one evaluation, within "train"
     "bookkeeping",  # tensors and results written
+    "replay",  # steps for the comparison with the baseline, within "bookkeeping"
 ]
 
 
@@ -273,6 +274,28 @@ class RankStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankWeights:
+    """Final weights of the replicas on one rank (`ranks/<rank>/weights.json`)."""
+
+    # SHA-256 by tensor: of the whole model, then of the buffers of each replica, if they have some
+    replicas: list[dict[str, str]]
+    local: list[str]  # buffers that each replica has of its own by definition
+    # steps after which a sample of this rank's weights was the same as before
+    unchanged_after: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Replayed:
+    """Results of replaying steps after a training, by point; see records.comparison_points."""
+
+    moved_l2: dict[str, dict[str, float]] = field(default_factory=dict)  # of a baseline, by tensor
+    # of a baseline: largest relative change of a tensor when the inputs change by 2^-20
+    rounding: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # why it was not replayed
+    faults: dict[str, str] = field(default_factory=dict)  # why it could not begin as the baseline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
     """Result of a training, written by rank 0 at the end (`result.json`)."""
 
@@ -284,9 +307,8 @@ class TrainingResult:
     parameters: int
     linear_parameters: int | None = None  # of them in linear layers; None for a script
     communication: Communication = field(default_factory=Communication)
-    # of a baseline whose layers normalise: largest relative change of a tensor of the first
-    # gradient when the inputs change by 2^-20
-    gradient_sensitivity: float | None = None
+    replayed: Replayed = field(default_factory=Replayed)
+    gradient_sensitivity: float | None = None  # rounding of the first gradient, of older versions
     not_compared: str | None = None  # why its tensors cannot be compared; None if they can
     # of the data set, as the task knew them; None for a script
     classes: int | None = None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_WIDTH = "±?"
 TIE_MARK, NEAR_MARK = "=", "≈"
-_MARK_STYLES = {"✓": "yes", "✗": "no", "?": "unknown", "~": "lossy"}
+_MARK_STYLES = {"✓": "yes", "✓¹": "yes", "✗": "no", "?": "unknown", "~": "lossy"}
 _SHORT_COSTS = {
     "data_wait": "data wait",
     "bubble": "bubble",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.compare.labels import short_name
+from paceline.analysis.equivalence.checks import REPLAY
 from paceline.report.columns import mark_cell
 from paceline.report.section import Cell, Column, Section, Table
 from paceline.report.wording import NOT_MEASURED, number
@@ -31,7 +32,10 @@ _CHECK_WORDS = {
     "initial_weights": "initial weights",
     "first_loss": "loss of step 1",
     "first_gradient": "gradient of step 1",
+    "weights_step16": "weights after 16 steps",
+    "every_step": "a change in every step",
     "final_weights": "final weights",
+    "replicas": "all replicas",
     "evaluation": "evaluations",
 }
 _MARKS = {True: "✓", False: "✗", None: "?"}
@@ -45,7 +49,7 @@ def equivalence_section(comparison: Comparison) -> Section:
     columns: list[Column[Checked]] = [
         Column("configuration", lambda item: _name(comparison, item[0]), "name"),
         Column("arithmetic", lambda item: item[1].arithmetic, "text"),
-        *(Column(_CHECK_WORDS.get(name, name), _check_cell(name)) for name in names),
+        *(Column(_check_words(name), _check_cell(name)) for name in names),
         Column("largest difference\nof a weight", lambda i: number(i[0].max_abs_weight_diff, 2)),
         Column("equivalent", lambda item: mark_cell(item[0])),
     ]
@@ -53,7 +57,7 @@ def equivalence_section(comparison: Comparison) -> Section:
         Section(
             title=f"{_name(comparison, row)}, against {first.baseline_id}",
             sentences=[
-                f"{_mark(check)} {_CHECK_WORDS.get(name, name)}: {check.reason}"
+                f"{_mark(check)} {_check_words(name)}: {check.reason}"
                 for name, check in checks.items()
             ],
         )
@@ -66,8 +70,10 @@ def equivalence_section(comparison: Comparison) -> Section:
             "Distributing a batch changes only the order in which gradients are added. The "
             "tolerances follow from that (fp32 rounding, the number of summands, layers and "
             "steps). Every value is relative to the loss, to the norm of the gradient, or to the "
-            "change of the weights. Configurations that fail are not ranked; ~ marks those that "
-            "are lossy on purpose."
+            "change of the weights. Over more than 64 steps rounding alone may move weights apart, "
+            "so steps from the baseline's states are replayed in place of the final weights. ✓ is "
+            "about the whole training, ✓¹ only about its first steps. Configurations that fail are "
+            "not ranked; ~ marks those that are lossy on purpose."
         ),
         table=Table(columns=columns, items=found) if found else None,
         sentences=() if found else ("No baseline has finished, so nothing was checked.",),
@@ -108,6 +114,11 @@ def _check_cell(name: str) -> Callable[[Checked], Cell]:
         return Cell(f"{mark}{value}", allowed, _MARK_STYLES.get(mark, ""), check.reason)
 
     return cell
+
+
+def _check_words(name: str) -> str:
+    first = name.removeprefix(REPLAY)
+    return _CHECK_WORDS.get(name, name) if first == name else f"steps replayed from {first}"
 
 
 def _mark(check: Check) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.analysis.statistics.intervals import Mean
     from paceline.records.documents import Stopping
 
+_FIRST_STEPS = "✓¹"
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 NOT_MEASURED = DASH
@@ -149,18 +150,30 @@ def arithmetic_words(comparison: Comparison, found: LocalGlobal) -> str:
 
 
 def mark_of(row: Row) -> str:
-    """Mark a row: ✓ equivalent, ✗ not equivalent, ~ lossy on purpose, ? not decided."""
+    """Mark a row: ✓ equivalent, ✓¹ its first steps are, ✗ not, ~ lossy on purpose, ? not
+    decided."""
     if row.is_lossy and row.equivalent is None:
         return "~"
+    if row.equivalent is True and row.equivalence_grade == "start":
+        return _FIRST_STEPS
     return {True: "✓", False: "✗", None: "?"}[row.equivalent]
 
 
 def table_sentences(comparison: Comparison) -> list[str]:
-    """Return what a reader of the table must know: another baseline, and the end of the repeats."""
+    """Return what a reader of the table must know: another baseline, what ✓ covers, evaluations
+    that differ, and the end of the repeats."""
     found = [
         *_target_sentences(comparison),
         *_baseline_sentences(comparison),
         *_launcher_sentences(comparison),
+    ]
+    rows = comparison.rows
+    if any(row.equivalence_grade == "start" for row in rows):
+        found.append(f"{_FIRST_STEPS}: shown for the first steps only; ✓: for the whole training.")
+    found += [
+        f"{short_name(row, rows)}: {remark}."
+        for row in rows
+        for remark in row.unexplained_evaluations
     ]
     return found if comparison.stopping is None else [*found, _repeats(comparison.stopping)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -113,7 +114,10 @@ def made_run_dir(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def only_runner(run_dir: Path) -> Iterator[None]:
-    """Lock the run directory; refuse a second `paceline run` on it instead of waiting."""
+    """Lock the run directory; refuse a second `paceline run` on it instead of waiting.
+
+    At a good end, the states from which trials replay steps are removed: no trial needs them.
+    """
     with ExitStack() as stack:
         with _unusable(run_dir):
             is_ours = stack.enter_context(only_writer(RunFiles(run_dir)))
@@ -123,6 +127,7 @@ def only_runner(run_dir: Path) -> Iterator[None]:
                 "another directory with --out"
             )
         yield
+        shutil.rmtree(RunFiles(run_dir).replay, ignore_errors=True)
 
 
 @contextmanager

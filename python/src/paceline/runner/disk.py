@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import PacelineWarning
 from paceline.plan.trial import task_facts
 from paceline.records.checkpoints import KEPT
+from paceline.records.comparison_points import EARLY_STEPS, replayed_after
 from paceline.runner.planning import known_samples, planned_steps
 
 if TYPE_CHECKING:
@@ -97,8 +98,13 @@ def trial_disk_use(
     """Return the disk use of a trial. keeps_tensors: it keeps those for the comparison."""
     ranks, nodes = trial.placement.ranks, trial.placement.nodes
     ids = steps * trial.training.global_batch  # all ranks together log each sample once
-    tensors = 2.0 * parameters[0] if trial.save_tensors else 0.0
     checkpoint = parameters[0] * (1.0 + parameters[1])
+    tensors = 2.0 * parameters[0] if trial.save_tensors else 0.0  # gradient and final weights
+    if trial.save_tensors and trial.is_exact:
+        replays = len(replayed_after(steps))
+        tensors += parameters[0] * ((steps > EARLY_STEPS) + replays)
+        if keeps_tensors and trial.is_baseline:
+            tensors += parameters[0] + checkpoint * replays  # states to replay from
     kept: float = _TRIAL_BYTES + ranks * (_RANK_BYTES + steps * _STEP_PARQUET) + ids * _ID_PARQUET
     # the Parquet file of a kind of rows is complete before its JSON lines are removed
     training: float = ranks * steps * _STEP_JSON + ids * _ID_JSON

@@ -56,7 +56,7 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
             leave_attempt(files, failure)
             keep_log(files)
     outcome = dataclasses.replace(outcome, launched_unix_s=launched_unix_s)
-    write_json(files.outcome, dataclasses.asdict(outcome))
+    write_json(files.outcome, outcome)
     if outcome.status == "ok":
         _after_good_end(trial, files)
     return outcome

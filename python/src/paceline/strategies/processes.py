@@ -174,7 +174,7 @@ class ProcessesStrategy(ShardedStrategy):
     def _wait_for_node(self) -> None:
         self._barrier.wait()
 
-    def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
+    def buffers_of_replicas(self) -> list[dict[str, Tensor]]:
         return [persistent_buffers(self._model)]
 
     def describe(self) -> StrategyResult:

@@ -164,7 +164,7 @@ class ThreadsStrategy(ShardedStrategy):
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._replicas[0].state_dict())
 
-    def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
+    def buffers_of_replicas(self) -> list[dict[str, Tensor]]:
         return [persistent_buffers(replica) for replica in self._replicas]
 
     def workers(self) -> list[WorkerEnvironment]:

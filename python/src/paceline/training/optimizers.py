@@ -45,13 +45,17 @@ class TaskOptimizer:
 
     def __init__(self, task: Task, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         """parameters: with the names of the model; at least one."""
-        named = list(parameters)
-        self.optimizer = task.optimizer(named)
-        self._schedule = task.schedule(self.optimizer)
-        self._named = named
-        self._parameters = [parameter for _, parameter in named]
+        self._task = task
+        self._named = list(parameters)
+        self._parameters = [parameter for _, parameter in self._named]
         self._clip_norm = task.clip_norm
         self._warmup_steps = task.settings.learning_rate_warmup_steps
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin without state, at the start of the schedule."""
+        self.optimizer = self._task.optimizer(self._named)
+        self._schedule = self._task.schedule(self.optimizer)
         self._steps = 0
         self._begun = 0.0  # part of a step that was made by updates with a part of the batch
 
@@ -107,6 +111,10 @@ class TaskOptimizer:
             for gradient in self._gradients()
         )
 
+    @property
+    def has_stepped(self) -> bool:
+        return self._steps > 0 or self._begun > 0
+
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters with their names."""
         return self._named
@@ -142,7 +150,7 @@ class TaskOptimizer:
         }
 
     def repeat_schedule(self, steps: int) -> None:
-        """Step the schedule of a new optimiser as often as in a training of `steps` steps."""
+        """Step the schedule of an optimiser that has begun as in a training of `steps` steps."""
         self._steps = steps
         if self._schedule is None:
             return

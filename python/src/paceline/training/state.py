@@ -161,12 +161,14 @@ def restore_optimizer(
     saved: SavedState,
     part_of: Callable[[str, Tensor], Tensor] | None = None,
 ) -> None:
-    """Set the state of an optimiser, and repeat the steps of its schedule.
+    """Set the state of an optimiser, and repeat the steps of its schedule from the start.
 
     part_of: function of a parameter's name and a whole tensor of the parameter's shape, which
     returns the elements that the optimiser has; None for whole parameters.
     Raises DataError if the schedule does not give the saved learning rates again.
     """
+    if optimizer.has_stepped:
+        optimizer.begin()
     for name, parameter in optimizer.parameters():
         for key in saved.names(f"{OPTIMIZER}/{name}/"):
             full = f"{OPTIMIZER}/{name}/{key}"

@@ -118,6 +118,11 @@ class LocalStrategy(Stepper, Protocol):
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights of the whole model by its own names, on every rank; collective."""
 
+    def buffers_of_replicas(self) -> list[dict[str, Tensor]]:
+        """Return the persistent buffers of each replica on this rank by name, where they may
+        differ from those in `state_dict`."""
+        return []
+
     def weights_to_evaluate(self) -> dict[str, Tensor]:
         """Return the weights that an evaluation between two steps uses, on every rank; collective.
 
@@ -156,7 +161,8 @@ class LocalStrategy(Stepper, Protocol):
         )
 
     def restore(self, saved: SavedState) -> None:  # noqa: ARG002
-        """Continue from a saved state, of any layout; collective, called once after `prepare`."""
+        """Continue from a saved state, of any layout; collective, called after `prepare`, and again
+        after the training to replay steps."""
         raise UsageError(f"{type(self).__name__} has no restore(), expected one with rank_state()")
 
     def workers(self) -> list[WorkerEnvironment]:

@@ -26,6 +26,11 @@ def sha256_of(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def sha256_by_name(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the checksum of each tensor."""
+    return {name: sha256_of({"": tensor}) for name, tensor in tensors.items()}
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file, under its final name only when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)

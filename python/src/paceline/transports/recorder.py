@@ -109,6 +109,17 @@ def recording(file: Path) -> Iterator[Recorder]:
         recorder.close()
 
 
+@contextmanager
+def not_recording() -> Iterator[None]:
+    """Record no operation of this process while the context is active."""
+    global _in_use  # noqa: PLW0603  (see the module's first lines)
+    recorder, _in_use = _in_use, None
+    try:
+        yield
+    finally:
+        _in_use = recorder
+
+
 def is_recording() -> bool:
     """Return whether operations are recorded now."""
     return _in_use is not None

@@ -133,7 +133,7 @@ def baseline(fabricate: ModuleType) -> BaselineTraining:
         training=fabricate.make_trial_value(fabricate.SEQUENTIAL).training,
         initial_weights=("aa",),
         losses=(2.0, 1.9, 1.8),
-        sensitivity=None,
+        rounding={},
     )
 
 

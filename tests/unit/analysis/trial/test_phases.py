@@ -68,6 +68,7 @@ def test_every_phase_is_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -
             "restore": None,
             "evaluation": None,
             "bookkeeping": 0.5,
+            "replay": None,
         },
         abs=1e-5,
     )

@@ -9,9 +9,11 @@ shows in the losses of the next steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping  # see below
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.analysis.equivalence.check import measured_rounding
 from paceline.analysis.equivalence.tolerances import tolerance
 
 # The types of the fields are needed at run time, because references are read from JSON, too.
@@ -37,7 +39,7 @@ class BaselineTraining:
     training: Training
     initial_weights: tuple[str, ...]  # SHA-256 of its ranks; () if unknown
     losses: tuple[float | None, ...]  # of the first steps
-    sensitivity: float | None  # of the first gradient to rounding
+    rounding: Mapping[str, float]  # changes that the baseline has measured, by point
 
 
 def baseline_training(record: TrialRecord, steps: GlobalSteps) -> BaselineTraining:
@@ -48,7 +50,7 @@ def baseline_training(record: TrialRecord, steps: GlobalSteps) -> BaselineTraini
         training=record.trial.training,
         initial_weights=tuple(sorted({each.initial_weights_sha256 for each in environments})),
         losses=tuple(None if math.isnan(loss) else loss for loss in losses),
-        sensitivity=None if record.result is None else record.result.gradient_sensitivity,
+        rounding=measured_rounding(record),
     )
 
 
@@ -69,7 +71,7 @@ def why_other_training(before: BaselineTraining, after: BaselineTraining) -> str
         after.training.precision,
         training.precision,
         _STEPS,
-        sensitivity=before.sensitivity,
+        rounding=before.rounding,
         global_batch=training.global_batch,
     )
     for step, (old, new) in enumerate(zip(before.losses, after.losses, strict=False)):

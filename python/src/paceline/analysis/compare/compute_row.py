@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.ranking import Ranking, last_metrics, speedup_of, target_fields
 from paceline.analysis.compare.row import Row, main_cost
+from paceline.analysis.equivalence.evaluations import unexplained_evaluations
 from paceline.analysis.trial.configuration import facts_of, why_not_equivalent
 from paceline.analysis.trial.phases import mean_over_ranks, median_over_repeats
 from paceline.analysis.trial.pipeline import median_pipeline
@@ -17,11 +18,12 @@ from paceline.analysis.trial.staleness import staleness
 from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paceline.analysis.equivalence.check import Equivalence
+    from paceline.analysis.equivalence.check import Equivalence, Grade
     from paceline.analysis.statistics.intervals import Interval
     from paceline.analysis.statistics.rates import RunRates
+    from paceline.analysis.trial.evaluation import Evaluations
     from paceline.analysis.trial.phases import RankPhases
     from paceline.analysis.trial.reading import TrialRecord
     from paceline.analysis.trial.usage import MemoryKind
@@ -43,6 +45,8 @@ class Measured:
     no_baseline: str | None = None  # why no baseline has finished
     # False for a script whose baseline ends with different weights each time
     baseline_repeats_itself: bool = True
+    # by seed; of the baseline that equivalence is relative to
+    baseline_evaluations: Mapping[int, Evaluations] = field(default_factory=dict)
 
 
 def configuration_row(
@@ -102,7 +106,11 @@ def configuration_row(
         metrics=last_metrics(trials),
         **target_fields(configuration, trials, measured.to_target, base),
         equivalent=is_equivalent(trials, measured.baseline_repeats_itself),
+        equivalence_grade=grade_of(trials),
         equivalence_reason=_equivalence_reason(trials, measured),
+        unexplained_evaluations=tuple(
+            unexplained_evaluations(evaluations_by_seed(trials), measured.baseline_evaluations)
+        ),
         is_lossy=why_not_equivalent(trial) is not None,
         max_abs_weight_diff=max((d for d in weight_diffs if d is not None), default=None),
         weights_sha256=None if result is None else result.weights_sha256,
@@ -226,6 +234,19 @@ def repeats_itself(records: Iterable[TrialRecord]) -> bool:
     """Tell whether the repeats of a baseline end with the same weights; only scripts do not."""
     scripts = [r for r in records if r.trial.training.script is not None]
     return len({r.result.weights_sha256 for r in scripts if r.result is not None}) <= 1
+
+
+def grade_of(trials: Sequence[TrialAnalysis]) -> Grade | None:
+    """Return the lowest grade of all repeats; None unless all are equivalent."""
+    grades = [None if t.equivalence is None else t.equivalence.grade for t in trials]
+    if None in grades:
+        return None
+    return "whole" if set(grades) == {"whole"} else "start"
+
+
+def evaluations_by_seed(trials: Iterable[TrialAnalysis]) -> dict[int, Evaluations]:
+    """Return the evaluations of one repeat for each seed."""
+    return {t.record.trial.training.seed: t.evaluations for t in trials if t.evaluations}
 
 
 def _equivalence_reason(trials: Sequence[TrialAnalysis], measured: Measured) -> str | None:

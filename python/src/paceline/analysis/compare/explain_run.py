@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from paceline.analysis.compare.ranking import ranking_by_speed
+from paceline.analysis.compare.ranking import rankings
 from paceline.analysis.explain.explanation import Explanation, explain
 from paceline.analysis.explain.parts import ExplainedTrials
 from paceline.errors import NotComparable, UsageError
@@ -106,7 +106,8 @@ def explain_workload(
 
 def speed_ranking(comparison: Comparison, workload: str) -> Ranking:
     """Rank the configurations of a workload by speed, also where it has a target."""
-    return ranking_by_speed(_trials_of(comparison, workload), comparison.stopping)
+    by_speed, _ = rankings(_trials_of(comparison, workload), comparison.stopping)
+    return by_speed
 
 
 def _explainer(comparison: Comparison, workload: str) -> WorkloadExplainer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.analysis.equivalence.check import Grade
 from paceline.analysis.statistics.intervals import Interval
 
 # The types of the fields are needed at run time, because rows are read from JSON, too.
@@ -90,7 +91,9 @@ class Row:
     steps_to_target: float | None = None
     target_speedup: Interval | None = None  # time to the target of the baseline over its own
     equivalent: bool | None = None  # to the baseline
+    equivalence_grade: Grade | None = None  # how much of the training that covers, if it is
     equivalence_reason: str | None = None  # why it is not, or why it was not decided
+    unexplained_evaluations: tuple[str, ...] = ()  # that differ by more than seeds explain
     is_lossy: bool = False  # on purpose: it may end differently from the baseline
     is_script: bool = False  # of the user; compared by its speed where it could not be checked
     max_abs_weight_diff: float | None = None

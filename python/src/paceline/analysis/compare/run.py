@@ -16,6 +16,7 @@ from paceline.analysis.compare.compression import compression_effects
 from paceline.analysis.compare.compute_row import (
     Measured,
     configuration_row,
+    evaluations_by_seed,
     is_equivalent,
     planned_row,
     repeats_itself,
@@ -137,6 +138,7 @@ class _Workload:
             baseline_repeats_itself=repeats_itself(
                 t.record for t in self.trials.get(self.sequential or "", ())
             ),
+            baseline_evaluations=evaluations_by_seed(self.trials.get(self.sequential or "", ())),
         )
         rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
         self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]

@@ -1,24 +1,34 @@
 """Check from files that a trial trained the same as its baseline.
 
 What is compared: the sample log, the training's values, the initial weights, the first step's
-loss and gradient, the final weights relative to how far training moved them (so a broken reducer
-shows even where few steps with a small learning rate move the weights little), and the values of
-evaluations. The tolerances are in `tolerances`.
+loss and gradient, the weights after 16 steps and at the end, relative to how far training moved
+them (so a broken reducer shows even where few steps with a small learning rate move the weights
+little), and the values of evaluations. Of a long training, two steps from the middle and two from
+the end are replayed and compared, in place of the final weights. The replicas of the trial must end
+with equal weights, bit for bit. The tolerances are in `tolerances`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
 from paceline.analysis.equivalence.checks import (
+    FINAL_WEIGHTS,
+    REPLAY,
+    REPLICAS,
     Check,
+    began_differently,
+    early_weights_check,
+    every_step_check,
     gradient_check,
     initial_weights_check,
     loss_check,
     not_judged,
+    replay_checks,
+    replicas_check,
     sample_log_check,
     script_checks,
     training_check,
@@ -32,6 +42,7 @@ from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.staleness import read_updates
 from paceline.analysis.trial.steps import global_steps
 from paceline.errors import DataError
+from paceline.records.comparison_points import GRADIENT
 from paceline.records.files import document, jsonable, write_json
 from paceline.records.rows import SCHEMA
 
@@ -42,6 +53,9 @@ if TYPE_CHECKING:
     from paceline.analysis.trial.reading import TrialRecord
     from paceline.plan.sample_order import SampleOrder
     from paceline.records.layout import TrialFiles
+
+
+Grade = Literal["whole", "start"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +83,20 @@ class Equivalence:
             return False
         return None if None in results or self.lossy is not None else True
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def grade(self) -> Grade | None:
+        """The part of the training that the checks cover; None if it is not equivalent.
+
+        "whole" needs equal replicas, and either the final weights or all replays.
+        """
+        if self.equivalent is not True:
+            return None
+        passed = {c.name: c.passed is True and c.decisive for c in self.checks}
+        replays = [result for name, result in passed.items() if name.startswith(REPLAY)]
+        covers_the_end = passed.get(FINAL_WEIGHTS) or (replays and all(replays))
+        return "whole" if covers_the_end and passed.get(REPLICAS) else "start"
+
 
 def check_equivalence(
     trial_files: TrialFiles, baseline_files: TrialFiles, order: SampleOrder | None = None
@@ -85,14 +113,18 @@ def check_equivalence(
         trial.trial.training.precision,
         baseline.trial.training.precision,
         len(steps.step),
-        sensitivity=None if baseline.result is None else baseline.result.gradient_sensitivity,
+        rounding=measured_rounding(baseline),
         global_batch=baseline.trial.training.global_batch,
     )
     weights, largest = weights_check(trial, baseline, allowed)
     gradient = gradient_check(trial, baseline, allowed)
+    early = early_weights_check(trial, baseline, allowed)
+    later = (*([] if early is None else [early]), *replay_checks(trial, baseline, allowed))
+    replicas, every_step = replicas_check(trial), every_step_check(trial, baseline)
     reason = why_not_equivalent(trial.trial)
     if reason is not None:
         weights, gradient = not_judged(weights, reason), not_judged(gradient, reason)
+        later = ()
     their_steps = global_steps(baseline)
     loss = loss_check(steps, their_steps, allowed)
     if trial.trial.updates_within_step:
@@ -105,7 +137,7 @@ def check_equivalence(
             sample_log_check(trial, baseline, order),
             training_check(trial, baseline),
             initial_weights_check(trial, baseline),
-            *(loss, gradient, weights),
+            *(loss, gradient, *later, every_step, weights, replicas),
         )
         if trial.trial.training.evaluation is not None:
             values = evaluation_check(
@@ -114,9 +146,12 @@ def check_equivalence(
             checks += (values if reason is None else not_judged(values, reason),)
     else:
         both = (steps, their_steps)
+        if began_differently(trial):
+            replicas = not_judged(replicas, "its ranks began with different weights")
         checks = (
             training_check(trial, baseline),
             *script_checks(trial, baseline, both, (loss, gradient, weights)),
+            replicas,
         )
     updates = read_updates(trial)
     if updates is not None:
@@ -129,6 +164,17 @@ def check_equivalence(
         max_abs_weight_diff=largest,
         lossy=reason,
     )
+
+
+def measured_rounding(baseline: TrialRecord) -> dict[str, float]:
+    """Return the changes by rounding that the baseline has measured."""
+    result = baseline.result
+    if result is None:
+        return {}
+    sensitivity = result.gradient_sensitivity
+    if sensitivity is None:
+        return result.replayed.rounding
+    return {GRADIENT: sensitivity}
 
 
 def write_equivalence(trial_files: TrialFiles, equivalence: Equivalence) -> None:

@@ -10,9 +10,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.analysis.equivalence import sample_log as sample_logs
-from paceline.analysis.equivalence.tensors import TensorDifference, tensor_differences
+from paceline.analysis.equivalence.tensors import (
+    TensorDifference,
+    tensor_differences,
+    tensor_names,
+)
 from paceline.analysis.equivalence.tolerances import UNIT_ROUNDOFF_FP32, Tolerance
 from paceline.errors import NotComparable
+from paceline.records.comparison_points import (
+    EARLY,
+    EARLY_STEPS,
+    FINAL,
+    REPLAYED_STEPS,
+    replay_point,
+    replayed_after,
+)
+from paceline.records.files import document
+from paceline.records.rows import RankWeights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +36,8 @@ if TYPE_CHECKING:
     from paceline.analysis.trial.steps import GlobalSteps
     from paceline.plan.sample_order import SampleOrder
 
+FINAL_WEIGHTS, REPLICAS, REPLAY = "final_weights", "replicas", "replay_"  # names of checks
+_LEAST_SHARE = 2.0**-7
 _COMPARED_ON_PURPOSE = {
     "precision",
     "memory_format",
@@ -126,6 +142,14 @@ def initial_weights_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
     return Check(name=name, passed=True, reason="equal SHA-256 on every rank")
 
 
+_SHARDED = "they are sharded, or the ranks train different models"
+
+
+def began_differently(record: TrialRecord) -> bool:
+    """Return whether the ranks of a trial had different first weights."""
+    return len(set(_initial_hashes(record).values())) > 1
+
+
 def _initial_hashes(record: TrialRecord) -> dict[int, str]:
     return {
         r.rank: r.environment.initial_weights_sha256
@@ -164,26 +188,103 @@ def gradient_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
     ours, theirs = trial.files.gradient, baseline.files.gradient
     if not (ours.exists() and theirs.exists()):
         return Check(name=name, passed=None, reason=_no_tensors("gradient", ours))
+    return _compared_gradients(
+        name, ours, theirs, allowed.gradient, UNIT_ROUNDOFF_FP32 / allowed.gradient
+    )
+
+
+def _compared_gradients(name: str, ours: Path, theirs: Path, limit: float, least: float) -> Check:
+    """Compare two gradients.
+
+    The gradient of a tensor may be nearly zero, that is, noise. Then it is compared with a share
+    `least` of the whole gradient.
+    """
     try:
         differences = tensor_differences(ours, theirs)
     except NotComparable as error:
         return Check(name=name, passed=False, reason=str(error))
-    # The gradient of a tensor may be nearly zero, that is, noise. Then it is compared with the
-    # rounding error of the whole gradient.
-    floor = UNIT_ROUNDOFF_FP32 * math.hypot(*(d.baseline_l2 for d in differences))
-    scales = {d.name: d.baseline_l2 + floor / allowed.gradient for d in differences}
-    return _worst(name, differences, scales, allowed.gradient, "times its gradient's norm")
+    floor = least * math.hypot(*(d.baseline_l2 for d in differences))
+    scales = {d.name: d.baseline_l2 + floor for d in differences}
+    return _worst(name, differences, scales, limit, "times its gradient's norm")
 
 
 def weights_check(
     trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
 ) -> tuple[Check, float | None]:
-    name = "final_weights"
+    """Compare the final weights; return the check and the largest absolute difference."""
     if _same_bits(trial, baseline):
         reason = "equal bit for bit (SHA-256)"
-        check = Check(name=name, passed=True, reason=reason, value=0.0, tolerance=allowed.weights)
+        check = Check(
+            name=FINAL_WEIGHTS, passed=True, reason=reason, value=0.0, tolerance=allowed.weights
+        )
         return check, 0.0
-    ours, theirs = trial.files.weights, baseline.files.weights
+    check, largest = _point_check(
+        FINAL_WEIGHTS, FINAL, allowed.steps, trial, baseline, allowed.weights
+    )
+    if not allowed.weights_judged and largest is not None and math.isfinite(largest):
+        check = not_decisive(check, allowed)
+    return check, largest
+
+
+def early_weights_check(
+    trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
+) -> Check | None:
+    """Compare the weights after `EARLY_STEPS` steps; None for a shorter training."""
+    if allowed.steps <= EARLY_STEPS:
+        return None
+    name = f"weights_{EARLY}"
+    if _same_bits(trial, baseline):
+        reason = "not needed: the final weights are equal bit for bit"
+        return Check(name=name, passed=True, reason=reason, value=0.0)
+    limit = allowed.early_weights
+    check, _ = _point_check(name, EARLY, EARLY_STEPS, trial, baseline, limit)
+    if check.passed is False and not allowed.judges(EARLY):
+        return not_decisive(check, allowed)
+    # records of older versions have none
+    return dataclasses.replace(check, decisive=check.passed is not None)
+
+
+def replay_checks(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance) -> list[Check]:
+    """Compare the weights after the replayed steps; an impossible comparison does not count."""
+    found = []
+    for first in replayed_after(allowed.steps):
+        point = replay_point(first)
+        name = f"{REPLAY}{first}"
+        replayed = None if trial.result is None else trial.result.replayed
+        if replayed is not None and point in replayed.faults:
+            check = Check(name=name, passed=False, reason=replayed.faults[point])
+        elif replayed is not None and point in replayed.missing:
+            check = Check(name=name, passed=None, reason=replayed.missing[point])
+        else:
+            limit = allowed.of_replay(point)
+            check, _ = _point_check(
+                name, point, REPLAYED_STEPS, trial, baseline, limit, least=_LEAST_SHARE
+            )
+            files = trial.files.gradient_at(point), baseline.files.gradient_at(point)
+            if check.passed and all(file.exists() for file in files):
+                gradient = _compared_gradients(name, *files, limit, _LEAST_SHARE)
+                check = max(check, gradient, key=lambda c: (not c.passed, c.value or 0.0))
+        found.append(dataclasses.replace(check, decisive=check.passed is not None))
+    return found
+
+
+def _point_check(
+    name: str,
+    point: str,
+    steps: int,
+    trial: TrialRecord,
+    baseline: TrialRecord,
+    limit: float,
+    *,
+    least: float = 0.0,
+) -> tuple[Check, float | None]:
+    """Compare the weights at a point, `steps` steps after equal ones.
+
+    limit: for each tensor, as a share of the distance that training moved it. least: share of the
+    distance of all trained parameters that is added to it, so that rounding of a tensor which
+    hardly moves is none. Return the check and the largest absolute difference.
+    """
+    ours, theirs = trial.files.weights_at(point), baseline.files.weights_at(point)
     if baseline.result is None or not (ours.exists() and theirs.exists()):
         return Check(name=name, passed=None, reason=_no_tensors("weights", ours)), None
     try:
@@ -191,29 +292,74 @@ def weights_check(
     except NotComparable as error:
         return Check(name=name, passed=False, reason=str(error)), None
     largest = max((d.max_abs for d in differences), default=0.0)
-    scales = _update_scales(differences, baseline.result.update_l2, allowed)
-    unknown = sorted(d.name for d in differences if d.name not in scales)
+    moved_l2 = {FINAL: baseline.result.update_l2, **baseline.result.replayed.moved_l2}
+    moved = moved_l2.get(point, {})
+    unknown = sorted(d.name for d in differences if d.name not in moved)
     if unknown:
         reason = f"the baseline did not record its update of {', '.join(unknown[:3])}"
         return Check(name=name, passed=None, reason=reason), largest
-    check = _worst(
-        name, differences, scales, allowed.weights, "times the distance that training moved it"
-    )
-    if not allowed.weights_judged and math.isfinite(largest):
-        check = not_decisive(check, allowed)
+    trained = tensor_names(baseline.files.gradient) & moved.keys() if least else set()
+    floor = least * math.hypot(*(moved[tensor] for tensor in trained))
+    # The distance that training moved each tensor is at least its rounding in these steps.
+    rounding = UNIT_ROUNDOFF_FP32 * steps / limit if steps else 0
+    scales = {d.name: moved[d.name] + rounding * d.baseline_l2 + floor for d in differences}
+    check = _worst(name, differences, scales, limit, "times the distance that training moved it")
     return check, largest
 
 
-def _update_scales(
-    differences: list[TensorDifference], update_l2: Mapping[str, float], allowed: Tolerance
-) -> dict[str, float]:
-    """Return the distance that training moved each tensor, at least its rounding in n steps."""
-    rounding = UNIT_ROUNDOFF_FP32 * allowed.steps / allowed.weights if allowed.steps else 0
-    return {
-        d.name: update_l2[d.name] + rounding * d.baseline_l2
-        for d in differences
-        if d.name in update_l2
-    }
+def every_step_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
+    """Check that each step changed the weights of each rank, if it changed the baseline's."""
+    name = "every_step"
+    ours, theirs = _rank_weights(trial), _rank_weights(baseline)
+    if None in ours.values() or None in theirs.values() or not ours or not theirs:
+        reason = "a rank did not record in which steps its weights changed"
+        return Check(name=name, passed=None, reason=reason, decisive=False)
+    usual = {step for weights in theirs.values() if weights for step in weights.unchanged_after}
+    faults = [
+        f"rank {rank} in step {step - 1}"
+        for rank, weights in ours.items()
+        if weights is not None
+        for step in weights.unchanged_after
+        if step not in usual
+    ]
+    if faults:
+        reason = f"weights did not change on {sample_logs.some(faults)}: an update was lost"
+        return Check(name=name, passed=False, reason=reason)
+    return Check(name=name, passed=True, reason="every step changed the weights of each rank")
+
+
+def _rank_weights(record: TrialRecord) -> dict[int, RankWeights | None]:
+    return {r.rank: document(record.files.rank(r.rank).weights, RankWeights) for r in record.ranks}
+
+
+def replicas_check(trial: TrialRecord) -> Check:
+    """Check that all replicas of a trial ended with equal weights and buffers, bit for bit."""
+    name = REPLICAS
+    found = _rank_weights(trial)
+    silent = sorted(rank for rank, weights in found.items() if weights is None)
+    if silent or not found:
+        listed = ", ".join(map(str, silent))
+        reason = f"rank {listed} did not record checksums of its final weights"
+        return Check(name=name, passed=None, reason=reason, decisive=False)
+    known = [weights for weights in found.values() if weights is not None]
+    local = {buffer for weights in known for buffer in weights.local}
+    places: dict[str, dict[str, str]] = {}  # by tensor and checksum: the first place
+    for rank, weights in zip(found, known, strict=True):
+        for number, replica in enumerate(weights.replicas):
+            place = f"replica {number - 1} of rank {rank}" if number else f"rank {rank}"
+            for tensor in replica.keys() - local:
+                places.setdefault(tensor, {}).setdefault(replica[tensor], place)
+    different = sorted(tensor for tensor, sums in places.items() if len(sums) > 1)
+    if different:
+        first, other, *_ = places[different[0]].values()
+        more = f" and {len(different) - 1} more tensors" if len(different) > 1 else ""
+        reason = f"{other} ended with another {different[0]}{more} than {first}"
+        return Check(name=name, passed=False, reason=reason)
+    count = sum(max(1, len(weights.replicas) - 1) for weights in known)
+    reason = f"{len(places)} tensors of {count} replicas are equal, bit for bit"
+    if local:
+        reason += f"; not compared, because batch_norm is per-replica: {', '.join(sorted(local))}"
+    return Check(name=name, passed=True, reason=reason)
 
 
 def _worst(
@@ -290,6 +436,8 @@ def _why_not_comparable(trial: TrialRecord, baseline: TrialRecord) -> str | None
     for record, whose in ((trial, ""), (baseline, "the baseline: ")):
         if record.result is not None and record.result.not_compared is not None:
             return whose + record.result.not_compared
+        if began_differently(record):
+            return f"{whose}its ranks began with different weights: {_SHARDED}"
     if initial_weights_check(trial, baseline).passed is False:
         return (
             "it started from other weights than the baseline; fix the seed in the script "

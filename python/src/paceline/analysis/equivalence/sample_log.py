@@ -12,7 +12,7 @@ from paceline.records.rows import SampleLogRow
 from paceline.records.tables import read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -62,7 +62,7 @@ def own_faults(sample_log: Mapping[int, StepSamples]) -> list[str]:
     faults = []
     if steps != list(range(len(steps))):
         missing = sorted(set(range(max(steps) + 1)) - set(steps))
-        faults.append(f"steps {_some(missing)} are missing")
+        faults.append(f"steps {some(missing)} are missing")
     by_epoch: dict[int, list[NDArray[np.int64]]] = {}
     for epoch, ids in sample_log.values():
         by_epoch.setdefault(epoch, []).append(ids)
@@ -70,7 +70,7 @@ def own_faults(sample_log: Mapping[int, StepSamples]) -> list[str]:
     for epoch, ids in epochs.items():
         twice = np.unique(ids[1:][ids[1:] == ids[:-1]])
         if len(twice):
-            faults.append(f"epoch {epoch} saw samples {_some(twice.tolist())} more than once")
+            faults.append(f"epoch {epoch} saw samples {some(twice.tolist())} more than once")
     # every epoch but the last is complete, so all of these saw the same samples
     whole = [epochs[e] for e in sorted(epochs)[:-1]]
     for epoch, ids in zip(sorted(epochs)[1:], whole[1:], strict=False):
@@ -94,7 +94,7 @@ def differences(
         if not np.array_equal(sample_log[step][1], other[step][1])
     ]
     if wrong:
-        faults.append(f"steps {_some(wrong)} saw other samples than {name}")
+        faults.append(f"steps {some(wrong)} saw other samples than {name}")
     return faults
 
 
@@ -104,6 +104,7 @@ def planned_log(order: SampleOrder) -> dict[int, StepSamples]:
     return {p.step: (p.epoch, np.sort(p.sample_ids)) for p in planned}
 
 
-def _some(numbers: list[int]) -> str:
+def some(numbers: Sequence[object]) -> str:
+    """Return the first ones in words, and how many there are."""
     shown = ", ".join(str(n) for n in numbers[:5])
     return shown if len(numbers) <= 5 else f"{shown}, ... ({len(numbers)} in all)"

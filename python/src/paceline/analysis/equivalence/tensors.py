@@ -34,6 +34,20 @@ class TensorDifference:
     max_abs: float
 
 
+def tensor_names(path: Path) -> set[str]:
+    """Return the names of the tensors of a file; none if it does not exist.
+
+    Raises DataError if it cannot be read.
+    """
+    if not path.exists():
+        return set()
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            return set(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: expected a readable safetensors file: {error}") from error
+
+
 def tensor_differences(ours: Path, baseline: Path) -> list[TensorDifference]:
     """Compare every tensor, in order of name.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -34,9 +35,9 @@ class Usage:
 
     CPU and IOWait are means over time and hosts, in percent of all cores of a host. RAM is the mean
     over time and hosts, and the highest share of any host. Threads are those of the run, over time,
-    summed over hosts. memory_peak_bytes covers the whole trial: the peak of its processes on each
-    host, summed over hosts; as proportional set size (`pss`, shared memory counted once) if it was
-    read at least once on every host, else as resident set size (`rss`).
+    summed over hosts. memory_peak_bytes covers the trial until its training ends: the peak of its
+    processes on each host, summed over hosts; as proportional set size (`pss`, shared memory
+    counted once) if it was read at least once on every host, else as resident set size (`rss`).
     """
 
     cpu_percent: float | None
@@ -63,7 +64,7 @@ def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
     sampled = [host for host in hosts if not host.samples.is_empty()]
     train = [_Training(record, host) for host in sampled]
     inside = [host for host in train if host.has_samples]
-    memory, kind = _memory_peak([host.samples for host in sampled])
+    memory, kind = _memory_peak([_until_trained(record, host) for host in sampled])
     return Usage(
         cpu_percent=_mean(host.mean("cpu_busy_percent") for host in inside),
         cpu_percent_peak=max(_known(h.peak("cpu_busy_percent") for h in inside), default=None),
@@ -197,6 +198,13 @@ def _total_increase(counter: NDArray[np.float64]) -> float:
     counter = np.nan_to_num(counter)
     increase = np.diff(counter)
     return float(np.where(increase >= 0, increase, counter[1:]).sum())
+
+
+def _until_trained(record: TrialRecord, host: HostTrace) -> pl.DataFrame:
+    """Return the samples of a host until its ranks have trained; all if there are none before."""
+    span = span_on_host(record, host.host, "train")
+    before = host.samples.filter(pl.col("unix_s") <= (math.inf if span is None else span[1]))
+    return host.samples if before.is_empty() else before
 
 
 def _memory_peak(frames: Sequence[pl.DataFrame]) -> tuple[int | None, MemoryKind | None]:

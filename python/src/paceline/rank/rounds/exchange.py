@@ -55,7 +55,6 @@ class RankReport:
     next_step: int  # the first that is not done
     steps: int  # of the whole training
     moved: bool = False  # another process was this rank before
-    weights_sha256: str | None = None  # after the last round
     task_unix_s: tuple[float, float] | None = None  # began and ended, on its host's clock
 
 

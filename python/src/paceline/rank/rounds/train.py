@@ -18,18 +18,24 @@ from paceline.costs.link_cost import all_reduce_bytes
 from paceline.data.reading import SoloNode
 from paceline.errors import RankFailed
 from paceline.rank.loop import Loop
-from paceline.rank.result import End, write_task_result
+from paceline.rank.result import (
+    End,
+    local_buffers,
+    write_environment,
+    write_rank_weights,
+    write_task_result,
+)
 from paceline.rank.rounds.exchange import Carry, RankReport, Report, steps_of_round
 from paceline.rank.rounds.records import Exchange, set_clock, write_exchange
 from paceline.rank.samples import Samples, open_samples
 from paceline.rank.spans import Spans
-from paceline.records.files import JsonlWriter, write_json
+from paceline.records.files import JsonlWriter
 from paceline.strategies.descriptors import ProcessesOptions
 from paceline.strategies.local_sgd import LocalReplica
 from paceline.torch_internals import compiler
 from paceline.training.checkpointing import checkpoint_activations
-from paceline.training.resources import RankCores, read_back, set_threads
-from paceline.training.tensors import sha256_of
+from paceline.training.resources import RankCores, set_threads
+from paceline.training.tensors import sha256_by_name, sha256_of
 from paceline.training.transforms import put_in_memory_format
 from paceline.transports.recorder import payload_bytes
 from paceline.workloads.build import build_model
@@ -110,9 +116,6 @@ class RoundWorker:
             self._replica,
             rank,
             counts_samples=True,
-            on_first_gradient=lambda _batch: (
-                None
-            ),  # the gradient of this rank's samples alone is not compared
         )
         batches = itertools.islice(self._batches.batches, len(steps))
         rows = self._record(rank, loop, batches, began_s)
@@ -134,8 +137,9 @@ class RoundWorker:
         with Spans(own.spans) as spans:
             spans.ended("train", carry.train_started_unix_s)
             with spans("bookkeeping"):
-                weights = self._replica.state_dict()
-                sha256 = sha256_of(weights)
+                local = local_buffers(self._trial, self._samples.task)
+                sums = sha256_by_name(self._replica.state_dict())
+                sha256 = write_rank_weights(own, [sums], local)
                 if rank in orders.clocks:
                     set_clock(own, orders.clocks[rank])
                 if rank == 0:
@@ -144,7 +148,7 @@ class RoundWorker:
             self.close()
             self._opened.close()
         steps = self._samples.order.steps
-        return self._report(rank, None, steps, None, moved=False, weights_sha256=sha256)
+        return self._report(rank, None, steps, None, moved=False)
 
     def close(self) -> None:
         """Release the samples."""
@@ -183,15 +187,8 @@ class RoundWorker:
         return first_step > 0
 
     def _record_environment(self) -> None:
-        environment = read_back(
-            self._context,
-            self._trial,
-            clock_offset_s=0.0,
-            clock_error_s=0.0,
-            initial_weights_sha256=self._initial_sha256,
-        )
-        path = self._files.rank(self._context.rank).environment
-        write_json(path, dataclasses.asdict(environment))
+        own = self._files.rank(self._context.rank)
+        write_environment(self._context, self._trial, own, self._initial_sha256)
 
     def _begin_round(self, rank: int, orders: Orders, state: State | None) -> float:
         """Load the averaged state, which ends the exchange; return the time (perf_counter).
@@ -247,7 +244,6 @@ class RoundWorker:
         next_step: int,
         total: State | None,
         moved: bool,
-        weights_sha256: str | None = None,
     ) -> Report:
         report = RankReport(
             host=self._context.host,
@@ -256,7 +252,6 @@ class RoundWorker:
             next_step=next_step,
             steps=self._samples.order.steps,
             moved=moved,
-            weights_sha256=weights_sha256,
         )
         return Report(ranks={rank: report}, total=total)
 

@@ -13,13 +13,16 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from paceline.training.tensors import save_tensors, sha256_of, update_l2
+from paceline.training.tensors import save_tensors, sha256_by_name, sha256_of, update_l2
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
     from paceline.records.layout import TrialFiles
+
+
+Final = tuple[dict[str, str], dict[str, float]]
 
 
 class ParameterRecord:
@@ -39,7 +42,7 @@ class ParameterRecord:
         # Without any, a comparison of first gradients would compare zeros.
         self.has_gradient = any(p.grad is not None for p in self._parameters.values())
         self.count = sum(p.numel() for p in self._parameters.values())
-        self._final: tuple[str, dict[str, float]] | None = None
+        self._final: Final | None = None
         weights = self._weights()
         self.initial_sha256 = sha256_of(weights)
         if files is not None:
@@ -53,21 +56,21 @@ class ParameterRecord:
         if self._is_sharded:
             self._final = self._take_final()
 
-    def final(self) -> tuple[str, dict[str, float]]:
-        """Return the checksum of the final weights, and the L2 norm by which each has changed.
+    def final(self) -> Final:
+        """Return the checksum of each final tensor, and the L2 norm by which it has changed.
 
         The norms are empty without files. Collective for sharded parameters.
         """
         return self._final or self._take_final()
 
-    def _take_final(self) -> tuple[str, dict[str, float]]:
+    def _take_final(self) -> Final:
         weights = self._weights()
         moved: dict[str, float] = {}
         if self._files is not None:
             save_tensors(self._files.weights, weights)
             moved = update_l2(weights, load_file(self._files.initial_weights))
             self._files.initial_weights.unlink()
-        return sha256_of(weights), moved
+        return sha256_by_name(weights), moved
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: _whole(p.detach()) for name, p in self._parameters.items()}

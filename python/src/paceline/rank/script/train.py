@@ -5,7 +5,6 @@ The launcher's job side calls `train` here in place of `paceline.rank.train`.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from functools import partial
@@ -13,16 +12,15 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.rank.peers import Peers, join_peers
-from paceline.rank.result import End, write_script_result
+from paceline.rank.result import End, write_environment, write_rank_weights, write_script_result
 from paceline.rank.script.process_group import ProcessGroups
 from paceline.rank.script.program import failure_of, run_script, torchrun_variables
 from paceline.rank.script.recorder import TrainingRecorder
 from paceline.rank.script.tensors import ParameterRecord
 from paceline.rank.spans import Spans
 from paceline.records.attempts import continue_rows
-from paceline.records.files import write_json
 from paceline.torch_internals.compiler import import_now
-from paceline.training.resources import read_back, set_threads
+from paceline.training.resources import set_threads
 from paceline.transports.recorder import recording
 
 # The first optimiser imports it anyway, which takes a second or more; here it counts as import time
@@ -111,15 +109,12 @@ class _ScriptRank:
         keeps = self._trial.save_tensors and self._context.is_first
         self._parameters = ParameterRecord(optimizer, self._files if keeps else None)
         self._groups.before_destroy = self._parameters.keep_sharded
-        environment = read_back(
+        write_environment(
             self._context,
             self._trial,
-            clock_offset_s=self._peers.clock.offset_s,
-            clock_error_s=self._peers.clock.error_s,
-            initial_weights_sha256=self._parameters.initial_sha256,
-        )
-        write_json(
-            self._files.rank(self._context.rank).environment, dataclasses.asdict(environment)
+            self._files.rank(self._context.rank),
+            self._parameters.initial_sha256,
+            self._peers.clock,
         )
 
     def _check_group(self) -> None:
@@ -140,19 +135,13 @@ class _ScriptRank:
                 f"script {self._script.path}: expected a training, but it ended without a step of "
                 "an optimiser of torch.optim; check its arguments (they follow `--`)"
             )
-        sha256, moved = self._parameters.final()
-        differing = self._peers.all_equal("weights_sha256", sha256)
+        sums, moved = self._parameters.final()
+        sha256 = write_rank_weights(self._files.rank(self._context.rank), [sums])
         if not self._context.is_first:
             return
         reason = None
         if not self._parameters.has_gradient:
             reason = "no parameter had a gradient when the first step of the optimiser began"
-        elif differing:
-            listed = ", ".join(map(str, differing))
-            reason = (
-                f"rank {listed} ended with other weights than rank 0: they are sharded, or the "
-                "ranks train different models"
-            )
         end = End(
             steps=self._training.steps,
             weights_sha256=sha256,

@@ -230,7 +230,7 @@ class PipelineStrategy(ShardedStrategy):
     def _wait_for_node(self) -> None:
         self._everyone.wait()
 
-    def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
+    def buffers_of_replicas(self) -> list[dict[str, Tensor]]:
         return [self._state.own_buffers]
 
     def describe(self) -> StrategyResult:

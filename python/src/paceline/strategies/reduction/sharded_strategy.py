@@ -42,10 +42,6 @@ class ShardedStrategy(LocalStrategy):
     def _wait_for_node(self) -> None:
         """Wait for the other ranks of the node."""
 
-    def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
-        """Return the persistent buffers of each replica on this rank, by name."""
-        raise NotImplementedError
-
     def _running(self) -> SharedNode:
         assert self._shared is not None, "prepare comes first"
         return self._shared
@@ -89,13 +85,13 @@ class ShardedStrategy(LocalStrategy):
             for shard in self._shards:
                 shard.add_to(state)
             if self._saves_buffers:
-                state.add_buffers(self._buffers_of_replicas()[0])
+                state.add_buffers(self.buffers_of_replicas()[0])
         return state
 
     def restore(self, saved: SavedState) -> None:
         for shard in self._shards:
             shard.restore(saved)
-        for buffers in self._buffers_of_replicas():
+        for buffers in self.buffers_of_replicas():
             restore_buffers(buffers, saved)
         self._wait_for_node()
 

@@ -54,7 +54,6 @@ class Tasks:
             carry=None if orders.finish else carry(),
             next_step=min(2 * (orders.number + 1), STEPS),
             steps=STEPS,
-            weights_sha256="abc" if orders.finish else None,
         )
         return dataclasses.replace(told, **self._changes.get(f"rank{rank}", {}))
 
@@ -90,12 +89,6 @@ def test_claims_are_gone_at_the_end(job):
     Claims(job.files.claims, job.trial.placement).take(9, 0, 0, None)
     run(job, Tasks())
     assert not job.files.claims.exists()
-
-
-def test_different_weights_at_the_end_name_the_rank(job):
-    end = run(job, Tasks(rank1={"weights_sha256": "xyz"}))
-    assert (end.rank, end.exit_code) == (1, 5)
-    assert "ranks [1] ended with other weights" in end.error
 
 
 def test_ranks_that_share_a_core_are_refused(job):

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.errors import PacelineError, RankFailed
+from paceline.errors import PacelineError
 from paceline.job.context import rank_context
 from paceline.job.first_failure import FirstFailure, first_failure
 from paceline.job.rank_status import RankEnd, trial_limit, trial_timed_out
@@ -104,14 +104,14 @@ class Rounds:
         self._moves = 0
 
     def train(self) -> None:
-        """Run all rounds and the tasks that end the ranks. Raises RoundFailed, RankFailed."""
+        """Run all rounds and the tasks that end the ranks. Raises RoundFailed."""
         report = self._run(Orders(number=0), None)
         self._check_nodes(report)
         while not _all_done(report):
             self.number += 1
             report = self._run(Orders(number=self.number, carries=_carries(report)), report.total)
         self.number += 1
-        finished = self._run(
+        self._run(
             Orders(
                 number=self.number,
                 carries=_carries(report),
@@ -121,7 +121,6 @@ class Rounds:
             ),
             report.total,
         )
-        _check_equal(finished)
 
     def close(self) -> None:
         self._claims.close()
@@ -221,14 +220,3 @@ def _all_done(report: Report) -> bool:
 
 def _carries(report: Report) -> dict[int, Carry]:
     return {r: own.carry for r, own in report.ranks.items() if own.carry is not None}
-
-
-def _check_equal(report: Report) -> None:
-    sums = {rank: own.weights_sha256 for rank, own in report.ranks.items()}
-    differing = [rank for rank, value in sorted(sums.items()) if value != sums[0]]
-    if differing:
-        raise RankFailed(
-            f"ranks {differing} ended with other weights than rank 0, although all received the "
-            "same broadcast; this is a defect, please report it",
-            differing[0],
-        )

@@ -1,0 +1,340 @@
+"""Replay a few steps after a training, so that its middle and its end can be compared.
+
+The baseline keeps its state in the middle and near the end of a long training. After the timed
+part, each trial of the same training restores these states in turn, trains `REPLAYED_STEPS` steps,
+and saves the first gradient and the weights. So all of them compute updates from equal weights,
+however far rounding has moved their own weights apart.
+
+The first baseline also repeats steps with inputs that differ by roundings. The change of its
+weights is the scale for the differences of others.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+
+from paceline.data.reading import Feed
+from paceline.errors import DataError
+from paceline.rank.checkpoints import training_sha256
+from paceline.rank.loop import Loop
+from paceline.records.checkpoints import Checkpoint, CheckpointFolder
+from paceline.records.comparison_points import (
+    EARLY,
+    EARLY_STEPS,
+    FINAL,
+    GRADIENT,
+    LONG_STEPS,
+    REPLAYED_STEPS,
+    replay_point,
+    replayed_after,
+)
+from paceline.records.rows import Replayed
+from paceline.training.optimizers import trained_parameters
+from paceline.training.state import RATES, WEIGHTS
+from paceline.training.state_files import Position, StateFiles, write_state
+from paceline.training.strategy import LocalStrategy, Stepper
+from paceline.training.tensors import save_tensors, update_l2
+from paceline.transports.recorder import not_recording
+from paceline.workloads.build import build_model, on_meta_device
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from paceline.plan.rank_context import RankContext
+    from paceline.plan.trial import Trial
+    from paceline.rank.peers import Peers
+    from paceline.rank.samples import Samples
+    from paceline.records.layout import TrialFiles
+    from paceline.training.strategy import GradientResult, StepCommunication, TrainBatch
+
+# Values that may differ between a trial and its baseline, although they train the same.
+_MAY_DIFFER = {"precision", "batch_norm", "activation_checkpointing"}
+# Relative change of the inputs: 16 units of roundoff of fp32. Roundings within the model add up to
+# about as much, so that units switch in most batches in which another order of sums may switch one.
+_CHANGE = 2.0**-20
+_NOISE = 2.0**-13  # share of the whole norm below which the gradient of a tensor is noise
+_WATCHED_TENSORS, _WATCHED_ELEMENTS = 4, 32  # whose change is seen after each step
+_TIME_SHARE = 0.4  # of limits.trial_s, after which the baseline repeats only the first step
+
+OpenFeed = Callable[["Samples", str], AbstractContextManager[Feed]]
+
+
+class Replays:
+    """Keeps what is compared later, and replays steps, on one rank of an exact trial."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        context: RankContext,
+        files: TrialFiles,
+        samples: Samples,
+        strategy: LocalStrategy,
+        peers: Peers,
+        open_feed: OpenFeed,
+    ) -> None:
+        """open_feed: opens this rank's batches of other steps, for a purpose with that name."""
+        self._trial, self._context, self._files = trial, context, files
+        self._samples, self._strategy, self._peers = samples, strategy, peers
+        self._open_feed = open_feed
+        self._steps = samples.order.steps
+        self._sha256 = training_sha256(trial, samples.order, _MAY_DIFFER)
+        self._folder = CheckpointFolder(files.replay(self._sha256))
+        self._kept: set[int] = set()  # steps after which this baseline keeps its state
+        self._measures = False
+        # Learning rates of this rank. A restored schedule hides that it was wrong before.
+        self._rates: dict[int, dict[str, float]] = {}
+        self.unchanged_after: list[int] = []  # see RankWeights
+        self._watched: list[Tensor] = []
+        if self._can_replay:
+            self._rates = {done: {} for done in replayed_after(self._steps)}
+            self._watched = self._sample_of_weights()
+        self._sampled = torch.cat(self._watched) if self._watched else None
+        if trial.is_baseline:
+            self._plan_states()
+
+    @property
+    def _can_replay(self) -> bool:
+        strategy = type(self._strategy)
+        return not strategy.pauses_for_checkpoints and strategy.restore is not LocalStrategy.restore
+
+    def _sample_of_weights(self) -> list[Tensor]:
+        """Return views of some elements of the largest tensors of weights that this rank owns."""
+        state = self._strategy.rank_state()
+        own = [] if state is None or self._trial.device != "cpu" else state.tensors
+        weights = [each.values for each in own if each.name.startswith(f"{WEIGHTS}/")]
+        largest = sorted(weights, key=len, reverse=True)[:_WATCHED_TENSORS]
+        return [values[:: max(1, len(values) // _WATCHED_ELEMENTS)] for values in largest]
+
+    def _plan_states(self) -> None:
+        """Decide which states to keep: those that no repeat of this baseline has kept before."""
+        there = {checkpoint.steps for checkpoint in self._folder.complete()}
+        self._kept = {*replayed_after(self._steps)} - there
+        exact = self._trial.training.precision == "fp32" and self._trial.device == "cpu"
+        floats = self._samples.task.example_input().is_floating_point()
+        self._measures = exact and floats and 0 not in there
+        if self._measures:
+            self._keep_state(0)
+
+    def after_step(self, done: int) -> bool:
+        """Keep the weights or the state after `done` steps, if they are compared; collective.
+
+        Return whether this took time, which belongs to no step.
+        """
+        if self._watched:
+            before, self._sampled = self._sampled, torch.cat(self._watched)
+            if before is not None and torch.equal(before, self._sampled):
+                self.unchanged_after.append(done)
+        is_early = done == EARLY_STEPS < self._steps
+        if is_early:
+            self._save_weights(EARLY)
+        if done in self._rates:
+            state = self._strategy.rank_state()
+            values = {} if state is None else state.values
+            self._rates[done] = {n: v for n, v in values.items() if n.startswith(RATES)}
+        if done in self._kept:
+            self._keep_state(done)
+        return is_early or done in self._rates
+
+    def run(self) -> Replayed:
+        """Replay the steps that are compared; collective. It changes the weights."""
+        found = Replayed()
+        self._wait("trained")  # ranks share weights, which may still be read
+        with not_recording():
+            early = self._files.weights_at(EARLY)
+            if self._trial.is_baseline and early.exists():
+                found.moved_l2[EARLY] = update_l2(load_file(early), self._initial())
+            if self._measures:
+                self._measure_beginning(found)
+            for first in replayed_after(self._steps):
+                self._replay(first, found)
+        return found
+
+    def _replay(self, first: int, found: Replayed) -> None:
+        point = replay_point(first)
+        state = self._state_after(first)
+        if isinstance(state, str):
+            found.missing[point] = state
+            return
+        fault = self._restored(state)
+        if fault is not None:
+            found.faults[point] = fault
+            return
+        before = self._copy() if self._trial.is_baseline else {}
+        last = first + REPLAYED_STEPS
+        self._train(first, last, on_first_gradient=lambda: self._save_gradient(point))
+        self._save_weights(point)
+        if not before:
+            return
+        after = self._copy()
+        found.moved_l2[point] = update_l2(after, before)
+        if self._measures:
+            self._restored(state)
+            changes: list[float] = []
+
+            def first_gradient() -> None:
+                plain = load_file(self._files.gradient_at(point))
+                changes.append(self._change(self._strategy.gradients(), plain))
+
+            self._train(first, last, rounded=True, on_first_gradient=first_gradient)
+            found.rounding[point] = max(*changes, self._change(self._copy(), after, before))
+
+    def _measure_beginning(self, found: Replayed) -> None:
+        """Train once more from the first weights, with inputs that differ by roundings."""
+        spent_s = time.time() - self._context.process_started_unix_s
+        last = self._steps if self._steps <= LONG_STEPS else EARLY_STEPS
+        if spent_s > _TIME_SHARE * self._trial.limits.trial_s:
+            last = 1
+        state = self._state_after(0)
+        assert isinstance(state, Checkpoint), "this rank has kept it"
+        self._restored(state)
+        points = {EARLY_STEPS: EARLY, self._steps: FINAL}
+
+        def first_gradient() -> None:
+            plain = load_file(self._files.gradient)
+            found.rounding[GRADIENT] = self._change(self._strategy.gradients(), plain)
+
+        def compare(done: int) -> None:
+            if done in points:
+                plain = load_file(self._files.weights_at(points[done]))
+                change = self._change(self._copy(), plain, self._initial())
+                found.rounding[points[done]] = change
+
+        self._train(0, last, rounded=True, on_first_gradient=first_gradient, on_step=compare)
+
+    def _train(
+        self,
+        first: int,
+        stop: int,
+        *,
+        rounded: bool = False,
+        on_first_gradient: Callable[[], None] = lambda: None,
+        on_step: Callable[[int], None] = lambda _done: None,
+    ) -> None:
+        """Train the steps from `first` on, without records; collective."""
+        samples = self._samples.between(first, stop)
+        seed = self._trial.training.seed
+        torch.manual_seed(seed + first)  # for tasks that draw numbers of their own
+        loop = Loop(
+            samples.order,
+            samples.task,
+            _Rounded(self._strategy, seed) if rounded else self._strategy,
+            self._context.rank,
+            counts_samples=False,
+            on_first_gradient=on_first_gradient,
+        )
+        purpose = f"replay/{first}/{'rounded' if rounded else 'plain'}"
+        with self._open_feed(samples, purpose) as feed:
+            for row, _ in loop.steps(feed):
+                on_step(row.step + 1)
+
+    def _state_after(self, first: int) -> Checkpoint | str:
+        """Return the baseline's state, or why there is none; the same on all ranks."""
+        if not self._can_replay:
+            return (
+                f"local strategy {self._trial.local_strategy} cannot train from a given step: it "
+                "has no restore(), or its ranks are at different steps"
+            )
+        found = {c.steps: c for c in self._folder.complete()}.get(first)
+        known = self._peers.of_first_rank(f"replay/{first}", "" if found is None else "kept")
+        if not known:
+            return (
+                f"the baseline's state after {first} steps does not exist: in this run the "
+                "baseline has not trained before this trial"
+            )
+        return found or Checkpoint(self._folder.root / f"step-{first:09d}", first, 1)
+
+    def _restored(self, state: Checkpoint) -> str | None:
+        """Restore a state; collective. Return why a rank differs from the baseline, if one does:
+        by its learning rates there, or because it cannot restore the state."""
+        saved = StateFiles(state)
+        fault = self._other_rate(saved)
+        try:
+            self._strategy.restore(saved)
+        except DataError as error:
+            fault = str(error)
+        faults = self._peers.of_all_ranks(f"restored/{state.steps}", fault)
+        return next(filter(None, faults), None)
+
+    def _other_rate(self, saved: StateFiles) -> str:
+        for name, rate in self._rates.get(saved.steps, {}).items():
+            expected = saved.value(name)
+            if expected is not None and not math.isclose(rate, expected, rel_tol=1e-6):
+                return (
+                    f"after {saved.steps} steps {name.removeprefix(RATES + '/')} had learning rate "
+                    f"{rate:g}, the baseline's {expected:g}"
+                )
+        return ""
+
+    def _keep_state(self, done: int) -> None:
+        """Write the state of a baseline, which is a single rank."""
+        state = self._strategy.rank_state()
+        assert state is not None, "a sequential training has a state after each step"
+        position = Position(steps=done, task_sha256=self._sha256, replicas=1)
+        self._folder.write(done, 0, 1, lambda file: list(write_state(file, state, position)))
+
+    def _save_weights(self, point: str) -> None:
+        """Save the weights; collective."""
+        weights = self._strategy.state_dict()
+        if self._context.is_first:
+            save_tensors(self._files.weights_at(point), weights)
+        self._wait(point)
+
+    def _save_gradient(self, point: str) -> None:
+        gradients = self._strategy.gradients()
+        if self._context.is_first:
+            save_tensors(self._files.gradient_at(point), gradients)
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self._strategy.state_dict().items()}
+
+    def _initial(self) -> dict[str, Tensor]:
+        return build_model(self._samples.task).state_dict()
+
+    def _change(
+        self,
+        ours: Mapping[str, Tensor],
+        plain: Mapping[str, Tensor],
+        before: Mapping[str, Tensor] | None = None,
+    ) -> float:
+        """Return the largest change of a tensor from `plain`, relative to the distance from
+        `before`, or from zero."""
+        before = before or {name: torch.zeros_like(tensor) for name, tensor in plain.items()}
+        differences, distances = update_l2(ours, plain), update_l2(plain, before)
+        trained = trained_parameters(on_meta_device(self._samples.task)).keys() & plain.keys()
+        whole = math.hypot(*(distances[name] for name in trained))
+        if whole == 0:
+            return 0.0  # nothing to compare changes with
+        return max(differences[n] / (distances[n] + _NOISE * whole) for n in differences)
+
+    def _wait(self, purpose: str) -> None:
+        world = self._peers.world(f"replay/{purpose}")
+        if world is not None:
+            world.barrier(self._trial.limits.collective_s)
+
+
+class _Rounded(Stepper):
+    """A strategy of a single rank, whose inputs differ by roundings."""
+
+    def __init__(self, strategy: LocalStrategy, seed: int) -> None:
+        self._strategy, self._seed = strategy, seed
+
+    def for_parts(self, samples: int, task: Callable[[slice], None]) -> None:
+        self._strategy.for_parts(samples, task)
+
+    def gradient(self, batch: TrainBatch) -> GradientResult:
+        generator = torch.Generator().manual_seed(self._seed + batch.step)
+        noise = torch.randn(batch.inputs.shape, generator=generator)
+        return self._strategy.gradient(replace(batch, inputs=batch.inputs * (1 + _CHANGE * noise)))
+
+    def step(self) -> StepCommunication | None:
+        return self._strategy.step()

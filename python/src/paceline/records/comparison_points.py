@@ -1,0 +1,24 @@
+"""Points of a training at which its weights are compared with the baseline's.
+
+Every training has its final weights. One with more steps than `EARLY_STEPS` also has those after
+that many. Over more than `LONG_STEPS` steps rounding alone may move weights apart, so long
+trainings replay a few steps from states of the baseline: of its middle and its end.
+"""
+
+from __future__ import annotations
+
+EARLY_STEPS = 16
+LONG_STEPS = 64
+REPLAYED_STEPS = 2
+
+GRADIENT, EARLY, FINAL = "gradient", "step16", "final"
+
+
+def replayed_after(steps: int) -> tuple[int, ...]:
+    """Return after how many steps the replays of a training of `steps` steps begin."""
+    return (steps // 2, steps - REPLAYED_STEPS) if steps > LONG_STEPS else ()
+
+
+def replay_point(first_step: int) -> str:
+    """Return the name of the replay that begins with `first_step`."""
+    return f"replay{first_step}"

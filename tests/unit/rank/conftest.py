@@ -1,0 +1,26 @@
+"""What all tests of a rank share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.fabricated_samples import ROWS, FakeFeed, opening
+
+from paceline.rank import train as worker
+
+
+@pytest.fixture
+def photos(monkeypatch):
+    """Replaces the data set; returns the sample orders that the worker made."""
+    orders = []
+
+    def make_feed(order, **_):
+        orders.append(order)
+        return FakeFeed(order)
+
+    monkeypatch.setattr(worker, "open_samples", opening(ROWS, make_feed))
+    # pytest's process has threads of its own; test_resources.py looks at a fresh one.
+    monkeypatch.setattr(worker, "set_threads", lambda _: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(torch, "get_num_interop_threads", lambda: 1)
+    return orders
