@@ -50,7 +50,7 @@ def test_a_row_for_each_configuration_then_totals(
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     lines = [line.rstrip() for line in shown.splitlines()]
-    figures = r" +32 +20 \(3\) +2 +\S +0\.\d+"
+    figures = r" +32 +20 \(3\) +2 +\S +\d+\.\d+"
     assert re.fullmatch(rf"local\.none\.sequential\.n1r1t1 +1{figures}", lines[2])
     assert re.fullmatch(rf"torchrun\.gloo\.processes\.n1r2t1 +2{figures}", lines[3])
     assert "for --only: tiny.local.none.sequential.n1r1t1.fp32" in shown
@@ -61,7 +61,7 @@ def test_a_row_for_each_configuration_then_totals(
 def test_names_are_broken_after_a_dot_only(
     spec: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "64")
+    monkeypatch.setenv("COLUMNS", "72")
     spec.write_text(SPEC.format(repeats='"auto"', steps=20))
     assert main(["plan", str(spec)]) == ExitCode.OK
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
