@@ -47,26 +47,7 @@ class _FiniteFloat(click.FloatRange):
         return number
 
 
-class _Pair(click.ParamType[tuple[str, str]]):
-    """A name and its value, with an equals sign between them."""
-
-    name = "pair"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        if isinstance(value, tuple):  # click converts a converted value again
-            return value
-        key, _, content = value.partition("=")
-        if not (key and content):
-            self.fail(
-                f"expected {param.metavar if param else self.name}, got {value!r}", param, ctx
-            )
-        return key, content
-
-
 RUN_DIR = _RunDirectory()
-pair = _Pair()
 positive = _FiniteFloat(min=0, min_open=True)
 poll_seconds = _FiniteFloat(min=0.2, max=60)
 
@@ -104,6 +85,25 @@ def _or_newest(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
     return (newest_run(),) if value == () else newest_run()
 
 
+class _Pair(click.ParamType[tuple[str, str]]):
+    """A name and its value, with an equals sign between them."""
+
+    name = "pair"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):  # click converts a converted value again
+            return value
+        key, _, content = value.partition("=")
+        if not (key and content):
+            self.fail(
+                f"expected {param.metavar if param else self.name}, got {value!r}", param, ctx
+            )
+        return key, content
+
+
+pair = _Pair()
 # The help of a verb says so, because arguments have no help text.
 run_dir_argument: Decorator[Any] = click.argument(
     "run_dir", type=RUN_DIR, metavar="[RUN_DIR]", required=False, callback=_or_newest
