@@ -208,9 +208,9 @@ class _FittingTable(RichTable):
             least.append(most[-1] if column.no_wrap else shortest)
         gaps = (len(most) - 1) * self.padding[1]
         spare, wanted = options.max_width - gaps - sum(least), sum(most) - sum(least)
-        if 0 <= spare < wanted:
-            for column, low, high in zip(self.columns, least, most, strict=True):
-                column.width = low + spare * (high - low) // wanted
+        fits = 0 <= spare < wanted
+        for column, low, high in zip(self.columns, least, most, strict=True):
+            column.width = low + spare * (high - low) // wanted if fits else None
         yield from super().__rich_console__(console, options)
 
 
