@@ -9,6 +9,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+
 from paceline.cli import main, options
 from paceline.errors import ExitCode
 from paceline.records.files import write_json
