@@ -6,40 +6,27 @@ import pytest
 
 from paceline.cli import doctor
 
-
-def test_machine_says_which_cores_are_hardware_threads():
-    facts = {
-        "usable_cores": 16, "usable_physical_cores": 8, "ram_bytes": 64 * 2**30,
-        "cpu_model": "EPYC", "kernel": "Linux 6",
-    }  # fmt: skip
-    assert doctor._machine(facts).found == "16 cores (hardware threads of 8), 64 GiB"
-    assert doctor._machine({**facts, "usable_physical_cores": 16}).found == "16 cores, 64 GiB"
+FACTS = {
+    "usable_cores": 16, "usable_physical_cores": 8, "ram_bytes": 64 * 2**30,
+    "cpu_model": "EPYC", "kernel": "Linux 6",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("numa", "found"),
-    [({"0": [0, 1, 2], "1": [3]}, "2 of 3, 1 cores"), ({}, "unknown")],
+    ("finding", "ok", "found", "why"),
+    [
+        (doctor._machine(FACTS), True, "16 cores (hardware threads of 8), 64 GiB", "EPYC"),
+        (doctor._machine({**FACTS, "usable_physical_cores": 16}), True, "16 cores, 64 GiB", ""),
+        (doctor._numa({"0": [0, 1, 2], "1": [3]}), True, "2 of 3, 1 cores", "if they fit"),
+        (doctor._numa({}), True, "unknown", "does not report"),
+        (doctor._gpus([], None), True, "none", ""),
+        (doctor._gpus(["H200", "L4", "H200"], "13.0"), True, "2 x H200, 1 x L4", "CUDA 13.0"),
+        (doctor._gpus(["L4"], None), False, "1 x L4", "install the same version's CUDA build"),
+    ],
 )
-def test_numa_nodes_are_told_with_their_cores(numa, found):
-    finding = doctor._numa(numa)
-    assert (finding.ok, finding.found) == (True, found)
-
-
-def test_machine_without_gpus_lacks_nothing():
-    finding = doctor._gpus([], None)
-    assert (finding.ok, finding.found) == (True, "none")
-
-
-def test_gpus_are_counted_by_model():
-    finding = doctor._gpus(["NVIDIA H200", "NVIDIA L4", "NVIDIA H200"], "13.0")
-    assert (finding.ok, finding.found) == (True, "2 x NVIDIA H200, 1 x NVIDIA L4")
-    assert "CUDA 13.0" in finding.why
-
-
-def test_gpus_that_torch_cannot_use_are_missing_with_the_way_to_get_them():
-    finding = doctor._gpus(["NVIDIA L4"], None)
-    assert not finding.ok
-    assert "install the same version's CUDA build" in finding.why
+def test_machine_is_described(finding, ok, found, why):
+    assert (finding.ok, finding.found) == (ok, found)
+    assert why in finding.why
 
 
 def open_descriptors():
@@ -53,19 +40,19 @@ def test_processes_that_share_memory_are_found_to():
     assert open_descriptors() == before
 
 
-def test_processes_that_do_not_see_each_others_memory_are_told_why(monkeypatch):
-    monkeypatch.setattr(doctor, "_ATTACH", doctor._ATTACH.replace("argv[1]", "argv[1] + 'gone'"))
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (doctor._ATTACH.replace("argv[1]", "argv[1] + 'gone'"), "No such file"),
+        ("", "did not arrive"),  # it wrote elsewhere
+    ],
+)
+def test_processes_that_share_no_memory_are_told_why(monkeypatch, program, why):
+    monkeypatch.setattr(doctor, "_ATTACH", program)
     finding = doctor._shared_memory()
     assert (finding.ok, finding.found) == (False, "fails")
-    assert "No such file" in finding.why
+    assert why in finding.why
     assert "gloo" in finding.why
-
-
-def test_memory_that_another_process_wrote_elsewhere_is_not_shared(monkeypatch):
-    monkeypatch.setattr(doctor, "_ATTACH", "")
-    finding = doctor._shared_memory()
-    assert not finding.ok
-    assert "did not arrive" in finding.why
 
 
 def test_package_that_does_not_load_is_found_out_although_it_is_there(tmp_path, monkeypatch):

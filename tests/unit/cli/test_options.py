@@ -61,8 +61,10 @@ def test_run_that_began_last_is_the_default(fabricate, tmp_path, monkeypatch, ca
         assert shown.err.startswith(f"paceline: newest run: {Path('runs', 'a')}\n"), verb
 
 
-def test_search_before_a_run_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_before_a_run_counts(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    assert main(["compare"]) == ExitCode.USAGE
+    assert "expected RUN_DIR" in capsys.readouterr().err
     write_json(RunFiles(Path("runs/searched")).tune.manifest, {})
     assert options.newest_run() == Path("runs/searched")
 
@@ -78,9 +80,3 @@ def test_mistyped_run_directory_is_refused_at_once(verb, tmp_path, monkeypatch, 
     assert main([*verb.split(), "runs/frist-1"]) == ExitCode.USAGE
     shown = " ".join(capsys.readouterr().err.split())
     assert "runs/frist-1: expected a run directory, found none. Did you mean runs/first-1?" in shown
-
-
-def test_without_a_run_the_directory_is_asked_for(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["compare"]) == ExitCode.USAGE
-    assert "expected RUN_DIR" in capsys.readouterr().err

@@ -63,9 +63,11 @@ def test_the_seed_orders_the_samples_and_mixes_classes() -> None:
     assert all(len({item.label for item in group}) == 3 for group in one)
 
 
-@pytest.mark.parametrize("change", [{"on_bad_image": "ignore"}, {"row_group_rows": 0}])
+@pytest.mark.parametrize(
+    "change", [{"on_bad_image": "ignore"}, {"row_group_rows": 0}, {"seed": -1}]
+)
 def test_wrong_options_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=rf"{next(iter(change))}: expected"):
         ingest(tmp_path, tmp_path / "out", **change)
 
 
@@ -99,11 +101,6 @@ def test_a_image_that_cannot_be_read_is_a_bad_image(tmp_path: Path) -> None:
 def test_storage_of_a_cluster_needs_its_job(tmp_path: Path, url: str) -> None:
     with pytest.raises(UsageError, match=r"expected a local folder .* spark-jobs/ingest.py"):
         ingest(tmp_path, url)
-
-
-def test_negative_seed_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="seed: expected at least 0, got -1"):
-        ingest(tmp_path, tmp_path / "out", seed=-1)
 
 
 def test_summary_of_a_manifest_says_what_was_ingested(uneven: Any) -> None:

@@ -47,24 +47,6 @@ class _FiniteFloat(click.FloatRange):
         return number
 
 
-class _Pair(click.ParamType[tuple[str, str]]):
-    """A name and its value, with an equals sign between them."""
-
-    name = "pair"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        if isinstance(value, tuple):  # click converts a converted value again
-            return value
-        key, _, content = value.partition("=")
-        if not (key and content):
-            self.fail(
-                f"expected {param.metavar if param else self.name}, got {value!r}", param, ctx
-            )
-        return key, content
-
-
 class _Share(click.ParamType[float]):
     """A number of percent with its sign, as a share of 1."""
 
@@ -85,7 +67,6 @@ class _Share(click.ParamType[float]):
 RUN_DIR = _RunDirectory()
 FILE = click.Path(dir_okay=False, path_type=Path)
 SHARE = _Share()
-pair = _Pair()
 positive = _FiniteFloat(min=0, min_open=True)
 poll_seconds = _FiniteFloat(min=0.2, max=60)
 
@@ -123,6 +104,25 @@ def _or_newest(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
     return (newest_run(),) if value == () else newest_run()
 
 
+class _Pair(click.ParamType[tuple[str, str]]):
+    """A name and its value, with an equals sign between them."""
+
+    name = "pair"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):  # click converts a converted value again
+            return value
+        key, _, content = value.partition("=")
+        if not (key and content):
+            self.fail(
+                f"expected {param.metavar if param else self.name}, got {value!r}", param, ctx
+            )
+        return key, content
+
+
+pair = _Pair()
 # The help of a verb says so, because arguments have no help text.
 run_dir_argument: Decorator[Any] = click.argument(
     "run_dir", type=RUN_DIR, metavar="[RUN_DIR]", required=False, callback=_or_newest

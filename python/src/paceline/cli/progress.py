@@ -23,7 +23,8 @@ from paceline.records.tail import LineTail
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from types import TracebackType
+
+    from rich.console import Console
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
@@ -41,6 +42,18 @@ class _CountColumn(ProgressColumn):
         return Text(f"{task.completed:.0f}/{task.total:.0f} {task.fields['unit']}")
 
 
+def _bar(console: Console, *, is_shown: bool = True) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        _CountColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not (is_shown and console.is_terminal),  # it would print an empty line
+    )
+
+
 class ConsoleProgress:
     """Show the runner's progress. The step counter is read from the records of rank 0."""
 
@@ -48,15 +61,7 @@ class ConsoleProgress:
         """Show nothing but failed trials if quiet, also the logs of trials if verbose."""
         self._quiet, self._verbose = quiet, verbose
         self._console = plain_console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            _CountColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=quiet or not self._console.is_terminal,  # it would print an empty line
-        )
+        self._bar = _bar(self._console, is_shown=not quiet)
         self._task: TaskID | None = None
         self._label = ""
         self._watcher: _StepWatcher | None = None
@@ -65,12 +70,7 @@ class ConsoleProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop_watcher()
         self._bar.stop()
 
@@ -151,15 +151,6 @@ class _StepWatcher(threading.Thread):
 @contextmanager
 def data_progress(unit: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar for work on images; yield `report(done, total)`."""
-    console = plain_console(stderr=True)
-    bar = Progress(
-        BarColumn(bar_width=30),
-        _CountColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
+    with _bar(plain_console(stderr=True)) as bar:
         task = bar.add_task("", total=None, unit=unit)
         yield lambda done, total: bar.update(task, completed=done, total=total)

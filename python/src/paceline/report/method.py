@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from paceline.analysis.statistics.fastest import TIE_MARGIN
 from paceline.analysis.statistics.intervals import CONFIDENCE, WIDEST
-from paceline.report.provenance import facts_table
 from paceline.report.section import Section
 from paceline.report.wording import NOT_KNOWN, NOT_MEASURED, share
 
@@ -53,4 +52,5 @@ def method_section(comparison: Comparison) -> Section:
     meanings = dict(_MEANINGS)
     if any(row.metrics for row in comparison.rows):
         meanings["Time to target"] = _TARGET
-    return Section(title="Method", anchor="method", table=facts_table(list(meanings.items())))
+    parts = [Section(title=term, sentences=(text,)) for term, text in meanings.items()]
+    return Section(title="Method", anchor="method", parts=parts)

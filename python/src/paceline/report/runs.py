@@ -64,7 +64,7 @@ def history_view(runs: Sequence[RunOfHistory]) -> RenderableType:
         Column("commit", _commit, "text"),
         Column("machine", lambda run: run.machine or NOT_MEASURED, "text"),
         Column("samples\n/s", _best_rates),
-        Column("fastest", _best_names, "text"),
+        Column("fastest", _best_names, "id"),
         Column("change", _change_marks, "name"),
     ]
     table = Table(columns=columns, items=runs, gap=1)

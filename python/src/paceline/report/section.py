@@ -188,7 +188,7 @@ def terminal_table(table: Table[Any], detail: Detail = Detail.NARROW) -> RichTab
         )
     for style, cells in table.lines(detail):
         shown = (
-            _Id(cell.text) if column.kind == "id" else _text(cell)
+            _Ids(cell.text) if column.kind == "id" else _text(cell)
             for column, cell in zip(columns, cells, strict=True)
         )
         found.add_row(*shown, style=_STYLES[style])
@@ -208,9 +208,9 @@ class _FittingTable(RichTable):
             least.append(most[-1] if column.no_wrap else shortest)
         gaps = (len(most) - 1) * self.padding[1]
         spare, wanted = options.max_width - gaps - sum(least), sum(most) - sum(least)
-        if 0 <= spare < wanted:
-            for column, low, high in zip(self.columns, least, most, strict=True):
-                column.width = low + spare * (high - low) // wanted
+        fits = 0 <= spare < wanted
+        for column, low, high in zip(self.columns, least, most, strict=True):
+            column.width = low + spare * (high - low) // wanted if fits else None
         yield from super().__rich_console__(console, options)
 
 
@@ -220,8 +220,8 @@ def _text(cell: Cell) -> Text:
 
 
 @dataclass(frozen=True, slots=True)
-class _Id:
-    """An id of a configuration or trial, which is broken into indented lines only after a dot."""
+class _Ids:
+    """Lines with an id of a configuration or trial, each broken with an indent only after a dot."""
 
     text: str
 
@@ -229,13 +229,16 @@ class _Id:
         return self.text
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [""]
-        for part in self.text.replace(".", ".\0").split("\0"):
-            if lines[-1].strip() and len(lines[-1]) + len(part) > options.max_width:
-                lines.append("  ")
-            lines[-1] += part
+        lines: list[str] = []
+        for each in self.text.splitlines():
+            lines.append("")
+            for part in each.replace(".", ".\0").split("\0"):
+                if lines[-1].strip() and len(lines[-1]) + len(part) > options.max_width:
+                    lines.append("  ")
+                lines[-1] += part
         yield Text("\n".join(lines))
 
     def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        longest = max(map(len, self.text.split("."))) + len("  .")
-        return Measurement(longest, len(self.text)).with_maximum(options.max_width)
+        longest = max(map(len, self.text.replace("\n", ".").split("."))) + len("  .")
+        most = max(map(len, self.text.splitlines()), default=0)
+        return Measurement(min(longest, most), most).with_maximum(options.max_width)

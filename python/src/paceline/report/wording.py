@@ -124,8 +124,9 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
     if len(shared) == fewest:
         shared.remove(fewest - 1)  # a part of each id remains
     rests = [[part for n, part in enumerate(own) if n not in shared] for own in parts]
-    from_the_end = zip(*(rest[:0:-1] for rest in rests), strict=False)  # not the first part
-    end = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, from_the_end))
+    end = 0
+    while min(map(len, rests)) > end + 1 and len({rest[-1 - end] for rest in rests}) == 1:
+        end += 1
     short = (".".join(rest[: len(rest) - end]) for rest in rests)
     return dict(zip(ids, short, strict=True))
 
