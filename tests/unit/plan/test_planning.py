@@ -94,6 +94,16 @@ def test_evaluations_are_part_of_the_training_unless_rounds_of_tasks_train():
         plan_trials(parse_spec(spec + rounds, "test"), DATA, 4)
 
 
+def test_checkpoints_are_of_trials_that_write_them_themselves():
+    rounds = (
+        '[[trials]]\nlauncher = "spark"\nlocal_strategy = "processes"\nranks_per_node = 2\n'
+        'transport = "spark-rounds"\naveraging_period_steps = 2\n[checkpoint]\nevery_steps = 3\n'
+    )
+    trials = plan_trials(parse_spec(SPEC + rounds, "test"), DATA, 4)
+    every = {t.transport: None if t.checkpoint is None else t.checkpoint.every_steps for t in trials}
+    assert every == {"none": 3, "shared": 3, "spark-rounds": None}
+
+
 def test_each_repeat_has_another_seed_if_the_spec_says_so():
     varied = parse_spec(SPEC.replace("seed = 7", "seed = 7\nvary_seed = true"), "test")
     trials = plan_trials(varied, DATA, 4)
