@@ -25,4 +25,3 @@ def test_every_block_is_drawn_equally_often() -> None:
     last_step = np.array([[0.0] * 7 + [1.0]])
     assert mean_draws(last_step, "last").mean() == pytest.approx(0.5 / 7, rel=0.1)
     assert mean_draws(last_step[:, ::-1], "first").mean() == pytest.approx(0.5 / 7, rel=0.1)
-
