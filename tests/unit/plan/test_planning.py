@@ -127,6 +127,10 @@ def test_auto_that_does_not_divide_the_batch_is_refused_for_each_workload():
     assert "batch of 64 cannot be divided among 3 replicas" in message
 
 
+def test_first_rank_of_a_trial_is_rank_0(context_of):
+    assert [context_of(rank, 3).is_first for rank in range(3)] == [True, False, False]
+
+
 def test_trial_survives_json():
     for trial in planned():
         assert Trial.model_validate_json(trial.model_dump_json()) == trial
