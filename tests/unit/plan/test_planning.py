@@ -131,6 +131,10 @@ def test_first_rank_of_a_trial_is_rank_0(context_of):
     assert [context_of(rank, 3).is_first for rank in range(3)] == [True, False, False]
 
 
+def test_trial_without_special_options_has_no_details():
+    assert planned()[0].details == []
+
+
 def test_trial_survives_json():
     for trial in planned():
         assert Trial.model_validate_json(trial.model_dump_json()) == trial
