@@ -158,10 +158,9 @@ def test_training_on_executors_of_their_own(dataset, run_by_hand, tmp_path):
         ("torchrun", 1, 10, {}),
         ("mpi", 0, 10, {}),
         ("spark", 0, 30, {}),
-        ("spark", 1, 30, {"transport": "mpi"}),
         ("spark", 1, 30, {"transport": "spark-rounds", "averaging_period_steps": 100_000}),
     ],
-    ids=["torchrun", "mpi", "spark", "spark-mpi", "spark-rounds"],
+    ids=["torchrun", "mpi", "spark", "spark-rounds"],
 )
 def test_killed_rank_ends_everything_and_is_named(
     launcher, rank, gone_within_s, keys, dataset, tmp_path, token

@@ -47,7 +47,6 @@ def above(pid: int, generations: int) -> int:
 
 
 def test_death_of_task_0_ends_all_and_is_named(dataset: Path, tmp_path: Path, token: str) -> None:
-    """tests/cluster/test_launch.py kills a rank."""
     trial, files = endless("spark", dataset, tmp_path / "run", transport="mpi")
 
     def task_0() -> int:

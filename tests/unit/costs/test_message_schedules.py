@@ -10,6 +10,7 @@ import pytest
 
 from paceline.costs.message_schedules import (
     ALGORITHMS,
+    MESSAGE_BYTES,
     Span,
     all_gather_ring,
     chunk_length,
@@ -123,6 +124,7 @@ def test_pieces_cover_every_element_once_and_are_no_longer_than_asked(length):
 
 def test_pieces_of_ring_grow_with_the_ranks_so_that_messages_do_not_shrink():
     assert chunk_length("ring", 8, 4) == 8 * chunk_length("recursive-doubling", 8, 4)
+    assert 8 * chunk_length("rabenseifner", 8, 8) == 2 * MESSAGE_BYTES
 
 
 def test_papers_algorithms_send_25_mb_as_one_message():

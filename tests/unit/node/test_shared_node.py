@@ -58,9 +58,11 @@ def test_a_channel_to_oneself_is_refused():
         SharedNode(SoloNode(), 1.0).channel(0, 0, 1, 8)
 
 
-def test_too_little_memory_says_what_it_was_for():
-    with pytest.raises(EnvironmentLacks, match="free memory on the node for the weights"):
-        SharedNode(SoloNode(), 1.0).memory("the weights", 2**50)
+def test_too_little_memory_says_what_it_was_for(monkeypatch):
+    monkeypatch.setattr("paceline.node.memory.available_bytes", lambda: 3 * 2**20)
+    said = "expected 1024 MiB of free memory on the node for the weights .shared., got 3 MiB; use a"
+    with pytest.raises(EnvironmentLacks, match=said):
+        SharedNode(SoloNode(), 1.0).memory("the weights", 2**30)
 
 
 def test_too_little_memory_is_told_to_all_ranks(run_ranks):

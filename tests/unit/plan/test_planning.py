@@ -94,6 +94,16 @@ def test_evaluations_are_part_of_the_training_unless_rounds_of_tasks_train():
         plan_trials(parse_spec(spec + rounds, "test"), DATA, 4)
 
 
+def test_checkpoints_are_of_trials_that_write_them_themselves():
+    rounds = (
+        '[[trials]]\nlauncher = "spark"\nlocal_strategy = "processes"\nranks_per_node = 2\n'
+        'transport = "spark-rounds"\naveraging_period_steps = 2\n[checkpoint]\nevery_steps = 3\n'
+    )
+    trials = plan_trials(parse_spec(SPEC + rounds, "test"), DATA, 4)
+    written = {t.transport: t.checkpoint is not None for t in trials}
+    assert written == {"none": True, "shared": True, "spark-rounds": False}
+
+
 def test_each_repeat_has_another_seed_if_the_spec_says_so():
     varied = parse_spec(SPEC.replace("seed = 7", "seed = 7\nvary_seed = true"), "test")
     trials = plan_trials(varied, DATA, 4)
@@ -128,6 +138,14 @@ def test_auto_that_does_not_divide_the_batch_is_refused_for_each_workload():
     message = str(raised.value)
     assert "batch of 32 cannot be divided among 3 replicas" in message
     assert "batch of 64 cannot be divided among 3 replicas" in message
+
+
+def test_first_rank_of_a_trial_is_rank_0(context_of):
+    assert [context_of(rank, 3).is_first for rank in range(3)] == [True, False, False]
+
+
+def test_trial_without_special_options_has_no_details():
+    assert planned()[0].details == []
 
 
 def test_trial_survives_json():

@@ -185,3 +185,8 @@ def test_sample_keys_do_not_collide_between_streams_epochs_and_samples():
     keys = {sample_key(1, e, i, s) for e in range(3) for i in range(200) for s in range(3)}
     assert len(keys) == 1800
     assert all(0 <= key < 2**63 for key in keys)
+
+
+def test_key_of_a_sample_which_repeated_runs_rely_on():
+    """Hashed with SplitMix64, computed apart from the product."""
+    assert sample_key(7, 1, 12, 100) == 3_805_603_151_412_241_992

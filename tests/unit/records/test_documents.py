@@ -23,3 +23,7 @@ def test_lock_is_held_by_one_writer_and_seen_by_readers(tmp_path: Path) -> None:
     assert not has_writer(run)
     with only_writer(run) as is_ours:
         assert is_ours
+
+
+def test_search_has_a_run_directory_within_that_of_its_run(tmp_path: Path) -> None:
+    assert RunFiles(tmp_path).tune.root == tmp_path / "tune"

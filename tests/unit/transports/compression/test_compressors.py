@@ -194,14 +194,16 @@ def test_powersgd_leaves_the_global_random_numbers_alone(make_bucket, gradients)
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("method", "numbers", "settings"),
     [
-        {"method": "bf16"}, {"method": "fp16"}, {"method": "int8"}, {"method": "terngrad"},
-        {"method": "topk", "numbers": {"density": 0.1}},
-        {"method": "powersgd", "numbers": {"rank": 2}},
+        ("bf16", {}, {"error_feedback": False}),
+        ("fp16", {}, {"error_feedback": False}),
+        ("int8", {}, {"block": 256, "error_feedback": True}),
+        ("powersgd", {"rank": 3}, {"rank": 3, "start_step": 2, "error_feedback": True}),
+        ("topk", {"density": 0.2}, {"density": 0.2, "error_feedback": True}),
+        ("terngrad", {}, {"clip_standard_deviations": 2.5, "error_feedback": False}),
     ],
-)  # fmt: skip
-def test_compressor_is_made_by_its_name(settings):
-    made = create_compressor(CompressionSettings.model_validate(settings), seed=1)
-    assert made.name == settings["method"]
-    assert settings.get("numbers", {}).items() <= made.describe().items()
+)
+def test_each_method_is_made_from_its_numbers_and_says_so(method, numbers, settings):
+    made = create_compressor(CompressionSettings(method=method, numbers=numbers), seed=1)
+    assert (made.name, made.describe()) == (method, settings)
