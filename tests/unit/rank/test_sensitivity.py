@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.unit.strategies.own_training import task_for, trial_of
+from tests.unit.strategies.own_training import trial_of
+from tests.unit.strategies.pipeline.node import task_for
 from torch import nn
 
 from paceline.rank.result import gradient_sensitivity

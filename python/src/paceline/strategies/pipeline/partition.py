@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from paceline.errors import UsageError
-from paceline.plan.sample_order import share_bounds
 from paceline.strategies.pipeline.descriptor import PipelineOptions, model_faults
 from paceline.strategies.pipeline.profile import profile_layers
 from paceline.strategies.pipeline.split_points import (
     Activation,
     balanced_split_points,
     layer_bytes,
-    stage_bounds,
     trace,
 )
 from paceline.training.devices import CPU
@@ -54,19 +52,6 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSizes:
-    """The maximum number of samples per step of a replica, and of a micro-batch."""
-
-    replica: int
-    micro_batch: int
-
-    @classmethod
-    def of(cls, trial: Trial) -> BatchSizes:
-        replica = share_bounds(trial.training.global_batch, 0, trial.placement.replicas)[1]
-        return cls(replica, share_bounds(replica, 0, settings_of(trial).micro_batches)[1])
-
-
-@dataclass(frozen=True, slots=True)
 class Partition:
     """Split points of a model, and the activations that cross them."""
 
@@ -75,19 +60,11 @@ class Partition:
 
     def describe(self, layers: Layers, trial: Trial) -> StrategyResult:
         """Return the partition for the records; bytes are per step and replica."""
-        settings, samples = settings_of(trial), BatchSizes.of(trial).replica
-        names = [name for name, _ in layers]
+        samples = trial.placement.samples_of_a_replica(trial.training.global_batch)
         crossing_bytes = [samples * activation.bytes_per_sample for activation in self.crossing]
         return {
-            "stages": trial.placement.stages,
-            "micro_batches": settings.micro_batches,
-            "schedule": settings.schedule,
-            "balance": settings.balance if settings.split_points is None else None,
             "split_points": self.split_points,
-            "first_layers": [names[index] for index in self.split_points],
-            "layers": [
-                names[low:high] for low, high in stage_bounds(self.split_points, len(layers))
-            ],
+            "first_layers": [layers[index][0] for index in self.split_points],
             "bytes_forward": crossing_bytes,
             "bytes_backward": crossing_bytes,
         }
@@ -95,6 +72,12 @@ class Partition:
 
 def settings_of(trial: Trial) -> PipelineOptions:
     return trial.options_as(PipelineOptions)
+
+
+def micro_batch_samples(trial: Trial) -> int:
+    """Return the maximum number of samples of a micro-batch."""
+    replica = trial.placement.samples_of_a_replica(trial.training.global_batch)
+    return -(-replica // settings_of(trial).micro_batches)
 
 
 def partition_model(
@@ -118,7 +101,7 @@ def partition_model(
     if settings.split_points is not None:
         split_points = list(settings.split_points)
     elif settings.balance == "size":
-        costs = layer_bytes(layers, activations, BatchSizes.of(trial).micro_batch)
+        costs = layer_bytes(layers, activations, micro_batch_samples(trial))
         split_points = balanced_split_points(costs, stages, places)
     else:
         split_points = _by_time(task, layers, trial, world, device)
@@ -136,7 +119,7 @@ def _by_time(
         task,
         layers,
         trial.training,
-        samples=BatchSizes.of(trial).micro_batch,
+        samples=micro_batch_samples(trial),
         micro_batches=settings.micro_batches,
         replicas=trial.placement.replicas_per_node,
         device=device,

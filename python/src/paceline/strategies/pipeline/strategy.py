@@ -30,8 +30,8 @@ from paceline.plan.task_rules import micro_batch_fault
 from paceline.strategies.pipeline.deferred import is_deferred
 from paceline.strategies.pipeline.links import SplitPoint, open_split_points
 from paceline.strategies.pipeline.partition import (
-    BatchSizes,
     Place,
+    micro_batch_samples,
     partition_model,
     settings_of,
 )
@@ -103,7 +103,7 @@ class PipelineStrategy(ShardedStrategy):
         assert node is not None, "stages are ranks, and there are at least two"
         shared = self._shared = SharedNode(node, trial.limits.collective_s)
         self._everyone = shared.barrier(range(context.ranks_on_node))
-        samples, slots = BatchSizes.of(trial).micro_batch, settings_of(trial).micro_batches
+        samples, slots = micro_batch_samples(trial), settings_of(trial).micro_batches
         links = open_split_points(shared, place, division.crossing, samples, slots, device)
         bounds = stage_bounds(division.split_points, len(layers))
         low, high = bounds[place.stage]
