@@ -52,11 +52,11 @@ __all__ = [
 ]
 
 
-class RandomOperations(TorchDispatchMode):
+class RandomOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the first operation that draws random numbers while it is active."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.first: str | None = None
 
     def __torch_dispatch__(

@@ -221,7 +221,7 @@ def unused_parameter(task: Task, model: nn.Module) -> str | None:
     """
     try:
         with evaluating(model):
-            _outputs_of_two(task, model).float().sum().backward()
+            _outputs_of_two(task, model).float().sum().backward()  # type: ignore[no-untyped-call]
     except Exception:  # noqa: BLE001  (the code of a user; the training finds it, too)
         return None
     trained = trained_parameters(model)

@@ -34,9 +34,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.costs.link_cost import all_reduce_bytes
-from paceline.strategies.parameter_server.client import ServerClient
+from paceline.strategies.parameter_server.client import Messages, Request, ServerClient, open_group
 from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
-from paceline.strategies.parameter_server.messages import Messages, Request, open_group
 from paceline.strategies.parameter_server.server import Server, ServerShard, place_of
 from paceline.strategies.reduction.flat_replica import FlatReplica
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors

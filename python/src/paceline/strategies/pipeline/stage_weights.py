@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from paceline.node.barrier import Barrier
     from paceline.node.shared_node import SharedNode
-    from paceline.strategies.pipeline.partition import Place
-    from paceline.strategies.pipeline.split_points import Layers
+    from paceline.strategies.pipeline.partition import Layers, Place
     from paceline.strategies.reduction.flat_layout import ParameterShard
     from paceline.training.task import Task
 
