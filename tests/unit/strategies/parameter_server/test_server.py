@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from paceline.errors import RankFailed
-from paceline.strategies.parameter_server.client import Request
 from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
+from paceline.strategies.parameter_server.messages import Request
 from paceline.strategies.parameter_server.server import ServerShard
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.training.state import RankState

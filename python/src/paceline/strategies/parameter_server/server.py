@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.strategies.parameter_server.client import Messages, Request
     from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
+    from paceline.strategies.parameter_server.messages import Messages, Request
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
     from paceline.training.state import RankState, SavedState
     from paceline.training.task import Task
