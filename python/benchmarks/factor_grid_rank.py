@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import paceline.mpi
 from paceline.costs.factor_cost import LinearShape, all_reduce_cost, factor_cost
-from paceline.strategies.reduction.calibration import measure
+from paceline.strategies.reduction.factor_choice import measure
 from paceline.strategies.reduction.factor_exchange import FactorExchange, open_group
 from paceline.training.linear import weight_gradient
 

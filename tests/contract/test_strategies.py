@@ -64,8 +64,6 @@ SETUPS = {
     "threads-3": ("none", 1, {"local_strategy": "threads", "thread_replicas": 3}),
     "processes-gloo-3": ("gloo", 3, {"local_strategy": "processes"}),
     "processes-mpi-2": ("mpi", 2, {"local_strategy": "processes"}),
-    "processes-mpi-3": ("mpi", 3, {"local_strategy": "processes"}),
-    "processes-shared-2": ("shared", 2, {"local_strategy": "processes"}),
     "processes-shared-3": ("shared", 3, {"local_strategy": "processes"}),
     "parameter-server-gloo-2": ("gloo", 2, {"local_strategy": "parameter-server"}),
     "pipeline-1f1b-2": (

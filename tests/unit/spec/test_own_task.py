@@ -83,7 +83,7 @@ def test_options_that_json_cannot_hold_are_refused_with_their_place(spec):
 def test_options_that_a_workload_does_not_have_are_refused(spec):
     document = spec(task=None, name="tiny", options={"width": 3})
     message = faults(document)
-    assert "workloads[1].options: model paceline.workloads.alexnet:TinyAlexNet" in message
+    assert "workloads[1].options: model paceline.workloads.convolutional:TinyAlexNet" in message
     assert "width" in message
 
 
@@ -311,11 +311,14 @@ def test_named_workload_has_samples_options_and_batch_normalisation_of_its_task(
     assert (given[0].training.items, given[0].training.dataset) == (None, "/d")
 
 
-@pytest.mark.parametrize(("max_steps", "is_refused"), [(4, False), (5, True), (None, True)])
+@pytest.mark.parametrize(
+    ("samples", "max_steps", "is_refused"),
+    [(35, 4, False), (35, 5, True), (35, None, True), (36, None, False)],
+)
 def test_replica_that_would_normalise_a_single_sample_is_refused(
-    spec, facts, max_steps, is_refused
+    spec, facts, samples, max_steps, is_refused
 ):
-    facts(batch_norms=("1.norm",), batch_norms_of_several=("1.norm",), items=35)
+    facts(batch_norms=("1.norm",), batch_norms_of_several=("1.norm",), items=samples)
     threads = {"launcher": "local", "local_strategy": "threads", "replicas": 2}
     document = spec(threads, data=None, max_steps=max_steps, global_batch=8, epochs=1)
     document["training"] = {"batch_norm": "per-replica"}

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest.mock import patch
 
-from tests.support import oracle
+import torch
 from tests.unit.strategies.pipeline.node import (
-    CLASSES,
-    Board,
-    BoardPeers,
     batch_of,
-    context_of,
     copied,
+    distance,
     pipeline_trial,
+    run_ranks,
+    train_alone,
 )
 
 from paceline.plan.trial import Placement
-from paceline.strategies import create_strategy
 from paceline.training import passes
-from paceline.training.checkpointing import checkpoint_activations
-from paceline.workloads.build import build_model, task_of
 
 TASK = Path(__file__).parents[3] / "examples" / "own-task" / "my_task.py"
 SIZES = [8, 8, 3, 1]
@@ -63,66 +57,63 @@ TRIALS = {
 }
 
 
-def task_for(trial):
-    return task_of(trial.training, classes=CLASSES, steps=len(SIZES))
-
-
 def train(trial, sizes=SIZES, make_batch=batch_of, after_step=lambda *_: None, results=None):
     """Weights after a step of each size, on every rank; ranks are threads of this process.
 
     after_step: called with strategy, context, peers and step. results: list to which the results
     of all ranks are added."""
-    ranks, board = trial.placement.ranks_per_node, Board()
-    models = [build_model(task_for(trial)) for _ in range(ranks)]  # torch's generator is shared
-    for model in models:
-        checkpoint_activations(task_for(trial), model, trial)
 
-    def rank(local_rank):
-        strategy = create_strategy(trial)
-        try:
-            context, peers = context_of(local_rank, ranks), BoardPeers(board, local_rank, ranks)
-            strategy.prepare(task_for(trial), models[local_rank], context, trial, peers)
-            for step, samples in enumerate(sizes):
-                batch = make_batch(trial, step, samples)
-                replica = local_rank // trial.placement.stages
-                replicas = ranks // trial.placement.stages
-                result = strategy.gradient(passes.share_of(batch, replica, replicas))
-                if results is not None:
-                    results.append(result)
-                gradients = copied(strategy.gradients())
-                strategy.step()
-                after_step(strategy, context, peers, step)
-            weights = copied(strategy.state_dict())
-        except BaseException:
-            strategy.close(failed=True)
-            raise
-        strategy.close(failed=False)
-        return gradients, weights
+    def body(strategy, context, peers):
+        replica, stages = context.local_rank // trial.placement.stages, trial.placement.stages
+        for step, samples in enumerate(sizes):
+            batch = make_batch(trial, step, samples)
+            share = passes.share_of(batch, replica, context.ranks_on_node // stages)
+            result = strategy.gradient(share)
+            if results is not None:
+                results.append(result)
+            gradients = copied(strategy.gradients())
+            strategy.step()
+            after_step(strategy, context, peers, step)
+        return gradients, copied(strategy.state_dict())
 
-    # models that torch.fx has to trace cannot be traced beside the passes of other ranks
-    blocks = {id(m): task_for(trial).blocks(m) for m in models if trial.placement.stages > 1}
-    traced = patch.object(type(task_for(trial)), "blocks", lambda _, model: blocks[id(model)])
-    with traced, ThreadPoolExecutor(ranks) as pool:
-        return [future.result() for future in [pool.submit(rank, r) for r in range(ranks)]]
+    return run_ranks(trial, body)
 
 
 def train_by_hand(trial, sizes=SIZES, make_batch=batch_of):
-    """The same with torch alone: clipping, schedule and all; the whole batch in one pass."""
-    task = task_for(trial)
-    model = build_model(task)
-    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    optimizer = task.optimizer(trained)
+    """The same with torch alone: the gradients of the last step, and the weights."""
     batches = [make_batch(trial, step, samples) for step, samples in enumerate(sizes)]
-    gradients = oracle.train_alone(
-        model,
-        [oracle.Batch(b.epoch, b.sample_ids.tolist(), b.inputs, b.targets) for b in batches],
-        optimizer,
-        seed=trial.training.seed,
-        loss=lambda outputs, targets: task.loss(outputs, targets).mean(),
-        clip_norm=task.clip_norm,
-        schedule=task.schedule(optimizer),
-    )
-    return gradients[-1], copied(model.state_dict())
+    gradients, weights, _ = train_alone(trial, batches)
+    return gradients[-1], weights
+
+
+def assert_equivalent(trial, sizes=SIZES, make_batch=batch_of, tolerance=TOLERANCE):
+    """The weights of all ranks are those of torch alone, as is the gradient of the last step.
+
+    tolerance: of the gradient. Return what was found on each rank.
+    """
+    gradients, weights = train_by_hand(trial, sizes, make_batch)
+    ranks = train(trial, sizes, make_batch)
+    for _, found in ranks:
+        assert found.keys() == weights.keys()
+        assert distance({name: found[name] for name in weights}, weights) < TOLERANCE
+    assert ranks[0][0].keys() == gradients.keys()
+    assert distance({name: ranks[0][0][name] for name in gradients}, gradients) < tolerance
+    return ranks
+
+
+def assert_normalised_equivalently(ranks, gradients, weights):
+    """The same for a network with batch normalisation, whose gradients may be nearly zero."""
+    for _, found in ranks:
+        assert list(found) == list(weights)
+        for name, tensor in weights.items():
+            torch.testing.assert_close(found[name], tensor, rtol=TOLERANCE, atol=1e-6)
+    assert_gradients_close(ranks[0][0], gradients)
+
+
+def assert_gradients_close(found, gradients):
+    largest = float(max(gradient.abs().max() for gradient in gradients.values()))
+    for name, tensor in gradients.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5 * largest)
 
 
 def with_options(trial, **update):

@@ -8,15 +8,15 @@ from tests.unit.strategies import own_models
 from tests.unit.strategies.own_models import resnet_trial
 from tests.unit.strategies.own_training import (
     RESNET_SIZES,
-    TOLERANCE,
     TRIALS,
-    task_for,
+    assert_gradients_close,
+    assert_normalised_equivalently,
     train,
     train_by_hand,
     trial_of,
     with_options,
 )
-from tests.unit.strategies.pipeline.node import batch_of, distance
+from tests.unit.strategies.pipeline.node import batch_of, distance, task_for
 
 from paceline.errors import RankFailed, UsageError
 from paceline.strategies.local_sgd import LocalReplica
@@ -42,13 +42,7 @@ def test_batch_norm_over_the_global_batch_is_equivalent(name, resnet_by_hand):
     assert all(seconds > 0 for seconds in measured)
     if measured and trial.placement.stages == 1:
         assert len(measured) == len(results)
-    for _, found in ranks:
-        assert list(found) == list(weights)
-        for key, tensor in weights.items():
-            torch.testing.assert_close(found[key], tensor, rtol=TOLERANCE, atol=1e-6)
-    largest = max(gradient.abs().max() for gradient in gradients.values())
-    for key, tensor in gradients.items():
-        torch.testing.assert_close(ranks[0][0][key], tensor, rtol=1e-3, atol=1e-5 * float(largest))
+    assert_normalised_equivalently(ranks, gradients, weights)
 
 
 @pytest.mark.parametrize("name", ["threads-2", "processes-2", "hybrid-2x2"])
@@ -81,9 +75,7 @@ def test_batch_norm_per_replica_uses_each_replicas_own_samples(name):
     trial = resnet_trial(name, batch_norm="per-replica")
     gradients, states = replicas_by_hand(trial, batch_of(trial, 0, 8), 2)
     ranks = train(trial, [8])
-    largest = max(gradient.abs().max() for gradient in gradients.values())
-    for key, tensor in gradients.items():
-        torch.testing.assert_close(ranks[0][0][key], tensor, rtol=1e-3, atol=1e-5 * float(largest))
+    assert_gradients_close(ranks[0][0], gradients)
     assert trial.inexact_reasons == [
         "each replica normalises with the statistics of its own samples"
     ]
@@ -126,9 +118,7 @@ def test_batch_norm_of_each_micro_batch_is_that_of_smaller_replicas(name):
     parts = 2 * trial.placement.replicas
     gradients, states = replicas_by_hand(trial, batch_of(trial, 0, 8), parts)
     ranks = train(trial, [8])
-    largest = max(gradient.abs().max() for gradient in gradients.values())
-    for key, tensor in gradients.items():
-        torch.testing.assert_close(ranks[0][0][key], tensor, rtol=1e-3, atol=1e-5 * float(largest))
+    assert_gradients_close(ranks[0][0], gradients)
     # running statistics move towards those of one micro-batch after the other: 0.1 = momentum
     means = [10 * state["1.running_mean"] for state in states[:2]]
     torch.testing.assert_close(ranks[0][1]["1.running_mean"], 0.09 * means[0] + 0.1 * means[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from tests.unit.strategies import own_models
 from tests.unit.strategies import own_training as own
 from tests.unit.strategies.own_training import RESNET_SIZES, TOLERANCE, TRIALS
@@ -40,23 +39,15 @@ def checkpointed(name, task, **options):
     return own.with_options(trial, **options)
 
 
-def assert_equivalent(trial):
-    gradients, weights = own.train_by_hand(trial)
-    ranks = own.train(trial)
-    for _, found in ranks:
-        assert distance(found, weights) < TOLERANCE
-    assert distance(ranks[0][0], gradients) < 10 * TOLERANCE
-
-
 @pytest.mark.parametrize("name", TRIALS)
 def test_dropout_and_accumulation_are_equivalent(name, recomputed):
-    assert_equivalent(checkpointed(name, f"{own.TASK}:MyTask"))
+    own.assert_equivalent(checkpointed(name, f"{own.TASK}:MyTask"), tolerance=10 * TOLERANCE)
     assert recomputed
 
 
 @pytest.mark.parametrize("name", ["sequential", "processes-2", "pipeline-2"])
 def test_layers_that_are_used_again_are_equivalent(name, recomputed):
-    assert_equivalent(checkpointed(name, f"{MODELS}:Repeated"))
+    own.assert_equivalent(checkpointed(name, f"{MODELS}:Repeated"))
     assert recomputed
 
 
@@ -78,25 +69,14 @@ def test_batch_norm_statistics_are_updated_once(name, recomputed):
     trial = checkpointed(name, f"{MODELS}:PlainResNetTask", micro_batches=1)
     gradients, weights = own.train_by_hand(trial, RESNET_SIZES)
     ranks = own.train(trial, RESNET_SIZES)
-    for _, found in ranks:
-        assert found.keys() == weights.keys()
-        for key, tensor in weights.items():
-            torch.testing.assert_close(found[key], tensor, rtol=TOLERANCE, atol=1e-6)
-    largest = max(gradient.abs().max() for gradient in gradients.values())
-    for key, tensor in gradients.items():
-        torch.testing.assert_close(ranks[0][0][key], tensor, rtol=1e-3, atol=1e-5 * float(largest))
+    own.assert_normalised_equivalently(ranks, gradients, weights)
     assert recomputed
 
 
 @pytest.mark.parametrize("name", ["sequential", "processes-2", "hybrid-2x2"])
 def test_tied_weights_of_tokens_are_equivalent(name, recomputed):
     trial = checkpointed(name, f"{MODELS}:PlainGPTTask", balance="size")
-    gradients, weights = own.train_by_hand(trial, make_batch=own_models.tokens_of)
-    ranks = own.train(trial, make_batch=own_models.tokens_of)
-    for _, found in ranks:
-        assert distance(found, weights) < TOLERANCE
-    found = {key: ranks[0][0][key] for key in gradients}
-    assert distance(found, gradients) < 10 * TOLERANCE
+    own.assert_equivalent(trial, make_batch=own_models.tokens_of, tolerance=10 * TOLERANCE)
     assert recomputed
 
 

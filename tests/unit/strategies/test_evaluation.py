@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from tests.unit.strategies.own_models import resnet_trial
-from tests.unit.strategies.own_training import RESNET_SIZES, TRIALS, task_for, train
+from tests.unit.strategies.own_training import RESNET_SIZES, TRIALS, train
+from tests.unit.strategies.pipeline.node import task_for
 from torch.nn.functional import cross_entropy
 
 from paceline.data.reading import Batch

@@ -9,18 +9,16 @@ from tests.unit.strategies.own_training import (
     TASK,
     TOLERANCE,
     TRIALS,
-    task_for,
     train,
     train_by_hand,
     trial_of,
 )
-from tests.unit.strategies.pipeline.node import distance
+from tests.unit.strategies.pipeline.node import distance, update_distance
 
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.training import passes
 from paceline.training.tensors import sha256_of
-from paceline.workloads.build import build_model
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +33,6 @@ def test_own_optimizer_schedule_loss_clipping_and_accumulation_are_equivalent(na
         assert distance(weights, by_hand[1]) < TOLERANCE
     assert distance(found[0][0], by_hand[0]) < 10 * TOLERANCE
     assert len({sha256_of(weights) for _, weights in found}) == 1
-
-
-def update_difference(trial, found, wanted):
-    """The largest difference of a tensor, relative to how far training moved it."""
-    initial = build_model(task_for(trial)).state_dict()
-    return max(
-        float((found[n] - wanted[n]).norm() / (wanted[n] - initial[n]).norm()) for n in wanted
-    )
 
 
 def step_the_schedule_twice(monkeypatch):
@@ -98,5 +88,5 @@ def test_faults_in_the_parts_of_a_task_are_not_equivalent(fault, task, monkeypat
         fault(monkeypatch)
     ((_, found),) = train(trial)
     limit = tolerance("fp32", "fp32", len(SIZES)).weights
-    difference = update_difference(trial, found, wanted)
+    difference = update_distance(trial, found, wanted)
     assert difference < limit / 10 if fault is None else difference > limit

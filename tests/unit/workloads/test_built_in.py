@@ -35,7 +35,7 @@ class SmallGPT(GPT):
 
 # task, options, side of an image
 SMALL = {
-    "cifar-cnn": ("paceline.workloads.cifar_cnn:CifarCnn", {}, 32),
+    "cifar-cnn": ("paceline.workloads.convolutional:CifarCnn", {}, 32),
     "resnet101": ("paceline.workloads.resnet:ResNet", {"depth": 26, "width": 4}, 64),
     "deeplab": ("paceline.workloads.deeplab:DeepLab", {"depth": 26, "width": 8}, 64),
     "xception": (

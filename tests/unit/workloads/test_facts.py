@@ -60,7 +60,7 @@ def test_another_process_derives_the_same_and_torch_stays_out_of_this_one() -> N
     assert done.returncode == 0, done.stderr
     assert (
         done.stdout.strip()
-        == derive_facts("paceline.workloads.alexnet:TinyAlexNet").model_dump_json()
+        == derive_facts("paceline.workloads.convolutional:TinyAlexNet").model_dump_json()
     )
 
 

@@ -70,13 +70,8 @@ class StrategyResult(TypedDict, total=False):
     shard_bytes: list[int]  # by rank
 
     # partition of a model into stages; bytes are per step and replica
-    stages: int
-    micro_batches: int
-    schedule: str
-    balance: str | None  # None for requested split points
     split_points: list[int]
     first_layers: list[str]  # by split point
-    layers: list[list[str]]  # by stage
     bytes_forward: list[int]  # by split point
     bytes_backward: list[int]
     stashed_versions: int  # of PipeDream, as are the following

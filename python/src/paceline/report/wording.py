@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations, takewhile
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.labels import short_name

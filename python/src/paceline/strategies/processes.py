@@ -24,14 +24,19 @@ from torch import Tensor, nn
 
 from paceline.node.memory import SoloNode
 from paceline.node.shared_node import SharedNode
-from paceline.strategies.reduction.factor_layers import capture, linear_layers, rows_of
+from paceline.strategies.reduction.factor_exchange import NodeFactors
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
-from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
 from paceline.strategies.reduction.shared_sums import SharedGradients, SharedSum, shared_rows
-from paceline.strategies.reduction.sufficient_factors import LowPrecisionWeights, SharedFactors
+from paceline.strategies.reduction.sufficient_factors import (
+    LowPrecisionWeights,
+    SharedFactors,
+    capture,
+    linear_layers,
+    rows_of,
+)
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.optimizers import trained_parameters
 from paceline.training.passes import run_passes, working_dtype

@@ -25,9 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.strategies.reduction.buckets import Buckets
 from paceline.strategies.reduction.factor_choice import setting_of
-from paceline.strategies.reduction.factor_exchange import open_group
+from paceline.strategies.reduction.factor_exchange import ReplicaFactors, open_group
 from paceline.strategies.reduction.optimizer_shard import gradients_of
-from paceline.strategies.reduction.replica_factors import ReplicaFactors
 from paceline.torch_internals import exclude_from_ddp
 from paceline.training.batch_norm import batch_norms, synchronise
 from paceline.training.devices import (

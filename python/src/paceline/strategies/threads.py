@@ -31,14 +31,18 @@ import torch
 from torch import Tensor, nn
 
 from paceline.plan.sample_order import share_bounds
-from paceline.strategies.reduction.factor_layers import capture, linear_layers, rows_of
+from paceline.strategies.reduction.factor_exchange import NodeFactors
 from paceline.strategies.reduction.flat_layout import FlatLayout
-from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of, shard_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
 from paceline.strategies.reduction.shared_sums import SharedSum
-from paceline.strategies.reduction.sufficient_factors import LowPrecisionWeights
+from paceline.strategies.reduction.sufficient_factors import (
+    LowPrecisionWeights,
+    capture,
+    linear_layers,
+    rows_of,
+)
 from paceline.strategies.worker_pool import WorkerPool
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.cores import worker_cores

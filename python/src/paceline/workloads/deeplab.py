@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy, one_hot
 from paceline.data.masks import ImagesWithMasks
 from paceline.errors import UsageError
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
-from paceline.workloads.deeplab_shapes import CLASSES, Shapes
 from paceline.workloads.resnet import EXPANSION, residual_layers
 from paceline.workloads.xception import xception
 
@@ -22,10 +21,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.data.items import MapStyleDataset
+    from paceline.data.masks import Pair
     from paceline.plan.sample_order import SampleRandom
 
 RATES = (6, 12, 18)  # of the atrous convolutions, for 1/16 of the images' side
 SCALES = (0.75, 1.5)  # range of the random scaling
+CLASSES = 4  # background and three shapes
+_COLOURS = np.array([(90, 90, 90), (200, 80, 60), (60, 180, 80), (70, 90, 210)], dtype=np.float64)
+_NOISE = 40.0  # standard deviation of a pixel: colours overlap, so shapes matter too
 _STRIDE = 16  # of the feature maps that the pyramid gets
 
 
@@ -56,7 +59,7 @@ class DeepLab(Task):
             return ImagesWithMasks(self.options.folder, size, self.options.classes)
         if self.options.classes < CLASSES:
             raise UsageError(f"classes: synthetic masks have {CLASSES}, got {self.options.classes}")
-        return Shapes(self.settings.samples, size, self.options.data_seed)
+        return _Shapes(self.settings.samples, size, self.options.data_seed)
 
     def model(self) -> nn.Module:
         side, options = self.settings.image_size, self.options
@@ -103,6 +106,45 @@ class DeepLab(Task):
         if self.options.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=self.settings.learning_rate)
         return super().optimizer(parameters)
+
+
+class _Shapes:
+    """Synthetic images with masks: discs, squares and triangles on a noisy background.
+
+    A map-style data set; sample `index` depends on (seed, index, size) alone."""
+
+    def __init__(self, samples: int, size: int, seed: int) -> None:
+        self._samples, self._size, self._seed = samples, size, seed
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> Pair:
+        """Return pixels (size, size, 3) and classes (size, size), both uint8."""
+        rng = np.random.default_rng([self._seed, index])
+        size = self._size
+        rows, columns = np.mgrid[:size, :size]
+        mask = np.zeros((size, size), dtype=np.uint8)
+        for kind in rng.permutation([1, 2, 3, *rng.integers(1, CLASSES, 2)]):
+            radius = rng.uniform(0.12, 0.28) * size
+            y, x = rng.uniform(0.15, 0.85, 2) * size
+            mask[_inside(int(kind), rows - y, columns - x, radius)] = kind
+        noise = rng.normal(0, _NOISE, (size, size, 3))
+        return np.clip(_COLOURS[mask] + noise, 0, 255).astype(np.uint8), mask
+
+
+def _inside(
+    kind: int, y: NDArray[np.float64], x: NDArray[np.float64], radius: float
+) -> NDArray[np.bool_]:
+    """Return which pixels a shape covers; y and x are relative to its centre."""
+    covered: NDArray[np.bool_]
+    if kind == 1:
+        covered = y**2 + x**2 <= radius**2
+    elif kind == 2:
+        covered = np.maximum(np.abs(y), np.abs(x)) <= radius
+    else:
+        covered = (y <= radius) & (2 * np.abs(x) <= y + radius)
+    return covered
 
 
 def scaled_crop(pixels: NDArray[Any], random: SampleRandom) -> NDArray[Any]:

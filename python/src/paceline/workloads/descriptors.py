@@ -16,7 +16,7 @@ class ComplexSmall(WorkloadDescriptor):
     name = "complex-small"
     summary = "VGG16 on 791 images of 224x224 pixels"
     position = 10
-    implementation = "paceline.workloads.vgg:VGG16"
+    implementation = "paceline.workloads.convolutional:VGG16"
     model = "vgg16"
     needs_facts = False
     samples = 791
@@ -34,7 +34,7 @@ class SimpleBig(WorkloadDescriptor):
     name = "simple-big"
     summary = "AlexNet on 6,003 images of 224x224 pixels"
     position = 20
-    implementation = "paceline.workloads.alexnet:AlexNet"
+    implementation = "paceline.workloads.convolutional:AlexNet"
     model = "alexnet"
     needs_facts = False
     samples = 6003
@@ -49,7 +49,7 @@ class Tiny(WorkloadDescriptor):
     name = "tiny"
     summary = "small AlexNet on 96 images of 64x64 pixels, for tests and the quickstart"
     position = 30
-    implementation = "paceline.workloads.alexnet:TinyAlexNet"
+    implementation = "paceline.workloads.convolutional:TinyAlexNet"
     model = "tiny-alexnet"
     needs_facts = False
     samples = 96
@@ -66,7 +66,7 @@ class CifarCnn(WorkloadDescriptor):
     name = "cifar-cnn"
     summary = "small convolutional network on 512 images of 32x32 pixels; or 64x64"
     position = 40
-    implementation = "paceline.workloads.cifar_cnn:CifarCnn"
+    implementation = "paceline.workloads.convolutional:CifarCnn"
     model = "cifar-cnn"
     needs_facts = False
     samples = 512

@@ -96,8 +96,7 @@ def batch_norms_of_several(task: Task, model: nn.Module) -> tuple[str, ...]:
     random = RandomOperations()
     # the code of a user; the training finds its faults, too
     with suppress(Exception), random, torch.no_grad():
-        example = task.example_input().to("meta")
-        model(example.expand(2, *example.shape[1:]))
+        _outputs_of_two(task, model)
     for hook in hooks:
         hook.remove()
     if random.first is not None:
@@ -222,8 +221,7 @@ def unused_parameter(task: Task, model: nn.Module) -> str | None:
     """
     try:
         with evaluating(model):
-            example = task.example_input().to("meta")
-            model(example.expand(2, *example.shape[1:])).float().sum().backward()
+            _outputs_of_two(task, model).float().sum().backward()  # type: ignore[no-untyped-call]
     except Exception:  # noqa: BLE001  (the code of a user; the training finds it, too)
         return None
     trained = trained_parameters(model)
@@ -240,8 +238,7 @@ def loss_fault(task: Task, model: nn.Module, targets: Values) -> str | None:
     kind = torch.float32 if np.dtype(targets.dtype).kind == "f" else torch.int64
     try:
         with evaluating(model), torch.no_grad():
-            example = task.example_input().to("meta")
-            outputs = model(example.expand(2, *example.shape[1:]))
+            outputs = _outputs_of_two(task, model)
             wanted = torch.zeros((2, *targets.shape), dtype=kind, device="meta")
             summed_loss(task, outputs, wanted)
     except UsageError as error:
@@ -249,6 +246,13 @@ def loss_fault(task: Task, model: nn.Module, targets: Values) -> str | None:
     except Exception:  # noqa: BLE001  (the code of a user; the training finds it, too)
         return None
     return None
+
+
+def _outputs_of_two(task: Task, model: nn.Module) -> Tensor:
+    """Return the outputs of a model on the meta device for two samples."""
+    example = task.example_input().to("meta")
+    outputs: Tensor = model(example.expand(2, *example.shape[1:]))
+    return outputs
 
 
 def small_parameters(model: nn.Module) -> NamedParameters:

@@ -55,6 +55,13 @@ def push(shard, worker, step, gradient=1.0, *, sequence=None, version=0, share=0
     shard.push(worker, request, torch.full((3,), gradient))
 
 
+def test_request_arrives_as_it_was_sent():
+    request = Request(
+        pushes=True, leaves=True, pushed=3, clock=2**40 + 1, needed_clock=7, version=11, share=0.25
+    )
+    assert Request.decoded(request.encoded()) == request
+
+
 def test_asynchronous_update_is_applied_at_once(make_shard):
     shard = make_shard()
     push(shard, 0, 0, gradient=1.0)

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from paceline.errors import RankFailed, TimedOut
-from paceline.strategies.parameter_server.client import ServerClient
 from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
 from paceline.strategies.parameter_server.messages import Request
 from paceline.strategies.parameter_server.server import Server, ServerShard, place_of
+from paceline.strategies.parameter_server.strategy import ServerClient
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.training.task import Task, TaskSettings
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
+from tests.support import oracle
 
 from paceline.errors import TimedOut
 from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.models import Limits
+from paceline.strategies import TrainBatch, create_strategy
 from paceline.strategies.pipeline.descriptor import PipelineOptions
-from paceline.strategies.pipeline.strategy import PipelineStrategy
-from paceline.training.dropout import set_sample_keys
-from paceline.training.passes import autocast
-from paceline.training.strategy import TrainBatch
-from paceline.training.transforms import torch_memory_format
+from paceline.training.checkpointing import checkpoint_activations
+from paceline.training.transforms import put_in_memory_format, torch_memory_format
 from paceline.workloads.build import build_model, task_of
 
 CLASSES = 3
@@ -153,35 +152,39 @@ class Trained:
     description: dict
 
 
-def run_ranks(trial, body, strategy_class=PipelineStrategy):
-    """body(strategy, local_rank) on each rank, prepared; returns their results, or raises."""
-    ranks, board = trial.placement.ranks_per_node, Board()
+def run_ranks(trial, body):
+    """body(strategy, context, peers) on each rank, prepared; returns their results, or raises."""
+    ranks, board, task = trial.placement.ranks_per_node, Board(), task_for(trial)
     models = [model_of(trial) for _ in range(ranks)]  # torch's generator is the process's
+    for model in models:
+        checkpoint_activations(task, model, trial)
 
     def rank(local_rank):
-        strategy = strategy_class()
+        strategy = create_strategy(trial)
         try:
             context, peers = context_of(local_rank, ranks), BoardPeers(board, local_rank, ranks)
-            task = task_of(trial.training, classes=CLASSES)
-            strategy.prepare(task, models[local_rank], context, trial, peers)
-            result = body(strategy, local_rank)
+            strategy.prepare(task_for(trial), models[local_rank], context, trial, peers)
+            result = body(strategy, context, peers)
         except BaseException:
             strategy.close(failed=True)
             raise
         strategy.close(failed=False)
         return result
 
-    with ThreadPoolExecutor(ranks) as pool:
+    # models that torch.fx has to trace cannot be traced beside the passes of other ranks
+    blocks = {id(m): task.blocks(m) for m in models if trial.placement.stages > 1}
+    traced = patch.object(type(task), "blocks", lambda _, model: blocks[id(model)])
+    with traced, ThreadPoolExecutor(ranks) as pool:
         return [future.result() for future in [pool.submit(rank, r) for r in range(ranks)]]
 
 
 def train(trial, batch_sizes):
     """Trains on batches of these sizes; a Trained for each rank."""
 
-    def body(strategy, local_rank):
+    def body(strategy, context, _peers):
         gradients, results = {}, []
         for step, samples in enumerate(batch_sizes):
-            batch = share(trial, local_rank, batch_of(trial, step, samples))
+            batch = share(trial, context.local_rank, batch_of(trial, step, samples))
             results.append(strategy.gradient(batch))
             gradients = copied(strategy.gradients())
             strategy.step()
@@ -190,34 +193,44 @@ def train(trial, batch_sizes):
     return run_ranks(trial, body)
 
 
-def train_alone(trial, batch_sizes):
-    """The same with nothing but torch: gradients of the last step, weights, sums of losses."""
-    model, training = model_of(trial), trial.training
-    optimizer = task_of(training, classes=CLASSES).optimizer(list(model.named_parameters()))
-    losses = []
-    for step, samples in enumerate(batch_sizes):
-        batch = batch_of(trial, step, samples)
-        optimizer.zero_grad()
-        set_sample_keys(model, training.seed, batch.epoch, batch.sample_ids)
-        with autocast(training):
-            loss = cross_entropy(model(batch.inputs), batch.targets)
-        loss.backward()
-        losses.append(samples * loss.item())
-        gradients = copied({name: p.grad for name, p in model.named_parameters()})
-        optimizer.step()
+def train_alone(trial, batches):
+    """The same with torch alone: clipping, schedule and all; each batch in one pass.
+
+    Return the gradients of each step, the weights, and the sums of losses.
+    """
+    task, model, losses = task_for(trial), model_of(trial), []
+    optimizer = task.optimizer([(n, p) for n, p in model.named_parameters() if p.requires_grad])
+
+    def loss(outputs, targets):
+        losses.append(task.loss(outputs, targets).sum().item())
+        return task.loss(outputs, targets).mean()
+
+    gradients = oracle.train_alone(
+        model,
+        [oracle.Batch(b.epoch, b.sample_ids.tolist(), b.inputs, b.targets) for b in batches],
+        optimizer,
+        seed=trial.training.seed,
+        loss=loss,
+        precision=trial.training.precision,
+        clip_norm=task.clip_norm,
+        schedule=task.schedule(optimizer),
+    )
     return gradients, copied(model.state_dict()), losses
 
 
+def task_for(trial):
+    return task_of(trial.training, classes=CLASSES, steps=4)
+
+
 def model_of(trial):
-    training = trial.training
-    model = build_model(task_of(training, classes=CLASSES))
-    model.to(memory_format=torch_memory_format(training.memory_format))  # type: ignore[call-overload]  # torch's stub lacks it
+    model = build_model(task_for(trial))
+    put_in_memory_format(model, trial.training.memory_format)
     return model
 
 
 def layers_of(trial):
     """The task of a trial and its initial model as a sequence."""
-    task = task_of(trial.training, classes=CLASSES)
+    task = task_for(trial)
     return task, task.blocks(model_of(trial))
 
 
@@ -231,4 +244,12 @@ def distance(found, expected):
     return max(
         float((found[name] - e).double().norm() / max(float(e.double().norm()), 1e-30))
         for name, e in expected.items()
+    )
+
+
+def update_distance(trial, found, wanted):
+    """Largest difference of a tensor, relative to how far training moved it."""
+    initial = model_of(trial).state_dict()
+    return max(
+        float((found[n] - wanted[n]).norm() / (wanted[n] - initial[n]).norm()) for n in wanted
     )

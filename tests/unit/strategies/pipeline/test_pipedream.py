@@ -21,7 +21,6 @@ from torch.nn.functional import cross_entropy
 
 from paceline.plan.sample_order import share_bounds
 from paceline.records.checkpoints import CheckpointFolder
-from paceline.strategies.pipeline.pipedream import PipeDreamStrategy
 from paceline.strategies.pipeline.schedules import (
     Backward,
     Forward,
@@ -54,22 +53,22 @@ def trained(stages, micro_batches, vertical_sync, saved_in=None, restored_from=N
     options = {"schedule": "pipedream", "vertical_sync": vertical_sync}
     trial = pipeline_trial(stages, micro_batches, pipeline=options, **training)
 
-    def body(strategy, local_rank):
+    def body(strategy, context, _peers):
         first = 0
         if restored_from is not None:
             strategy.restore(StateFiles(CheckpointFolder(restored_from).complete()[0]))
             first = SAVED_AFTER
         for step, samples in enumerate(SIZES[first:], start=first):
-            batch = share(trial, local_rank, batch_of(trial, step, samples))
+            batch = share(trial, context.local_rank, batch_of(trial, step, samples))
             strategy.gradient(replace(batch, is_last=step == len(SIZES) - 1))
             strategy.step()
             if saved_in is not None and step + 1 == SAVED_AFTER:
                 strategy.settle()
-                save(strategy, saved_in, local_rank, stages)
+                save(strategy, saved_in, context.local_rank, stages)
         updates = [row for row in strategy.updates() if row.event == "applied"]
         return copied(strategy.state_dict()), updates, strategy.describe()
 
-    return run_ranks(trial, body, PipeDreamStrategy), trial
+    return run_ranks(trial, body), trial
 
 
 def save(strategy, folder, rank, ranks):

@@ -35,7 +35,8 @@ SIZES = [8, 7, 8]  # samples of each step
 
 def compare(trial, sizes):
     ranks = train(trial, sizes)
-    gradients, weights, losses = train_alone(trial, sizes)
+    batches = [batch_of(trial, step, samples) for step, samples in enumerate(sizes)]
+    (*_, gradients), weights, losses = train_alone(trial, batches)
     tolerance = TOLERANCE[trial.training.precision]
     for rank in ranks:
         assert distance(rank.weights, weights) < tolerance["weights"]
@@ -99,7 +100,6 @@ def test_stage_may_have_no_parameters():
 def test_measured_cuts_are_the_same_on_all_ranks():
     first, *others = compare(pipeline_trial(3, 2, 2, pipeline={"balance": "time"}), [8, 8])
     assert all(rank.description == first.description for rank in others)
-    assert first.description["balance"] == "time"
     assert len(first.description["split_points"]) == 2
 
 
@@ -132,7 +132,6 @@ def test_description_says_where_it_was_cut_and_what_crosses():
         found = rank.description
         assert found["split_points"] == [3, 12]
         assert found["first_layers"] == ["features.3", "classifier.1"]
-        assert found["layers"][0] == ["features.0", "features.1", "features.2"]
         # 5 samples of 16 channels of 8x8, and of 128 numbers, in 2 bytes each
         assert found["bytes_forward"] == [5 * 16 * 8 * 8 * 2, 5 * 128 * 2]
         assert found["bytes_backward"] == found["bytes_forward"]
@@ -153,14 +152,14 @@ def test_failing_stage_is_noticed_by_its_neighbours():
     trial = pipeline_trial(2, 2)
     ended = {}
 
-    def body(strategy, local_rank):
-        batch = share(trial, local_rank, batch_of(trial, 0, 8))
-        if local_rank == 1:
+    def body(strategy, context, _peers):
+        batch = share(trial, context.local_rank, batch_of(trial, 0, 8))
+        if context.local_rank == 1:
             batch = replace(batch, targets=batch.targets + 99)
         try:
             strategy.gradient(batch)
         except Exception as error:
-            ended[local_rank] = error
+            ended[context.local_rank] = error
             raise
 
     with pytest.raises(PeerLost, match="local rank 1 of this node has failed"):
@@ -169,7 +168,7 @@ def test_failing_stage_is_noticed_by_its_neighbours():
 
 
 def test_stage_keeps_only_its_own_weights():
-    def body(strategy, local_rank):
+    def body(strategy, _context, _peers):
         return {name: p.numel() for name, p in strategy._weights._parameters.items()}
 
     first, last = run_ranks(pipeline_trial(2, 2), body)
@@ -194,7 +193,8 @@ def test_workers_with_copies_of_the_weights_stay_in_step(monkeypatch, replicas):
 def test_stages_on_a_gpu_train_as_on_the_cpu(replicas):
     trial = pipeline_trial(2, 2, replicas, dropout=True)
     ranks = train(trial.model_copy(update={"device": "cuda"}), SIZES)
-    gradients, weights, _ = train_alone(trial, SIZES)
+    batches = [batch_of(trial, step, samples) for step, samples in enumerate(SIZES)]
+    (*_, gradients), weights, _ = train_alone(trial, batches)
     for rank in ranks:
         assert distance(rank.gradients, gradients) < 1e-3
         assert distance(rank.weights, weights) < 1e-3

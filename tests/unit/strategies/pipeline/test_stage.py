@@ -7,8 +7,8 @@ from tests.unit.strategies.pipeline.node import batch_of, layers_of, pipeline_tr
 
 from paceline.strategies.pipeline import stage as module
 from paceline.strategies.pipeline.links import Link, SplitPoint
+from paceline.strategies.pipeline.partition import trace
 from paceline.strategies.pipeline.schedules import actions
-from paceline.strategies.pipeline.split_points import trace
 from paceline.strategies.pipeline.stage import Stage
 
 CUT = 6

@@ -21,6 +21,7 @@ from paceline.torch_internals import source_rank
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
+
 _HEADER, _GRADIENT, _VERSION, _WEIGHTS = range(1, 5)  # tags
 
 

@@ -24,7 +24,7 @@ from paceline.training.linear import (
 )
 
 if TYPE_CHECKING:
-    from paceline.strategies.reduction.node_factors import NodeFactors
+    from paceline.strategies.reduction.factor_exchange import NodeFactors
 
 
 class DeferredLinear(nn.Module):

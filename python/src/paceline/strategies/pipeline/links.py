@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.node.shared_node import SharedNode
     from paceline.node.signals import Channel
-    from paceline.strategies.pipeline.partition import Place
-    from paceline.strategies.pipeline.split_points import Activation
+    from paceline.strategies.pipeline.partition import Activation, Place
 
 
 class Link:

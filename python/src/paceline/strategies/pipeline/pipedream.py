@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from paceline.records.communication import StrategyResult
     from paceline.strategies.pipeline.descriptor import PipelineOptions
     from paceline.strategies.pipeline.links import SplitPoint
-    from paceline.strategies.pipeline.partition import Place
-    from paceline.strategies.pipeline.split_points import Layers
+    from paceline.strategies.pipeline.partition import Layers, Place
     from paceline.strategies.pipeline.stage_weights import StageWeights
     from paceline.training.state import SavedState
     from paceline.training.strategy import GradientResult, RankGroups, TrainBatch

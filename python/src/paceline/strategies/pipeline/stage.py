@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Training
     from paceline.strategies.pipeline.links import SplitPoint
-    from paceline.strategies.pipeline.split_points import Layers
-    from paceline.strategies.reduction.node_factors import NodeFactors
+    from paceline.strategies.pipeline.partition import Layers
+    from paceline.strategies.reduction.factor_exchange import NodeFactors
     from paceline.training.pass_communication import Total
     from paceline.training.segments import BlockBytes
     from paceline.training.strategy import TrainBatch

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
     from paceline.node.shared_node import SharedNode
     from paceline.node.signals import Barrier
-    from paceline.strategies.pipeline.partition import Place
-    from paceline.strategies.pipeline.split_points import Layers
+    from paceline.strategies.pipeline.partition import Layers, Place
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
-    from paceline.strategies.reduction.shared_sums import SharedGradients
     from paceline.training.task import Task
 
 

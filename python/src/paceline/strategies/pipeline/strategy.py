@@ -30,13 +30,13 @@ from paceline.plan.task_rules import micro_batch_fault
 from paceline.strategies.pipeline.deferred import is_deferred
 from paceline.strategies.pipeline.links import SplitPoint, open_split_points
 from paceline.strategies.pipeline.partition import (
-    BatchSizes,
     Place,
+    micro_batch_samples,
     partition_model,
     settings_of,
+    stage_bounds,
 )
 from paceline.strategies.pipeline.schedules import actions
-from paceline.strategies.pipeline.split_points import stage_bounds
 from paceline.strategies.pipeline.stage import Stage
 from paceline.strategies.pipeline.stage_weights import (
     ModelState,
@@ -45,12 +45,12 @@ from paceline.strategies.pipeline.stage_weights import (
     StageWeights,
     TiedGradients,
 )
-from paceline.strategies.reduction.factor_layers import linear_layers
+from paceline.strategies.reduction.factor_exchange import NodeFactors
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
-from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
 from paceline.strategies.reduction.shared_sums import SharedSum, shared_rows
+from paceline.strategies.reduction.sufficient_factors import linear_layers
 from paceline.training.batch_norm import batch_norms, normalise_alone, statistics_width
 from paceline.training.devices import CPU, device_of, use_device
 from paceline.training.optimizers import trained_parameters
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.communication import StrategyResult
-    from paceline.strategies.pipeline.split_points import Layers
+    from paceline.strategies.pipeline.partition import Layers
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
@@ -103,7 +103,7 @@ class PipelineStrategy(ShardedStrategy):
         assert node is not None, "stages are ranks, and there are at least two"
         shared = self._shared = SharedNode(node, trial.limits.collective_s)
         self._everyone = shared.barrier(range(context.ranks_on_node))
-        samples, slots = BatchSizes.of(trial).micro_batch, settings_of(trial).micro_batches
+        samples, slots = micro_batch_samples(trial), settings_of(trial).micro_batches
         links = open_split_points(shared, place, division.crossing, samples, slots, device)
         bounds = stage_bounds(division.split_points, len(layers))
         low, high = bounds[place.stage]

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
-from paceline.strategies.reduction.factor_layers import capture
-from paceline.strategies.reduction.replica_factors import ReplicaFactors
+from paceline.strategies.reduction.factor_exchange import ReplicaFactors
+from paceline.strategies.reduction.sufficient_factors import capture
 from paceline.torch_internals import call_after_backward, exclude_from_ddp
 
 if TYPE_CHECKING:

@@ -4,30 +4,53 @@ Each rank sends the inputs of a layer in the forward pass, and the gradients of 
 as the backward pass has computed them, to all ranks of a group. Then every rank has the factors of
 all samples. Messages of all ranks have the same number of rows: a rank with fewer samples adds rows
 of zeros, which add nothing to a product.
+
+`ReplicaFactors` is the exchange of one replica per rank, which computes whole gradients.
+`NodeFactors` is that of strategies whose workers share the weights of a node: a rank gathers the
+factors of its workers over its replicate group, before the workers of the node compute their rows
+from the factors of all of them.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from paceline.costs.factor_cost import EmbeddingShape
 from paceline.costs.link_cost import all_gather_bytes
 from paceline.errors import UsageError
-from paceline.strategies.reduction.factor_choice import FactorChoice, choose
-from paceline.training.linear import joined
+from paceline.strategies.reduction.factor_choice import (
+    ChoiceContext,
+    FactorChoice,
+    choose,
+    setting_of,
+    shape_of,
+)
+from paceline.strategies.reduction.sufficient_factors import (
+    capture,
+    embedding_gradient,
+    embeddings,
+    linear_layers,
+    parameter_names,
+)
+from paceline.training.linear import bias_gradient, joined, weight_gradient
+from paceline.training.passes import working_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
     from paceline.costs.factor_cost import FactorShape
+    from paceline.plan.trial import Trial
     from paceline.records.communication import StrategyResult
-    from paceline.strategies.reduction.factor_choice import ChoiceContext
+    from paceline.strategies.reduction.replicate_group import ReplicateGroup
+    from paceline.strategies.reduction.sufficient_factors import FactorLayer, SufficientFactors
     from paceline.torch_internals import Work
     from paceline.transports.bucket_settings import FactorSetting
 
@@ -216,3 +239,165 @@ class _GatheredFactor:
         assert self.work is not None, "the caller has checked it"
         self.work.wait()
         return self._all[: self._ranks * self._rows]
+
+
+class ReplicaFactors(FactorExchange):
+    """The exchange and the products of one replica per rank, among all ranks.
+
+    A step is `begin`, the passes, `finish`. Without a layer that sends factors it does nothing.
+    """
+
+    def __init__(self, setting: FactorSetting) -> None:
+        super().__init__(setting)
+        self.parameter_names: frozenset[str] = frozenset()  # whose gradients are computed here
+        self.ready_s = 0.0  # when the last factor of this rank was ready, time of perf_counter
+        self._captured: dict[str, FactorLayer] = {}
+        # Memory of the gradients of weights, by layer; reused if the weight has no gradient.
+        self._memory: dict[str, Tensor] = {}
+
+    def join(
+        self,
+        model: nn.Module,
+        example: Tensor,
+        samples: int,
+        dtype: torch.dtype,
+        limit_s: float | None,
+    ) -> None:
+        """Choose the layers of `model`; collective over all ranks.
+
+        example: an input of one sample. samples: maximum number of samples of a rank in a step.
+        dtype: of the factors. limit_s: limit of each wait; None means torch's default. Raises
+        EnvironmentLacks if the ranks would compute different gradients.
+        """
+        modules: dict[str, nn.Module] = dict(model.named_modules())
+        layers: dict[str, FactorLayer] = {**linear_layers(model, example)}
+        shapes: dict[str, FactorShape] = {
+            name: shape_of(layer) for name, layer in layers.items() if isinstance(layer, nn.Linear)
+        }
+        for name, count in embeddings(model, example).items():
+            table = modules[name]
+            assert isinstance(table, nn.Embedding), "embeddings() returns no other modules"
+            layers[name] = table
+            shapes[name] = EmbeddingShape(
+                rows=table.num_embeddings, outputs=table.embedding_dim, positions=count
+            )
+        context = ChoiceContext(
+            setting=self.choice.setting,
+            samples=samples,
+            dtype=dtype,
+            gathering=open_group(limit_s) if shapes else None,
+            reducing=None,
+            ranks=dist.get_world_size(),
+        )
+        self.choose(shapes, context)
+        self._captured = {name: layers[name] for name in self.layers}
+        self.parameter_names = parameter_names(self._captured.items())
+
+    def capture(self) -> None:
+        """Let passes through the chosen layers keep their factors."""
+        capture(self._captured, self._store, store_inputs=self.keep_inputs)
+
+    def finish(self) -> float:
+        """Compute the gradients of the layers as their factors arrive. Return the seconds of the
+        products."""
+        spent_s = 0.0
+        for name in reversed(self.layers):
+            factors = self.wait(name)
+            started_s = time.perf_counter()
+            for parameter, gradient in self._products(name, *factors):
+                parameter.grad = gradient
+            spent_s += time.perf_counter() - started_s
+        return spent_s
+
+    def _products(
+        self, name: str, inputs: Tensor, outputs_gradients: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return the parameters of a layer with their gradients, from the factors of all ranks."""
+        layer, memory = self._captured[name], self._memory
+        if name not in memory or layer.weight.grad is not None:
+            memory[name] = torch.empty_like(layer.weight)
+        if isinstance(layer, nn.Embedding):
+            embedding_gradient(inputs, outputs_gradients, layer.padding_idx, memory[name])
+            return [(layer.weight, memory[name])]
+        weight_gradient(inputs, outputs_gradients, memory[name])
+        found: list[tuple[Tensor, Tensor]] = [(layer.weight, memory[name])]
+        bias: Tensor | None = layer.bias
+        if bias is not None:
+            of_bias = torch.empty_like(bias)
+            bias_gradient(outputs_gradients, of_bias)
+            found.append((bias, of_bias))
+        return found
+
+    def _store(self, layer: str, inputs: Tensor, gradients: Tensor) -> None:
+        if isinstance(self._captured[layer], nn.Embedding):
+            self.keep_inputs(layer, inputs)  # others have been kept in the forward pass
+        self.keep_gradients(layer, gradients)
+        self.ready_s = time.perf_counter()
+
+
+class NodeFactors(FactorExchange):
+    """The exchange of one rank over its replicate group. On a single node it does nothing."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__(setting_of(trial) if trial.placement.nodes > 1 else "never")
+        self._training = trial.training
+        self._owners = self._workers = 1
+        self.parameter_names: frozenset[str] = frozenset()
+
+    @property
+    def may_send(self) -> bool:
+        """Return whether the trial allows factors."""
+        return self.choice.setting != "never"
+
+    def join(
+        self,
+        layers: Mapping[str, nn.Linear],
+        group: ReplicateGroup,
+        *,
+        owners: int,
+        workers: int = 1,
+        own: Container[str] | None = None,
+    ) -> None:
+        """Choose among the layers that have factors; collective over all ranks.
+
+        owners: ranks of a node that divide the samples of a layer and the rows of its gradient.
+        workers: replicas of this rank, in threads. own: names of the layers that this rank
+        computes; None means all. Raises EnvironmentLacks if the nodes would compute different
+        gradients.
+        """
+        if not self.may_send:
+            return
+        self._owners, self._workers = owners, workers
+        self._ranks = dist.get_world_size(group.group)
+        context = ChoiceContext(
+            setting=self.choice.setting,
+            samples=self._samples(self._training.global_batch),
+            dtype=working_dtype(self._training),
+            gathering=group.group,
+            reducing=group.group,
+            ranks=self._ranks,
+            workers=workers,
+        )
+        self.choose({n: shape_of(layer, owners) for n, layer in layers.items()}, context, own)
+        self.parameter_names = parameter_names((name, layers[name]) for name in self.layers)
+
+    def rows(self, layer: str, samples: int) -> int:
+        """Return how many rows the factors of a layer have if a replica has `samples` samples."""
+        return samples * self._ranks if layer in self.layers else samples
+
+    def begin(self, global_samples: int) -> None:
+        """Begin a step of so many samples on all ranks."""
+        super().begin(self._samples(global_samples))
+
+    def gathered(self) -> SufficientFactors:
+        """Return the factors of all nodes, after the passes of all workers; blocks until they have
+        arrived."""
+        return {layer: self.wait(layer) for layer in reversed(self.layers)}
+
+    def _samples(self, global_samples: int) -> int:
+        """Return the largest number of rows of a rank.
+
+        A worker without a sample may pass one that does not count.
+        """
+        replicas = self._ranks * self._owners * self._workers
+        return -(-global_samples // replicas) * self._workers

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from paceline.node.shared_node import SharedNode
     from paceline.records.communication import StrategyResult
+    from paceline.strategies.reduction.factor_exchange import NodeFactors
     from paceline.strategies.reduction.flat_layout import FlatLayout
-    from paceline.strategies.reduction.node_factors import NodeFactors
     from paceline.strategies.reduction.optimizer_shard import OptimizerShard
     from paceline.training.pass_communication import Total
     from paceline.training.state import SavedState
