@@ -45,7 +45,7 @@ def levels(most_repeats: int, level: float = 1 - CONFIDENCE) -> Mapping[int, flo
     spent, before = 0.0, 0
     grid, density = np.zeros(1), np.ones(1)  # of the sum of all differences, where no look decided
     weight = np.ones(1)
-    nodes, weights = np.polynomial.legendre.leggauss(_POINTS)
+    nodes, weights = scipy.special.roots_legendre(_POINTS)
     for repeats in range(FIRST_LOOK, most_repeats + 1):
         allowed = level * (repeats / most_repeats) ** _POWER
         step = np.sqrt(repeats - before)
