@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +24,28 @@ def test_generated_run_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     rows = compare_run(run).rows
     assert [row.repeats for row in rows] == [2, 2, 2]
     assert all(row.equivalent for row in rows)
+
+
+def test_configurations_of_a_run_are_compared_with_themselves(
+    fabricate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    benchmark = importlib.import_module("aa_repeats")
+    ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI]
+    run = fabricate.make_run(tmp_path / "run", ways, repeats=6, jitter=0.05)
+    out = tmp_path / "aa.json"
+    words = [str(run.root), "--out", str(out), "--draws", "20", "--repeats", "2", "3"]
+    monkeypatch.setattr("sys.argv", ["aa_repeats.py", *words])
+    benchmark.main()
+    document = json.loads(out.read_text())
+    assert len(document["log_samples_per_s"]) == 3
+    for found in document["results"].values():
+        assert 0 <= found["pairs"] <= 0.2  # of 60
+        assert found["too_slow"] <= found["two_runs"] + 0.05
+    words = [str(out), *words[1:], "--without", "1"]  # a file in place of the run
+    monkeypatch.setattr("sys.argv", ["aa_repeats.py", *words])
+    with pytest.raises(SystemExit, match="expected 6 finished repeats of every configuration"):
+        benchmark.main()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import plain_console
+from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 from paceline.spec.extensions import STRATEGIES
 from paceline.transports.bucket_settings import gradient_options_of
@@ -87,7 +88,7 @@ def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
                 "local_strategy": space.target.name,
                 "default": None if space.default is None else space.default.configuration,
                 "candidates": [trial.model_dump(mode="json") for trial in space.candidates],
-                "left_out": [out.to_json() for out in space.left_out],
+                "left_out": jsonable(space.left_out),
             }
             for space in plan.spaces
         ],

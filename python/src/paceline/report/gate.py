@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from paceline.report.wording import bounds
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -35,8 +33,8 @@ def reason(judged: Judged, limit: float) -> str:
     """Say why one configuration did not pass."""
     if judged.judgement == "slower" and judged.ratio is not None:
         return (
-            f"slower by more than {_percent(limit)}: {judged.ratio.median:.2f} of the speed "
-            f"({bounds(judged.ratio)})"
+            f"slower by more than {_percent(limit)}: {judged.ratio.median:.2f} of the speed, at "
+            f"most {judged.ratio.high:.2f} (95 %)"
         )
     return f"{judged.judgement}: {judged.reason}"
 

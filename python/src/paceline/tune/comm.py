@@ -107,14 +107,6 @@ class CommSearch:
             return request
         return with_communication(request, found.chosen)
 
-    def winner(
-        self,
-        workload: str,  # noqa: ARG002  (of any method of search)
-        findings: Findings,  # noqa: ARG002
-    ) -> TrialRequest | None:
-        """Return None: trials with different numbers of ranks are no alternatives."""
-        return None
-
 
 def tune_comm(
     spec: Spec, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None

@@ -65,7 +65,7 @@ class Finding:
             "ties_best": self.ties_best,
             "chosen": configuration_of(self.chosen),
             "candidates": self.candidates,
-            "left_out": [out.to_json() for out in self.left_out],
+            "left_out": jsonable(self.left_out),
             "failures": dict(self.failures),
             "cut_short": self.cut_short,
         }

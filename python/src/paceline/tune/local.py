@@ -108,12 +108,6 @@ class LocalSearch:
         shares_cores = {"oversubscribe": True} if chosen.placement.oversubscribe else {}
         return changed(request, local_strategy=chosen.local_strategy, **layout, **shares_cores)
 
-    def winner(self, workload: str, findings: Findings) -> TrialRequest | None:
-        found = findings.best(workload)
-        if found is None or found.chosen is None:
-            return None
-        return _with_layout(_request(found.target.name, {}), found.chosen)
-
 
 def plan_local(spec: Spec) -> SearchPlan:
     """Return what `tune_local` would measure; creates nothing, and needs no existing data set."""

@@ -69,10 +69,6 @@ class SearchMethod(Protocol):
         """Return a trial of the spec with its winner filled in; None to leave the trial out."""
         ...
 
-    def winner(self, workload: str, findings: Findings) -> TrialRequest | None:
-        """Return the winner of a workload as a trial, if the method compares targets."""
-        ...
-
 
 class RoundSearch:
     """The spaces and brackets of a method."""

@@ -34,9 +34,6 @@ class LeftOut:
     reason: str
     count: int = 1
 
-    def to_json(self) -> dict[str, str]:
-        return {"what": self.what, "reason": self.reason}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:

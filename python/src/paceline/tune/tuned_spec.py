@@ -9,6 +9,7 @@ import tomli_w
 from paceline.errors import UsageError
 from paceline.host.machine import host_name
 from paceline.plan.planning import plan_trials
+from paceline.spec import TrialRequest
 from paceline.spec.loading import AS_WRITTEN, parse_spec
 from paceline.spec.trial_rules import applies
 from paceline.tune.spaces import changed
@@ -16,7 +17,7 @@ from paceline.tune.spaces import changed
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from paceline.spec import Experiment, TrialRequest, WorkloadRequest
+    from paceline.spec import Experiment, WorkloadRequest
     from paceline.tune.findings import Findings
     from paceline.tune.method import SearchMethod
 
@@ -68,11 +69,15 @@ def tuned_requests(
                 planned.add(name)
             wanted.setdefault(tuned.model_dump_json(), (tuned, []))[1].append(workload)
     for workload in experiment.workloads:
-        winner = method.winner(workload.name, findings)
+        best = findings.best(workload.name) if findings.compares_targets else None
         present = [tuned for tuned, workloads in wanted.values() if workload in workloads]
-        if winner is not None and not any(
-            tuned.local_strategy == winner.local_strategy for tuned in present
+        if (
+            best is not None
+            and best.chosen is not None
+            and not any(tuned.local_strategy == best.target.name for tuned in present)
         ):
+            alone = TrialRequest(launcher="local", local_strategy=best.target.name)
+            winner = method.present(alone, best.chosen)
             wanted.setdefault(winner.model_dump_json(), (winner, []))[1].append(workload)
     return [
         _for_workloads(request, workloads, experiment) for request, workloads in wanted.values()

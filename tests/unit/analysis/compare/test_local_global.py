@@ -12,6 +12,7 @@ import pytest
 from paceline.analysis.compare.local_global import NODE_FIGURES, relate_figures
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval
+from paceline.report.strategies import node_figure_sentences
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,3 +141,17 @@ def test_a_few_configurations_show_nothing() -> None:
     found = figures_of([10, 20, 30, 40], [1.0, 1.2, 1.3, 1.4])
     assert not found["cpu_percent"].is_significant
     assert figures_of([10, 20], [1.0, 1.2]) == {}
+
+
+def test_report_names_a_figure_only_if_it_is_significant(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    names = ("SEQUENTIAL", "INTRAOP", "THREADS", "PROCESSES", "MPI", "TORCHRUN", "SPARK")
+    ways = [
+        dataclasses.replace(getattr(fabricate, name), forward_s=0.5 - 0.05 * n, cpu_percent=40 + n)
+        for n, name in enumerate(names)
+    ]
+    comparison = compare_run(fabricate.make_run(tmp_path, ways))
+    (sentence,) = node_figure_sentences(comparison, "tiny")
+    assert "Over all 7 equivalent configurations, the CPU use of the nodes and speedup" in sentence
+    assert {each.figure for each in comparison.node_figures} > {"cpu_percent"}

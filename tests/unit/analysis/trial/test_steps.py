@@ -120,3 +120,13 @@ def test_steps_after_a_failure_are_left_out_of_every_figure(fabricate, tmp_path)
     assert steps_rate(record, common).rate == pytest.approx(
         len(steady) / common.time_s[common.steady].sum()
     )
+
+
+def test_loss_is_a_mean_also_if_one_step_has_no_samples(fabricate, tmp_path):
+    record = load_trial(next(f for _, f in fabricate.make_run(tmp_path, [fabricate.MPI]).trials()))
+    rows = rows_of([0, 1], step_s=[1.0, 1.0], loss_sum=[4 * 1.5, 1.25])
+    rows = rows.with_columns(samples=pl.Series([4, None]))
+    found = global_steps(record, rank_steps(record, {0: rows, 1: rows}))
+    assert found.loss.tolist() == [1.5, 1.25]
+    assert not found.samples_known
+    assert found.samples.tolist() == [1, 1]

@@ -97,11 +97,25 @@ def test_stated_samples_are_shared_among_the_ranks(tmp_path):
     assert {row["global_samples"] for row in shares} == {8}
 
 
-def test_a_limit_of_steps_ends_the_script_after_its_last_row(tmp_path):
+@pytest.mark.parametrize(
+    ("when", "samples"), [(None, [None, None]), ("before", [8, 8]), ("after", [8, 8])]
+)
+def test_a_limit_of_steps_ends_the_script_after_the_report_of_its_last_step(
+    tmp_path, when, samples
+):
+    run = Run(tmp_path, max_steps=2)
+    report = {} if when is None else {when: lambda _: paceline.step(samples=8)}
+    with pytest.raises(EnoughSteps):
+        run.train(5, **report)
+    rows = list(read_jsonl(run.files.steps))
+    assert [(row["step"], row["samples"]) for row in rows] == list(enumerate(samples))
+
+
+def test_a_script_that_no_longer_reports_is_ended_by_its_next_step(tmp_path):
     run = Run(tmp_path, max_steps=2)
     with pytest.raises(EnoughSteps):
-        run.train(5)
-    assert [row["step"] for row in read_jsonl(run.files.steps)] == [0, 1]
+        run.train(5, after=lambda step: paceline.step(samples=8) if step == 0 else None)
+    assert [row["samples"] for row in read_jsonl(run.files.steps)] == [8, None]
 
 
 def test_a_loss_that_is_not_finite_fails(tmp_path):

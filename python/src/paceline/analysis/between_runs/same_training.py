@@ -34,7 +34,7 @@ _APART = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineTraining:
-    """What one repeat of a baseline trained."""
+    """Facts about the training of one repeat of a baseline."""
 
     training: Training
     initial_weights: tuple[str, ...]  # SHA-256 of its ranks; () if unknown

@@ -31,16 +31,16 @@ class Verdict:
     """The fastest configuration of a workload among those that are equivalent."""
 
     workload: str
-    # configuration; None if none is equivalent, or if the noise between repeats is unknown
-    best: str | None
     has_noise: bool  # False: with one repeat nothing can be said of differences
-    not_separated: tuple[str, ...]  # those that may be the fastest as well, without the best
-    ties: tuple[str, ...]  # those of them that are shown to be within the margin of the best
     margin: float  # of a tie, as a share of the speed
-    speedup: Interval | None  # of the best over the baseline
-    runner_up: str | None  # the fastest configuration that is separated from the best
-    over_runner_up: Interval | None  # speed of the best over that of the runner-up
-    cause: Cause | None  # None: the difference is spread over several parts
+    # configuration; None if none is equivalent, or if the noise between repeats is unknown
+    best: str | None = None
+    not_separated: tuple[str, ...] = ()  # those that may be the fastest as well, without the best
+    ties: tuple[str, ...] = ()  # those of them that are shown to be within the margin of the best
+    speedup: Interval | None = None  # of the best over the baseline
+    runner_up: str | None = None  # the fastest configuration that is separated from the best
+    over_runner_up: Interval | None = None  # speed of the best over that of the runner-up
+    cause: Cause | None = None  # None: the difference is spread over several parts
     # ratio - 1: the smallest difference from the best that this run finds in 80 % of cases
     detectable: float | None = None
     further_repeats: int | None = None  # expected number that would decide; None: none or unknown
@@ -69,15 +69,9 @@ def make_verdict(
     if best is None or not is_decidable:
         return Verdict(
             workload=workload,
-            best=None,
             has_noise=ranking.rates.has_noise,
-            not_separated=tuple(row.configuration for row in ranked),
-            ties=(),
             margin=ranking.margin,
-            speedup=None,
-            runner_up=None,
-            over_runner_up=None,
-            cause=None,
+            not_separated=tuple(row.configuration for row in ranked),
             no_baseline=no_baseline,
         )
     name, near = best.configuration, {found.leader, *found.not_separated}

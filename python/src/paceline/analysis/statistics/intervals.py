@@ -53,9 +53,6 @@ class Interval:
         high = math.inf if self.low == 0 else 1 / self.low
         return Interval(median=1 / self.median, low=low, high=high)
 
-    def contains(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
     @property
     def is_known(self) -> bool:
         """False if the interval spans more than a factor of WIDEST, which tells nothing."""

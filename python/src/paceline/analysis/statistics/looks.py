@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FIRST_LOOK = 2  # repeats: with one, the noise between runs is unknown
 _POWER = 2.0
-_POINTS = 401  # of the grid on which densities are integrated
+_POINTS = 100  # of Gauss-Legendre, at which densities are integrated
 _REACH = 8.0  # standard deviations that the grid covers at most
 
 
@@ -45,17 +45,17 @@ def levels(most_repeats: int, level: float = 1 - CONFIDENCE) -> Mapping[int, flo
     spent, before = 0.0, 0
     grid, density = np.zeros(1), np.ones(1)  # of the sum of all differences, where no look decided
     weight = np.ones(1)
+    nodes, weights = scipy.special.roots_legendre(_POINTS)
     for repeats in range(FIRST_LOOK, most_repeats + 1):
         allowed = level * (repeats / most_repeats) ** _POWER
         step = np.sqrt(repeats - before)
         mass = density * weight
         bound = _bound(grid, mass, float(step), allowed - spent, repeats)
         found[repeats] = float(2 * scipy.special.ndtr(-bound / np.sqrt(repeats)))
-        new = np.linspace(-bound, bound, _POINTS)
-        distance = (new[:, None] - grid[None, :]) / step
+        distance = (bound * nodes[:, None] - grid[None, :]) / step
         density = np.exp(-0.5 * distance**2) @ mass / (step * np.sqrt(2 * np.pi))
-        weight = _simpson(new)
-        grid, before, spent = new, repeats, allowed
+        grid, weight = bound * nodes, bound * weights
+        before, spent = repeats, allowed
     return MappingProxyType(found)
 
 
@@ -73,12 +73,3 @@ def _bound(
         return float(scipy.special.ndtr(sides).sum(axis=0) @ mass) - probability
 
     return float(scipy.optimize.brentq(excess, 0.0, _REACH * np.sqrt(repeats)))
-
-
-def _simpson(grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weights of Simpson's rule on an odd number of equidistant points."""
-    weights = np.full(len(grid), 2.0)
-    weights[1::2] = 4.0
-    weights[[0, -1]] = 1.0
-    result: NDArray[np.float64] = weights * (grid[1] - grid[0]) / 3
-    return result

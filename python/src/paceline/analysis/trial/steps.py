@@ -203,11 +203,10 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
     steps = read_steps(record) if steps is None else steps
     is_common = steps.is_finished.all(axis=0)
     common = slice(None) if is_common.all() else is_common
-    samples = parts = steps["samples"][:, common].sum(axis=0)
-    samples_known = not np.isnan(samples).any()
-    if not samples_known:
-        samples = np.ones(len(samples))
-        parts = samples * len(steps.ranks)  # the loss of each rank is a mean
+    by_rank = steps["samples"][:, common]
+    samples_known = not np.isnan(by_rank).any()
+    parts = np.nan_to_num(by_rank, nan=1.0).sum(axis=0)  # a loss without samples is a mean
+    samples = parts if samples_known else np.ones(len(parts))
     ended = steps["ended_s"][:, common].max(axis=0, initial=-np.inf)
     first_started = steps["started_s"][:, common].min(axis=0, initial=np.inf)
     started = np.concatenate([first_started[:1], ended[:-1]])

@@ -58,8 +58,8 @@ class Straggling:
     straggler: int | None
     reason: str | None  # why no rank is a straggler
     clock_error_s: float  # of comparing the first two ranks
-    phase: str | None  # in which the straggler spends more than the others
-    phase_excess_s: float | None  # how much more, a step
+    phase: str | None = None  # in which the straggler spends more than the others
+    phase_excess_s: float | None = None  # how much more, a step
 
 
 def find_straggler(
@@ -102,13 +102,27 @@ def _among(
             )
     late = sorted(found, key=lambda each: -each.delay_s.mean)
     if not late:
-        return _verdict(stage, 0, (), 0.0, "no step in which all of them communicated")
+        return Straggling(
+            stage=stage,
+            steps=0,
+            ranks=(),
+            straggler=None,
+            reason="no step in which all of them communicated",
+            clock_error_s=0.0,
+        )
     numbers = {rank.rank: number for number, rank in enumerate(ranks)}
     first, second = (numbers[each.rank] for each in late[:2])
     error_s = errors_s[late[0].rank] + errors_s[late[1].rank]
     ahead = mean_interval(delays[first] - delays[second], _CONFIDENCE)
     reason = _why_none(late, ahead, error_s, ready.shape[1])
-    verdict = _verdict(stage, ready.shape[1], tuple(late), error_s, reason)
+    verdict = Straggling(
+        stage=stage,
+        steps=ready.shape[1],
+        ranks=tuple(late),
+        straggler=None if reason else late[0].rank,
+        reason=reason,
+        clock_error_s=error_s,
+    )
     return verdict if reason else _with_phase(steps, verdict, ranks)
 
 
@@ -158,25 +172,6 @@ def _why_none(
     if first.delay_share < _LEAST_SHARE:
         return f"rank {first.rank} is last, but its delay is below {_LEAST_SHARE:.0%} of a step"
     return None
-
-
-def _verdict(
-    stage: int | None,
-    steps: int,
-    late: tuple[Lateness, ...],
-    error_s: float,
-    reason: str | None,
-) -> Straggling:
-    return Straggling(
-        stage=stage,
-        steps=steps,
-        ranks=late,
-        straggler=None if reason else late[0].rank,
-        reason=reason,
-        clock_error_s=error_s,
-        phase=None,
-        phase_excess_s=None,
-    )
 
 
 def _with_phase(steps: RankSteps, verdict: Straggling, ranks: Sequence[RankRecord]) -> Straggling:

@@ -72,6 +72,7 @@ class TrainingRecorder:
         self._ended: dict[str, Any] | None = None  # the last step, whose report may still come
         self._report: Report | None = None  # of that step
         self._early_report: Report | None = None  # of the next step
+        self._was_reported = False  # the step before
         self._file = files.steps
         self._rows: JsonlWriter
 
@@ -99,6 +100,8 @@ class TrainingRecorder:
         next one."""
         if self._ended is not None and self._report is None:
             self._report = (loss, samples)
+            if self.steps == self._max_steps:
+                raise EnoughSteps
         else:
             self._early_report = (loss, samples)
 
@@ -122,6 +125,8 @@ class TrainingRecorder:
         self._optimizer = self._optimizer or optimizer
         if optimizer is not self._optimizer:
             return None
+        if self._max_steps is not None and self.steps >= self._max_steps:
+            raise EnoughSteps
         self._write()
         self._times = None
         if len(arguments) > 1 and arguments[1] is not None:
@@ -179,7 +184,8 @@ class TrainingRecorder:
         self.ended_unix_s = ended_s + self._unix_offset_s
         self._operations.flush()
         self._begin(ended_s)
-        if self.steps == self._max_steps:
+        # A script that reports after each step also reports the last one.
+        if self.steps == self._max_steps and (self._report is not None or not self._was_reported):
             raise EnoughSteps
 
     def _write(self) -> None:
@@ -187,6 +193,7 @@ class TrainingRecorder:
         if self._ended is None:
             return
         ended, self._ended = self._ended, None
+        self._was_reported = self._report is not None
         reported, self._report = self._report or (None, None), None
         loss, samples = (None if reported[0] is None else float(reported[0])), reported[1]
         if loss is not None and not math.isfinite(loss):
