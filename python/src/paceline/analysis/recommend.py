@@ -75,7 +75,7 @@ class Recommendation:
 
     @property
     def promising(self) -> Candidate | None:
-        """The best predicted configuration whose whole interval is better than what was measured."""
+        """The best predicted configuration whose whole interval is better than the measured one."""
         limit = math.inf if self.best is None else self.best.value.median
         return next((each for each in self.predicted if each.value.high < limit), None)
 
