@@ -20,6 +20,7 @@ from paceline.spec.extensions import STRATEGIES, TRANSPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -68,7 +69,7 @@ class Network:
         ]
         known = [r.result.parameters for r in records if r.result is not None]
         self._parameters = max(known, default=0)
-        self._read: dict[str, _Recorded | None] = {}
+        self._read: dict[Path, _Recorded | None] = {}
         self._link = self._limited_link(given)
 
     def why_not(self, setup: NodeSetup) -> tuple[str, str] | None:
@@ -197,9 +198,10 @@ class Network:
             ),
         )
         for record in in_order:
-            if record.trial.id not in self._read:  # setups share a trial; files are read once
-                self._read[record.trial.id] = self._read_messages(record)
-            found = self._read[record.trial.id]
+            folder = record.files.root
+            if folder not in self._read:  # setups share a trial; files are read once
+                self._read[folder] = self._read_messages(record)
+            found = self._read[folder]
             if found is not None:
                 return found
         return None

@@ -142,10 +142,8 @@ class Spread:
     def fastest(self, steps: Iterable[NodeStep]) -> tuple[NodeStep, Point] | None:
         """Return the fastest measured configuration with all of its communication."""
         known = [step for step in steps if step.source in self._whole]
-        if not known:
-            return None
-        first = min(known, key=lambda step: self._whole[step.source].log_s)
-        return first, _merged(first.samples, [self._whole[first.source]])
+        first = min(known, key=lambda step: self._whole[step.source].log_s, default=None)
+        return None if first is None else (first, self._whole[first.source])
 
 
 def _means(
