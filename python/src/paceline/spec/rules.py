@@ -16,8 +16,7 @@ from paceline.spec.models import Experiment, keys_of_tables
 from paceline.spec.secret_values import secret_faults
 from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.tables import EVALUATION_KEYS
-from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults
-from paceline.spec.tune_rules import tune_faults
+from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults, tune_faults
 from paceline.spec.values import BASELINE, DEFAULT_EPOCHS, training_steps
 from paceline.spec.workloads import reads_dataset, script_faults, script_trial_faults, workload_of
 

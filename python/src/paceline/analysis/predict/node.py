@@ -34,14 +34,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.predict.prediction import Request
+    from paceline.analysis.statistics.intervals import Estimate
     from paceline.analysis.trial.reading import TrialRecord
     from paceline.spec.descriptors import Exchange
 
 DRAWS = 500
 _MARGIN = 1.1  # shares up to a tenth outside of the measured ones are accepted
 _COMPUTING = ("forward", "backward")
-# A configuration with so many degrees of freedom has a spread of its own. Others use the pooled one
-# of the workload, because one or two repeats do not tell who is noisier.
+# A configuration with so many degrees of freedom has a spread of its own. Others use the one of all
+# runs of the workload, because two or three repeats do not tell who is noisier.
 _OWN_DEGREES = 4
 _MOST_NOISE = 10.0  # of a logarithm, so that a step stays a number
 
@@ -155,27 +156,33 @@ def _means(
     for step in steps:
         run, name = step.source
         runs[run][name][step.record.trial.repeat] = RepeatRate(log_rate=math.log(seconds(step)))
-    found = {}
+    means: dict[tuple[Path, str], Estimate] = {}
+    spreads: list[tuple[float, float]] = []  # degrees of freedom and variance of a repeat, by run
     for run, repeats in runs.items():
         rates = RunRates(repeats)
-        for name, each in repeats.items():
-            mean = rates.log_rate(name)
-            assert mean is not None, "it has a repeat"
-            found[run, name] = mean, len(each)
-    known = [(mean.degrees, mean.error**2 * count) for mean, count in found.values()]
-    pooled_degrees = sum(degrees for degrees, _ in known if degrees > 0)
-    if not pooled_degrees:
+        own = {name: rates.log_rate(name) for name in repeats}
+        means |= {(run, name): mean for name, mean in own.items() if mean is not None}
+        known = [
+            (mean.degrees, mean.error**2 * len(repeats[name]))
+            for name, mean in own.items()
+            if mean is not None and mean.degrees > 0
+        ]
+        # What all share in a repeat is in each of them, so they are not independent.
+        spreads += [tuple(np.mean(known, axis=0).tolist())] if known else []
+    if not spreads:
         return {}
-    pooled = sum(degrees * variance for degrees, variance in known if degrees > 0) / pooled_degrees
-    return {
-        source: Point(
-            samples=samples[source],
+    degrees, variances = np.array(spreads).T
+    pooled_degrees, pooled = float(degrees.sum()), float(np.average(variances, weights=degrees))
+    found = {}
+    for (run, name), mean in means.items():
+        has_own = mean.degrees >= _OWN_DEGREES
+        found[run, name] = Point(
+            samples=samples[run, name],
             log_s=mean.value,
-            error=mean.error if mean.degrees >= _OWN_DEGREES else math.sqrt(pooled / count),
-            degrees=mean.degrees if mean.degrees >= _OWN_DEGREES else pooled_degrees,
+            error=mean.error if has_own else math.sqrt(pooled / len(runs[run][name])),
+            degrees=mean.degrees if has_own else pooled_degrees,
         )
-        for source, (mean, count) in found.items()
-    }
+    return found
 
 
 def _merged(samples: float, points: Sequence[Point]) -> Point:
