@@ -15,7 +15,7 @@ from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, SEQUENTIAL
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.exchange import GATHERS
 from paceline.analysis.predict.link import given_link
-from paceline.analysis.predict.predict import predict
+from paceline.analysis.predict.predict import MODEL_ERROR, predict
 from paceline.analysis.predict.prediction import Request
 from paceline.analysis.trial.reading import TrialRecord, load_run
 
@@ -44,7 +44,9 @@ def test_half_the_batch_on_two_nodes_takes_its_measured_time(records) -> None:
     # equal steps: no slowest node; gradients of 41 parameters over a fast link take no time
     assert two.step_s.median == pytest.approx(quick.step_s, rel=0.02)
     assert two.samples_per_s.median == pytest.approx(8 / quick.step_s, rel=0.02)
-    assert two.step_s.low < quick.step_s < two.step_s.high
+    # equal repeats: the width is the error of the model
+    width = math.log(two.step_s.high / two.step_s.low) / 2
+    assert width == pytest.approx(1.645 * MODEL_ERROR, rel=0.2)
     assert (one.transport, two.transport) == (None, "gloo")
     assert one.speedup is not None and two.speedup is not None  # noqa: PT018
     assert (one.speedup.low, one.speedup.high) == (1, 1)
@@ -136,6 +138,14 @@ def test_the_line_of_one_node_contains_the_measurement(records, fabricate, tmp_p
 def test_one_repeat_shows_no_spread(records) -> None:
     (refusal,) = predict(records(SEQUENTIAL, repeats=1), Request(nodes=(1,))).refusals
     assert "spread between runs is not known" in refusal.reason
+
+
+def test_a_run_without_measured_steps_says_so(records) -> None:
+    (refusal,) = predict(records(SEQUENTIAL, steps=2), Request(nodes=(1,))).refusals
+    assert refusal.reason == "no step after the warm-up was measured"
+    lossy = dataclasses.replace(SEQUENTIAL, batch_norm="per-replica")
+    (refusal,) = predict(records(lossy), Request(nodes=(1,))).refusals
+    assert "no trial trains what the baseline does" in refusal.reason
 
 
 def test_a_strategy_that_does_not_state_its_exchange_is_refused_by_name(records) -> None:
