@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.unit.analysis import operations as made
-from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, SEQUENTIAL
+from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, PROCESSES, SEQUENTIAL
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.exchange import GATHERS
@@ -20,6 +20,7 @@ from paceline.analysis.predict.prediction import Request
 from paceline.analysis.trial.reading import TrialRecord, load_run
 
 FAST = given_link(1e12, 1e-9)
+SEQUENTIAL_NAME = "tiny.local.none.sequential.n1r1t1.fp32"
 
 
 @pytest.fixture
@@ -102,7 +103,11 @@ def test_a_share_that_was_not_measured_has_bounds_and_says_what_to_measure(recor
     assert two.step_s.high == pytest.approx(SEQUENTIAL.step_s * 0.975, rel=0.1)
     assert four.step_s.low == pytest.approx(SEQUENTIAL.step_s * 0.29, rel=0.1)
     assert [each.global_batch for each in found.unmeasured] == [2, 4]
+    assert found.unmeasured[0].configurations == (SEQUENTIAL_NAME,)
     assert not found.refusals
+    # two replicas of a node need an even batch
+    odd = predict(records(PROCESSES, batch=6), Request(nodes=(2,), link=FAST)).unmeasured
+    assert [each.global_batch for each in odd] == [4]
 
 
 def test_a_measured_share_has_its_time_and_others_lie_on_the_line(records) -> None:

@@ -248,9 +248,9 @@ class NodeSetup:
         return sorted([*found, *self._spread.own_points(others)], key=lambda point: point.samples)
 
     @property
-    def configuration(self) -> str:
+    def configuration(self) -> str | None:
         """A configuration on one node that a measurement with another batch can repeat."""
-        return (self._alone or self.steps)[0].record.trial.configuration
+        return self._alone[0].record.trial.configuration if self._alone else None
 
     @cached_property
     def _alone(self) -> list[NodeStep]:

@@ -138,15 +138,17 @@ class _Workload:
 
     def unmeasured(self) -> Iterator[ShareMeasurement]:
         """Yield what to measure on one node in place of bounds: shares of the batch."""
-        bounded = [each for each in self._drawn if each.is_bounded]
-        setups = list(dict.fromkeys(each.setup for each in bounded))
-        replicas = math.lcm(*(setup.trial.placement.replicas_per_node for setup in setups))
+        bounded = [
+            each for each in self._drawn if each.is_bounded and each.setup.configuration is not None
+        ]
+        setups = {each.setup.configuration: each.setup.trial for each in bounded}
+        replicas = math.lcm(*(trial.placement.replicas_per_node for trial in setups.values()))
         shares = {float(each.setup.shares(np.array([each.nodes]))[0]) for each in bounded}
         for batch in sorted({math.ceil(share / replicas) * replicas for share in shares}):
             yield ShareMeasurement(
-                workload=setups[0].trial.training.workload,
+                workload=bounded[0].setup.trial.training.workload,
                 global_batch=batch,
-                configurations=tuple(setup.configuration for setup in setups),
+                configurations=tuple(name for name in setups if name is not None),
             )
 
     def predictions(self) -> Iterator[Prediction]:
