@@ -135,7 +135,7 @@ def test_every_fault_is_reported_at_once():
     [
         (
             GOOD.replace("schema = 2", "schema = 1"),
-            "expected schema = 2, got 1; run it with",
+            "schema: expected one of 2, got 1",
         ),
         (GOOD.replace("schema = 2", ""), "schema: expected, but missing"),
         (GOOD.replace("[[trials]]", "[[trials]]\nranks_per_node = 2"), '"sequential" has one'),

@@ -8,8 +8,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.spec import load_spec
-from paceline.spec.loading import parse_spec
-from paceline.spec.overrides import apply_settings
+from paceline.spec.loading import apply_settings, parse_spec
 
 SPEC = """
 schema = 2

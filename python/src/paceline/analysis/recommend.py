@@ -40,7 +40,7 @@ class Candidate:
     configuration: str | None
     nodes: int
     value: Interval
-    reason: str  # its main cost
+    reason: str  # its main cost; empty for the goal memory
     tied: bool = False  # not separated from the best measured one, as in `compare`
 
 
@@ -75,12 +75,9 @@ class Recommendation:
 
     @property
     def promising(self) -> Candidate | None:
-        """The best predicted configuration, if it is better than the best measured one."""
-        if not self.predicted:
-            return None
-        first = self.predicted[0]
-        is_better = self.best is None or first.value.median < self.best.value.median
-        return first if is_better else None
+        """The best predicted configuration whose whole interval is better than the measured one."""
+        limit = math.inf if self.best is None else self.best.value.median
+        return next((each for each in self.predicted if each.value.high < limit), None)
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry of the document of `paceline recommend --json`."""
@@ -197,7 +194,7 @@ def _measured(
             configuration=row.configuration,
             nodes=row.nodes,
             value=value,
-            reason=_main_cost(row),
+            reason="" if goal == "memory" else _main_cost(row),
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, fields
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from paceline.analysis.predict.prediction import Predictions, Scaling, ShareMeasurement
+    from paceline.analysis.predict.prediction import Predictions, ShareMeasurement
 
 _NODES = (1, 2, 4, 8)
 _MOST_NODES = 100_000
@@ -63,38 +63,16 @@ class NodeNumbers(click.ParamType[tuple[int, ...]]):
         return tuple(sorted(found))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A prediction as the command line asks for it."""
-
-    nodes: tuple[int, ...] | None
-    link: str | None
-    latency_s: float | None
-    local_strategy: tuple[str, ...]
-    transport: tuple[str, ...]
-    scaling: Scaling
-    global_batch: int | None
-    micro_batches: int | None
-
-    def predictions(self, run_dirs: Sequence[Path], nodes: tuple[int, ...]) -> Predictions:
-        """Predict from the finished trials of runs.
-
-        Raises NotComparable if there are none, UsageError for an unknown rate.
-        """
-        request = Request(
-            nodes=nodes,
-            link=requested_link(self.link, self.latency_s),
-            strategies=self.local_strategy,
-            transports=self.transport,
-            scaling=self.scaling,
-            global_batch=self.global_batch,
-            micro_batches=self.micro_batches,
-        )
-        return predict(finished_trials([RunData(RunFiles(path)) for path in run_dirs]), request)
+def predictions_of(run_dirs: Sequence[Path], request: Request) -> Predictions:
+    """Predict from the finished trials of runs. Raises NotComparable if there are none."""
+    return predict(finished_trials([RunData(RunFiles(path)) for path in run_dirs]), request)
 
 
 def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options of predictions, which the function gets as `Wanted`. nodes: a help text."""
+    """Add the options of predictions, which the function gets as a request.
+
+    nodes: a help text; a request without numbers of nodes has none.
+    """
     options = (
         click.option("--nodes", metavar="N,…", type=NodeNumbers(), help=nodes),
         click.option(
@@ -123,11 +101,17 @@ def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[...,
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def with_wanted(**values: Any) -> Any:
-            own = {field.name: values.pop(field.name) for field in fields(Wanted)}
-            return function(wanted=Wanted(**own), **values)
+        def with_request(**values: Any) -> Any:
+            request = Request(
+                nodes=values.pop("nodes") or (),
+                link=requested_link(values.pop("link"), values.pop("latency_s")),
+                strategies=values.pop("local_strategy"),
+                transports=values.pop("transport"),
+                **{name: values.pop(name) for name in ("scaling", "global_batch", "micro_batches")},
+            )
+            return function(request=request, **values)
 
-        decorated: Callable[..., Any] = with_wanted
+        decorated: Callable[..., Any] = with_request
         for option in reversed(options):
             decorated = option(decorated)
         return decorated
@@ -144,17 +128,17 @@ def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[...,
     help="Measure steps with the batch of a node's share first, in short trials on this machine.",
 )
 @json_option
-def command(run_dirs: tuple[Path, ...], wanted: Wanted, measure: bool, as_json: bool) -> None:
+def command(run_dirs: tuple[Path, ...], request: Request, measure: bool, as_json: bool) -> None:
     """Predict configurations that were not run.
 
     RUN_DIR: default: the newest run in runs/. The trials of all runs are used, and those that
     --measure made.
     """
-    nodes = wanted.nodes or _NODES
-    found = wanted.predictions(run_dirs, nodes)
+    wanted = replace(request, nodes=request.nodes or _NODES)
+    found = predictions_of(run_dirs, wanted)
     if measure and found.unmeasured:
         _measure(run_dirs[0], found.unmeasured)
-        found = wanted.predictions(run_dirs, nodes)
+        found = predictions_of(run_dirs, wanted)
     if as_json:
         print(found.to_json())
     elif found.predictions:

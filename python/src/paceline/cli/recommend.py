@@ -11,7 +11,7 @@ from paceline.analysis.compare.explain_run import explain_workload
 from paceline.analysis.recommend import recommend
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, run_dirs_argument
-from paceline.cli.predict import Wanted, takes_prediction
+from paceline.cli.predict import predictions_of, takes_prediction
 from paceline.cli.progress import ConsoleProgress
 from paceline.export.run_data import RunData
 from paceline.records.layout import RunFiles
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.predict.prediction import Predictions
+    from paceline.analysis.predict.prediction import Predictions, Request
     from paceline.analysis.recommend import Goal, Recommendation
 
 _GOALS = ("time", "cost", "memory")
@@ -57,17 +57,17 @@ class _Decision:
 )
 @json_option
 def command(
-    run_dirs: tuple[Path, ...], goal: Goal, wanted: Wanted, measure: bool, as_json: bool
+    run_dirs: tuple[Path, ...], goal: Goal, request: Request, measure: bool, as_json: bool
 ) -> None:  # fmt: skip
     """Rank measured and predicted configurations for a goal.
 
     RUN_DIR: default: the newest run in runs/. Of several runs, the first one is ranked, and
     predictions use all of them.
     """
-    decision = _decide(run_dirs, goal, wanted)
+    decision = _decide(run_dirs, goal, request)
     measured = 0
     if measure:
-        decision, measured = _measure(decision, run_dirs, goal, wanted)
+        decision, measured = _measure(decision, run_dirs, goal, request)
     if as_json:
         document = {
             "schema": SCHEMA,
@@ -81,13 +81,13 @@ def command(
         plain_console().print(_measured_sentence(measured))
 
 
-def _decide(run_dirs: tuple[Path, ...], goal: Goal, wanted: Wanted) -> _Decision:
+def _decide(run_dirs: tuple[Path, ...], goal: Goal, request: Request) -> _Decision:
     """Read the run and recommend for each workload."""
-    most = None if wanted.nodes is None else max(wanted.nodes)
+    most = max(request.nodes, default=None)
     comparison = RunData(RunFiles(run_dirs[0])).comparison
     predictions = None
-    if wanted.nodes is not None and max(wanted.nodes) > 1:
-        predictions = wanted.predictions(run_dirs, wanted.nodes)
+    if most is not None and most > 1:
+        predictions = predictions_of(run_dirs, request)
     found = [
         recommend(comparison, workload, goal, most, predictions)
         for workload in comparison.workloads
@@ -96,7 +96,7 @@ def _decide(run_dirs: tuple[Path, ...], goal: Goal, wanted: Wanted) -> _Decision
 
 
 def _measure(
-    before: _Decision, run_dirs: tuple[Path, ...], goal: Goal, wanted: Wanted
+    before: _Decision, run_dirs: tuple[Path, ...], goal: Goal, request: Request
 ) -> tuple[_Decision, int]:
     """Run one more repeat of all configurations that are not decided; return their number."""
     proposed = [each.next_measurement for each in before.recommendations]
@@ -108,7 +108,7 @@ def _measure(
     trials = [trial.record.trial for own in before.comparison.trials.values() for trial in own]
     with ConsoleProgress() as progress:
         run_extra_block(files, names, trials, progress)
-    return _decide(run_dirs, goal, wanted), len(names)
+    return _decide(run_dirs, goal, request), len(names)
 
 
 def _measured_sentence(measured: int) -> str:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from paceline.errors import UsageError
+from paceline.spec.values import training_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -180,8 +181,7 @@ class SampleOrder:
     @property
     def steps(self) -> int:
         """The number of global steps of the training."""
-        whole = self.steps_per_epoch * self.epochs
-        return whole if self.max_steps is None else min(whole, self.max_steps)
+        return training_steps(self.samples, self.global_batch, self.epochs, self.max_steps)
 
     def row_groups_of(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[int]:
         """Return the ascending indexes of the row groups that contain these samples."""

@@ -11,28 +11,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.plan.trial import Training, Trial
-    from paceline.spec.descriptors import OptionModel, StrategyDescriptor, WorkloadDescriptor
+    from paceline.spec.descriptors import OptionModel, StrategyDescriptor
     from paceline.spec.model_facts import ModelFacts
     from paceline.spec.models import TrialRequest, WorkloadRequest
 
 
 def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
     """Yield why a planned trial cannot train the task of an entry of [[workloads]]."""
-    strategy, options = STRATEGIES.get(trial.local_strategy), trial.strategy_options
-    workload, training = workload_of(request), trial.training
-    checkpointing = training.activation_checkpointing
-    yield from _task_faults(request, strategy, trial)
-    if workload.needs_facts and getattr(options, "averaging", None) is not None:
-        yield from _averaging_faults(workload, trial)
-    if workload.needs_facts and strategy.updates_by_part(options):
-        facts = workload.facts()
-        yield from _partial_update_faults(facts, strategy.name, workload.model)
-        if trial.placement.replicas > 1 and training.batch_norm == "global":
-            yield from _statistics_faults(
-                workload, f'"{strategy.name}"', "use another local_strategy"
-            )
+    strategy, training = STRATEGIES.get(trial.local_strategy), trial.training
+    workload, checkpointing = workload_of(request), trial.training.activation_checkpointing
+    if workload.needs_facts:
+        yield from _task_faults(workload.facts(), workload.model, strategy, trial)
+        yield from _method_faults(workload.facts(), workload.model, strategy, trial)
     yield from strategy.task_faults(
-        workload, trial.placement, options, activation_checkpointing=checkpointing
+        workload,
+        trial.placement,
+        trial.strategy_options,
+        activation_checkpointing=checkpointing,
     )
     yield from _batch_norm_faults(request, trial)
     yield from _checkpointing_faults(request, requested=checkpointing)
@@ -40,43 +35,71 @@ def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
         yield from _round_faults(training, trial.transport)
 
 
-def _partial_update_faults(facts: ModelFacts, strategy: str, model: str) -> Iterator[str]:
-    """Yield what a task needs of a whole update, where there are updates with a part only."""
+def _task_faults(
+    facts: ModelFacts, model: str, strategy: StrategyDescriptor, trial: Trial
+) -> Iterator[str]:
+    """Yield why a strategy cannot train the task."""
+    options = trial.strategy_options
+    if strategy.is_pipelined and facts.splitting_fault is not None:
+        yield f'local_strategy "{strategy.name}": {facts.splitting_fault}'
+    sharding_fault = facts.sharding_fault
+    if facts.unused_parameter is not None and not strategy.updates_by_part(options):
+        sharding_fault = _without_gradient(facts.unused_parameter)
+    if strategy.divides_updates(trial.transport, options) and sharding_fault is not None:
+        yield (
+            f'local_strategy "{strategy.name}" divides the update of {model} among '
+            f"workers, but {sharding_fault}; or use a strategy and transport in which each "
+            "replica updates all parameters"
+        )
+    fault = micro_batch_fault(facts.batch_norms, model, trial)
+    if fault is not None:
+        yield fault
+    if TRANSPORTS.get(trial.transport).averages_weights and facts.optimizer != "SGD":
+        yield (
+            f'transport "{trial.transport}" averages weights and the momentum of SGD; {model} '
+            f"has the optimiser {facts.optimizer}; use another transport"
+        )
+
+
+def _method_faults(
+    facts: ModelFacts, model: str, strategy: StrategyDescriptor, trial: Trial
+) -> Iterator[str]:
+    """Yield what a task needs that local SGD or updates with a part of the gradient lack."""
+    options, is_global = trial.strategy_options, trial.training.batch_norm == "global"
+    averages_weights = TRANSPORTS.get(trial.transport).averages_weights
+    is_averaged = getattr(options, "averaging", None) is not None
+    if is_averaged and not averages_weights and is_global:
+        yield from _statistics_faults(facts, model, "local SGD", "remove averaging_period_steps")
+    if is_averaged and averages_weights and facts.batch_norms:
+        yield (
+            f'transport "{trial.transport}" sends weights only, but layer '
+            f"{facts.batch_norms[0]} of {model} has running statistics; use another transport"
+        )
+    if not strategy.updates_by_part(options):
+        return
+    name = f'"{strategy.name}"'
     if facts.clip_norm is not None:
         yield (
-            f'clip_norm: {model} limits the norm of the whole gradient, which "{strategy}" does '
+            f"clip_norm: {model} limits the norm of the whole gradient, which {name} does "
             "not know when it updates a part; set clip_norm = None in the task, or use another "
             "local_strategy"
         )
     if facts.unused_parameter is not None:
         yield (
-            f'local_strategy "{strategy}" updates every parameter of {model}, but '
+            f"local_strategy {name} updates every parameter of {model}, but "
             f"{_without_gradient(facts.unused_parameter)}"
         )
+    if trial.placement.replicas > 1 and is_global:
+        yield from _statistics_faults(facts, model, name, "use another local_strategy")
 
 
-def _statistics_faults(workload: WorkloadDescriptor, method: str, remedy: str) -> Iterator[str]:
+def _statistics_faults(facts: ModelFacts, model: str, method: str, remedy: str) -> Iterator[str]:
     """Yield why replicas cannot compute a batch's samples at different times."""
-    facts = workload.facts()
     if facts.batch_norms:
         yield (
-            f"batch_norm: layer {facts.batch_norms[0]} of {workload.model} normalises over the "
+            f"batch_norm: layer {facts.batch_norms[0]} of {model} normalises over the "
             f"whole batch, but {method} computes its parts at different times; use batch_norm = "
             f'"per-replica", or {remedy}'
-        )
-
-
-def _averaging_faults(workload: WorkloadDescriptor, trial: Trial) -> Iterator[str]:
-    """Yield why local SGD cannot train a model with batch normalisation."""
-    facts = workload.facts()
-    if not TRANSPORTS.get(trial.transport).averages_weights:
-        if trial.training.batch_norm == "global":
-            yield from _statistics_faults(workload, "local SGD", "remove averaging_period_steps")
-    elif facts.batch_norms:
-        yield (
-            f'transport "{trial.transport}" sends weights only, but layer '
-            f"{facts.batch_norms[0]} of {workload.model} has running statistics; use another "
-            "transport"
         )
 
 
@@ -149,35 +172,6 @@ def undivided_for_batch_norm(
     if workload.needs_facts and strategy.is_pipelined and workload.facts().batch_norms:
         return strategy.undivided(trial, options)
     return options
-
-
-def _task_faults(
-    request: WorkloadRequest, strategy: StrategyDescriptor, trial: Trial
-) -> Iterator[str]:
-    """Yield why a strategy cannot train the task."""
-    workload, transport, options = workload_of(request), trial.transport, trial.strategy_options
-    if not workload.needs_facts:
-        return
-    facts = workload.facts()
-    if strategy.is_pipelined and facts.splitting_fault is not None:
-        yield f'local_strategy "{strategy.name}": {facts.splitting_fault}'
-    sharding_fault = facts.sharding_fault
-    if facts.unused_parameter is not None and not strategy.updates_by_part(options):
-        sharding_fault = _without_gradient(facts.unused_parameter)
-    if strategy.divides_updates(transport, options) and sharding_fault is not None:
-        yield (
-            f'local_strategy "{strategy.name}" divides the update of {workload.model} among '
-            f"workers, but {sharding_fault}; or use a strategy and transport in which each "
-            "replica updates all parameters"
-        )
-    fault = micro_batch_fault(facts.batch_norms, workload.model, trial)
-    if fault is not None:
-        yield fault
-    if TRANSPORTS.get(transport).averages_weights and facts.optimizer != "SGD":
-        yield (
-            f'transport "{transport}" averages weights and the momentum of SGD; {workload.model} '
-            f"has the optimiser {facts.optimizer}; use another transport"
-        )
 
 
 def micro_batch_fault(batch_norms: Sequence[str], model: str, trial: Trial) -> str | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.report.columns import NEAR_MARK
 from paceline.report.section import Column, Section, Table, terminal_view
+from paceline.report.verdict import MOST_FURTHER
 from paceline.report.wording import NOT_KNOWN, NOT_MEASURED, listed, number
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def recommendation_view(found: Recommendation, reasons: Mapping[str, str]) -> Re
     if found.predicted:
         title = f"predicted, not measured, {found.unit}"
         parts.append(Section(table=_table(title, found.predicted, {})))
-    if any(each.tied for each in (*found.measured, *found.predicted)):
-        parts.append(Section(notes=(f"{NEAR_MARK} not separated from the best one of its kind",)))
+    if any(each.tied for each in found.measured):
+        parts.append(Section(notes=(f"{NEAR_MARK} not separated from the best measured one",)))
     return terminal_view(Section(title=recommendation_sentence(found), parts=parts))
 
 
@@ -66,6 +67,8 @@ def measurement_sentence(found: NextMeasurement) -> str:
     words = f"Not decided: repeat {count} configurations once more with --measure"
     if found.further_repeats is None:
         return f"{words}."
+    if found.further_repeats > MOST_FURTHER:
+        return f"{words} (more than {MOST_FURTHER} further repeats would be needed to decide)."
     repeats = "repeat is" if found.further_repeats == 1 else "repeats are"
     return f"{words} (about {found.further_repeats} more {repeats} expected to decide)."
 

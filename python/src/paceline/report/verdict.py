@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.analysis.compare.verdict import Cause
 
 _MOST_NAMED = 3  # configurations in a sentence that may be the fastest as well
-_MOST_FURTHER = 50  # repeats: more are not worth a proposal
+MOST_FURTHER = 50  # repeats: more are not worth a proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +148,8 @@ def _power(verdict: Verdict) -> list[str]:
             f"This run could show differences of {100 * verdict.detectable:.2g} % or more."
         )
     further = verdict.further_repeats
-    if further is not None and further > _MOST_FURTHER:
-        words.append(f"More than {_MOST_FURTHER} further repeats would be needed to decide.")
+    if further is not None and further > MOST_FURTHER:
+        words.append(f"More than {MOST_FURTHER} further repeats would be needed to decide.")
     elif further is not None:
         repeats = "1 more repeat is" if further == 1 else f"{further} more repeats are"
         words.append(

@@ -9,6 +9,7 @@ trial aside and runs it again.
 - `disk`: the estimated disk use, and the warning if it is too much;
 - `preview`: steps, duration, faults and warnings before the first trial;
 - `run_trial`: one trial from its command to its outcome;
+- `measure_more`: one more block of repeats, shares of the batch, and trials in turn;
 - `equivalence`: the comparison of tensors with the baseline.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from paceline.host.programs import repository_state
 from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials
 from paceline.records.rows import SCHEMA
-from paceline.spec.values import absolute_name
+from paceline.spec.values import absolute_name, training_steps
 from paceline.spec.workloads import workload_of
 
 if TYPE_CHECKING:
@@ -153,5 +152,4 @@ def planned_steps(training: Training, samples: int | None) -> int | None:
     """Return the number of steps; None for a script, which decides itself when it ends."""
     if samples is None:
         return training.max_steps
-    steps = math.ceil(samples / training.global_batch) * training.epochs
-    return steps if training.max_steps is None else min(steps, training.max_steps)
+    return training_steps(samples, training.global_batch, training.epochs, training.max_steps)

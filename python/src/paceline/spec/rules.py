@@ -5,7 +5,6 @@ Everything that is known without looking at a machine is checked here; preflight
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
@@ -17,9 +16,8 @@ from paceline.spec.models import Experiment, keys_of_tables
 from paceline.spec.secret_values import secret_faults
 from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.tables import EVALUATION_KEYS
-from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults
-from paceline.spec.tune_rules import tune_faults
-from paceline.spec.values import BASELINE, DEFAULT_EPOCHS
+from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults, tune_faults
+from paceline.spec.values import BASELINE, DEFAULT_EPOCHS, training_steps
 from paceline.spec.workloads import reads_dataset, script_faults, script_trial_faults, workload_of
 
 if TYPE_CHECKING:
@@ -99,8 +97,7 @@ def known_steps(workload: WorkloadRequest, experiment: Experiment) -> int | None
     batch = first_given("global_batch", workload, experiment) or defaults.global_batch
     # without epochs, max_steps alone decides: an epoch has a step at least
     epochs = first_given("epochs", workload, experiment) or limit or DEFAULT_EPOCHS
-    whole = math.ceil(samples / batch) * epochs
-    return whole if limit is None else min(whole, limit)
+    return training_steps(samples, batch, epochs, limit)
 
 
 def _table_faults(experiment: Experiment) -> Iterator[str]:

@@ -76,6 +76,12 @@ def warmup_factor(step: int, warmup_steps: int) -> float:
     return min(1.0, (step + 1) / max(1, warmup_steps))
 
 
+def training_steps(samples: int, global_batch: int, epochs: int, max_steps: int | None) -> int:
+    """Return the steps of a training; the last batch of an epoch may be smaller."""
+    whole = -(-samples // global_batch) * epochs
+    return whole if max_steps is None else min(whole, max_steps)
+
+
 REMOTE_SCHEMES = ("s3", "gs", "hdfs")
 _URL_RESERVED = "#?;"
 

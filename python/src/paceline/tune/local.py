@@ -15,7 +15,7 @@ from paceline.plan.planning import repeated, resolve_training
 from paceline.spec import TrialRequest
 from paceline.spec.counts import batch_per_replica
 from paceline.spec.extensions import STRATEGIES
-from paceline.spec.tune_rules import has_layout
+from paceline.spec.trial_rules import has_layout
 from paceline.spec.values import BEST
 from paceline.spec.workloads import workload_of
 from paceline.tune.findings import Findings

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 from tests.unit.analysis import operations as made
-from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, SEQUENTIAL
+from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, PROCESSES, SEQUENTIAL
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.exchange import GATHERS
 from paceline.analysis.predict.link import given_link
-from paceline.analysis.predict.predict import predict
+from paceline.analysis.predict.predict import MODEL_ERROR, predict
 from paceline.analysis.predict.prediction import Request
 from paceline.analysis.trial.reading import TrialRecord, load_run
 
 FAST = given_link(1e12, 1e-9)
+SEQUENTIAL_NAME = "tiny.local.none.sequential.n1r1t1.fp32"
 
 
 @pytest.fixture
@@ -44,7 +45,9 @@ def test_half_the_batch_on_two_nodes_takes_its_measured_time(records) -> None:
     # equal steps: no slowest node; gradients of 41 parameters over a fast link take no time
     assert two.step_s.median == pytest.approx(quick.step_s, rel=0.02)
     assert two.samples_per_s.median == pytest.approx(8 / quick.step_s, rel=0.02)
-    assert two.step_s.low < quick.step_s < two.step_s.high
+    # equal repeats: the width is the error of the model
+    width = math.log(two.step_s.high / two.step_s.low) / 2
+    assert width == pytest.approx(1.645 * MODEL_ERROR, rel=0.2)
     assert (one.transport, two.transport) == (None, "gloo")
     assert one.speedup is not None and two.speedup is not None  # noqa: PT018
     assert (one.speedup.low, one.speedup.high) == (1, 1)
@@ -100,7 +103,11 @@ def test_a_share_that_was_not_measured_has_bounds_and_says_what_to_measure(recor
     assert two.step_s.high == pytest.approx(SEQUENTIAL.step_s * 0.975, rel=0.1)
     assert four.step_s.low == pytest.approx(SEQUENTIAL.step_s * 0.29, rel=0.1)
     assert [each.global_batch for each in found.unmeasured] == [2, 4]
+    assert found.unmeasured[0].configurations == (SEQUENTIAL_NAME,)
     assert not found.refusals
+    # two replicas of a node need an even batch
+    odd = predict(records(PROCESSES, batch=6), Request(nodes=(2,), link=FAST)).unmeasured
+    assert [each.global_batch for each in odd] == [4]
 
 
 def test_a_measured_share_has_its_time_and_others_lie_on_the_line(records) -> None:
@@ -136,6 +143,14 @@ def test_the_line_of_one_node_contains_the_measurement(records, fabricate, tmp_p
 def test_one_repeat_shows_no_spread(records) -> None:
     (refusal,) = predict(records(SEQUENTIAL, repeats=1), Request(nodes=(1,))).refusals
     assert "spread between runs is not known" in refusal.reason
+
+
+def test_a_run_without_measured_steps_says_so(records) -> None:
+    (refusal,) = predict(records(SEQUENTIAL, steps=2), Request(nodes=(1,))).refusals
+    assert refusal.reason == "no step after the warm-up was measured"
+    lossy = dataclasses.replace(SEQUENTIAL, batch_norm="per-replica")
+    (refusal,) = predict(records(lossy), Request(nodes=(1,))).refusals
+    assert "no trial trains what the baseline does" in refusal.reason
 
 
 def test_a_strategy_that_does_not_state_its_exchange_is_refused_by_name(records) -> None:

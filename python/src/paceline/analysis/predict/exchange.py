@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,7 +30,7 @@ from paceline.analysis.trial.operations import clock_errors, load_operations, op
 from paceline.costs.link_cost import all_gather, all_reduce
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -200,30 +199,37 @@ class Replay:
 
     def exposed_s(self) -> NDArray[np.float64]:
         """Return for how long the node waits."""
-        ended = np.full_like(self.own_s, -np.inf)
-        for message in self.profile.messages:
-            ended = self._begun(message, ended) + reduce(np.minimum, self._seconds(message))
+        *_, (_, ended, _) = self._messages()
         return self._among_several(np.maximum(ended - self._after_s, 0.0))
 
     def beside_own(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the time of the node's own step in which messages were under way, and the bytes
         on the critical path that moved in it."""
-        ended = np.full_like(self.own_s, -np.inf)
         active_s, moved_bytes = np.zeros_like(self.own_s), np.zeros_like(self.own_s)
-        for message in self.profile.messages:
-            seconds = np.stack(self._seconds(message))
-            fastest, took = seconds.argmin(axis=0), seconds.min(axis=0)
-            begun = self._begun(message, ended)
-            ended = begun + took
+        for begun, ended, volume in self._messages():
             within_s = np.clip(np.minimum(ended, self._after_s) - begun, 0.0, None)
-            volumes = np.stack([volume for _, volume in self._costs(message)])
             active_s += within_s
-            moved_bytes += (
-                np.take_along_axis(volumes, fastest, axis=0)
-                * within_s
-                / np.maximum(took, np.finfo(float).tiny)
-            )
+            moved_bytes += volume * within_s / np.maximum(ended - begun, np.finfo(float).tiny)
         return self._among_several(active_s), self._among_several(moved_bytes)
+
+    def cost(self, algorithm: str, ranks: int) -> tuple[float, float]:
+        """Return rounds and volume on the critical path of a collective, without contention."""
+        cost = all_gather(ranks) if algorithm == GATHERS else all_reduce(algorithm, ranks)
+        return float(cost.rounds), cost.path
+
+    def _messages(self) -> Iterator[tuple[NDArray[np.float64], ...]]:
+        """Yield when each message begins and ends, after the last gradient, and its bytes."""
+        ranks = (self.nodes * self.ranks_per_node).tolist()
+        ended = np.full_like(self.own_s, -np.inf)
+        for message in self.profile.messages:
+            names = (GATHERS,) if message.operation == GATHERS else self.algorithms
+            costs = np.array([[self.cost(name, count) for count in ranks] for name in names])
+            rounds, volumes = costs[..., 0], costs[..., 1] * message.payload_of(self.samples)
+            # of each algorithm, draw and number of nodes
+            seconds = rounds[:, None] * self.latency_s + volumes[:, None] / self.bytes_per_s
+            begun = np.maximum(ended, -message.lead * self.own_s)
+            ended = begun + seconds.min(axis=0)
+            yield begun, ended, np.take_along_axis(volumes, seconds.argmin(axis=0), axis=0)
 
     @property
     def _after_s(self) -> NDArray[np.float64]:
@@ -231,84 +237,37 @@ class Replay:
         growth = self.profile.growth(self.nodes * self.samples)
         return self.profile.after_s + self.profile.products_s * (growth - 1)
 
-    def _begun(self, message: Message, ended: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return when a message begins, after the last gradient. ended: the one before."""
-        begun: NDArray[np.float64] = np.maximum(ended, -message.lead * self.own_s)
-        return begun
-
-    def cost(self, algorithm: str, ranks: int) -> tuple[float, float]:
-        """Return rounds and volume on the critical path of a collective, without contention."""
-        cost = all_gather(ranks) if algorithm == GATHERS else all_reduce(algorithm, ranks)
-        return float(cost.rounds), cost.path
-
-    def _costs(self, message: Message) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Return rounds and bytes on the critical path for each algorithm, shape (nodes,)."""
-        payload = message.payload_of(self.samples)
-        names = (GATHERS,) if message.operation == GATHERS else self.algorithms
-        ranks = (self.nodes * self.ranks_per_node).tolist()
-        costs = [np.array([self.cost(name, count) for count in ranks]).T for name in names]
-        return [(rounds, path * payload) for rounds, path in costs]
-
-    def _seconds(self, message: Message) -> list[NDArray[np.float64]]:
-        """Return the time of a message with each algorithm."""
-        per_byte_s = 1 / self.bytes_per_s
-        return [r * self.latency_s + volume * per_byte_s for r, volume in self._costs(message)]
-
     def _among_several(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.where(self.nodes > 1, values, 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burden:
-    """The addition in one trial on several nodes.
+def added_s(
+    replay: Replay, recorded: Replay, alone_s: float, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """Draw by how much the exchange makes own steps longer, shape (draws, nodes).
 
-    own_s: step of a node alone with as many samples. added_s: by how much the trial's own step is
-    longer. others: share of the samples that other nodes have. active_s, moved_bytes: of the
-    trial's own step, as `Replay.beside_own` returns them.
+    replay: of the messages beside steps of a node alone. recorded: of the trial on several nodes
+    that shows the addition, with its mean step and without draws. alone_s: the step of a node alone
+    with as many samples. Values between the bounds of the transfer are equally likely on a
+    logarithmic scale.
     """
-
-    own_s: float
-    added_s: float
-    others: float
-    active_s: float
-    moved_bytes: float
-
-    @property
-    def ratio(self) -> float:
-        """Ratio of the trial's own step to that of a node alone."""
-        return 1 + self.added_s / self.own_s
-
-    def seconds(
-        self,
-        own_s: NDArray[np.float64],
-        replay: Replay,
-        generator: np.random.Generator,
-    ) -> NDArray[np.float64]:
-        """Draw the addition to other steps, shape (draws, nodes).
-
-        own_s: of a node alone, shape (draws, nodes). replay: of the trial's messages, on the link
-        of these steps. Values between the bounds of the transfer are equally likely on a
-        logarithmic scale.
-        """
-        profile, nodes = replay.profile, replay.nodes
-        products_s = min(self.added_s, profile.products_s * self.others)
-        transfer_s = min(self.added_s - products_s, _FAIR_SHARE * self.active_s)
-        rest_s = self.added_s - products_s - transfer_s
-        found: NDArray[np.float64] = (
-            products_s * (1 - 1 / nodes) / self.others * profile.growth(nodes * replay.samples)
-            + transfer_s * self._transfer_ratio(replay, generator)
-            + rest_s * own_s / self.own_s
-        )
-        return np.where(nodes > 1, found, 0.0)
-
-    def _transfer_ratio(
-        self, replay: Replay, generator: np.random.Generator
-    ) -> NDArray[np.float64]:
-        """Draw between both bounds, shape (draws, nodes)."""
-        active_s, moved_bytes = replay.beside_own()
-        if not self.active_s:
-            return np.ones_like(active_s)
-        bounds = np.stack([moved_bytes / self.moved_bytes, active_s / self.active_s])
+    profile, nodes, own_s = replay.profile, replay.nodes, replay.own_s
+    was_active_s, had_moved = (each.item() for each in recorded.beside_own())
+    left_s = max(0.0, recorded.own_s.item() - alone_s)
+    longer = replace(replay, own_s=own_s * (1 + left_s / alone_s))
+    others = 1 - 1 / recorded.nodes.item()
+    products_s = min(left_s, profile.products_s * others)
+    transfer_s = min(left_s - products_s, _FAIR_SHARE * was_active_s)
+    rest_s = left_s - products_s - transfer_s
+    ratio = np.ones_like(own_s)
+    if was_active_s:
+        active_s, moved_bytes = longer.beside_own()
+        bounds = np.stack([moved_bytes / had_moved, active_s / was_active_s])
         low, high = np.sort(np.log(np.maximum(bounds, _LEAST_RATIO)), axis=0)
-        ratio: NDArray[np.float64] = np.exp(low + (high - low) * generator.random((len(low), 1)))
-        return ratio
+        ratio = np.exp(low + (high - low) * generator.random((len(low), 1)))
+    found: NDArray[np.float64] = (
+        products_s * (1 - 1 / nodes) / others * profile.growth(nodes * replay.samples)
+        + transfer_s * ratio
+        + rest_s * own_s / alone_s
+    )
+    return np.where(nodes > 1, found, 0.0)

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.predict.exchange import Burden, Replay, declared_profile, recorded_profile
+from paceline.analysis.predict.exchange import (
+    Replay,
+    added_s,
+    declared_profile,
+    recorded_profile,
+)
 from paceline.analysis.predict.link import measured_link, slower_of
 from paceline.analysis.predict.node import DRAWS, node_step
 from paceline.analysis.trial.steps import read_steps
@@ -15,6 +20,7 @@ from paceline.spec.extensions import STRATEGIES, TRANSPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -63,7 +69,7 @@ class Network:
         ]
         known = [r.result.parameters for r in records if r.result is not None]
         self._parameters = max(known, default=0)
-        self._read: dict[str, _Recorded | None] = {}
+        self._read: dict[Path, _Recorded | None] = {}
         self._link = self._limited_link(given)
 
     def why_not(self, setup: NodeSetup) -> tuple[str, str] | None:
@@ -114,10 +120,9 @@ class Network:
             return own_s, self._declared_s(setup, exchange, replay, generator)
         profile = found.profile if exchange.overlaps else found.profile.without_overlap()
         replay = replace(replay, profile=profile)
-        burden = self._burden(found)
-        if burden is not None:
-            longer = replace(replay, own_s=own_s * burden.ratio)
-            own_s = own_s + burden.seconds(own_s, longer, generator)
+        recorded = self._replayed(found)
+        if recorded is not None:
+            own_s = own_s + added_s(replay, *recorded, generator)
             replay = replace(replay, own_s=own_s)
         return own_s, replay.exposed_s()
 
@@ -141,8 +146,9 @@ class Network:
         )
         return exposed_s
 
-    def _burden(self, found: _Recorded) -> Burden | None:
-        """Return what the exchange adds in this trial; None if it is not known."""
+    def _replayed(self, found: _Recorded) -> tuple[Replay, float] | None:
+        """Return the messages of a trial on several nodes beside its mean step, and the step of a
+        node alone with as many samples; None if one of them is not known."""
         step = found.step
         owner = next((s for s in self._setups if s.holds(found.record)), None)
         alone_s = None if owner is None else owner.alone_s(step.samples)
@@ -153,22 +159,15 @@ class Network:
             return None
         latency_s, bytes_per_s = (np.array([[value]]) for value in link.middle)
         replay = Replay(
-            profile=found.profile,
-            algorithms=self.algorithms,
-            nodes=np.array([step.nodes]),
-            samples=np.array([step.samples]),
-            own_s=np.array([[step.mean_s]]),
-            latency_s=latency_s,
-            bytes_per_s=bytes_per_s,
+            found.profile,
+            self.algorithms,
+            np.array([step.nodes]),
+            np.array([step.samples]),
+            np.array([[step.mean_s]]),
+            latency_s,
+            bytes_per_s,
         )
-        active_s, moved_bytes = replay.beside_own()
-        return Burden(
-            own_s=alone_s,
-            added_s=max(0.0, step.mean_s - alone_s),
-            others=1 - 1 / step.nodes,
-            active_s=active_s.item(),
-            moved_bytes=moved_bytes.item(),
-        )
+        return replay, alone_s
 
     def _limited_link(self, given: Link | None) -> Link | None:
         """Return the link, which hosts may limit; None if it is neither given nor measured."""
@@ -199,9 +198,10 @@ class Network:
             ),
         )
         for record in in_order:
-            if record.trial.id not in self._read:  # setups share a trial; files are read once
-                self._read[record.trial.id] = self._read_messages(record)
-            found = self._read[record.trial.id]
+            folder = record.files.root
+            if folder not in self._read:  # setups share a trial; files are read once
+                self._read[folder] = self._read_messages(record)
+            found = self._read[folder]
             if found is not None:
                 return found
         return None

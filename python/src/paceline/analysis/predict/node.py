@@ -34,14 +34,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.predict.prediction import Request
+    from paceline.analysis.statistics.intervals import Estimate
     from paceline.analysis.trial.reading import TrialRecord
     from paceline.spec.descriptors import Exchange
 
 DRAWS = 500
 _MARGIN = 1.1  # shares up to a tenth outside of the measured ones are accepted
 _COMPUTING = ("forward", "backward")
-# A configuration with so many degrees of freedom has a spread of its own. Others use the pooled one
-# of the workload, because one or two repeats do not tell who is noisier.
+# A configuration with so many degrees of freedom has a spread of its own. Others use the one of all
+# runs of the workload, because two or three repeats do not tell who is noisier.
 _OWN_DEGREES = 4
 _MOST_NOISE = 10.0  # of a logarithm, so that a step stays a number
 
@@ -142,10 +143,8 @@ class Spread:
     def fastest(self, steps: Iterable[NodeStep]) -> tuple[NodeStep, Point] | None:
         """Return the fastest measured configuration with all of its communication."""
         known = [step for step in steps if step.source in self._whole]
-        if not known:
-            return None
-        first = min(known, key=lambda step: self._whole[step.source].log_s)
-        return first, _merged(first.samples, [self._whole[first.source]])
+        first = min(known, key=lambda step: self._whole[step.source].log_s, default=None)
+        return None if first is None else (first, self._whole[first.source])
 
 
 def _means(
@@ -157,27 +156,33 @@ def _means(
     for step in steps:
         run, name = step.source
         runs[run][name][step.record.trial.repeat] = RepeatRate(log_rate=math.log(seconds(step)))
-    found = {}
+    means: dict[tuple[Path, str], Estimate] = {}
+    spreads: list[tuple[float, float]] = []  # degrees of freedom and variance of a repeat, by run
     for run, repeats in runs.items():
         rates = RunRates(repeats)
-        for name, each in repeats.items():
-            mean = rates.log_rate(name)
-            assert mean is not None, "it has a repeat"
-            found[run, name] = mean, len(each)
-    known = [(mean.degrees, mean.error**2 * count) for mean, count in found.values()]
-    pooled_degrees = sum(degrees for degrees, _ in known if degrees > 0)
-    if not pooled_degrees:
+        own = {name: rates.log_rate(name) for name in repeats}
+        means |= {(run, name): mean for name, mean in own.items() if mean is not None}
+        known = [
+            (mean.degrees, mean.error**2 * len(repeats[name]))
+            for name, mean in own.items()
+            if mean is not None and mean.degrees > 0
+        ]
+        # What all share in a repeat is in each of them, so they are not independent.
+        spreads += [tuple(np.mean(known, axis=0).tolist())] if known else []
+    if not spreads:
         return {}
-    pooled = sum(degrees * variance for degrees, variance in known if degrees > 0) / pooled_degrees
-    return {
-        source: Point(
-            samples=samples[source],
+    degrees, variances = np.array(spreads).T
+    pooled_degrees, pooled = float(degrees.sum()), float(np.average(variances, weights=degrees))
+    found = {}
+    for (run, name), mean in means.items():
+        has_own = mean.degrees >= _OWN_DEGREES
+        found[run, name] = Point(
+            samples=samples[run, name],
             log_s=mean.value,
-            error=mean.error if mean.degrees >= _OWN_DEGREES else math.sqrt(pooled / count),
-            degrees=mean.degrees if mean.degrees >= _OWN_DEGREES else pooled_degrees,
+            error=mean.error if has_own else math.sqrt(pooled / len(runs[run][name])),
+            degrees=mean.degrees if has_own else pooled_degrees,
         )
-        for source, (mean, count) in found.items()
-    }
+    return found
 
 
 def _merged(samples: float, points: Sequence[Point]) -> Point:
@@ -243,9 +248,9 @@ class NodeSetup:
         return sorted([*found, *self._spread.own_points(others)], key=lambda point: point.samples)
 
     @property
-    def configuration(self) -> str:
+    def configuration(self) -> str | None:
         """A configuration on one node that a measurement with another batch can repeat."""
-        return (self._alone or self.steps)[0].record.trial.configuration
+        return self._alone[0].record.trial.configuration if self._alone else None
 
     @cached_property
     def _alone(self) -> list[NodeStep]:

@@ -30,6 +30,7 @@ from paceline.analysis.predict.prediction import (
     CONFIDENCE,
     Prediction,
     Predictions,
+    Refusal,
     ShareMeasurement,
 )
 from paceline.analysis.statistics.intervals import Interval
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.predict.node import NodeStep
-    from paceline.analysis.predict.prediction import Refusal, Request
+    from paceline.analysis.predict.prediction import Request
     from paceline.analysis.trial.reading import TrialRecord
     from paceline.plan.trial import Trial
 
@@ -111,10 +112,15 @@ class _Workload:
         self.assumptions: list[str] = []
         self._drawn: list[_Drawn] = []
         self._alone: list[_Drawn] = []
-        steps = [s for r in records if _is_usable(r.trial) and (s := node_step(r)) is not None]
+        usable = [record for record in records if _is_usable(record.trial)]
+        found = [node_step(record) for record in usable]
+        steps = [step for step in found if step is not None]
+        if not steps:
+            self.refusals.append(_nothing_measured(records, request, is_usable=bool(usable)))
+            return
         spread = Spread(steps)
         batch = request.global_batch or max(
-            (step.record.trial.training.global_batch for step in steps), default=0
+            step.record.trial.training.global_batch for step in steps
         )
         setups = [NodeSetup(alike, spread, request, batch) for alike in _grouped(steps)]
         networks = [
@@ -132,15 +138,17 @@ class _Workload:
 
     def unmeasured(self) -> Iterator[ShareMeasurement]:
         """Yield what to measure on one node in place of bounds: shares of the batch."""
-        bounded = [each for each in self._drawn if each.is_bounded]
-        setups = list(dict.fromkeys(each.setup for each in bounded))
-        replicas = math.lcm(*(setup.trial.placement.replicas_per_node for setup in setups))
+        bounded = [
+            each for each in self._drawn if each.is_bounded and each.setup.configuration is not None
+        ]
+        setups = {each.setup.configuration: each.setup.trial for each in bounded}
+        replicas = math.lcm(*(trial.placement.replicas_per_node for trial in setups.values()))
         shares = {float(each.setup.shares(np.array([each.nodes]))[0]) for each in bounded}
         for batch in sorted({math.ceil(share / replicas) * replicas for share in shares}):
             yield ShareMeasurement(
-                workload=setups[0].trial.training.workload,
+                workload=bounded[0].setup.trial.training.workload,
                 global_batch=batch,
-                configurations=tuple(setup.configuration for setup in setups),
+                configurations=tuple(name for name in setups if name is not None),
             )
 
     def predictions(self) -> Iterator[Prediction]:
@@ -267,6 +275,21 @@ def _grouped(steps: Sequence[NodeStep]) -> list[list[NodeStep]]:
 def _is_usable(trial: Trial) -> bool:
     """Return whether a trial computes what the baseline does, with a known batch."""
     return trial.is_exact and trial.training.global_batch > 0
+
+
+def _nothing_measured(
+    records: Sequence[TrialRecord], request: Request, *, is_usable: bool
+) -> Refusal:
+    name = records[0].trial.training.workload
+    reason = "no trial trains what the baseline does, with a known batch"
+    return Refusal(
+        workload=name,
+        setup=name,
+        transport=None,
+        nodes=request.nodes,
+        reason="no step after the warm-up was measured" if is_usable else reason,
+        measure="measure more steps (max_steps)" if is_usable else "add such a trial",
+    )
 
 
 def _is_wanted(trial: Trial, request: Request) -> bool:
