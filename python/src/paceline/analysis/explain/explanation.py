@@ -87,6 +87,7 @@ class Cause:
     difference_s: float  # per step
     share: float  # of the time by which parts became longer
     evidence: tuple[str, ...]
+    has_evidence: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +128,7 @@ class Explanation:
                 "difference_s": self.difference_s,
                 "parts": self.parts,
                 "time_on_cores": self.factors,
-                "causes": self.causes,
-                "unexplained": self.unexplained,
+                "causes": (*self.causes, *([self.unexplained] if self.unexplained else [])),
                 "evidence": self.evidence,
                 "hardware_counters": HARDWARE_COUNTERS,
                 "outside_steps_s": self.outside_steps,
@@ -319,6 +319,7 @@ def _cause(
         difference_s=seconds,
         share=seconds / total_s,
         evidence=tuple(evidence),
+        has_evidence=name != UNEXPLAINED,
     )
 
 
