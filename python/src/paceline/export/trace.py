@@ -60,7 +60,8 @@ def write_trace(record: TrialRecord, out: Path) -> None:
 def trace_events(record: TrialRecord) -> Iterator[dict[str, Any]]:
     """Yield the events, one rank after the other."""
     steps, operations = step_frame(record), communication_frame(record)
-    times = [f[c].min() for f, c in ((steps, "started_s"), (operations, "asked_s")) if len(f)]
+    columns = (steps, "started_s"), (operations, "asked_s")
+    times = [float(frame[name].to_numpy().min()) for frame, name in columns if len(frame)]
     began_s = min(times, default=0.0)  # numbers near 0 keep their microseconds in a float
     for rank in record.ranks:
         yield from _names(rank, record.trial.transport)

@@ -345,10 +345,10 @@ def _intervention(mean: Pair, causes: Sequence[Cause]) -> Intervention | None:
 def _in_seconds(step_s: tuple[float, float], log_ratio: Estimate | None) -> Mean:
     """Return the difference of the steps, with the interval of the ratio of the speeds."""
     mean_s = step_s[1] - step_s[0]
-    if log_ratio is None:
+    if log_ratio is None or math.isinf(log_ratio.high):
         return Mean(mean=mean_s, low=-math.inf, high=math.inf)
-    low, high = step_s[0] * np.expm1([log_ratio.low, log_ratio.high])
-    return Mean(mean=mean_s, low=min(mean_s, float(low)), high=max(mean_s, float(high)))
+    low, high = (step_s[0] * math.expm1(bound) for bound in (log_ratio.low, log_ratio.high))
+    return Mean(mean=mean_s, low=min(mean_s, low), high=max(mean_s, high))
 
 
 def _interval(values: NDArray[np.float64]) -> Estimate:
