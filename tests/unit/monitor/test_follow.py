@@ -88,14 +88,6 @@ def test_hosts_show_shares_of_the_last_tick(run, trials):
     assert (cpu["busy"], cpu["idle"]) == (75.0, 25.0)
 
 
-def test_the_rank_that_others_wait_for_is_named(run, trials, monkeypatch):
-    watching.plan(run, trials)
-    _two_ranks(run, trials, steps=20)
-    assert "rank 1 on node0 delays each step by 20%" in RunFollower(run).look().trial.straggler
-    monkeypatch.setattr(follow, "_MOST_RANKS_COMPARED", 1)
-    assert RunFollower(run).look().trial.straggler is None
-
-
 def test_the_run_goes_on_to_the_next_trial_and_ends_with_the_last(run, trials):
     watching.plan(run, trials)
     follower = RunFollower(run)

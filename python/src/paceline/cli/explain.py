@@ -36,9 +36,7 @@ from paceline.runner.verification import LIMIT_S, verify_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.analysis.compare.result import Comparison
     from paceline.analysis.explain.explanation import Explanation
-    from paceline.analysis.explain.interventions import Verification
 
 Pair = tuple[str, str]
 
@@ -90,7 +88,11 @@ def command(
         return
     run = RunData(RunFiles(run_dir))
     explanations = _explanations(run, pair, only)
-    verification = _verify(run, explanations, out, limit_s) if verify else None
+    verification = None
+    if verify:  # the first explanation that has an intervention
+        chosen = next((each for each in explanations if each.intervention), explanations[0])
+        with ConsoleProgress() as progress:
+            verification = verify_run(run, chosen, out, limit_s=limit_s, progress=progress)
     if as_json:
         document = {
             "schema": SCHEMA,
@@ -126,17 +128,8 @@ def _explanations(run: RunData, pair: Pair | None, only: str | None) -> list[Exp
     return matching
 
 
-def _verify(
-    run: RunData, explanations: list[Explanation], out: Path | None, limit_s: float
-) -> Verification:
-    """Verify the first explanation that has an intervention."""
-    chosen = next((each for each in explanations if each.intervention), explanations[0])
-    with ConsoleProgress() as progress:
-        return verify_run(run, chosen, out, limit_s=limit_s, progress=progress)
-
-
 def _show(run: RunData, explanations: list[Explanation]) -> None:
-    comparison: Comparison = run.comparison
+    comparison = run.comparison
     name = name_in(comparison)
     console = plain_console()
     if len(explanations) == 1:

@@ -96,6 +96,16 @@ def rank_frame(record: TrialRecord) -> pl.DataFrame:
     return _of_hosts(record, lambda series: series.ranks)
 
 
+# The frames of a trial by the names of their files.
+TRIAL_FRAMES = {
+    "steps": step_frame,
+    "evaluations": evaluation_frame,
+    "communication": communication_frame,
+    "host_trace": host_frame,
+    "rank_trace": rank_frame,
+}
+
+
 def joined(frames: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """Put frames below one another; a column that one of them lacks is null there."""
     known = [frame for frame in frames if not frame.is_empty()]

@@ -6,20 +6,12 @@ from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial.reading import load_run, load_trial
 from paceline.errors import DataError, EnvironmentLacks, NotComparable, UsageError
-from paceline.export.frames import (
-    communication_frame,
-    evaluation_frame,
-    host_frame,
-    joined,
-    rank_frame,
-    row_frame,
-    step_frame,
-)
+from paceline.export.frames import TRIAL_FRAMES, joined, row_frame
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
@@ -29,6 +21,9 @@ if TYPE_CHECKING:
 
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.trial.reading import TrialRecord
+
+    # Writes a run, or one trial of it, into a folder; returns what it has written.
+    Exporter = Callable[["RunData", Path, str | None], Sequence[Path]]
 
 
 class RunData:
@@ -75,24 +70,24 @@ class RunData:
 
     def steps(self, trial: str | None = None) -> pl.DataFrame:
         """Return every step of every rank. trial: only the trial with this id."""
-        return self._joined(step_frame, trial)
+        return self.frame("steps", trial)
 
     def evaluations(self, trial: str | None = None) -> pl.DataFrame:
         """Return every metric of every evaluation, with the steps, samples and training time
         before it."""
-        return self._joined(evaluation_frame, trial)
+        return self.frame("evaluations", trial)
 
     def communication(self, trial: str | None = None) -> pl.DataFrame:
         """Return every communication operation of every rank, with its waiting and transfer."""
-        return self._joined(communication_frame, trial)
+        return self.frame("communication", trial)
 
     def trace(self, trial: str | None = None) -> pl.DataFrame:
         """Return the sidecars' samples of every host, with shares and rates."""
-        return self._joined(host_frame, trial)
+        return self.frame("host_trace", trial)
 
     def rank_trace(self, trial: str | None = None) -> pl.DataFrame:
         """Return the sidecars' samples of every rank's processes."""
-        return self._joined(rank_frame, trial)
+        return self.frame("rank_trace", trial)
 
     def export(
         self, to: str, out: str | Path | None = None, trial: str | None = None
@@ -112,10 +107,9 @@ class RunData:
             raise UsageError(f"{self.files.root}: no trial {trial!r}; there are {', '.join(names)}")
         return (load_trial(self.files.trial(trial)),)
 
-    def _joined(
-        self, frame_of: Callable[[TrialRecord], pl.DataFrame], trial: str | None
-    ) -> pl.DataFrame:
-        return joined(frame_of(record) for record in self.chosen(trial))
+    def frame(self, name: str, trial: str | None = None) -> pl.DataFrame:
+        """Return a frame of TRIAL_FRAMES over the trials, or of one of them."""
+        return joined(TRIAL_FRAMES[name](record) for record in self.chosen(trial))
 
 
 def finished_trials(runs: Sequence[RunData]) -> list[TrialRecord]:
@@ -132,18 +126,12 @@ def finished_trials(runs: Sequence[RunData]) -> list[TrialRecord]:
     return found
 
 
-class Exporter(Protocol):
-    """Writes a run, or one trial of it, into the folder `out`; returns what it has written."""
-
-    def __call__(self, run: RunData, out: Path, trial: str | None) -> Sequence[Path]: ...
-
-
 # Imported on use: a format may need a library that is not installed.
 _EXPORTERS = {
     "csv": "paceline.export.tables:write_csv",
     "parquet": "paceline.export.tables:write_parquet",
     "mlflow": "paceline.export.mlflow:write_mlflow",
-    "tensorboard": "paceline.export.tensorboard:write_tensorboard",
+    "tensorboard": "paceline.export.tracking:write_tensorboard",
     "perfetto": "paceline.export.trace:write_perfetto",
     "openmetrics": "paceline.export.openmetrics:write_run",
     "onnx": "paceline.export.onnx:write_onnx",

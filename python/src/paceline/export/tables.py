@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from paceline.export.frames import TRIAL_FRAMES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -15,32 +17,13 @@ if TYPE_CHECKING:
 
 
 def write_csv(run: RunData, out: Path, trial: str | None) -> list[Path]:
-    """Write CSV files; lists within a cell are JSON."""
-    return _write(run, out, trial, "csv", lambda frame, path: _plain(frame).write_csv(path))
+    """Write a CSV file for each frame that is not empty; lists within a cell are JSON."""
+    return [_written(out / f"{n}.csv", _plain(f).write_csv) for n, f in _frames(run, trial)]
 
 
 def write_parquet(run: RunData, out: Path, trial: str | None) -> list[Path]:
-    """Write Parquet files."""
-    return _write(run, out, trial, "parquet", lambda frame, path: frame.write_parquet(path))
-
-
-def _write(
-    run: RunData,
-    out: Path,
-    trial: str | None,
-    suffix: str,
-    write: Callable[[pl.DataFrame, Path], object],
-) -> list[Path]:
-    written = []
-    for name, frame in _frames(run, trial):
-        if frame.is_empty():
-            continue
-        path = out / f"{name}.{suffix}"
-        temporary = path.with_name(f".{path.name}")  # the file appears complete or not at all
-        write(frame, temporary)
-        temporary.replace(path)
-        written.append(path)
-    return written
+    """Write a Parquet file for each frame that is not empty."""
+    return [_written(out / f"{n}.parquet", f.write_parquet) for n, f in _frames(run, trial)]
 
 
 def _frames(run: RunData, trial: str | None) -> Iterator[tuple[str, pl.DataFrame]]:
@@ -48,12 +31,14 @@ def _frames(run: RunData, trial: str | None) -> Iterator[tuple[str, pl.DataFrame
     if trial is not None:
         (record,) = run.chosen(trial)
         rows = rows.filter(pl.col("configuration") == record.trial.configuration)
-    yield "rows", rows
-    yield "steps", run.steps(trial)
-    yield "evaluations", run.evaluations(trial)
-    yield "communication", run.communication(trial)
-    yield "host_trace", run.trace(trial)
-    yield "rank_trace", run.rank_trace(trial)
+    found = {"rows": rows, **{name: run.frame(name, trial) for name in TRIAL_FRAMES}}
+    yield from ((name, frame) for name, frame in found.items() if not frame.is_empty())
+
+
+def _written(path: Path, write: Callable[[Path], object]) -> Path:
+    temporary = path.with_name(f".{path.name}")  # the file appears complete or not at all
+    write(temporary)
+    return temporary.replace(path)
 
 
 def _plain(frame: pl.DataFrame) -> pl.DataFrame:

@@ -14,12 +14,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
-from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
-from paceline.analysis.trial.steps import read_steps
 from paceline.errors import UsageError
+from paceline.export.frames import communication_frame, step_frame
 from paceline.records.files import replacing
 from paceline.records.phases import LABELS
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.analysis.trial.reading import RankRecord, TrialRecord
-    from paceline.analysis.trial.steps import RankSteps
     from paceline.export.run_data import RunData
 
 _EXPOSED = "exposed communication"
@@ -37,12 +34,10 @@ _STEPS, _COMMUNICATION = 1, 2  # thread numbers; further lanes of operations fol
 
 def write_perfetto(run: RunData, out: Path, trial: str | None) -> list[Path]:
     """Write `ID.json` for each trial."""
-    written = []
-    for record in run.chosen(trial):
-        path = out / f"{record.trial.id}.json"
-        write_trace(record, path)
-        written.append(path)
-    return written
+    records = run.chosen(trial)
+    for record in records:
+        write_trace(record, out / f"{record.trial.id}.json")
+    return [out / f"{record.trial.id}.json" for record in records]
 
 
 def write_trace(record: TrialRecord, out: Path) -> None:
@@ -64,25 +59,23 @@ def write_trace(record: TrialRecord, out: Path) -> None:
 
 def trace_events(record: TrialRecord) -> Iterator[dict[str, Any]]:
     """Yield the events, one rank after the other."""
-    operations = load_operations(record)
-    steps = read_steps(record)
-    times = operation_times(steps, operations, clock_errors(record, operations))
-    began_s = _began(steps, operations)
+    steps, operations = step_frame(record), communication_frame(record)
+    columns = (steps, "started_s"), (operations, "asked_s")
+    times = [float(frame[name].to_numpy().min()) for frame, name in columns if len(frame)]
+    began_s = min(times, default=0.0)  # numbers near 0 keep their microseconds in a float
     for rank in record.ranks:
         yield from _names(rank, record.trial.transport)
         ended_s = 0.0
-        for row in steps.of_rank(rank.rank).iter_rows(named=True):
+        for row in _of_rank(steps, rank).iter_rows(named=True):
             # unix seconds in a float are exact to a quarter of a microsecond
             started_s = max(ended_s, row["started_s"] - began_s)
             ended_s = started_s + row["step_s"]
             yield from _step(rank.rank, row, started_s, ended_s)
-        yield from _operations(rank.rank, times.filter(pl.col("rank") == rank.rank), began_s)
+        yield from _operations(rank.rank, _of_rank(operations, rank), began_s)
 
 
-def _began(steps: RankSteps, operations: pl.DataFrame) -> float:
-    """Return the earliest time: numbers near 0 keep their microseconds in a float."""
-    times = [*steps["started_s"].ravel(), *operations["asked_s"]]
-    return min((time for time in times if not np.isnan(time)), default=0.0)
+def _of_rank(frame: pl.DataFrame, rank: RankRecord) -> pl.DataFrame:
+    return frame if frame.is_empty() else frame.filter(pl.col("rank") == rank.rank)
 
 
 def _names(rank: RankRecord, transport: str) -> Iterator[dict[str, Any]]:

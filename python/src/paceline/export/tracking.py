@@ -1,4 +1,4 @@
-"""Trials as experiment trackers (MLflow, TensorBoard) want them: parameters, tags, curves."""
+"""Trials as experiment trackers want them: parameters, tags, curves; export to TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import polars as pl
 
 from paceline.analysis.trial.steps import global_steps, read_steps
 from paceline.export.frames import flat, host_frame
+from paceline.export.run_data import require
 from paceline.records.phases import STEP_PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -80,6 +82,35 @@ def run_tags(run: RunData) -> dict[str, str]:
     facts = {k: v for k, v in run.comparison.manifest.items() if k not in _NO_TAGS}
     known = {k: v for k, v in flat(facts).items() if v is not None and not isinstance(v, list)}
     return {name: str(value) for name, value in known.items()}
+
+
+def write_tensorboard(run: RunData, out: Path, trial: str | None) -> list[Path]:
+    """Write a folder of event files for each trial; replace earlier ones.
+
+    They have curves, parameters with results (tab HPARAMS), and texts. Raises EnvironmentLacks
+    without the library.
+    """
+    require("tensorboard", "tensorboard")
+    from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (imports the extra)
+
+    lines = "\n".join(f"- {name}: {text}" for name, text in run_tags(run).items())
+    written = []
+    for tracked in tracked_trials(run, trial):
+        folder = out / tracked.id
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        values = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in tracked.parameters.items()
+        }
+        with SummaryWriter(str(folder)) as writer:
+            for point in tracked.points:
+                writer.add_scalar(point.name, point.value, point.step, point.unix_s)
+            writer.add_hparams(values, tracked.metrics, run_name=".")
+            writer.add_text("run", lines)
+            writer.add_text("command", f"    {(tracked.record.command or '').strip()}")
+        written.append(folder)
+    return written
 
 
 def _numbers(row: Mapping[str, Any], record: TrialRecord) -> dict[str, float]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.trial.host_frames import host_frame
-from paceline.analysis.trial.operations import clock_errors
 from paceline.analysis.trial.reading import (
     HostTrace,
     RankRecord,
@@ -18,12 +17,11 @@ from paceline.analysis.trial.reading import (
     load_manifest,
     read_trial,
 )
-from paceline.analysis.trial.steps import RankSteps, global_steps, rank_steps
-from paceline.analysis.trial.stragglers import find_straggler
+from paceline.analysis.trial.steps import global_steps, rank_steps
 from paceline.errors import DataError
 from paceline.records.documents import has_writer, read_stopping
 from paceline.records.files import document
-from paceline.records.rows import Outcome, RankEnvironment, RankStatus, StepRow
+from paceline.records.rows import Outcome, RankEnvironment, StepRow
 from paceline.records.samples import HOST_SAMPLES
 from paceline.records.tables import frame_of
 from paceline.records.tail import LineTail
@@ -33,13 +31,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.plan.trial import Trial
-    from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
+    from paceline.records.layout import RunFiles, TrialFiles
 
-_STEPS = 120  # of each rank: for averages and the straggler
+_STEPS = 120  # of each rank, of which some may be far ahead
 _RECENT_STEPS = 20  # for the speed
 _SAMPLES = 2  # of each host: rates are of the last tick
-_STRAGGLER_EVERY_S = 5.0  # the detection is the most expensive computation here
-_MOST_RANKS_COMPARED = 64
 _SETTLED_S = 5.0  # without a new trial, if no closing document shows that the run has ended
 
 
@@ -54,7 +50,6 @@ class TrialView:
     samples_per_s: float | None  # over the last steps
     loss: float | None  # of the last step
     cpu: Mapping[str, Mapping[str, float]]  # percentages of the last sample, by host
-    straggler: str | None  # a sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,85 +67,36 @@ class RunView:
     message: str | None  # of the trial that failed last
 
 
-class _RowTail:
-    """New rows of a file of JSON lines that another process is writing.
+class _Rows:
+    """The newest rows of a file of JSON lines that another process is writing.
 
     The file may appear later or be replaced; then it is read from its beginning.
     """
 
     def __init__(self, path: Path, newest: int) -> None:
-        """newest: largest number of rows that a call returns, the newest ones."""
-        self._path = path
-        self._newest = newest
+        self.rows: deque[dict[str, Any]] = deque(maxlen=newest)
+        self.path = path
         self._lines = LineTail(path)
 
-    def new_rows(self) -> list[dict[str, Any]]:
-        """Return complete new rows. Raises DataError if one is not a JSON object."""
+    def read(self) -> bool:
+        """Read complete new rows; return whether there were any. Raises DataError for a bad row."""
         if self._lines.was_replaced():
             self._lines.rewind()
         try:
-            lines = deque(self._lines.lines(to_the_end=True), maxlen=self._newest)
+            lines = deque(self._lines.lines(to_the_end=True), maxlen=self.rows.maxlen)
         except FileNotFoundError:
-            return []  # moved aside just now
-        return [self._row(line) for line in lines]
+            return False  # moved aside just now
+        self.rows.extend(self._row(line) for line in lines)
+        return bool(lines)
 
     def _row(self, line: bytes) -> dict[str, Any]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise DataError(f"{self._path}: expected one JSON object a line: {error}") from error
+            raise DataError(f"{self.path}: expected one JSON object a line: {error}") from error
         if not isinstance(row, dict):
-            raise DataError(f"{self._path}: expected JSON objects, got {type(row).__name__}")
+            raise DataError(f"{self.path}: expected JSON objects, got {type(row).__name__}")
         return row
-
-
-class _Rank:
-    """Files of one rank."""
-
-    def __init__(self, rank: int, files: RankFiles) -> None:
-        self._rank, self._files = rank, files
-        self._tail = _RowTail(files.steps, _STEPS)
-        self.steps: deque[dict[str, Any]] = deque(maxlen=_STEPS)
-        self._environment: RankEnvironment | None = None
-
-    def read(self) -> bool:
-        rows = self._tail.new_rows()
-        self.steps.extend(rows)
-        if self._environment is None:
-            self._environment = document(self._files.environment, RankEnvironment)
-        return bool(rows)
-
-    def record(self) -> RankRecord:
-        return RankRecord(
-            rank=self._rank,
-            spans=(),
-            environment=self._environment,
-            status=document(self._files.status, RankStatus),
-        )
-
-
-class _Host:
-    """Trace of one sidecar."""
-
-    def __init__(self, host: str, files: HostFiles) -> None:
-        self._host, self._files = host, files
-        self._tail = _RowTail(files.trace, _SAMPLES)
-        self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
-
-    def read(self) -> bool:
-        rows = [row for row in self._tail.new_rows() if "unix_s" in row]
-        self._samples.extend(rows)
-        return bool(rows)
-
-    def cpu(self) -> dict[str, float]:
-        """Return the shares of the last tick; empty before the second sample."""
-        samples = frame_of(list(self._samples), HOST_SAMPLES, self._files.trace)
-        if samples.is_empty():
-            return {}
-        frame = host_frame(HostTrace(host=self._host, header={}, samples=samples))
-        last = frame.row(-1, named=True)
-        named = {name: last.get(f"cpu_{name}_percent") for name in ("busy", "idle", "iowait")}
-        return {name: value for name, value in named.items() if value is not None}
 
 
 class TrialFollower:
@@ -159,19 +105,19 @@ class TrialFollower:
     def __init__(self, files: TrialFiles) -> None:
         self.trial: Trial = read_trial(files)
         self._files = files
-        self._ranks: dict[int, _Rank] = {}
-        self._hosts: dict[str, _Host] = {}
-        self._straggler: str | None = None
-        self._straggler_found_s = -math.inf
+        self._steps: dict[int, _Rows] = {}  # by rank
+        self._environments: dict[int, RankEnvironment | None] = {}
+        self._traces: dict[str, _Rows] = {}  # by host
 
     def read(self) -> bool:
         """Read new rows; return whether there were any. Raises DataError if a row is damaged."""
         for rank, rank_files in self._files.ranks():
-            self._ranks.setdefault(rank, _Rank(rank, rank_files))
+            self._steps.setdefault(rank, _Rows(rank_files.steps, _STEPS))
+            if self._environments.get(rank) is None:
+                self._environments[rank] = document(rank_files.environment, RankEnvironment)
         for host, host_files in self._files.hosts():
-            self._hosts.setdefault(host, _Host(host, host_files))
-        new = [rank.read() for rank in self._ranks.values()]
-        new += [host.read() for host in self._hosts.values()]
+            self._traces.setdefault(host, _Rows(host_files.trace, _SAMPLES))
+        new = [rows.read() for rows in (*self._steps.values(), *self._traces.values())]
         return any(new)
 
     def view(self, number: int | None) -> TrialView:
@@ -183,29 +129,38 @@ class TrialFollower:
             steps_planned=self.trial.training.max_steps,
             samples_per_s=speed,
             loss=loss,
-            cpu={name: cpu for name, host in self._hosts.items() if (cpu := host.cpu())},
-            straggler=self._straggler,
+            cpu={name: cpu for name in self._traces if (cpu := self._cpu(name))},
         )
+
+    def _cpu(self, host: str) -> dict[str, float]:
+        """Return the CPU shares of the last tick; empty before the second sample."""
+        trace = self._traces[host]
+        rows = [row for row in trace.rows if "unix_s" in row]
+        samples = frame_of(rows, HOST_SAMPLES, trace.path)
+        if samples.is_empty():
+            return {}
+        frame = host_frame(HostTrace(host=host, header={}, samples=samples))
+        last = frame.row(-1, named=True)
+        named = {name: last.get(f"cpu_{name}_percent") for name in ("busy", "idle", "iowait")}
+        return {name: value for name, value in named.items() if value is not None}
 
     def _progress(self) -> tuple[int, float | None, float | None]:
         """Return steps, samples per second and loss; steps are incomplete until all ranks began."""
-        if len(self._ranks) < self.trial.placement.ranks:
+        if len(self._steps) < self.trial.placement.ranks:
             return 0, None, None
+        ranks = [
+            RankRecord(rank=rank, spans=(), environment=environment, status=None)
+            for rank, environment in sorted(self._environments.items())
+        ]
         record = TrialRecord(
-            trial=self.trial,
-            files=self._files,
-            outcome=None,
-            result=None,
-            ranks=tuple(self._ranks[rank].record() for rank in sorted(self._ranks)),
+            trial=self.trial, files=self._files, outcome=None, result=None, ranks=tuple(ranks),
             command=None,
-        )
+        )  # fmt: skip
         frames = {
-            number: frame_of(list(rank.steps), StepRow, self._files.rank(number).steps)
-            for number, rank in self._ranks.items()
+            rank: frame_of(list(found.rows), StepRow, found.path)
+            for rank, found in self._steps.items()
         }
-        table = rank_steps(record, frames)
-        self._find_straggler(record, table)
-        steps = global_steps(record, table)
+        steps = global_steps(record, rank_steps(record, frames))
         if not len(steps.step):
             return 0, None, None
         recent = steps.steady.nonzero()[0][-_RECENT_STEPS:]
@@ -214,21 +169,6 @@ class TrialFollower:
         speed = float(steps.samples[recent].sum()) / time_s if is_known else None
         loss = float(steps.loss[-1])
         return int(steps.step[-1]) + 1, speed, None if math.isnan(loss) else loss
-
-    def _find_straggler(self, record: TrialRecord, table: RankSteps) -> None:
-        now = time.monotonic()
-        is_due = now - self._straggler_found_s >= _STRAGGLER_EVERY_S
-        if not is_due or not 1 < len(record.ranks) <= _MOST_RANKS_COMPARED:
-            return
-        self._straggler_found_s = now
-        found = [
-            f"rank {late.rank} on {late.host} delays each step by {late.delay_share:.0%}"
-            + (f", in {verdict.phase}" if verdict.phase else "")
-            for verdict in find_straggler(record, table, clock_errors(record))
-            if verdict.straggler is not None
-            for late in verdict.ranks[:1]
-        ]
-        self._straggler = "; ".join(found) or None
 
 
 class RunFollower:

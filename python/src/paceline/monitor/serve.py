@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import time
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from paceline.records.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
 
     from paceline.records.layout import RunFiles
 
@@ -51,7 +49,7 @@ _GRAFANA_HOMES = (Path("/usr/share/grafana"), Path("/usr/local/share/grafana"))
 
 
 def monitor(run: RunFiles, say: Callable[[str], None], *, listen: str, grafana_listen: str) -> None:
-    """Serve until SIGINT or SIGTERM, then end all child processes.
+    """Serve until a signal ends this process (see `cli.signals`), then end all child processes.
 
     listen, grafana_listen: HOST:PORT. Raises UsageError for a wrong address or directory,
     EnvironmentLacks if Prometheus is missing or ends by itself, TimedOut.
@@ -64,8 +62,8 @@ def monitor(run: RunFiles, say: Callable[[str], None], *, listen: str, grafana_l
     _check_address(listen, "--listen")
     _check_address(grafana_listen, "--grafana-listen")
     prometheus, promtool = (_find_program(name) for name in ("prometheus", "promtool"))
-    with _signals_as_interrupts(), _own_folder(run):
-        _prepare(run)
+    children: list[_Child] = []
+    with _own_folder(run):
         _import_traces(run, promtool, say)
         argv = [
             prometheus,
@@ -75,8 +73,8 @@ def monitor(run: RunFiles, say: Callable[[str], None], *, listen: str, grafana_l
             f"--web.listen-address={listen}",
             "--log.level=warn",
         ]
-        children = [_Child("Prometheus", argv, run.monitor, {})]
         try:
+            children.append(_Child("Prometheus", argv, run.monitor, {}))
             say(f"Prometheus: http://{listen}")
             children += _start_grafana(run, listen, grafana_listen, say)
             say("stop with Ctrl-C")
@@ -84,7 +82,7 @@ def monitor(run: RunFiles, say: Callable[[str], None], *, listen: str, grafana_l
                 for child in children:
                     child.check()
                 time.sleep(_LOOK_S)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             return
         finally:
             end_processes([child.process for child in children], _END_S)
@@ -141,25 +139,11 @@ def _find_program(name: str) -> str:
 
 
 @contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt for SIGTERM too; ignore both signals during the clean-up."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {n: signal.signal(n, interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
 def _own_folder(run: RunFiles) -> Iterator[None]:
-    """Lock the monitor folder of the run directory: two monitors cannot share the storage."""
+    """Lock the monitor folder of the run directory, and replace the files of an earlier session.
+
+    Two monitors cannot share the storage.
+    """
     try:
         run.monitor.mkdir(mode=0o700, exist_ok=True)
         run.targets.mkdir(exist_ok=True)
@@ -172,38 +156,30 @@ def _own_folder(run: RunFiles) -> Iterator[None]:
         "it printed"
     )
     with exclusive_lock(run.monitor / "lock", 0.0, otherwise):
+        for name in ("data", "rules", "grafana"):
+            shutil.rmtree(run.monitor / name, ignore_errors=True)
+        shutil.copytree(_FILES / "rules", run.monitor / "rules")
+        write_text(run.monitor / "prometheus.yml", _CONFIGURATION)
+        (run.monitor / "data").mkdir()
         yield
-
-
-def _prepare(run: RunFiles) -> None:
-    """Replace the files of an earlier session."""
-    for name in ("data", "rules", "grafana"):
-        shutil.rmtree(run.monitor / name, ignore_errors=True)
-    shutil.copytree(_FILES / "rules", run.monitor / "rules")
-    write_text(run.monitor / "prometheus.yml", _CONFIGURATION)
-    (run.monitor / "data").mkdir()
 
 
 def _import_traces(run: RunFiles, promtool: str, say: Callable[[str], None]) -> None:
     """Make blocks of Prometheus's storage from the traces of the run."""
     text = run.monitor / "traces.om"
-    found = write_openmetrics(run, text)
-    for trial in found.left_out:
-        say(f"left out: {trial}")
-    say(f"imports {found.trials} trials, {found.samples} samples")
-    argv = [promtool, "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(text)]
     try:
+        found = write_openmetrics(run, text)
+        for trial in found.left_out:
+            say(f"left out: {trial}")
+        say(f"imports {found.trials} trials, {found.samples} samples")
         if not found.samples:
             return
+        argv = [promtool, "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(text)]
         done = subprocess.run(
             guarded([*argv, str(run.monitor / "data")]),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_IMPORT_LIMIT_S,
-            check=False,
-        )
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=_IMPORT_LIMIT_S, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise TimedOut(
             f"promtool did not import {text} within {_IMPORT_LIMIT_S:.0f} s; is the disk slow?"

@@ -12,7 +12,7 @@ from paceline.errors import DataError, TimedOut
 from paceline.monitor.follow import RunFollower
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rich.console import Console
 
@@ -33,16 +33,30 @@ def watch(run: RunFiles, console: Console, *, once: bool, interval_s: float) -> 
     """
     if once:
         _must_be_there(run)
-        view = RunFollower(run).look()
-        console.print(_screen(view))
+        console.print(_screen(RunFollower(run).look()))
         return
     _await_beginning(run, console)
-    follower = RunFollower(run)
-    if not console.is_terminal:
-        view = _follow_lines(follower, run, console, interval_s)
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            view = _follow(run, interval_s, lambda view: live.update(_screen(view), refresh=True))
+            live.update(_screen(view), refresh=True)
     else:
-        view = _follow_live(follower, run, console, interval_s)
-    console.print(_last_words(view, run), highlight=False, markup=False, soft_wrap=True)
+        view = _follow(run, interval_s, lambda view: _print(console, "  ".join(view_lines(view))))
+    _print(console, _last_words(view, run))
+
+
+def _follow(run: RunFiles, interval_s: float, show: Callable[[RunView], None]) -> RunView:
+    """Show each view; return that of the ended run."""
+    follower = RunFollower(run)
+    while not (view := follower.look()).ended:
+        show(view)
+        _check_alive(follower, run)
+        time.sleep(interval_s)
+    return view
+
+
+def _print(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def view_lines(view: RunView) -> Iterator[str]:
@@ -70,8 +84,6 @@ def _trial_lines(trial: TrialView) -> Iterator[str]:
     for host, cpu in trial.cpu.items():
         parts = [f"{_CPU_NAMES[part]} {percent:.0f}%" for part, percent in cpu.items()]
         yield f"{host}: {', '.join(parts)}"
-    if trial.straggler is not None:
-        yield f"straggler: {trial.straggler}"
 
 
 def _screen(view: RunView) -> Text:
@@ -82,28 +94,6 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def _follow_lines(
-    follower: RunFollower, run: RunFiles, console: Console, interval_s: float
-) -> RunView:
-    while not (view := follower.look()).ended:
-        console.print("  ".join(view_lines(view)), highlight=False, markup=False, soft_wrap=True)
-        _check_alive(follower, run)
-        time.sleep(interval_s)
-    return view
-
-
-def _follow_live(
-    follower: RunFollower, run: RunFiles, console: Console, interval_s: float
-) -> RunView:
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        while not (view := follower.look()).ended:
-            live.update(_screen(view), refresh=True)
-            _check_alive(follower, run)
-            time.sleep(interval_s)
-        live.update(_screen(view), refresh=True)
-    return view
 
 
 def _last_words(view: RunView, run: RunFiles) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from paceline.report.runs import configuration_names, differences_section
 from paceline.report.section import Column, Section, Table, spaced, terminal_view
 from paceline.report.sections import name_in as short_name_in
 from paceline.report.wording import (
+    NOT_KNOWN,
     NOT_MEASURED,
     bounds_ms,
     in_milliseconds,
@@ -162,7 +164,7 @@ def _overview_table(lines: Sequence[Overviewed]) -> Table[Overviewed]:
     columns: list[Column[Overviewed]] = [
         Column("configuration", lambda line: line[0], "text"),
         Column("ms more\na step", lambda line: in_milliseconds(_whole(line).mean)),
-        Column("interval", lambda line: bounds_ms(_whole(line))),
+        Column("interval", lambda line: _bounds(_whole(line))),
         Column("main cause", lambda line: _main_cause(line[1])[0], "text"),
         Column("share", lambda line: share(_main_cause(line[1])[1])),
     ]
@@ -173,6 +175,11 @@ def _whole(line: Overviewed) -> Mean:
     _, explanation, is_slower = line
     whole = explanation.difference_s
     return whole if is_slower else Mean(mean=-whole.mean, low=-whole.high, high=-whole.low)
+
+
+def _bounds(interval: Mean) -> str:
+    """Format the bounds in milliseconds; with one repeat there are none."""
+    return NOT_KNOWN if math.isinf(interval.high) else bounds_ms(interval)
 
 
 def _main_cause(explanation: Explanation) -> tuple[str, float | None]:
@@ -217,7 +224,7 @@ def _part_table(found: Explanation) -> Table[PartLine]:
         Column("faster", lambda line: in_milliseconds(line[1])),
         Column("slower", lambda line: in_milliseconds(line[2])),
         Column("more", lambda line: in_milliseconds(line[3].mean)),
-        Column("95 % interval", lambda line: bounds_ms(line[3])),
+        Column("95 % interval", lambda line: _bounds(line[3])),
         Column("share", lambda line: line[4]),
     ]
     return Table(
@@ -244,8 +251,9 @@ def _evidence_table(explanation: Explanation) -> Table[EvidenceLine]:
 def difference_sentence(found: Explanation, name: Name) -> str:
     """Say by how much one configuration is slower, and the causes."""
     slower, faster = name(found.slower), name(found.faster)
-    more, interval = milliseconds(found.difference_s.mean), bounds_ms(found.difference_s)
-    takes = f"{slower} takes {more} more per step than {faster} (95 % interval {interval} ms)"
+    more, interval = milliseconds(found.difference_s.mean), _bounds(found.difference_s)
+    unit = "" if interval == NOT_KNOWN else " ms"
+    takes = f"{slower} takes {more} more per step than {faster} (95 % interval {interval}{unit})"
     if not found.is_significant:
         is_one_of_many = found.difference_s.low > 0
         many = " Among so many comparisons, it may be chance." if is_one_of_many else ""
@@ -269,7 +277,7 @@ def intervention_sentence(found: Intervention) -> str:
 
 def verification_sentence(found: Verification) -> str:
     """Say what an intervention showed."""
-    saved = f"{milliseconds(found.saved_s.mean)} (95 % interval {bounds_ms(found.saved_s)} ms)"
+    saved = f"{milliseconds(found.saved_s.mean)} (95 % interval {_bounds(found.saved_s)} ms)"
     words = {
         "supported": f"supported.{_also(found.also_removes)}",
         "refuted": "refuted: removing it saves less than half of that.",

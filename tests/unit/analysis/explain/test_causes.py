@@ -200,13 +200,6 @@ def slowed(way: Way, factor: float, **changes: Any) -> Way:
 CASES = {
     "cpu_quota": (ALONE, slowed(ALONE, 2, cpu_percent=25.0, throttled_percent=50.0)),
     "steal": (ALONE, slowed(ALONE, 1.25, cpu_percent=40.0, steal_percent=10.0)),
-    # CPU time per step is what it was, but half of it on the cores that it had
-    "competition": (
-        ALONE,
-        slowed(ALONE, 2, cpu_percent=75.0, others_percent=50.0, cpu_pressure_percent=52.0),
-    ),
-    # the run keeps its core, but needs more of its time
-    "memory_contention": (ALONE, slowed(ALONE, 1.4, cpu_percent=98.0, others_percent=48.0)),
     "frequency": (ALONE, slowed(ALONE, 1.25, frequency_hertz=2e9)),
     "own_threads": (
         ALONE,
@@ -231,11 +224,6 @@ CASES = {
     "slow_link": (
         HOSTS,
         dataclasses.replace(HOSTS, transfer_s=HOSTS.transfer_s + 0.5, network_bytes_per_s=2.1e6),
-    ),
-    "more_traffic": (
-        PEERS,
-        # 21 times as many bytes and as much time
-        dataclasses.replace(PEERS, transfer_s=PEERS.transfer_s + 0.2, network_bytes_per_s=6.65e7),
     ),
     "layer_communication": (
         PEERS,

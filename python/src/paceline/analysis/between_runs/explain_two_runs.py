@@ -2,13 +2,12 @@
 
 A configuration is compared with itself in the other run. Whether it differs says the test of
 `paceline compare RUN_A RUN_B`. Repeats of different runs have nothing in common, so they are not
-paired. What the traces do not explain may come from what differs between the runs, so that is named
-beside it.
+paired. What the traces do not explain may come from what differs between the runs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.analysis.between_runs.differences import run_differences
@@ -20,7 +19,7 @@ from paceline.errors import NotComparable
 from paceline.plan.selection import matching, no_match
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from paceline.analysis.between_runs.differences import Difference
     from paceline.analysis.compare.result import Comparison
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 # Values of a training that change the work of a step. The others change how data are read, how
 # long the training is, or its result.
 _WORK = ("workload", "model", "image_size", "global_batch", "dropout", "options")
-_MOST_NAMED = 4  # differences between the runs beside a cause without evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +51,13 @@ def explain_runs(
     chosen = common if pattern is None else matching(common, pattern)
     if pattern is not None and not chosen:
         raise no_match("configuration of both runs", [pattern], common)
-    differences = run_differences(first.manifest, second.manifest)
     found, refused = [], []
     for name in chosen:
         reason = _why_not(first, second, name)
         if reason is not None:
             refused.append(f"{name}: {reason}")
             continue
-        found.append(
-            _with_changes(_explained({labels[0]: first, labels[1]: second}, name), differences)
-        )
+        found.append(_explained({labels[0]: first, labels[1]: second}, name))
     if not found:
         listed = "".join(f"\n  - {each}" for each in refused)
         raise NotComparable(
@@ -71,7 +66,7 @@ def explain_runs(
         )
     return ExplainedRuns(
         explanations=tuple(sorted(found, key=lambda each: -each.difference_s.mean / each.faster_s)),
-        differences=tuple(differences),
+        differences=tuple(run_differences(first.manifest, second.manifest)),
         not_compared=tuple(refused),
     )
 
@@ -108,14 +103,3 @@ def _changed_work(first: Training, second: Training) -> Iterator[str]:
     scripts = [None if t.script is None else t.script.arguments for t in (first, second)]
     if scripts[0] != scripts[1]:
         yield "arguments of the script"
-
-
-def _with_changes(found: Explanation, differences: Sequence[Difference]) -> Explanation:
-    """Name what differs between the runs beside what no evidence explains."""
-    named = [f"{d.name} {d.after} instead of {d.before}" for d in differences[:_MOST_NAMED]]
-    if len(differences) > _MOST_NAMED:
-        named.append(f"{len(differences) - _MOST_NAMED} more")
-    if not named or found.unexplained is None:
-        return found
-    changes = f"what differs between the runs may explain it: {'; '.join(named)}"
-    return replace(found, unexplained=replace(found.unexplained, evidence=(changes,)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.analysis.explain.parts import CAUSE_PARTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -116,18 +118,21 @@ def differ_in_both(first: Row, second: Row) -> bool:
 def main_cause(explanation: Explanation, faster: str) -> Cause | None:
     """Return the part that explains at least half of the difference; None if there is none.
 
-    Its difference must be significant. The cause is that of `paceline explain`.
+    Its difference must be significant. The cause is the largest one of `paceline explain`.
     """
     if explanation.faster != faster or not explanation.is_significant:
         return None
     part = max(explanation.parts, key=lambda part: part.difference_s.mean)
     if part.difference_s.low <= 0 or (part.share or 0.0) < EXPLAINS:
         return None
-    largest = next(iter(explanation.causes), None)
-    is_main = largest is not None and largest.share >= EXPLAINS
+    causes = [
+        cause.label
+        for cause in explanation.causes[:1]
+        if cause.share >= EXPLAINS and any(part.part in CAUSE_PARTS[name] for name in cause.parts)
+    ]
     return Cause(
         phase=part.part,
         faster_s=part.faster_s,
         slower_s=part.slower_s,
-        label=largest.label if largest is not None and is_main else None,
+        label=next(iter(causes), None),
     )

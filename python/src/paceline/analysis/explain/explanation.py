@@ -21,7 +21,7 @@ parts became shorter.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +63,12 @@ LEAST_SHARE = 0.1  # of the difference: smaller causes are not named
 _LEAST_PART = 0.01  # of the difference: less in a part is not worth its name
 _ROUNDS = 20  # of offers; what is left becomes smaller by a factor each time
 _NOTHING_S = 1e-12
+_JSON_NAMES = {
+    "is_significant": "significant",
+    "repeats": "common_repeats",
+    "factors": "time_on_cores",
+    "outside_steps": "outside_steps_s",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,7 @@ class Cause:
     difference_s: float  # per step
     share: float  # of the time by which parts became longer
     evidence: tuple[str, ...]
+    has_evidence: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,26 +122,13 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of `paceline explain --json`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        del values["slower_trial"], values["unexplained"]
+        values["causes"] = [*self.causes, *([self.unexplained] if self.unexplained else [])]
+        values["intervention"] = self.intervention and self.intervention.to_json()
         document: dict[str, Any] = jsonable(
-            {
-                "schema": SCHEMA,
-                "faster": self.faster,
-                "slower": self.slower,
-                "significant": self.is_significant,
-                "common_repeats": self.repeats,
-                "faster_s": self.faster_s,
-                "slower_s": self.slower_s,
-                "difference_s": self.difference_s,
-                "parts": self.parts,
-                "time_on_cores": self.factors,
-                "causes": self.causes,
-                "unexplained": self.unexplained,
-                "evidence": self.evidence,
-                "hardware_counters": HARDWARE_COUNTERS,
-                "outside_steps_s": self.outside_steps,
-                "without_straggler": self.without_straggler,
-                "intervention": self.intervention and self.intervention.to_json(),
-            }
+            {"schema": SCHEMA, "hardware_counters": HARDWARE_COUNTERS}
+            | {_JSON_NAMES.get(name, name): value for name, value in values.items()}
         )
         return document
 
@@ -231,9 +225,7 @@ def explain_repeats(
         unexplained=unexplained,
         evidence=tuple(
             {
-                "name": figure.name,
-                "label": figure.label,
-                "unit": figure.unit,
+                **{key: getattr(figure, key) for key in ("name", "label", "unit")},
                 "faster": mean.faster.figures.get(figure.name),
                 "slower": mean.slower.figures.get(figure.name),
             }
@@ -319,6 +311,7 @@ def _cause(
         difference_s=seconds,
         share=seconds / total_s,
         evidence=tuple(evidence),
+        has_evidence=name != UNEXPLAINED,
     )
 
 
@@ -327,7 +320,8 @@ def _intervention(mean: Pair, causes: Sequence[Cause]) -> Intervention | None:
     rules = {rule.name: rule for each in RULES for rule in each}
     for cause in causes:
         change_of = rules[cause.name].intervention
-        change = change_of(mean.faster.trial, mean.slower.trial, mean.slower.cores)
+        trials = mean.faster.trial, mean.slower.trial
+        change = None if change_of is None else change_of(*trials, mean.slower.cores)
         if change is not None:
             same = [r.label for r in rules.values() if r.intervention is change_of]
             return Intervention(
@@ -344,10 +338,10 @@ def _intervention(mean: Pair, causes: Sequence[Cause]) -> Intervention | None:
 def _in_seconds(step_s: tuple[float, float], log_ratio: Estimate | None) -> Mean:
     """Return the difference of the steps, with the interval of the ratio of the speeds."""
     mean_s = step_s[1] - step_s[0]
-    if log_ratio is None:
+    if log_ratio is None or math.isinf(log_ratio.high):
         return Mean(mean=mean_s, low=-math.inf, high=math.inf)
-    low, high = step_s[0] * np.expm1([log_ratio.low, log_ratio.high])
-    return Mean(mean=mean_s, low=min(mean_s, float(low)), high=max(mean_s, float(high)))
+    low, high = (step_s[0] * math.expm1(bound) for bound in (log_ratio.low, log_ratio.high))
+    return Mean(mean=mean_s, low=min(mean_s, low), high=max(mean_s, high))
 
 
 def _interval(values: NDArray[np.float64]) -> Estimate:

@@ -72,11 +72,6 @@ class Verification:
 Propose = Callable[["Trial", "Trial", int], Change | None]
 
 
-def nothing(_faster: Trial, _slower: Trial, _cores: int) -> Change | None:
-    """Propose nothing: Paceline cannot remove the cause."""
-    return None
-
-
 def threads_for_the_cores(_faster: Trial, slower: Trial, cores: int) -> Change | None:
     """Propose as many threads as there are cores, divided among the ranks and their replicas."""
     place = slower.placement
@@ -94,11 +89,7 @@ def data_from_memory(_faster: Trial, slower: Trial, _cores: int) -> Change | Non
     if training.script is not None or training.reading == "memory":
         return None
     changed = training.model_copy(update={"reading": "memory"})
-    return Change(
-        label='data from memory: reading = "memory"',
-        trial=slower.model_copy(update={"training": changed}),
-        removes=1.0,
-    )
+    return _change('data from memory: reading = "memory"', slower, training=changed)
 
 
 def statistics_per_replica(_faster: Trial, slower: Trial, _cores: int) -> Change | None:
@@ -106,11 +97,8 @@ def statistics_per_replica(_faster: Trial, slower: Trial, _cores: int) -> Change
     if slower.training.script is not None or slower.training.batch_norm == "per-replica":
         return None
     changed = slower.training.model_copy(update={"batch_norm": "per-replica"})
-    return Change(
-        label='no communication of layers: batch_norm = "per-replica"',
-        trial=slower.model_copy(update={"training": changed}),
-        removes=1.0,
-    )
+    label = 'no communication of layers: batch_norm = "per-replica"'
+    return _change(label, slower, training=changed)
 
 
 def more_micro_batches(_faster: Trial, slower: Trial, _cores: int) -> Change | None:
@@ -122,11 +110,8 @@ def more_micro_batches(_faster: Trial, slower: Trial, _cores: int) -> Change | N
     if slower.training.global_batch // slower.placement.replicas < doubled:
         return None
     options = slower.strategy_options.model_copy(update={"micro_batches": doubled})
-    return Change(
-        label=f"{doubled} micro-batches instead of {counts[1]}",
-        trial=slower.model_copy(update={"strategy_options": options}),
-        removes=0.5,
-    )
+    label = f"{doubled} micro-batches instead of {counts[1]}"
+    return _change(label, slower, 0.5, strategy_options=options)
 
 
 def half_the_bytes(_faster: Trial, slower: Trial, _cores: int) -> Change | None:
@@ -135,11 +120,9 @@ def half_the_bytes(_faster: Trial, slower: Trial, _cores: int) -> Change | None:
     if getattr(options, "compression", options) is not None or slower.training.script is not None:
         return None
     values = {**options.model_dump(), "compression": {"method": "bf16"}}
-    return Change(
-        label="half of the bytes: gradients in bfloat16",
-        trial=slower.model_copy(update={"transport_options": type(options).model_validate(values)}),
-        removes=0.5,
-    )
+    changed = type(options).model_validate(values)
+    label = "half of the bytes: gradients in bfloat16"
+    return _change(label, slower, 0.5, transport_options=changed)
 
 
 def judge(
@@ -186,8 +169,9 @@ def _threads(slower: Trial, threads: int) -> Change | None:
     if threads >= place.threads_per_worker:
         return None
     changed = place.model_copy(update={"threads_per_rank": threads * place.replicas_per_rank})
-    return Change(
-        label=f"{threads} threads within an operation instead of {place.threads_per_worker}",
-        trial=slower.model_copy(update={"placement": changed}),
-        removes=1.0,
-    )
+    label = f"{threads} threads within an operation instead of {place.threads_per_worker}"
+    return _change(label, slower, placement=changed)
+
+
+def _change(label: str, slower: Trial, removes: float = 1.0, **fields: object) -> Change:
+    return Change(label=label, trial=slower.model_copy(update=fields), removes=removes)

@@ -62,7 +62,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one repeat of a configuration shows, or the mean over its repeats. Times are per step.
+    """One repeat of a configuration, or the mean over its repeats. Times are per step.
 
     parts_s: in the order of PART_NAMES; they add up to the step. figures: by the names of
     `evidence.ALL_FIGURES`, None where nothing was measured.

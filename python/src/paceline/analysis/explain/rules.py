@@ -325,7 +325,7 @@ class Rule:
     label: str
     acts_on: tuple[str, ...]
     find: Callable[[Pair], Found]
-    intervention: interventions.Propose = interventions.nothing  # the change that removes it
+    intervention: interventions.Propose | None = None  # the change that removes it
 
 
 _EVERYTHING = tuple(CAUSE_PARTS)
