@@ -157,6 +157,33 @@ def test_replicas_that_drift_are_not_equivalent(run):
     assert found(other, base)[0].grade == "whole"
 
 
+BUFFERS = """
+import torch
+from torch import nn
+from paceline import Task
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs):
+        self.seen = inputs.detach().mean()
+        return inputs
+
+class Mine(Task):
+    def model(self):
+        return nn.Sequential(Mean(), nn.Flatten(), nn.Linear(3072, 3))
+"""
+
+
+def test_buffers_that_no_one_synchronises_are_not_equivalent(run):
+    base = run("base", 4, source=BUFFERS)
+    equivalence, faults = found(run("two", 4, "threads", 2, source=BUFFERS), base)
+    assert equivalence.equivalent is False
+    assert "replica 1 of rank 0 ended with another 0.seen than" in faults
+
+
 UNITS = """
 import torch
 from torch import nn

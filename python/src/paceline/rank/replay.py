@@ -37,10 +37,10 @@ from paceline.records.comparison_points import (
     replayed_after,
 )
 from paceline.records.rows import Replayed
+from paceline.training.optimizers import trained_parameters
 from paceline.training.state import RATES, WEIGHTS
 from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.strategy import LocalStrategy, Stepper
-from paceline.training.optimizers import trained_parameters
 from paceline.training.tensors import save_tensors, update_l2
 from paceline.transports.recorder import not_recording
 from paceline.workloads.build import build_model, on_meta_device

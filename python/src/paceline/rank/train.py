@@ -277,7 +277,7 @@ class _TaskRank:
             samples,
             strategy,
             self._peers,
-            lambda others, purpose: self._open_feed(others, purpose),
+            self._open_feed,
         )
 
     def _finish(self, strategy: LocalStrategy, task: Task, steps: int) -> None:

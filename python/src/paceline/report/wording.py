@@ -148,7 +148,9 @@ def table_sentences(comparison: Comparison) -> list[str]:
     if any(row.equivalence_grade == "start" for row in rows):
         found.append(f"{_FIRST_STEPS}: shown for the first steps only; ✓: for the whole training.")
     found += [
-        f"{short_name(row, rows)}: {remark}." for row in rows for remark in row.unexplained_evaluations
+        f"{short_name(row, rows)}: {remark}."
+        for row in rows
+        for remark in row.unexplained_evaluations
     ]
     return found if comparison.stopping is None else [*found, _repeats(comparison.stopping)]
 

@@ -42,9 +42,7 @@ def unexplained_evaluations(
         resolution = max(baselines[seed].resolution.get(metric, 0.0) for seed in common)
         limit, words = _explained(every, expected)
         if abs(value - expected) > max(limit, 1.5 * resolution):
-            found.append(
-                f"{metric} ends at {value:.3g}, the baseline's at {expected:.3g}; {words}"
-            )
+            found.append(f"{metric} ends at {value:.3g}, the baseline's at {expected:.3g}; {words}")
     return found
 
 
