@@ -289,3 +289,45 @@ def test_weights_after_many_steps_are_shown_but_prove_nothing(
     assert not check.decisive
     assert check.value == pytest.approx(0.6, rel=0.01)
     assert equivalence.equivalent is True
+
+
+def test_run_without_checksums_of_replicas_shows_only_its_start(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    trial, baseline = _pair(fabricate, tmp_path, {"weights_error": 1e-4})
+    assert check_equivalence(trial, baseline).grade == "whole"
+    trial.rank(1).weights.unlink()
+    equivalence = check_equivalence(trial, baseline)
+    assert (equivalence.equivalent, equivalence.grade) == (True, "start")
+    assert not _check(equivalence, "replicas").decisive
+
+
+def test_step_that_changes_no_weights_is_a_fault_unless_the_baselines_does_not(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    trial, baseline = _pair(fabricate, tmp_path, {"weights_error": 1e-4})
+    fabricate.edit_json(trial.rank(1).weights, unchanged_after=[1, 5])
+    fabricate.edit_json(baseline.rank(0).weights, unchanged_after=[1])
+    equivalence = check_equivalence(trial, baseline)
+    assert equivalence.equivalent is False
+    assert "did not change on rank 1 in step 4" in _check(equivalence, "every_step").reason
+    fabricate.edit_json(baseline.rank(0).weights, unchanged_after=[1, 5])
+    assert check_equivalence(trial, baseline).equivalent is True
+
+
+def test_early_weights_of_a_sensitive_baseline_prove_nothing(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    trial, baseline = _pair(fabricate, tmp_path, {"weights_error": 1e-4}, steps=20)
+    for files, scale in ((trial, 1.5), (baseline, 1.0)):
+        weights = load_file(files.weights)
+        other = {n: np.asarray(w * np.float32(scale)) for n, w in weights.items()}
+        save_file(other, files.weights_at("step16"))
+    moved = {name: 0.1 for name in load_file(baseline.weights)}
+    replayed = {"moved_l2": {"step16": moved}, "rounding": {"step16": 0.01}}
+    fabricate.edit_json(baseline.result, replayed=replayed)
+    assert check_equivalence(trial, baseline).equivalent is False
+    replayed["rounding"]["step16"] = 0.1
+    fabricate.edit_json(baseline.result, replayed=replayed)
+    check = _check(check_equivalence(trial, baseline), "weights_step16")
+    assert (check.passed, check.decisive) == (None, False)
