@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,48 +69,51 @@ _TIME_SHARE = 0.4  # of limits.trial_s, after which the baseline repeats only th
 OpenFeed = Callable[["Samples", str], AbstractContextManager[Feed]]
 
 
+@dataclass(slots=True)
 class Replays:
-    """Keeps what is compared later, and replays steps, on one rank of an exact trial."""
+    """Keeps what is compared later, and replays steps, on one rank of an exact trial.
 
-    def __init__(
-        self,
-        trial: Trial,
-        context: RankContext,
-        files: TrialFiles,
-        samples: Samples,
-        strategy: LocalStrategy,
-        peers: Peers,
-        open_feed: OpenFeed,
-    ) -> None:
-        """open_feed: opens this rank's batches of other steps, for a purpose with that name."""
-        self._trial, self._context, self._files = trial, context, files
-        self._samples, self._strategy, self._peers = samples, strategy, peers
-        self._open_feed = open_feed
-        self._steps = samples.order.steps
-        self._sha256 = training_sha256(trial, samples.order, _MAY_DIFFER)
-        self._folder = CheckpointFolder(files.replay(self._sha256))
-        self._kept: set[int] = set()  # steps after which this baseline keeps its state
-        self._measures = False
-        # Learning rates of this rank. A restored schedule hides that it was wrong before.
-        self._rates: dict[int, dict[str, float]] = {}
-        self.unchanged_after: list[int] = []  # see RankWeights
-        self._watched: list[Tensor] = []
+    open_feed: opens this rank's batches of other steps, for a purpose with that name.
+    """
+
+    trial: Trial
+    context: RankContext
+    files: TrialFiles
+    samples: Samples
+    strategy: LocalStrategy
+    peers: Peers
+    open_feed: OpenFeed
+    unchanged_after: list[int] = field(default_factory=list)  # see RankWeights
+    # Learning rates of this rank. A restored schedule hides that it was wrong before.
+    _rates: dict[int, dict[str, float]] = field(default_factory=dict)
+    _kept: set[int] = field(default_factory=set)  # steps after which this baseline keeps its state
+    _measures: bool = False
+    _watched: list[Tensor] = field(default_factory=list)
+    _sampled: Tensor | None = None
+    _steps: int = field(init=False)
+    _sha256: str = field(init=False)
+    _folder: CheckpointFolder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._steps = self.samples.order.steps
+        self._sha256 = training_sha256(self.trial, self.samples.order, _MAY_DIFFER)
+        self._folder = CheckpointFolder(self.files.replay(self._sha256))
         if self._can_replay:
             self._rates = {done: {} for done in replayed_after(self._steps)}
             self._watched = self._sample_of_weights()
         self._sampled = torch.cat(self._watched) if self._watched else None
-        if trial.is_baseline:
+        if self.trial.is_baseline:
             self._plan_states()
 
     @property
     def _can_replay(self) -> bool:
-        strategy = type(self._strategy)
+        strategy = type(self.strategy)
         return not strategy.pauses_for_checkpoints and strategy.restore is not LocalStrategy.restore
 
     def _sample_of_weights(self) -> list[Tensor]:
         """Return views of some elements of the largest tensors of weights that this rank owns."""
-        state = self._strategy.rank_state()
-        own = [] if state is None or self._trial.device != "cpu" else state.tensors
+        state = self.strategy.rank_state()
+        own = [] if state is None or self.trial.device != "cpu" else state.tensors
         weights = [each.values for each in own if each.name.startswith(f"{WEIGHTS}/")]
         largest = sorted(weights, key=len, reverse=True)[:_WATCHED_TENSORS]
         return [values[:: max(1, len(values) // _WATCHED_ELEMENTS)] for values in largest]
@@ -119,8 +122,8 @@ class Replays:
         """Decide which states to keep: those that no repeat of this baseline has kept before."""
         there = {checkpoint.steps for checkpoint in self._folder.complete()}
         self._kept = {*replayed_after(self._steps)} - there
-        exact = self._trial.training.precision == "fp32" and self._trial.device == "cpu"
-        floats = self._samples.task.example_input().is_floating_point()
+        exact = self.trial.training.precision == "fp32" and self.trial.device == "cpu"
+        floats = self.samples.task.example_input().is_floating_point()
         self._measures = exact and floats and 0 not in there
         if self._measures:
             self._keep_state(0)
@@ -138,7 +141,7 @@ class Replays:
         if is_early:
             self._save_weights(EARLY)
         if done in self._rates:
-            state = self._strategy.rank_state()
+            state = self.strategy.rank_state()
             values = {} if state is None else state.values
             self._rates[done] = {n: v for n, v in values.items() if n.startswith(RATES)}
         if done in self._kept:
@@ -150,8 +153,8 @@ class Replays:
         found = Replayed()
         self._wait("trained")  # ranks share weights, which may still be read
         with not_recording():
-            early = self._files.weights_at(EARLY)
-            if self._trial.is_baseline and early.exists():
+            early = self.files.weights_at(EARLY)
+            if self.trial.is_baseline and early.exists():
                 found.moved_l2[EARLY] = update_l2(load_file(early), self._initial())
             if self._measures:
                 self._measure_beginning(found)
@@ -169,7 +172,7 @@ class Replays:
         if fault is not None:
             found.faults[point] = fault
             return
-        before = self._copy() if self._trial.is_baseline else {}
+        before = self._copy() if self.trial.is_baseline else {}
         last = first + REPLAYED_STEPS
         self._train(first, last, on_first_gradient=lambda: self._save_gradient(point))
         self._save_weights(point)
@@ -182,17 +185,17 @@ class Replays:
             changes: list[float] = []
 
             def first_gradient() -> None:
-                plain = load_file(self._files.gradient_at(point))
-                changes.append(self._change(self._strategy.gradients(), plain))
+                plain = load_file(self.files.gradient_at(point))
+                changes.append(self._change(self.strategy.gradients(), plain))
 
             self._train(first, last, rounded=True, on_first_gradient=first_gradient)
             found.rounding[point] = max(*changes, self._change(self._copy(), after, before))
 
     def _measure_beginning(self, found: Replayed) -> None:
         """Train once more from the first weights, with inputs that differ by roundings."""
-        spent_s = time.time() - self._context.process_started_unix_s
+        spent_s = time.time() - self.context.process_started_unix_s
         last = self._steps if self._steps <= LONG_STEPS else EARLY_STEPS
-        if spent_s > _TIME_SHARE * self._trial.limits.trial_s:
+        if spent_s > _TIME_SHARE * self.trial.limits.trial_s:
             last = 1
         state = self._state_after(0)
         assert isinstance(state, Checkpoint), "this rank has kept it"
@@ -200,12 +203,12 @@ class Replays:
         points = {EARLY_STEPS: EARLY, self._steps: FINAL}
 
         def first_gradient() -> None:
-            plain = load_file(self._files.gradient)
-            found.rounding[GRADIENT] = self._change(self._strategy.gradients(), plain)
+            plain = load_file(self.files.gradient)
+            found.rounding[GRADIENT] = self._change(self.strategy.gradients(), plain)
 
         def compare(done: int) -> None:
             if done in points:
-                plain = load_file(self._files.weights_at(points[done]))
+                plain = load_file(self.files.weights_at(points[done]))
                 change = self._change(self._copy(), plain, self._initial())
                 found.rounding[points[done]] = change
 
@@ -221,19 +224,19 @@ class Replays:
         on_step: Callable[[int], None] = lambda _done: None,
     ) -> None:
         """Train the steps from `first` on, without records; collective."""
-        samples = self._samples.between(first, stop)
-        seed = self._trial.training.seed
+        samples = self.samples.between(first, stop)
+        seed = self.trial.training.seed
         torch.manual_seed(seed + first)  # for tasks that draw numbers of their own
         loop = Loop(
-            samples.order,
-            samples.task,
-            _Rounded(self._strategy, seed) if rounded else self._strategy,
-            self._context.rank,
+            order=samples.order,
+            task=samples.task,
+            strategy=_Rounded(self.strategy, seed) if rounded else self.strategy,
+            rank=self.context.rank,
             counts_samples=False,
             on_first_gradient=on_first_gradient,
         )
         purpose = f"replay/{first}/{'rounded' if rounded else 'plain'}"
-        with self._open_feed(samples, purpose) as feed:
+        with self.open_feed(samples, purpose) as feed:
             for row, _ in loop.steps(feed):
                 on_step(row.step + 1)
 
@@ -241,11 +244,11 @@ class Replays:
         """Return the baseline's state, or why there is none; the same on all ranks."""
         if not self._can_replay:
             return (
-                f"local strategy {self._trial.local_strategy} cannot train from a given step: it "
+                f"local strategy {self.trial.local_strategy} cannot train from a given step: it "
                 "has no restore(), or its ranks are at different steps"
             )
         found = {c.steps: c for c in self._folder.complete()}.get(first)
-        known = self._peers.of_first_rank(f"replay/{first}", "" if found is None else "kept")
+        known = self.peers.of_first_rank(f"replay/{first}", "" if found is None else "kept")
         if not known:
             return (
                 f"the baseline's state after {first} steps does not exist: in this run the "
@@ -259,10 +262,10 @@ class Replays:
         saved = StateFiles(state)
         fault = self._other_rate(saved)
         try:
-            self._strategy.restore(saved)
+            self.strategy.restore(saved)
         except DataError as error:
             fault = str(error)
-        faults = self._peers.of_all_ranks(f"restored/{state.steps}", fault)
+        faults = self.peers.of_all_ranks(f"restored/{state.steps}", fault)
         return next(filter(None, faults), None)
 
     def _other_rate(self, saved: StateFiles) -> str:
@@ -277,28 +280,28 @@ class Replays:
 
     def _keep_state(self, done: int) -> None:
         """Write the state of a baseline, which is a single rank."""
-        state = self._strategy.rank_state()
+        state = self.strategy.rank_state()
         assert state is not None, "a sequential training has a state after each step"
         position = Position(steps=done, task_sha256=self._sha256, replicas=1)
         self._folder.write(done, 0, 1, lambda file: list(write_state(file, state, position)))
 
     def _save_weights(self, point: str) -> None:
         """Save the weights; collective."""
-        weights = self._strategy.state_dict()
-        if self._context.is_first:
-            save_tensors(self._files.weights_at(point), weights)
+        weights = self.strategy.state_dict()
+        if self.context.is_first:
+            save_tensors(self.files.weights_at(point), weights)
         self._wait(point)
 
     def _save_gradient(self, point: str) -> None:
-        gradients = self._strategy.gradients()
-        if self._context.is_first:
-            save_tensors(self._files.gradient_at(point), gradients)
+        gradients = self.strategy.gradients()
+        if self.context.is_first:
+            save_tensors(self.files.gradient_at(point), gradients)
 
     def _copy(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self._strategy.state_dict().items()}
+        return {name: tensor.clone() for name, tensor in self.strategy.state_dict().items()}
 
     def _initial(self) -> dict[str, Tensor]:
-        return build_model(self._samples.task).state_dict()
+        return build_model(self.samples.task).state_dict()
 
     def _change(
         self,
@@ -310,16 +313,16 @@ class Replays:
         `before`, or from zero."""
         before = before or {name: torch.zeros_like(tensor) for name, tensor in plain.items()}
         differences, distances = update_l2(ours, plain), update_l2(plain, before)
-        trained = trained_parameters(on_meta_device(self._samples.task)).keys() & plain.keys()
+        trained = trained_parameters(on_meta_device(self.samples.task)).keys() & plain.keys()
         whole = math.hypot(*(distances[name] for name in trained))
         if whole == 0:
             return 0.0  # nothing to compare changes with
         return max(differences[n] / (distances[n] + _NOISE * whole) for n in differences)
 
     def _wait(self, purpose: str) -> None:
-        world = self._peers.world(f"replay/{purpose}")
+        world = self.peers.world(f"replay/{purpose}")
         if world is not None:
-            world.barrier(self._trial.limits.collective_s)
+            world.barrier(self.trial.limits.collective_s)
 
 
 class _Rounded(Stepper):

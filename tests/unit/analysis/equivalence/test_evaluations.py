@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from paceline.analysis.equivalence.evaluations import unexplained_evaluations
+from paceline.analysis.equivalence.record_checks import unexplained_evaluations
 from paceline.analysis.trial.evaluation import Evaluations
 
 

@@ -50,9 +50,9 @@ from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.strategies.reduction.shared_sum import SharedSum, shared_rows
 from paceline.strategies.reduction.sufficient_factors import mark_all_but, mark_summed_layers
 from paceline.training.batch_norm import batch_norms, normalise_alone, statistics_width
+from paceline.training.checkpointing import stored_bytes
 from paceline.training.devices import CPU, device_of, on_cpu, use_device
 from paceline.training.optimizers import trained_parameters
-from paceline.training.segments import stored_bytes
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
