@@ -83,7 +83,7 @@ class Replays:
     strategy: LocalStrategy
     peers: Peers
     open_feed: OpenFeed
-    unchanged_after: list[int] = field(default_factory=list)  # see RankWeights
+    unchanged_after: list[int] | None = None  # see RankWeights
     # Learning rates of this rank. A restored schedule hides that it was wrong before.
     _rates: dict[int, dict[str, float]] = field(default_factory=dict)
     _kept: set[int] = field(default_factory=set)  # steps after which this baseline keeps its state
@@ -101,7 +101,8 @@ class Replays:
         if self._can_replay:
             self._rates = {done: {} for done in replayed_after(self._steps)}
             self._watched = self._sample_of_weights()
-        self._sampled = torch.cat(self._watched) if self._watched else None
+        if self._watched:
+            self.unchanged_after, self._sampled = [], torch.cat(self._watched)
         if self.trial.is_baseline:
             self._plan_states()
 
@@ -133,9 +134,9 @@ class Replays:
 
         Return whether this took time, which belongs to no step.
         """
-        if self._watched:
+        if self.unchanged_after is not None and self._sampled is not None:
             before, self._sampled = self._sampled, torch.cat(self._watched)
-            if before is not None and torch.equal(before, self._sampled):
+            if torch.equal(before, self._sampled):
                 self.unchanged_after.append(done)
         is_early = done == EARLY_STEPS < self._steps
         if is_early:

@@ -270,7 +270,7 @@ class _TaskRank:
         """Write what is compared: checksums of every rank, weights and result of the first one."""
         weights = strategy.state_dict()
         sums = [sha256_by_name(each) for each in (weights, *strategy.buffers_of_replicas())]
-        unchanged = () if self.replays is None else self.replays.unchanged_after
+        unchanged = None if self.replays is None else self.replays.unchanged_after
         local = local_buffers(self.trial, task)
         sha256 = write_rank_weights(self.own, sums, local, unchanged)
         if not self.context.is_first:
