@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.data.reading import Feed
-from paceline.errors import DataError
+from paceline.errors import DataError, PacelineWarning, RankFailed
 from paceline.rank.checkpoints import training_sha256
 from paceline.rank.loop import Loop
 from paceline.records.checkpoints import Checkpoint, CheckpointFolder
@@ -47,6 +48,7 @@ from paceline.workloads.build import build_model, on_meta_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -64,6 +66,7 @@ _MAY_DIFFER = {"precision", "batch_norm", "activation_checkpointing"}
 _CHANGE = 2.0**-20
 _NOISE = 2.0**-13  # share of the whole norm below which the gradient of a tensor is noise
 _WATCHED_TENSORS, _WATCHED_ELEMENTS = 4, 32  # whose change is seen after each step
+_DIVERGED = 1.0  # change of a training that diverges by roundings; its weights prove nothing
 _TIME_SHARE = 0.4  # of limits.trial_s, after which the baseline repeats only the first step
 
 OpenFeed = Callable[["Samples", str], AbstractContextManager[Feed]]
@@ -175,7 +178,7 @@ class Replays:
             return
         before = self._copy() if self.trial.is_baseline else {}
         last = first + REPLAYED_STEPS
-        self._train(first, last, on_first_gradient=lambda: self._save_gradient(point))
+        self._train(first, last, self.strategy, lambda: self._save_gradient(point))
         self._save_weights(point)
         if not before:
             return
@@ -184,12 +187,10 @@ class Replays:
         if self._measures:
             self._restored(state)
             changes: list[float] = []
-
-            def first_gradient() -> None:
-                plain = load_file(self.files.gradient_at(point))
-                changes.append(self._change(self.strategy.gradients(), plain))
-
-            self._train(first, last, rounded=True, on_first_gradient=first_gradient)
+            gradient = self.files.gradient_at(point)
+            self._train_rounded(
+                first, last, lambda: changes.append(self._gradient_change(gradient))
+            )
             found.rounding[point] = max(*changes, self._change(self._copy(), after, before))
 
     def _measure_beginning(self, found: Replayed) -> None:
@@ -199,45 +200,59 @@ class Replays:
         if spent_s > _TIME_SHARE * self.trial.limits.trial_s:
             last = 1
         state = self._state_after(0)
-        assert isinstance(state, Checkpoint), "this rank has kept it"
+        if isinstance(state, str) or not self.files.gradient.exists():
+            return
         self._restored(state)
         points = {EARLY_STEPS: EARLY, self._steps: FINAL}
 
         def first_gradient() -> None:
-            plain = load_file(self.files.gradient)
-            found.rounding[GRADIENT] = self._change(self.strategy.gradients(), plain)
+            found.rounding[GRADIENT] = self._gradient_change(self.files.gradient)
 
         def compare(done: int) -> None:
-            if done in points:
-                plain = load_file(self.files.weights_at(points[done]))
-                change = self._change(self._copy(), plain, self._initial())
+            plain = self.files.weights_at(points.get(done, ""))
+            if plain.exists():
+                change = self._change(self._copy(), load_file(plain), self._initial())
                 found.rounding[points[done]] = change
 
-        self._train(0, last, rounded=True, on_first_gradient=first_gradient, on_step=compare)
+        if not self._train_rounded(0, last, first_gradient, compare):
+            found.rounding.update(dict.fromkeys(points.values(), _DIVERGED))
+
+    def _train_rounded(
+        self,
+        first: int,
+        stop: int,
+        on_first_gradient: Callable[[], None],
+        on_step: Callable[[int], None] = lambda _done: None,
+    ) -> bool:
+        """Train with inputs that differ by roundings; return False if that diverges."""
+        rounded = _Rounded(self.strategy, self.trial.training.seed)
+        try:
+            self._train(first, stop, rounded, on_first_gradient, on_step)
+        except RankFailed:
+            return False
+        return True
 
     def _train(
         self,
         first: int,
         stop: int,
-        *,
-        rounded: bool = False,
-        on_first_gradient: Callable[[], None] = lambda: None,
+        strategy: Stepper,
+        on_first_gradient: Callable[[], None],
         on_step: Callable[[int], None] = lambda _done: None,
     ) -> None:
         """Train the steps from `first` on, without records; collective."""
         samples = self.samples.between(first, stop)
-        seed = self.trial.training.seed
-        torch.manual_seed(seed + first)  # for tasks that draw numbers of their own
+        # for tasks that draw numbers of their own
+        torch.manual_seed(self.trial.training.seed + first)
         loop = Loop(
             order=samples.order,
             task=samples.task,
-            strategy=_Rounded(self.strategy, seed) if rounded else self.strategy,
+            strategy=strategy,
             rank=self.context.rank,
             counts_samples=False,
             on_first_gradient=on_first_gradient,
         )
-        purpose = f"replay/{first}/{'rounded' if rounded else 'plain'}"
-        with self.open_feed(samples, purpose) as feed:
+        with self.open_feed(samples, f"replay/{first}") as feed:
             for row, _ in loop.steps(feed):
                 on_step(row.step + 1)
 
@@ -284,7 +299,14 @@ class Replays:
         state = self.strategy.rank_state()
         assert state is not None, "a sequential training has a state after each step"
         position = Position(steps=done, task_sha256=self._sha256, replicas=1)
-        self._folder.write(done, 0, 1, lambda file: list(write_state(file, state, position)))
+        try:
+            self._folder.write(done, 0, 1, lambda file: list(write_state(file, state, position)))
+        except OSError as error:
+            message = (
+                f"{self._folder.root}: no state after {done} steps: {error.strerror or error}; the "
+                "training goes on, and other trials cannot replay steps from there"
+            )
+            warnings.warn(message, PacelineWarning, stacklevel=2)
 
     def _save_weights(self, point: str) -> None:
         """Save the weights; collective."""
@@ -319,6 +341,9 @@ class Replays:
         if whole == 0:
             return 0.0  # nothing to compare changes with
         return max(differences[n] / (distances[n] + _NOISE * whole) for n in differences)
+
+    def _gradient_change(self, plain: Path) -> float:
+        return self._change(self.strategy.gradients(), load_file(plain))
 
     def _wait(self, purpose: str) -> None:
         world = self.peers.world(f"replay/{purpose}")
