@@ -89,6 +89,19 @@ def test_different_parameters_on_each_rank_are_not_compared(fabricate, tmp_path)
     assert verdict(run) == (None, "rank 1 ended with other weights")
 
 
+def test_ranks_that_began_alike_and_drifted_are_not_equivalent(fabricate, tmp_path):
+    run = script_run(fabricate, tmp_path, {})
+    fabricate.edit_json(pair(run)[0].rank(1).weights, replicas=[{"scale": "other"}])
+    equivalence = check_equivalence(*pair(run))
+    last = equivalence.checks[-1]
+    assert equivalence.equivalent is False
+    assert (last.passed, last.reason) == (False, "rank 1 ended with another scale than rank 0")
+    fabricate.edit_json(pair(run)[0].rank(1).environment, initial_weights_sha256="other")
+    equivalent, reason = verdict(run)
+    assert equivalent is None
+    assert reason.startswith("its ranks began with different weights: they are sharded")
+
+
 def test_rows_that_were_not_checked_are_ranked_in_steps_per_second(fabricate, tmp_path):
     comparison = compare_run(script_run(fabricate, tmp_path, WRONG, samples=False))
     row = next(row for row in comparison.rows if row.launcher == "mpi")

@@ -172,8 +172,7 @@ def writer(tmp_path):
 def write(writer, steps, tensor):
     state = RankState()
     state.add_whole("buffers/b", tensor)
-    writer.begin(state, LIMIT_S)
-    writer.end(Position(steps=steps, task_sha256="abc", replicas=1), None)
+    writer.write(state, Position(steps=steps, task_sha256="abc", replicas=1), LIMIT_S)
     assert writer.wait_until_idle(LIMIT_S)
 
 

@@ -50,9 +50,11 @@ class Workers:
 @pytest.mark.parametrize("samples", [4, 1, 0])
 def test_conversion_of_a_task_gets_no_empty_part(samples, replicas):
     task = Stacked(TaskSettings(input_shape=(3,), input_dtype="float64"))
-    order = SimpleNamespace(step=lambda _: SimpleNamespace(sample_ids=range(9)), steps=1)
+    order = SimpleNamespace(
+        first_step=0, step=lambda _: SimpleNamespace(sample_ids=range(9)), steps=1
+    )
     strategy, stored = Workers(replicas), np.random.default_rng(1).random((samples, 3))
-    loop = Loop(order, task, strategy, 0, counts_samples=True)
+    loop = Loop(order=order, task=task, strategy=strategy, rank=0, counts_samples=True)
     batch = Batch(0, 0, np.arange(samples), stored, np.zeros(samples, dtype=np.int64))
     assert len(list(loop.steps([batch]))) == 1
     (found,) = strategy.batches

@@ -89,8 +89,8 @@ def halve_late_rates(optimizer, share, plain):
 @pytest.mark.parametrize(
     ("steps", "fault", "word"),
     [
-        (SHORT, lose_one_update, "rank 0 in step 17: an update was lost"),
-        (LONG, lose_one_update, "rank 0 in step 17: an update was lost"),
+        (SHORT, lose_one_update, "did not change in step 17: an update was lost"),
+        (LONG, lose_one_update, "did not change in step 17: an update was lost"),
         (LONG, halve_late_rates, "times the distance that training moved"),
     ],
 )
@@ -155,6 +155,33 @@ def test_replicas_that_drift_are_not_equivalent(run):
     found_weights["local"] = ["1.running_mean"]
     write_json(other.rank(0).weights, found_weights)
     assert found(other, base)[0].grade == "whole"
+
+
+BUFFERS = """
+import torch
+from torch import nn
+from paceline import Task
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs):
+        self.seen = inputs.detach().mean()
+        return inputs
+
+class Mine(Task):
+    def model(self):
+        return nn.Sequential(Mean(), nn.Flatten(), nn.Linear(3072, 3))
+"""
+
+
+def test_buffers_that_no_one_synchronises_are_not_equivalent(run):
+    base = run("base", 4, source=BUFFERS)
+    equivalence, faults = found(run("two", 4, "threads", 2, source=BUFFERS), base)
+    assert equivalence.equivalent is False
+    assert "replica 1 of rank 0 ended with another 0.seen than" in faults
 
 
 UNITS = """

@@ -51,6 +51,17 @@ def test_launcher_transport_strategy_and_layout_are_columns(comparison: Comparis
     assert next(line for line in lines if " spark " in line).endswith("✗")
 
 
+def test_mark_of_first_steps_is_explained(comparison: Comparison) -> None:
+    assert "✓¹" not in comparison_text(comparison, 80)
+    rows = tuple(
+        dataclasses.replace(row, equivalence_grade="start") if row.launcher == "mpi" else row
+        for row in comparison.rows
+    )
+    text = comparison_text(dataclasses.replace(comparison, rows=rows), 80)
+    assert any(" mpi " in line and line.endswith("✓¹") for line in text.splitlines())
+    assert "✓¹: shown for the first steps only; ✓: for the whole training." in text
+
+
 def test_every_row_has_its_main_cost(comparison: Comparison) -> None:
     text = comparison_text(comparison, 80)
     costs = ("compute", "transfer", "waiting", "data wait")

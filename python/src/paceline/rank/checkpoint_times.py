@@ -25,7 +25,6 @@ _POLL_S = 0.5  # of the store, by a thread
 _LEAD_S = 1.5  # from an announcement to its step
 _KEPT_STEPS = 64
 _FIRST_MEASURED_STEPS = 8  # before the first checkpoint of every_s = "auto"
-_COPYING_STEPS = 2  # over which the copy of a checkpoint is divided
 _SMALLEST_COST_S = 1e-3
 
 
@@ -176,7 +175,7 @@ class DalyInterval:
         self._mtbf_s = mtbf_s
         self._quiet_s: deque[float] = deque(maxlen=_KEPT_STEPS)
         self._delay_s = 0.0  # of the checkpoint that is being written
-        self._steps: int | None = None  # since it began; None while there is none
+        self._is_written = False
         self._costs_s: deque[float] = deque(maxlen=_KEPT_STEPS)
 
     @property
@@ -193,19 +192,18 @@ class DalyInterval:
 
     def begin(self) -> None:
         """Begin to measure a checkpoint with the next step that is added."""
-        self._steps, self._delay_s = 0, 0.0
+        self._is_written, self._delay_s = True, 0.0
 
     def add_step(self, step_s: float, *, idle: bool) -> None:
         """Add a step; idle: whether no checkpoint is being written now."""
-        if self._steps is None:
+        if not self._is_written:
             self._quiet_s.append(step_s)
             return
         usual_s = statistics.median(self._quiet_s) if self._quiet_s else step_s
         self._delay_s += step_s - usual_s
-        self._steps += 1
-        if idle and self._steps >= _COPYING_STEPS:
+        if idle:
             self._costs_s.append(max(0.0, self._delay_s))
-            self._steps = None
+            self._is_written = False
 
 
 _ANSWER_POLL_S = 0.01  # by a rank that has reached an announced step

@@ -126,46 +126,36 @@ class Checkpoints:
         return 0 if self._chosen is None else self._chosen.steps
 
     def updated(self, step: int) -> None:
-        """Begin a checkpoint, if one is due after this step; call it after the optimiser."""
+        """Write a checkpoint, if one is due after this step; call it after the optimiser."""
         done = step + 1
         idle = self._writer.is_idle
         due = [t.is_due(done, self._step_s, idle=idle) for t in self._times]
         if done == self._order.steps or not (self._pending or any(due)):
             return
-        if self._strategy.pauses_for_checkpoints:
-            self._pause(done)
-            return
+        pauses = self._strategy.pauses_for_checkpoints
+        if pauses:  # no rank changes the state until all have copied it
+            self._strategy.settle()
         state = self._strategy.rank_state()
         self._pending = state is None
-        if state is not None:
-            _add_random(state, self._context.rank)
-            self._writer.begin(state, self._limits.collective_s)
-
-    def _pause(self, done: int) -> None:
-        """Copy the state while no rank changes it; collective."""
-        self._strategy.settle()
-        state = self._strategy.rank_state()
-        assert state is not None, "after `settle` there is one"
+        if state is None:
+            return
         _add_random(state, self._context.rank)
         limit_s = self._limits.collective_s
-        self._writer.begin(state, limit_s, whole=True)
-        world = self._peers.world(f"checkpoint/{done}")
+        interval_s = next((t.interval_s for t in self._times if t.interval_s is not None), None)
+        position = Position(steps=done, task_sha256=self._task_sha256, replicas=self._replicas)
+        self._writer.write(state, position, limit_s, interval_s)
+        world = self._peers.world(f"checkpoint/{done}") if pauses else None
         if world is not None:
             world.barrier(2 * limit_s)  # others may first wait for the checkpoint before
 
     def step_ended(self, row: StepRow) -> None:
-        """Complete the copy of a checkpoint, and begin to write it."""
+        """Take the time of a step, and get memory for copies after the first one."""
         self._step_s = row.step_s
         if not self._has_memory:
             state = self._strategy.rank_state()
             self._has_memory = state is not None
             if state is not None:
                 self._writer.prepare(state)
-        interval_s = next((t.interval_s for t in self._times if t.interval_s is not None), None)
-        position = Position(
-            steps=row.step + 1, task_sha256=self._task_sha256, replicas=self._replicas
-        )
-        self._writer.end(position, interval_s)
 
     @contextmanager
     def on_signal(self) -> Iterator[None]:
@@ -278,7 +268,6 @@ def _set_cuda_state(state: torch.Tensor) -> None:
 
 
 _LOWEST_PRIORITY = 19  # for setpriority(2), which on Linux applies to a single thread
-_PIECE_BYTES = 16 << 20
 _END_S = 10.0
 
 
@@ -288,21 +277,13 @@ class _Stopped(Exception):  # noqa: N818  (nobody sees it)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
+    """A state that was copied; interval_s: for the record."""
+
     position: Position
     state: RankState
     started_unix_s: float
     blocked_s: float
     interval_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A checkpoint of which one half has been copied."""
-
-    state: RankState
-    rest: Iterator[int]
-    started_unix_s: float
-    blocked_s: float
 
 
 @dataclass(slots=True)
@@ -317,18 +298,13 @@ class Copies:
             if not self._fits(each.name, each.values):
                 self._memory[each.name] = torch.zeros(each.values.shape, dtype=each.values.dtype)
 
-    def copy(self, state: RankState) -> Iterator[int]:
-        """Copy the state piece by piece; yield the bytes of each."""
+    def copy(self, state: RankState) -> RankState:
+        """Return a copy of the state; the next one overwrites it."""
         self.allocate(state)
-        for each in state.tensors:
-            target, size = self._memory[each.name], each.values.element_size()
-            for start in range(0, len(target), _PIECE_BYTES // size):
-                piece = slice(start, start + _PIECE_BYTES // size)
-                yield target[piece].copy_(each.values[piece]).numel() * size
-
-    def of(self, state: RankState) -> RankState:
-        """Return the copy of the state; the next one overwrites it."""
-        copied = [replace(each, values=self._memory[each.name]) for each in state.tensors]
+        copied = [
+            replace(each, values=self._memory[each.name].copy_(each.values))
+            for each in state.tensors
+        ]
         return RankState(copied, dict(state.values))
 
     def _fits(self, name: str, values: Tensor) -> bool:
@@ -344,7 +320,6 @@ class CheckpointWriter:
         self._folder, self._rank, self._ranks = folder, rank, ranks
         self._rows = JsonlWriter(rows)
         self._copies = Copies()
-        self._begun: _Begun | None = None
         self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
@@ -363,41 +338,23 @@ class CheckpointWriter:
         """Get memory for the copies in the background."""
         self._tasks.put(lambda: self._copies.allocate(state))
 
-    def begin(self, state: RankState, limit_s: float, *, whole: bool = False) -> None:
-        """Copy the first half of the state; `end` copies the other one.
+    def write(
+        self, state: RankState, position: Position, limit_s: float, interval_s: float | None = None
+    ) -> None:
+        """Copy the state, and write it in the background.
 
-        The state must not change in between. So the copy delays two steps by half of its time each.
         It waits for at most `limit_s` for the checkpoint before, and is given up after that.
-        whole: copy everything now.
+        interval_s: for the record.
         """
         started_s, started_unix_s = time.perf_counter(), time.time()
         if not self.wait_until_idle(limit_s):
             self._report(f"the checkpoint before is not written after {limit_s:g} s")
             return
-        half = sum(t.values.numel() * t.values.element_size() for t in state.tensors) / 2
-        rest, copied = self._copies.copy(state), 0
-        for size in rest:
-            copied += size
-            if copied >= half and not whole:
-                break
-        self._begun = _Begun(state, rest, started_unix_s, time.perf_counter() - started_s)
-
-    def end(self, position: Position, interval_s: float | None) -> None:
-        """Copy the rest, and begin to write; do nothing without `begin`.
-
-        interval_s: for the record.
-        """
-        begun, self._begun = self._begun, None
-        if begun is None:
-            return
-        started_s = time.perf_counter()
-        for _ in begun.rest:
-            pass
         job = _Job(
             position=position,
-            state=self._copies.of(begun.state),
-            started_unix_s=begun.started_unix_s,
-            blocked_s=begun.blocked_s + time.perf_counter() - started_s,
+            state=self._copies.copy(state),
+            started_unix_s=started_unix_s,
+            blocked_s=time.perf_counter() - started_s,
             interval_s=interval_s,
         )
         self._tasks.put(lambda: self._write(job))

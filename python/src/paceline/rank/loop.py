@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,35 +34,24 @@ def _no_evaluation(step: int, epoch: int) -> bool:  # noqa: ARG001
     return False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """Runs the steps of a sample order on one rank, and records each step when it ends."""
+    """Runs the steps of a sample order on one rank, and records each step when it ends.
 
-    def __init__(  # noqa: PLR0913  (the callbacks of one caller)
-        self,
-        order: SampleOrder,
-        task: Task,
-        strategy: Stepper,
-        rank: int,
-        *,
-        counts_samples: bool,
-        on_first_gradient: Callable[[], None] = lambda: None,
-        on_update: Callable[[int], None] = lambda _step: None,
-        on_step_end: Callable[[StepRow], None] = lambda _row: None,
-    ) -> None:
-        """counts_samples: whether this rank's samples belong to no other stage of the same replica.
+    counts_samples: whether this rank's samples belong to no other stage of the same replica.
+    on_first_gradient: called after the first gradient of this loop is summed. on_update: called
+    with the step when its weights are updated, as a part of it. on_step_end: called after the rows
+    of a step are written.
+    """
 
-        on_first_gradient: called after the first gradient of this loop is summed. on_update: called
-        with the step when its weights are updated, as a part of it. on_step_end: called after the
-        rows of a step are written.
-        """
-        self._order = order
-        self._task = task
-        self._strategy = strategy
-        self._rank = rank
-        self._counts_samples = counts_samples
-        self._on_first_gradient = on_first_gradient
-        self._on_update = on_update
-        self._on_step_end = on_step_end
+    order: SampleOrder
+    task: Task
+    strategy: Stepper
+    rank: int
+    counts_samples: bool
+    on_first_gradient: Callable[[], None] = lambda: None
+    on_update: Callable[[int], None] = lambda _step: None
+    on_step_end: Callable[[StepRow], None] = lambda _row: None
 
     def run(
         self, batches: Iterable[Batch], files: RankFiles, evaluate: Evaluate = _no_evaluation
@@ -76,7 +66,7 @@ class Loop:
             for row, seen in self.steps(batches, evaluate=evaluate):
                 rows.write(row)
                 sample_log.write(seen)
-                self._on_step_end(row)
+                self.on_step_end(row)
                 steps += 1
         return steps
 
@@ -103,7 +93,7 @@ class Loop:
                 SampleLogRow(
                     step=batch.step,
                     epoch=batch.epoch,
-                    sample_ids=batch.sample_ids.tolist() if self._counts_samples else [],
+                    sample_ids=batch.sample_ids.tolist() if self.counts_samples else [],
                 ),
             )
             if evaluate(batch.step, batch.epoch):
@@ -112,7 +102,7 @@ class Loop:
     def _step(
         self, batch: Batch, started_s: float, waited_s: float, unix_offset_s: float
     ) -> tuple[StepRow, float]:
-        global_samples = len(self._order.step(batch.step).sample_ids)
+        global_samples = len(self.order.step(batch.step).sample_ids)
         train_batch = TrainBatch(
             step=batch.step,
             epoch=batch.epoch,
@@ -120,16 +110,16 @@ class Loop:
             targets=torch.from_numpy(batch.targets),
             sample_ids=batch.sample_ids,
             global_samples=global_samples,
-            is_last=batch.step == self._order.steps - 1,
+            is_last=batch.step == self.order.steps - 1,
         )
-        result = self._strategy.gradient(train_batch)
+        result = self.strategy.gradient(train_batch)
         self._check_loss(batch.step, result)
-        if batch.step == self._order.first_step:
-            self._on_first_gradient()
+        if batch.step == self.order.first_step:
+            self.on_first_gradient()
         optimizing_s = time.perf_counter()
-        within_step = self._strategy.step()
+        within_step = self.strategy.step()
         stepped_s = time.perf_counter()
-        self._on_update(batch.step)
+        self.on_update(batch.step)
         ended_s = time.perf_counter()
         step_s = ended_s - started_s
         data_wait_s = waited_s - started_s
@@ -146,7 +136,7 @@ class Loop:
             step=batch.step,
             epoch=batch.epoch,
             started_unix_s=started_s + unix_offset_s,
-            samples=len(batch.sample_ids) if self._counts_samples else 0,
+            samples=len(batch.sample_ids) if self.counts_samples else 0,
             global_samples=global_samples,
             loss_sum=result.loss_sum,
             data_wait_s=data_wait_s,
@@ -171,20 +161,20 @@ class Loop:
         samples = batch.inputs
         if samples is None:
             return torch.empty(len(batch.sample_ids), 0)
-        inputs = self._task.empty_input(samples)
+        inputs = self.task.empty_input(samples)
 
         def convert(part: slice) -> None:
             if part.start < part.stop:  # a rank or a replica may have no sample
-                self._task.fill_input(samples[part], inputs[part])
+                self.task.fill_input(samples[part], inputs[part])
 
-        self._strategy.for_parts(len(samples), convert)
+        self.strategy.for_parts(len(samples), convert)
         return inputs
 
     def _check_loss(self, step: int, result: GradientResult) -> None:
         if not math.isfinite(result.loss_sum):
             raise RankFailed(
-                f"rank {self._rank}: the loss of step {step} is {result.loss_sum}, expected a "
+                f"rank {self.rank}: the loss of step {step} is {result.loss_sum}, expected a "
                 f"finite number: the training diverged; lower learning_rate "
-                f"({self._task.settings.learning_rate:g}) or use precision fp32",
-                self._rank,
+                f"({self.task.settings.learning_rate:g}) or use precision fp32",
+                self.rank,
             )

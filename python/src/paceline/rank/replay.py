@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
 
 from paceline.data.reading import Feed
-from paceline.errors import DataError
+from paceline.errors import DataError, PacelineWarning, RankFailed
 from paceline.rank.checkpoints import training_sha256
 from paceline.rank.loop import Loop
 from paceline.records.checkpoints import Checkpoint, CheckpointFolder
@@ -47,6 +48,7 @@ from paceline.workloads.build import build_model, on_meta_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -64,53 +66,58 @@ _MAY_DIFFER = {"precision", "batch_norm", "activation_checkpointing"}
 _CHANGE = 2.0**-20
 _NOISE = 2.0**-13  # share of the whole norm below which the gradient of a tensor is noise
 _WATCHED_TENSORS, _WATCHED_ELEMENTS = 4, 32  # whose change is seen after each step
+_DIVERGED = 1.0  # change of a training that diverges by roundings; its weights prove nothing
 _TIME_SHARE = 0.4  # of limits.trial_s, after which the baseline repeats only the first step
 
 OpenFeed = Callable[["Samples", str], AbstractContextManager[Feed]]
 
 
+@dataclass(slots=True)
 class Replays:
-    """Keeps what is compared later, and replays steps, on one rank of an exact trial."""
+    """Keeps what is compared later, and replays steps, on one rank of an exact trial.
 
-    def __init__(
-        self,
-        trial: Trial,
-        context: RankContext,
-        files: TrialFiles,
-        samples: Samples,
-        strategy: LocalStrategy,
-        peers: Peers,
-        open_feed: OpenFeed,
-    ) -> None:
-        """open_feed: opens this rank's batches of other steps, for a purpose with that name."""
-        self._trial, self._context, self._files = trial, context, files
-        self._samples, self._strategy, self._peers = samples, strategy, peers
-        self._open_feed = open_feed
-        self._steps = samples.order.steps
-        self._sha256 = training_sha256(trial, samples.order, _MAY_DIFFER)
-        self._folder = CheckpointFolder(files.replay(self._sha256))
-        self._kept: set[int] = set()  # steps after which this baseline keeps its state
-        self._measures = False
-        # Learning rates of this rank. A restored schedule hides that it was wrong before.
-        self._rates: dict[int, dict[str, float]] = {}
-        self.unchanged_after: list[int] = []  # see RankWeights
-        self._watched: list[Tensor] = []
+    open_feed: opens this rank's batches of other steps, for a purpose with that name.
+    """
+
+    trial: Trial
+    context: RankContext
+    files: TrialFiles
+    samples: Samples
+    strategy: LocalStrategy
+    peers: Peers
+    open_feed: OpenFeed
+    unchanged_after: list[int] | None = None  # see RankWeights
+    # Learning rates of this rank. A restored schedule hides that it was wrong before.
+    _rates: dict[int, dict[str, float]] = field(default_factory=dict)
+    _kept: set[int] = field(default_factory=set)  # steps after which this baseline keeps its state
+    _measures: bool = False
+    _watched: list[Tensor] = field(default_factory=list)
+    _sampled: Tensor | None = None
+    _steps: int = field(init=False)
+    _sha256: str = field(init=False)
+    _folder: CheckpointFolder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._steps = self.samples.order.steps
+        self._sha256 = training_sha256(self.trial, self.samples.order, _MAY_DIFFER)
+        self._folder = CheckpointFolder(self.files.replay(self._sha256))
         if self._can_replay:
             self._rates = {done: {} for done in replayed_after(self._steps)}
             self._watched = self._sample_of_weights()
-        self._sampled = torch.cat(self._watched) if self._watched else None
-        if trial.is_baseline:
+        if self._watched:
+            self.unchanged_after, self._sampled = [], torch.cat(self._watched)
+        if self.trial.is_baseline:
             self._plan_states()
 
     @property
     def _can_replay(self) -> bool:
-        strategy = type(self._strategy)
+        strategy = type(self.strategy)
         return not strategy.pauses_for_checkpoints and strategy.restore is not LocalStrategy.restore
 
     def _sample_of_weights(self) -> list[Tensor]:
         """Return views of some elements of the largest tensors of weights that this rank owns."""
-        state = self._strategy.rank_state()
-        own = [] if state is None or self._trial.device != "cpu" else state.tensors
+        state = self.strategy.rank_state()
+        own = [] if state is None or self.trial.device != "cpu" else state.tensors
         weights = [each.values for each in own if each.name.startswith(f"{WEIGHTS}/")]
         largest = sorted(weights, key=len, reverse=True)[:_WATCHED_TENSORS]
         return [values[:: max(1, len(values) // _WATCHED_ELEMENTS)] for values in largest]
@@ -119,8 +126,8 @@ class Replays:
         """Decide which states to keep: those that no repeat of this baseline has kept before."""
         there = {checkpoint.steps for checkpoint in self._folder.complete()}
         self._kept = {*replayed_after(self._steps)} - there
-        exact = self._trial.training.precision == "fp32" and self._trial.device == "cpu"
-        floats = self._samples.task.example_input().is_floating_point()
+        exact = self.trial.training.precision == "fp32" and self.trial.device == "cpu"
+        floats = self.samples.task.example_input().is_floating_point()
         self._measures = exact and floats and 0 not in there
         if self._measures:
             self._keep_state(0)
@@ -130,15 +137,15 @@ class Replays:
 
         Return whether this took time, which belongs to no step.
         """
-        if self._watched:
+        if self.unchanged_after is not None and self._sampled is not None:
             before, self._sampled = self._sampled, torch.cat(self._watched)
-            if before is not None and torch.equal(before, self._sampled):
+            if torch.equal(before, self._sampled):
                 self.unchanged_after.append(done)
         is_early = done == EARLY_STEPS < self._steps
         if is_early:
             self._save_weights(EARLY)
         if done in self._rates:
-            state = self._strategy.rank_state()
+            state = self.strategy.rank_state()
             values = {} if state is None else state.values
             self._rates[done] = {n: v for n, v in values.items() if n.startswith(RATES)}
         if done in self._kept:
@@ -150,8 +157,8 @@ class Replays:
         found = Replayed()
         self._wait("trained")  # ranks share weights, which may still be read
         with not_recording():
-            early = self._files.weights_at(EARLY)
-            if self._trial.is_baseline and early.exists():
+            early = self.files.weights_at(EARLY)
+            if self.trial.is_baseline and early.exists():
                 found.moved_l2[EARLY] = update_l2(load_file(early), self._initial())
             if self._measures:
                 self._measure_beginning(found)
@@ -169,9 +176,9 @@ class Replays:
         if fault is not None:
             found.faults[point] = fault
             return
-        before = self._copy() if self._trial.is_baseline else {}
+        before = self._copy() if self.trial.is_baseline else {}
         last = first + REPLAYED_STEPS
-        self._train(first, last, on_first_gradient=lambda: self._save_gradient(point))
+        self._train(first, last, self.strategy, lambda: self._save_gradient(point))
         self._save_weights(point)
         if not before:
             return
@@ -180,60 +187,72 @@ class Replays:
         if self._measures:
             self._restored(state)
             changes: list[float] = []
-
-            def first_gradient() -> None:
-                plain = load_file(self._files.gradient_at(point))
-                changes.append(self._change(self._strategy.gradients(), plain))
-
-            self._train(first, last, rounded=True, on_first_gradient=first_gradient)
+            gradient = self.files.gradient_at(point)
+            self._train_rounded(
+                first, last, lambda: changes.append(self._gradient_change(gradient))
+            )
             found.rounding[point] = max(*changes, self._change(self._copy(), after, before))
 
     def _measure_beginning(self, found: Replayed) -> None:
         """Train once more from the first weights, with inputs that differ by roundings."""
-        spent_s = time.time() - self._context.process_started_unix_s
+        spent_s = time.time() - self.context.process_started_unix_s
         last = self._steps if self._steps <= LONG_STEPS else EARLY_STEPS
-        if spent_s > _TIME_SHARE * self._trial.limits.trial_s:
+        if spent_s > _TIME_SHARE * self.trial.limits.trial_s:
             last = 1
         state = self._state_after(0)
-        assert isinstance(state, Checkpoint), "this rank has kept it"
+        if isinstance(state, str) or not self.files.gradient.exists():
+            return
         self._restored(state)
         points = {EARLY_STEPS: EARLY, self._steps: FINAL}
 
         def first_gradient() -> None:
-            plain = load_file(self._files.gradient)
-            found.rounding[GRADIENT] = self._change(self._strategy.gradients(), plain)
+            found.rounding[GRADIENT] = self._gradient_change(self.files.gradient)
 
         def compare(done: int) -> None:
-            if done in points:
-                plain = load_file(self._files.weights_at(points[done]))
-                change = self._change(self._copy(), plain, self._initial())
+            plain = self.files.weights_at(points.get(done, ""))
+            if plain.exists():
+                change = self._change(self._copy(), load_file(plain), self._initial())
                 found.rounding[points[done]] = change
 
-        self._train(0, last, rounded=True, on_first_gradient=first_gradient, on_step=compare)
+        if not self._train_rounded(0, last, first_gradient, compare):
+            found.rounding.update(dict.fromkeys(points.values(), _DIVERGED))
+
+    def _train_rounded(
+        self,
+        first: int,
+        stop: int,
+        on_first_gradient: Callable[[], None],
+        on_step: Callable[[int], None] = lambda _done: None,
+    ) -> bool:
+        """Train with inputs that differ by roundings; return False if that diverges."""
+        rounded = _Rounded(self.strategy, self.trial.training.seed)
+        try:
+            self._train(first, stop, rounded, on_first_gradient, on_step)
+        except RankFailed:
+            return False
+        return True
 
     def _train(
         self,
         first: int,
         stop: int,
-        *,
-        rounded: bool = False,
-        on_first_gradient: Callable[[], None] = lambda: None,
+        strategy: Stepper,
+        on_first_gradient: Callable[[], None],
         on_step: Callable[[int], None] = lambda _done: None,
     ) -> None:
         """Train the steps from `first` on, without records; collective."""
-        samples = self._samples.between(first, stop)
-        seed = self._trial.training.seed
-        torch.manual_seed(seed + first)  # for tasks that draw numbers of their own
+        samples = self.samples.between(first, stop)
+        # for tasks that draw numbers of their own
+        torch.manual_seed(self.trial.training.seed + first)
         loop = Loop(
-            samples.order,
-            samples.task,
-            _Rounded(self._strategy, seed) if rounded else self._strategy,
-            self._context.rank,
+            order=samples.order,
+            task=samples.task,
+            strategy=strategy,
+            rank=self.context.rank,
             counts_samples=False,
             on_first_gradient=on_first_gradient,
         )
-        purpose = f"replay/{first}/{'rounded' if rounded else 'plain'}"
-        with self._open_feed(samples, purpose) as feed:
+        with self.open_feed(samples, f"replay/{first}") as feed:
             for row, _ in loop.steps(feed):
                 on_step(row.step + 1)
 
@@ -241,11 +260,11 @@ class Replays:
         """Return the baseline's state, or why there is none; the same on all ranks."""
         if not self._can_replay:
             return (
-                f"local strategy {self._trial.local_strategy} cannot train from a given step: it "
+                f"local strategy {self.trial.local_strategy} cannot train from a given step: it "
                 "has no restore(), or its ranks are at different steps"
             )
         found = {c.steps: c for c in self._folder.complete()}.get(first)
-        known = self._peers.of_first_rank(f"replay/{first}", "" if found is None else "kept")
+        known = self.peers.of_first_rank(f"replay/{first}", "" if found is None else "kept")
         if not known:
             return (
                 f"the baseline's state after {first} steps does not exist: in this run the "
@@ -259,10 +278,10 @@ class Replays:
         saved = StateFiles(state)
         fault = self._other_rate(saved)
         try:
-            self._strategy.restore(saved)
+            self.strategy.restore(saved)
         except DataError as error:
             fault = str(error)
-        faults = self._peers.of_all_ranks(f"restored/{state.steps}", fault)
+        faults = self.peers.of_all_ranks(f"restored/{state.steps}", fault)
         return next(filter(None, faults), None)
 
     def _other_rate(self, saved: StateFiles) -> str:
@@ -277,28 +296,35 @@ class Replays:
 
     def _keep_state(self, done: int) -> None:
         """Write the state of a baseline, which is a single rank."""
-        state = self._strategy.rank_state()
+        state = self.strategy.rank_state()
         assert state is not None, "a sequential training has a state after each step"
         position = Position(steps=done, task_sha256=self._sha256, replicas=1)
-        self._folder.write(done, 0, 1, lambda file: list(write_state(file, state, position)))
+        try:
+            self._folder.write(done, 0, 1, lambda file: list(write_state(file, state, position)))
+        except OSError as error:
+            message = (
+                f"{self._folder.root}: no state after {done} steps: {error.strerror or error}; the "
+                "training goes on, and other trials cannot replay steps from there"
+            )
+            warnings.warn(message, PacelineWarning, stacklevel=2)
 
     def _save_weights(self, point: str) -> None:
         """Save the weights; collective."""
-        weights = self._strategy.state_dict()
-        if self._context.is_first:
-            save_tensors(self._files.weights_at(point), weights)
+        weights = self.strategy.state_dict()
+        if self.context.is_first:
+            save_tensors(self.files.weights_at(point), weights)
         self._wait(point)
 
     def _save_gradient(self, point: str) -> None:
-        gradients = self._strategy.gradients()
-        if self._context.is_first:
-            save_tensors(self._files.gradient_at(point), gradients)
+        gradients = self.strategy.gradients()
+        if self.context.is_first:
+            save_tensors(self.files.gradient_at(point), gradients)
 
     def _copy(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self._strategy.state_dict().items()}
+        return {name: tensor.clone() for name, tensor in self.strategy.state_dict().items()}
 
     def _initial(self) -> dict[str, Tensor]:
-        return build_model(self._samples.task).state_dict()
+        return build_model(self.samples.task).state_dict()
 
     def _change(
         self,
@@ -310,16 +336,19 @@ class Replays:
         `before`, or from zero."""
         before = before or {name: torch.zeros_like(tensor) for name, tensor in plain.items()}
         differences, distances = update_l2(ours, plain), update_l2(plain, before)
-        trained = trained_parameters(on_meta_device(self._samples.task)).keys() & plain.keys()
+        trained = trained_parameters(on_meta_device(self.samples.task)).keys() & plain.keys()
         whole = math.hypot(*(distances[name] for name in trained))
         if whole == 0:
             return 0.0  # nothing to compare changes with
         return max(differences[n] / (distances[n] + _NOISE * whole) for n in differences)
 
+    def _gradient_change(self, plain: Path) -> float:
+        return self._change(self.strategy.gradients(), load_file(plain))
+
     def _wait(self, purpose: str) -> None:
-        world = self._peers.world(f"replay/{purpose}")
+        world = self.peers.world(f"replay/{purpose}")
         if world is not None:
-            world.barrier(self._trial.limits.collective_s)
+            world.barrier(self.trial.limits.collective_s)
 
 
 class _Rounded(Stepper):

@@ -53,15 +53,13 @@ def write_rank_weights(
     files: RankFiles,
     replicas: list[dict[str, str]],
     local: Sequence[str] = (),
-    unchanged_after: Sequence[int] = (),
+    unchanged_after: list[int] | None = None,
 ) -> str:
     """Write the checksums of a rank's final weights, and return that of the whole model.
 
     Arguments: see RankWeights.
     """
-    weights = RankWeights(
-        replicas=replicas, local=list(local), unchanged_after=list(unchanged_after)
-    )
+    weights = RankWeights(replicas=replicas, local=list(local), unchanged_after=unchanged_after)
     write_json(files.weights, weights)
     return hashlib.sha256(repr(replicas[0]).encode()).hexdigest()
 

@@ -280,8 +280,8 @@ class RankWeights:
     # SHA-256 by tensor: of the whole model, then of the buffers of each replica, if they have some
     replicas: list[dict[str, str]]
     local: list[str]  # buffers that each replica has of its own by definition
-    # steps after which a sample of this rank's weights was the same as before
-    unchanged_after: list[int] = field(default_factory=list)
+    # steps after which a sample of this rank's weights was the same as before; None without one
+    unchanged_after: list[int] | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,21 +8,29 @@ arXiv:1604.06174). The last segment is not computed again if its backward pass f
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import UsageError
+from paceline.torch_internals import storage_number
+from paceline.training.dropout import set_sample_keys
 from paceline.training.recomputation import RecomputedPass
-from paceline.training.segments import choose_segments, stored_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.plan.trial import Trial
-    from paceline.training.segments import BlockBytes
+    from paceline.training.graph_blocks import Blocks
     from paceline.training.task import Task
+
+
+_SAMPLES = 2  # the least for which every layer has batch statistics
 
 
 def checkpoint_activations(task: Task, model: nn.Module, trial: Trial) -> None:
@@ -90,3 +98,83 @@ class _Segment:
         contexts = RecomputedPass(self.blocks).contexts
         output: Tensor = checkpoint(self, inputs, use_reentrant=False, context_fn=contexts)
         return output
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBytes:
+    """Bytes of a block's tensors for a few samples."""
+
+    inputs: int
+    stored: int  # for the backward pass, by this block first; without parameters and buffers
+
+
+def stored_bytes(task: Task, model: Blocks) -> list[BlockBytes]:
+    """Return the bytes that each block of a model stores, by a pass of two samples; changes
+    nothing. The model is on the CPU."""
+    found = []
+    stored: list[Tensor] = []  # alive until the end, so that every storage has a number of its own
+    blocks = [block for _, block in model]
+    value = torch.cat([task.example_input()] * _SAMPLES)
+    with RecomputedPass(blocks).second():
+        known = {storage_number(w) for b in blocks for w in (*b.parameters(), *b.buffers())}
+        for block in blocks:
+            set_sample_keys(block, 0, 0, range(_SAMPLES))
+            inputs, before = value, len(stored)
+            with torch.autograd.graph.saved_tensors_hooks(partial(_keep, stored), _same):
+                value = block(inputs)
+            new = {storage_number(tensor): _size(tensor) for tensor in stored[before:]}
+            found.append(BlockBytes(_size(inputs), sum(new[key] for key in new.keys() - known)))
+            known |= new.keys()
+    return found
+
+
+def _keep(stored: list[Tensor], tensor: Tensor) -> Tensor:
+    stored.append(tensor)
+    return tensor
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def choose_segments(
+    blocks: Sequence[BlockBytes], legal: Sequence[bool], passes_in_flight: int = 1
+) -> list[int]:
+    """Return the first block of each segment, ascending; the first is 0.
+
+    The memory of a step is that of the inputs of all segments, for each pass in flight, and of the
+    largest segment, which is stored while its backward pass runs. The first input exists anyway.
+    legal: whether a segment may begin at a block; one that works in place would change its input.
+    """
+    places = [0, *(i for i in range(1, len(blocks)) if legal[i])]
+    sizes = [
+        sum(block.stored for block in blocks[low:high])
+        for low, high in itertools.pairwise([*places, len(blocks)])
+    ]
+    limits = {
+        sum(sizes[low:high]) for low, high in itertools.combinations(range(len(sizes) + 1), 2)
+    }
+    divisions = [_filled(sizes, limit) for limit in sorted(limits) if limit >= max(sizes)]
+
+    def cost(begins: list[int]) -> tuple[int, int]:
+        inputs = sum(blocks[places[begin]].inputs for begin in begins[1:])
+        ends = [*begins[1:], len(sizes)]
+        largest = max(sum(sizes[low:high]) for low, high in zip(begins, ends, strict=True))
+        return passes_in_flight * inputs + largest, len(begins)
+
+    return [places[begin] for begin in min(divisions, key=cost)]
+
+
+def _filled(sizes: Sequence[int], limit: int) -> list[int]:
+    """Return the begins of as few consecutive groups as possible, none larger than `limit`."""
+    begins, total = [0], 0
+    for number, size in enumerate(sizes):
+        if number > 0 and total + size > limit:
+            begins.append(number)
+            total = 0
+        total += size
+    return begins

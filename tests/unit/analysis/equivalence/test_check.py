@@ -289,3 +289,50 @@ def test_weights_after_many_steps_are_shown_but_prove_nothing(
     assert not check.decisive
     assert check.value == pytest.approx(0.6, rel=0.01)
     assert equivalence.equivalent is True
+
+
+def test_run_without_checksums_of_replicas_shows_only_its_start(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    trial, baseline = _pair(fabricate, tmp_path, {"weights_error": 1e-4})
+    assert check_equivalence(trial, baseline).grade == "whole"
+    trial.rank(1).weights.unlink()
+    equivalence = check_equivalence(trial, baseline)
+    assert (equivalence.equivalent, equivalence.grade) == (True, "start")
+    assert not _check(equivalence, "replicas").decisive
+
+
+def test_step_that_changes_no_weights_is_a_fault_unless_the_baselines_does_not(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    trial, baseline = _pair(fabricate, tmp_path, {"weights_error": 1e-4})
+
+    def lost(steps: dict[int, list[int] | None], usual: list[int]) -> bool | None:
+        for rank, unchanged in steps.items():
+            fabricate.edit_json(trial.rank(rank).weights, unchanged_after=unchanged)
+        fabricate.edit_json(baseline.rank(0).weights, unchanged_after=usual)
+        return check_equivalence(trial, baseline).equivalent
+
+    assert lost({0: [1, 5], 1: [5, 7]}, [1]) is False
+    assert "in step 4:" in _check(check_equivalence(trial, baseline), "every_step").reason
+    assert lost({0: [1, 5], 1: None}, [1]) is False
+    assert lost({0: [1, 5], 1: [5, 7]}, [1, 5]) is True
+    assert lost({0: [1], 1: [7]}, []) is True  # a rank may own rows that a step does not use
+
+
+def test_early_weights_of_a_sensitive_baseline_prove_nothing(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    trial, baseline = _pair(fabricate, tmp_path, {"weights_error": 1e-4}, steps=20)
+    for files, scale in ((trial, 1.5), (baseline, 1.0)):
+        weights = load_file(files.weights)
+        other = {n: np.asarray(w * np.float32(scale)) for n, w in weights.items()}
+        save_file(other, files.weights_at("step16"))
+    moved = dict.fromkeys(load_file(baseline.weights), 0.1)
+    replayed = {"moved_l2": {"step16": moved}, "rounding": {"step16": 0.01}}
+    fabricate.edit_json(baseline.result, replayed=replayed)
+    assert check_equivalence(trial, baseline).equivalent is False
+    replayed["rounding"]["step16"] = 0.1
+    fabricate.edit_json(baseline.result, replayed=replayed)
+    check = _check(check_equivalence(trial, baseline), "weights_step16")
+    assert (check.passed, check.decisive) == (None, False)

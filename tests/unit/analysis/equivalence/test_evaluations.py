@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from paceline.analysis.equivalence.evaluations import unexplained_evaluations
+from paceline.analysis.equivalence.record_checks import unexplained_evaluations
 from paceline.analysis.trial.evaluation import Evaluations
 
 
@@ -38,5 +38,5 @@ def test_the_spread_of_the_baselines_seeds_decides(value: float, *, named: bool)
     seeds = {n: ended(v) for n, v in enumerate((0.54, 0.56, 0.58, 0.55, 0.57))}
     found = unexplained_evaluations({0: ended(value), 1: ended(value)}, seeds)
     assert bool(found) is named
-    # the quantile t(0.975, 4) times the deviation, 0.01581, times the root of 2
+    # the quantile of t with 4 degrees of freedom, 2.776, times 0.01581 times the root of 2
     assert not named or "two of its 5 seeds differ by at most 0.062" in found[0]

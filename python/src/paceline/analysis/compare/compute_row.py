@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.ranking import Ranking, last_metrics, speedup_of, target_fields
 from paceline.analysis.compare.row import Row, main_cost
-from paceline.analysis.equivalence.evaluations import unexplained_evaluations
+from paceline.analysis.equivalence.record_checks import unexplained_evaluations
 from paceline.analysis.trial.configuration import facts_of, why_not_equivalent
 from paceline.analysis.trial.phases import mean_over_ranks, median_over_repeats
 from paceline.analysis.trial.pipeline import median_pipeline

@@ -25,8 +25,15 @@ from paceline.rank.result import (
     write_rank_weights,
     write_task_result,
 )
-from paceline.rank.rounds.exchange import Carry, RankReport, Report, steps_of_round
-from paceline.rank.rounds.records import Exchange, set_clock, write_exchange
+from paceline.rank.rounds.exchange import (
+    Carry,
+    Exchange,
+    RankReport,
+    Report,
+    set_clock,
+    steps_of_round,
+    write_exchange,
+)
 from paceline.rank.samples import Samples, open_samples
 from paceline.rank.spans import Spans
 from paceline.records.files import JsonlWriter
@@ -111,10 +118,10 @@ class RoundWorker:
         began_s = self._begin_round(rank, orders, state())
         assert self._batches is not None
         loop = Loop(
-            self._samples.order,
-            self._samples.task,
-            self._replica,
-            rank,
+            order=self._samples.order,
+            task=self._samples.task,
+            strategy=self._replica,
+            rank=rank,
             counts_samples=True,
         )
         batches = itertools.islice(self._batches.batches, len(steps))

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.partition import Layers
     from paceline.strategies.reduction.factor_exchange import NodeFactors
+    from paceline.training.checkpointing import BlockBytes
     from paceline.training.pass_communication import Total
-    from paceline.training.segments import BlockBytes
     from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
 

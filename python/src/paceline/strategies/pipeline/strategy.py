@@ -52,9 +52,9 @@ from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
 from paceline.strategies.reduction.shared_sums import SharedSum, shared_rows
 from paceline.strategies.reduction.sufficient_factors import linear_layers
 from paceline.training.batch_norm import batch_norms, normalise_alone, statistics_width
+from paceline.training.checkpointing import stored_bytes
 from paceline.training.devices import CPU, device_of, use_device
 from paceline.training.optimizers import trained_parameters
-from paceline.training.segments import stored_bytes
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 

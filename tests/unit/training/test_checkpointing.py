@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.training.segments import BlockBytes, choose_segments, stored_bytes
+from paceline.training.checkpointing import BlockBytes, choose_segments, stored_bytes
 from paceline.training.task import Task, TaskSettings
 from paceline.workloads.build import build_model, make_task
 
