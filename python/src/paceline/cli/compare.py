@@ -24,7 +24,7 @@ from paceline.cli.options import (
     list_option,
     run_dir_argument,
 )
-from paceline.errors import ExitCode, NotComparable, UsageError
+from paceline.errors import ExitCode, NotComparable
 from paceline.export.run_data import RunData
 from paceline.plan.selection import matching, no_match
 from paceline.records.files import jsonable, write_text
@@ -115,14 +115,14 @@ def command(
     """
     is_pair = second is not None or reference is not None
     if is_pair and (baseline is not None or only or sort or save_reference is not None):
-        raise UsageError(
+        raise click.UsageError(
             "--baseline, --only, --sort, --save-reference: expected one run, got two; leave them "
             "out to compare two runs"
         )
     if second is not None and reference is not None:
-        raise UsageError("--reference: expected one run beside it, got two; leave one out")
+        raise click.UsageError("--reference: expected one run beside it, got two; leave one out")
     if (limit is not None and not is_pair) or (junit is not None and limit is None):
-        raise UsageError(
+        raise click.UsageError(
             "--fail-slower, --junit: expected two runs, or one and --reference FILE; --junit needs "
             "--fail-slower"
         )

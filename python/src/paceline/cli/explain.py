@@ -18,7 +18,7 @@ from paceline.cli.options import (
     run_dir_argument,
 )
 from paceline.cli.progress import ConsoleProgress
-from paceline.errors import NotComparable, UsageError
+from paceline.errors import NotComparable
 from paceline.export.run_data import RunData
 from paceline.plan.selection import no_match
 from paceline.records.files import jsonable
@@ -80,10 +80,10 @@ def command(
     is compared with itself.
     """
     if pair is not None and only is not None:
-        raise UsageError("--pair, --only: expected one of them, got both")
+        raise click.UsageError("--pair, --only: expected one of them, got both")
     if second is not None:
         if pair is not None or verify:
-            raise UsageError("--pair, --verify: expected one run, got two")
+            raise click.UsageError("--pair, --verify: expected one run, got two")
         _explain_runs(run_dir, second, only, as_json=as_json)
         return
     run = RunData(RunFiles(run_dir))
@@ -152,7 +152,7 @@ def _explain_runs(first_dir: Path, second_dir: Path, only: str | None, *, as_jso
     names = [path.resolve().name for path in paths]
     labels = (names[0], names[1]) if names[0] != names[1] else (str(first_dir), str(second_dir))
     if labels[0] == labels[1]:
-        raise UsageError(f"{first_dir}: expected two runs, got the same one twice")
+        raise click.UsageError(f"{first_dir}: expected two runs, got the same one twice")
     found = explain_runs(first, second, labels, only)
     if as_json:
         document = {

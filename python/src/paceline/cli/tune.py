@@ -20,7 +20,6 @@ from paceline.cli.options import (
 )
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import EndedBySignal
-from paceline.errors import UsageError
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
 from paceline.spec import load_spec
@@ -133,7 +132,7 @@ def _searched(
 ) -> tuple[Spec, RunFiles]:
     """Return the spec and the directory of a search."""
     if (spec is None) == (resume is None) or (resume is not None and out is not None):
-        raise UsageError(
+        raise click.UsageError(
             "expected SPEC, or --resume DIR without SPEC and --out, because the directory holds "
             "its spec"
         )
