@@ -29,7 +29,7 @@ Codec = Literal["scalar", "list", "image", "array", "compressed_array"]
 CODECS: tuple[str, ...] = get_args(Codec)
 _ENCODED = ("image", "array", "compressed_array")
 _COMPRESSED_NAME = "arr"  # of the array in what CompressedNdarrayCodec writes
-_KINDS = "biufc"  # of NumPy's types: truth values and numbers
+NUMBERS = "biuf"  # kinds of NumPy's types: truth values and numbers
 _LARGEST_VALUE_BYTES = 1 << 30
 _SIGNATURES = {
     b"\x93NUMPY": "array",
@@ -66,7 +66,7 @@ class Field(BaseModel):
             kind = np.dtype(self.dtype)
         except (TypeError, ValueError, SyntaxError) as error:
             raise ValueError(f"field {self.name!r}: expected a type of NumPy: {error}") from error
-        if kind.kind not in _KINDS:
+        if kind.kind not in NUMBERS:
             raise ValueError(f"field {self.name!r}: expected numbers, got type {self.dtype!r}")
         if any(size < 0 for size in self.shape):
             raise ValueError(f"field {self.name!r}: expected sizes of 0 or more, got {self.shape}")
@@ -216,6 +216,6 @@ def _load_array(value: bytes, codec: str) -> NDArray[Any]:
         array = loaded if codec == "array" else loaded[_COMPRESSED_NAME]
     except (ValueError, KeyError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise UnusableField(f"not a NumPy file with an array of numbers: {error}") from None
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in NUMBERS:
         raise UnusableField("not a NumPy file with an array of numbers")
     return array

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from paceline.data.fields import delivered_dtype
+from paceline.data.fields import NUMBERS, delivered_dtype
 from paceline.data.source import Columns, Rows, Values
 from paceline.errors import DataError, UsageError
 
@@ -100,7 +100,7 @@ def _pair(items: MapStyleDataset, index: int) -> tuple[NDArray[Any], NDArray[Any
         )
     given, target = (np.asarray(value) for value in item)
     for value in (given, target):
-        if value.dtype.kind not in "biuf":
+        if value.dtype.kind not in NUMBERS:
             raise UsageError(
                 f"item {index} of the task's dataset(): expected arrays, tensors or numbers, got "
                 f"{value.dtype}"

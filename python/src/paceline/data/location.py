@@ -1,7 +1,7 @@
 """Places of data sets: folders that every node sees, and object stores and HDFS through pyarrow.
 
-Every operation on a remote place ends within about a minute: pyarrow gets limits for connections,
-answers and retries.
+Every operation on an object store ends within about a minute: pyarrow gets limits for connections,
+answers and retries. Those of HDFS are Hadoop's own (ipc.client.connect.*, dfs.client.*).
 """
 
 from __future__ import annotations

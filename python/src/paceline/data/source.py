@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,10 +26,7 @@ class Values:
     @property
     def nbytes(self) -> int:
         """Size of one value in bytes."""
-        size = self.dtype.itemsize
-        for side in self.shape:
-            size *= side
-        return size
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from importlib.resources import files as package_files
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from paceline.analysis.compare.labels import short_name
@@ -81,7 +80,7 @@ def render(comparison: Comparison) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        loader=FunctionLoader(_template),
+        loader=PackageLoader("paceline", "report"),
     )
     manifest = comparison.manifest
     context: dict[str, Any] = {
@@ -147,10 +146,6 @@ def page_sections(comparison: Comparison) -> list[Section]:
         method_section(comparison),
     ]
     return [section for section in found if section is not None]
-
-
-def _template(name: str) -> str:
-    return package_files("paceline.report").joinpath(name).read_text("utf-8")
 
 
 def _speed_section(comparison: Comparison) -> Section:
@@ -228,25 +223,26 @@ def _resources_section(comparison: Comparison) -> Section:
 
     At most _MOST_TRIALS trials are shown, first repeats first, so that the page stays small.
     """
+    title, anchor = "Resources over time", "resources"
     cards = list(_cards(comparison))
     if not cards:
-        sentence = "This run has no traces."
-        return Section(title="Resources over time", anchor="resources", sentences=(sentence,))
-    count = sum(len(found) for found in comparison.trials.values())
-    most = ""
-    if count > _MOST_TRIALS:
-        most = (
-            f" Shown: {_MOST_TRIALS} of {count} trials; the traces of all are in trials/*/hosts/."
+        return Section(title=title, anchor=anchor, sentences=("This run has no traces.",))
+    intro = (
+        "Sampled by one sidecar per host. Shades show the spans of the ranks. Left: CPU, RAM "
+        "and threads. Right: CPU idle and IOWait. All times are on rank 0's clock."
+    )
+    trials = [trial for found in comparison.trials.values() for trial in found]
+    if len(trials) > _MOST_TRIALS:
+        intro += (
+            f" Shown: {_MOST_TRIALS} of {len(trials)} trials; the traces of all are in "
+            "trials/*/hosts/."
         )
     cost = sidecar_sentence(comparison)
     return Section(
-        title="Resources over time",
-        anchor="resources",
-        intro=(
-            "Sampled by one sidecar per host. Shades show the spans of the ranks. Left: CPU, RAM "
-            "and threads. Right: CPU idle and IOWait. All times are on rank 0's clock." + most
-        ),
-        legend=shades(gaps=_has_gaps(comparison)),
+        title=title,
+        anchor=anchor,
+        intro=intro,
+        legend=shades(gaps=any(trial.usage.sidecar_gaps for trial in trials)),
         cards=cards,
         parts=() if cost is None else (Section(title="Cost of the sidecar", sentences=(cost,)),),
     )
@@ -277,10 +273,6 @@ def _repeat(trial: TrialAnalysis) -> Repeat:
         pairs=resource_charts(trial.record, hosts),
         more=telemetry_charts(trial, hosts),
     )
-
-
-def _has_gaps(comparison: Comparison) -> bool:
-    return any(t.usage.sidecar_gaps for trials in comparison.trials.values() for t in trials)
 
 
 def _date(unix_s: float | None) -> str | None:

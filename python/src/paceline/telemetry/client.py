@@ -57,8 +57,7 @@ class SidecarHandle:
                 return
             self._stopped = True
             process = self._process
-        assert process.stdin is not None
-        process.stdin.close()
+        _close_pipe(process)
         try:
             process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -80,8 +79,7 @@ class SidecarHandle:
         with self._lock:
             if self._stopped:
                 return
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+            _close_pipe(self._process)
             request = self._request.model_copy(update={"restarts": 1})
             try:
                 self._process = _spawn(request)
@@ -160,6 +158,12 @@ def _spawn(request: SidecarRequest) -> subprocess.Popen[bytes]:
     except BrokenPipeError:
         pass  # it died at once: the caller sees its exit status
     return process
+
+
+def _close_pipe(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it died before it read its request
+        process.stdin.close()
 
 
 def _log_of(request: SidecarRequest) -> Path:
