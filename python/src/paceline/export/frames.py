@@ -58,14 +58,8 @@ def evaluation_frame(record: TrialRecord) -> pl.DataFrame:
     found = read_evaluations(record, global_steps(record))
     if found is None:
         return pl.DataFrame()
-    places = {
-        "steps": found.steps,
-        "epoch": found.epoch,
-        "samples": found.samples,
-        "training_s": found.training_s,
-        "wall_s": found.wall_s,
-        "epochs": found.epochs,
-    }
+    names = ("steps", "epoch", "samples", "training_s", "wall_s", "epochs")
+    places = {name: getattr(found, name) for name in names}
     table = pl.concat(
         pl.DataFrame({**places, "metric": [name] * len(values), "value": values})
         for name, values in found.metrics.items()
