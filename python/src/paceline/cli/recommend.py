@@ -47,8 +47,8 @@ class _Decision:
     type=click.Choice(_GOALS),
     default="time",
     show_default=True,
-    help="What should be least: time or core seconds (cost) of a sample or to the target, or memory "
-    "of a node.",
+    help="What should be least: time or core seconds (cost) of a sample or to the target, or "
+    "memory of a node.",
 )
 @takes_prediction("Configurations of at most so many nodes; default: as measured.")
 @click.option(
