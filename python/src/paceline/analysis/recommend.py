@@ -81,19 +81,7 @@ class Recommendation:
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry of the document of `paceline recommend --json`."""
-        document: dict[str, Any] = jsonable(
-            {
-                "schema": SCHEMA,
-                "workload": self.workload,
-                "goal": self.goal,
-                "unit": self.unit,
-                "nodes": self.nodes,
-                "unavailable": self.unavailable,
-                "measured": self.measured,
-                "predicted": self.predicted,
-                "next_measurement": self.next_measurement,
-            }
-        )
+        document: dict[str, Any] = {"schema": SCHEMA, **jsonable(self)}
         return document
 
 

@@ -47,7 +47,8 @@ class _Decision:
     type=click.Choice(_GOALS),
     default="time",
     show_default=True,
-    help="What should be least: time or core seconds (cost) of a sample, or memory of a node.",
+    help="What should be least: time or core seconds (cost) of a sample or to the target, or "
+    "memory of a node.",
 )
 @takes_prediction("Configurations of at most so many nodes; default: as measured.")
 @click.option(
@@ -121,7 +122,8 @@ def _show(decision: _Decision) -> None:
     console = plain_console()
     for each in decision.recommendations:
         reasons = {}
-        if each.goal == "time":
+        has_target = any(row.target for row in decision.comparison.rows_of(each.workload))
+        if each.goal == "time" and not has_target:  # a target may need other numbers of steps
             reasons = {
                 e.slower: f"slower by {e.causes[0].label}"
                 for e in explain_workload(decision.comparison, each.workload)

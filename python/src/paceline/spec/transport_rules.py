@@ -61,18 +61,13 @@ def with_common_transports(experiment: Experiment) -> Experiment:
             strategy = request.local_strategy if request.nodes == 1 else None
             groups[request.nodes, request.device, strategy].append(place)
     for places in groups.values():
-        if len({transport_of(trials[place]) for place in places}) == 1:
+        defaults = [_defaults(trials[place]) for place in places]
+        common = set(defaults[0]).intersection(*defaults)
+        if len({transport_of(trials[place]) for place in places}) == 1 or not common:
             continue
-        shared = [_defaults(trials[place]) for place in places]
-        common = {
-            name: min(each[name] for each in shared)
-            for name in shared[0]
-            if all(name in each for each in shared)
-        }
-        if common:
-            name = max(common, key=lambda each: common[each])
-            for place in places:
-                trials[place] = trials[place].model_copy(update={"transport": name})
+        name = max(common, key=lambda each: min(priorities[each] for priorities in defaults))
+        for place in places:
+            trials[place] = trials[place].model_copy(update={"transport": name})
     return experiment.model_copy(update={"trials": tuple(trials)})
 
 

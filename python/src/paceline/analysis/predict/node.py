@@ -321,24 +321,26 @@ class NodeSetup:
         empty = share < self.trial.placement.replicas_per_node
         large = share > self.points[-1].samples * _MARGIN
         many = (nodes > len(self.ratios)) & ~empty & ~large
-        if empty.any():
-            yield self.refusal(
-                nodes[empty],
+        wanted, most = ", ".join(f"{b:g}" for b in np.unique(share[large])), self.points[-1].samples
+        for refused, reason, measure in (
+            (
+                empty,
                 f"a replica has less than one sample of the global batch {self._batch}",
                 "choose a larger global batch (--global-batch), or fewer nodes",
-            )
-        if large.any():
-            wanted = ", ".join(f"{batch:g}" for batch in np.unique(share[large]))
-            yield self.refusal(
-                nodes[large],
-                f"steps were measured with at most {self.points[-1].samples:g} samples per node, "
-                f"not with {wanted}; they may not fit the memory",
+            ),
+            (
+                large,
+                f"steps were measured with at most {most:g} samples per node, not with {wanted}",
                 f"run on one node with global_batch = {wanted}, and give both run directories",
-            )
-        if many.any():
-            steps = f"{len(self.ratios)} steps"
-            reason = f"the slowest of so many nodes cannot be estimated from {steps}"
-            yield self.refusal(nodes[many], reason, "measure more steps (max_steps)")
+            ),
+            (
+                many,
+                f"the slowest of so many nodes cannot be estimated from {len(self.ratios)} steps",
+                "measure more steps (max_steps)",
+            ),
+        ):
+            if refused.any():
+                yield self.refusal(nodes[refused], reason, measure)
 
     def refusal(
         self, nodes: NDArray[np.int64], reason: str, measure: str, transport: str | None = None

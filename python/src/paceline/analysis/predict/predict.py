@@ -116,7 +116,19 @@ class _Workload:
         found = [node_step(record) for record in usable]
         steps = [step for step in found if step is not None]
         if not steps:
-            self.refusals.append(_nothing_measured(records, request, is_usable=bool(usable)))
+            name, reason = (
+                records[0].trial.training.workload,
+                "no step after the warm-up was measured",
+            )
+            measure = "measure more steps (max_steps)"
+            if not usable:
+                reason = "no trial trains what the baseline does, with a known batch"
+                measure = "add such a trial"
+            self.refusals = [
+                Refusal(
+                    workload=name, setup=name, nodes=request.nodes, reason=reason, measure=measure
+                )
+            ]
             return
         spread = Spread(steps)
         batch = request.global_batch or max(
@@ -275,21 +287,6 @@ def _grouped(steps: Sequence[NodeStep]) -> list[list[NodeStep]]:
 def _is_usable(trial: Trial) -> bool:
     """Return whether a trial computes what the baseline does, with a known batch."""
     return trial.is_exact and trial.training.global_batch > 0
-
-
-def _nothing_measured(
-    records: Sequence[TrialRecord], request: Request, *, is_usable: bool
-) -> Refusal:
-    name = records[0].trial.training.workload
-    reason = "no trial trains what the baseline does, with a known batch"
-    return Refusal(
-        workload=name,
-        setup=name,
-        transport=None,
-        nodes=request.nodes,
-        reason="no step after the warm-up was measured" if is_usable else reason,
-        measure="measure more steps (max_steps)" if is_usable else "add such a trial",
-    )
 
 
 def _is_wanted(trial: Trial, request: Request) -> bool:

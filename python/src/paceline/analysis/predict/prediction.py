@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 from paceline.records.files import json_text
@@ -66,10 +66,10 @@ class Refusal:
 
     workload: str
     setup: str
-    transport: str | None
     nodes: tuple[int, ...]
     reason: str
     measure: str
+    transport: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +96,5 @@ class Predictions:
 
     def to_json(self) -> str:
         """Return the document of `paceline predict --json`."""
-        return json_text(
-            {
-                "schema": SCHEMA,
-                "confidence": CONFIDENCE,
-                "predictions": self.predictions,
-                "refusals": self.refusals,
-                "assumptions": self.assumptions,
-                "fastest_alone": self.fastest_alone,
-                "unmeasured": self.unmeasured,
-            }
-        )
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json_text({"schema": SCHEMA, "confidence": CONFIDENCE, **own})
