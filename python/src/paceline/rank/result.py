@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline.rank.clock import SAME_CLOCK, ClockOffset
+from paceline.rank.peers import SAME_CLOCK, ClockOffset
 from paceline.records.communication import StrategyResult, TransportResult
 from paceline.records.files import write_json
 from paceline.records.rows import RankWeights, Replayed, TrainingResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.compare.labels import short_name
-from paceline.analysis.equivalence.checks import REPLAY
+from paceline.analysis.equivalence.tensor_checks import REPLAY
 from paceline.report.columns import mark_cell
 from paceline.report.section import Cell, Column, Section, Table
 from paceline.report.wording import NOT_MEASURED, number

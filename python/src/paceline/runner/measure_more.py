@@ -39,7 +39,7 @@ _LEFT_OUT = ("max_repeats", "tie_margin", "tune", "checkpoint", "failures", "res
 def run_extra_block(
     files: RunFiles, configurations: Sequence[str], trials: Sequence[Trial], progress: Progress
 ) -> list[Trial]:
-    """Run each configuration once more, in random order, and return the trials.
+    """Run each configuration once more, in random order after the baseline; return the trials.
 
     All get the same repeat number, which no trial has yet. So they are a block like every other
     repeat, and what they share in it cancels in comparisons.
@@ -50,6 +50,7 @@ def run_extra_block(
     number = max((trial.repeat for trial in trials), default=0) + 1
     block = [repeated(_first(files, name, trials), number) for name in configurations]
     random.Random(number).shuffle(block)  # noqa: S311  (an order, not a secret)
+    block.sort(key=lambda trial: not trial.is_baseline)  # others replay steps from its states
     preflight(block)
     with only_runner(files.root):
         for trial in block:

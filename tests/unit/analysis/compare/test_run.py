@@ -80,6 +80,18 @@ def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> N
     assert row.max_abs_weight_diff == 0
 
 
+def test_one_repeat_of_a_seed_shows_the_whole_training(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
+    repeats = [files for name, files in run.trials() if ".mpi." in name]
+    grades = [_row(compare_run(run), ".mpi.").equivalence_grade]
+    for files in repeats:
+        files.rank(0).weights.unlink()
+        grades.append(_row(compare_run(run), ".mpi.").equivalence_grade)
+    assert grades == ["whole", "whole", "start"]
+
+
 def test_the_baseline_is_one_by_definition(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL], repeats=2, jitter=0.1)
     row = _row(compare_run(run), "sequential")

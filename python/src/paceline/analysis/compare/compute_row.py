@@ -237,11 +237,18 @@ def repeats_itself(records: Iterable[TrialRecord]) -> bool:
 
 
 def grade_of(trials: Sequence[TrialAnalysis]) -> Grade | None:
-    """Return the lowest grade of all repeats; None unless all are equivalent."""
-    grades = [None if t.equivalence is None else t.equivalence.grade for t in trials]
-    if None in grades:
-        return None
-    return "whole" if set(grades) == {"whole"} else "start"
+    """Return the lowest grade of all seeds; None unless all repeats are equivalent.
+
+    Repeats with one seed replay the same steps, so one of them is enough.
+    """
+    best: dict[int, Grade] = {}
+    for trial in trials:
+        grade = None if trial.equivalence is None else trial.equivalence.grade
+        if grade is None:
+            return None
+        seed = trial.record.trial.training.seed
+        best[seed] = "whole" if "whole" in (grade, best.get(seed)) else "start"
+    return "start" if "start" in best.values() else "whole"
 
 
 def evaluations_by_seed(trials: Iterable[TrialAnalysis]) -> dict[int, Evaluations]:

@@ -16,25 +16,30 @@ from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
 from paceline.analysis.equivalence.checks import (
-    FINAL_WEIGHTS,
-    REPLAY,
-    REPLICAS,
     Check,
     began_differently,
-    early_weights_check,
-    every_step_check,
-    gradient_check,
     initial_weights_check,
     loss_check,
     not_judged,
-    replay_checks,
-    replicas_check,
     sample_log_check,
     script_checks,
     training_check,
+)
+from paceline.analysis.equivalence.record_checks import (
+    REPLICAS,
+    evaluation_check,
+    every_step_check,
+    replicas_check,
+    update_check,
+)
+from paceline.analysis.equivalence.tensor_checks import (
+    FINAL_WEIGHTS,
+    REPLAY,
+    early_weights_check,
+    gradient_check,
+    replay_checks,
     weights_check,
 )
-from paceline.analysis.equivalence.record_checks import evaluation_check, update_check
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.analysis.trial.configuration import why_not_equivalent
 from paceline.analysis.trial.evaluation import read_evaluations

@@ -1,4 +1,4 @@
-"""Checks of evaluations, and of updates that were made without a barrier.
+"""Checks of evaluations, of replicas, and of updates that were made without a barrier.
 
 Over many steps rounding alone moves evaluations apart, so they do not decide whether trainings are
 equivalent. A difference that is larger than the one between two seeds is still worth a look.
@@ -15,13 +15,18 @@ import polars as pl
 import scipy
 
 from paceline.analysis.equivalence.checks import Check, not_decisive
+from paceline.analysis.equivalence.sample_log import some
+from paceline.records.files import document
+from paceline.records.rows import RankWeights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from paceline.analysis.equivalence.tolerances import Tolerance
     from paceline.analysis.trial.evaluation import Evaluations
+    from paceline.analysis.trial.reading import TrialRecord
 
+REPLICAS = "replicas"  # name of a check
 _MOST_NAMED = 3  # faulty updates in a message
 _KEYS = ["worker", "sequence"]
 _UNMEASURED = 0.05  # of the baseline's value: a difference that is named where no seed was repeated
@@ -162,3 +167,61 @@ def _named(rows: pl.DataFrame, fault: str) -> list[str]:
     named = ", ".join(f"{sequence} of rank {worker}" for worker, sequence in places)
     more = "" if rows.height <= _MOST_NAMED else f" and {rows.height - _MOST_NAMED} more"
     return [f"update {named}{more} was {fault}"]
+
+
+def replicas_check(trial: TrialRecord) -> Check:
+    """Check that all replicas of a trial ended with equal weights and buffers, bit for bit."""
+    name = REPLICAS
+    found = _rank_weights(trial)
+    silent = sorted(rank for rank, weights in found.items() if weights is None)
+    if silent or not found:
+        listed = ", ".join(map(str, silent))
+        reason = f"rank {listed} did not record checksums of its final weights"
+        return Check(name=name, passed=None, reason=reason, decisive=False)
+    known = [weights for weights in found.values() if weights is not None]
+    local = {buffer for weights in known for buffer in weights.local}
+    places: dict[str, dict[str, str]] = {}  # by tensor and checksum: the first place
+    for rank, weights in zip(found, known, strict=True):
+        for number, replica in enumerate(weights.replicas):
+            place = f"replica {number - 1} of rank {rank}" if number else f"rank {rank}"
+            for tensor in replica.keys() - local:
+                places.setdefault(tensor, {}).setdefault(replica[tensor], place)
+    different = sorted(tensor for tensor, sums in places.items() if len(sums) > 1)
+    if different:
+        first, other, *_ = places[different[0]].values()
+        more = f" and {len(different) - 1} more tensors" if len(different) > 1 else ""
+        reason = f"{other} ended with another {different[0]}{more} than {first}"
+        return Check(name=name, passed=False, reason=reason)
+    count = sum(max(1, len(weights.replicas) - 1) for weights in known)
+    reason = f"{len(places)} tensors of {count} replicas are equal, bit for bit"
+    if local:
+        reason += f"; not compared, because batch_norm is per-replica: {', '.join(sorted(local))}"
+    return Check(name=name, passed=True, reason=reason)
+
+
+def every_step_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
+    """Check that each step changed the weights, if it changed the baseline's."""
+    name = "every_step"
+    ours, theirs = _unchanged_after(trial), _unchanged_after(baseline)
+    if ours is None or theirs is None:
+        reason = "no rank recorded in which steps its weights changed"
+        return Check(name=name, passed=None, reason=reason, decisive=False)
+    lost = sorted(step - 1 for step in ours - theirs)
+    if lost:
+        reason = f"the weights did not change in step {some(lost)}: an update was lost"
+        return Check(name=name, passed=False, reason=reason)
+    return Check(name=name, passed=True, reason="every step changed the weights")
+
+
+def _unchanged_after(record: TrialRecord) -> set[int] | None:
+    """Return the steps after which no rank's weights had changed; None if that is not known.
+
+    A rank may own parts that a step does not use, such as rows of an embedding.
+    """
+    known = [w.unchanged_after for w in _rank_weights(record).values() if w is not None]
+    found = [set(steps) for steps in known if steps is not None]
+    return set.intersection(*found) if found else None
+
+
+def _rank_weights(record: TrialRecord) -> dict[int, RankWeights | None]:
+    return {r.rank: document(record.files.rank(r.rank).weights, RankWeights) for r in record.ranks}

@@ -1,0 +1,206 @@
+"""Checks of tensors: gradients and weights of a trial against its baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from paceline.analysis.equivalence.checks import Check, not_decisive
+from paceline.analysis.equivalence.tensors import (
+    TensorDifference,
+    tensor_differences,
+    tensor_names,
+)
+from paceline.analysis.equivalence.tolerances import UNIT_ROUNDOFF_FP32, Tolerance
+from paceline.errors import NotComparable
+from paceline.records.comparison_points import (
+    EARLY,
+    EARLY_STEPS,
+    FINAL,
+    REPLAYED_STEPS,
+    replay_point,
+    replayed_after,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from paceline.analysis.trial.reading import TrialRecord
+
+FINAL_WEIGHTS, REPLAY = "final_weights", "replay_"  # names of checks
+_LEAST_SHARE = 2.0**-7
+
+
+def gradient_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance) -> Check:
+    name = "first_gradient"
+    if _same_bits(trial, baseline):
+        return Check(
+            name=name,
+            passed=True,
+            reason="not needed: the final weights are equal bit for bit",
+            value=0.0,
+            tolerance=allowed.gradient,
+        )
+    ours, theirs = trial.files.gradient, baseline.files.gradient
+    if not (ours.exists() and theirs.exists()):
+        return Check(name=name, passed=None, reason=_no_tensors("gradient", ours))
+    return _compared_gradients(
+        name, ours, theirs, allowed.gradient, UNIT_ROUNDOFF_FP32 / allowed.gradient
+    )
+
+
+def _compared_gradients(name: str, ours: Path, theirs: Path, limit: float, least: float) -> Check:
+    """Compare two gradients.
+
+    The gradient of a tensor may be nearly zero, that is, noise. Then it is compared with a share
+    `least` of the whole gradient.
+    """
+    try:
+        differences = tensor_differences(ours, theirs)
+    except NotComparable as error:
+        return Check(name=name, passed=False, reason=str(error))
+    floor = least * math.hypot(*(d.baseline_l2 for d in differences))
+    scales = {d.name: d.baseline_l2 + floor for d in differences}
+    return _worst(name, differences, scales, limit, "times its gradient's norm")
+
+
+def weights_check(
+    trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
+) -> tuple[Check, float | None]:
+    """Compare the final weights; return the check and the largest absolute difference."""
+    if _same_bits(trial, baseline):
+        reason = "equal bit for bit (SHA-256)"
+        check = Check(
+            name=FINAL_WEIGHTS, passed=True, reason=reason, value=0.0, tolerance=allowed.weights
+        )
+        return check, 0.0
+    check, largest = _point_check(
+        FINAL_WEIGHTS, FINAL, allowed.steps, trial, baseline, allowed.weights
+    )
+    if not allowed.weights_judged and largest is not None and math.isfinite(largest):
+        check = not_decisive(check, allowed)
+    return check, largest
+
+
+def early_weights_check(
+    trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
+) -> Check | None:
+    """Compare the weights after `EARLY_STEPS` steps; None for a shorter training."""
+    if allowed.steps <= EARLY_STEPS:
+        return None
+    name = f"weights_{EARLY}"
+    if _same_bits(trial, baseline):
+        reason = "not needed: the final weights are equal bit for bit"
+        return Check(name=name, passed=True, reason=reason, value=0.0)
+    limit = allowed.early_weights
+    check, _ = _point_check(name, EARLY, EARLY_STEPS, trial, baseline, limit)
+    if check.passed is False and not allowed.judges(EARLY):
+        return not_decisive(check, allowed)
+    # records of older versions have none
+    return dataclasses.replace(check, decisive=check.passed is not None)
+
+
+def replay_checks(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance) -> list[Check]:
+    """Compare the weights after the replayed steps; an impossible comparison does not count."""
+    found = []
+    for first in replayed_after(allowed.steps):
+        point = replay_point(first)
+        name = f"{REPLAY}{first}"
+        replayed = None if trial.result is None else trial.result.replayed
+        if replayed is not None and point in replayed.faults:
+            check = Check(name=name, passed=False, reason=replayed.faults[point])
+        elif replayed is not None and point in replayed.missing:
+            check = Check(name=name, passed=None, reason=replayed.missing[point])
+        else:
+            limit = allowed.of_replay(point)
+            check, _ = _point_check(
+                name, point, REPLAYED_STEPS, trial, baseline, limit, least=_LEAST_SHARE
+            )
+            files = trial.files.gradient_at(point), baseline.files.gradient_at(point)
+            if check.passed and all(file.exists() for file in files):
+                gradient = _compared_gradients(name, *files, limit, _LEAST_SHARE)
+                check = max(check, gradient, key=lambda c: (not c.passed, c.value or 0.0))
+        found.append(dataclasses.replace(check, decisive=check.passed is not None))
+    return found
+
+
+def _point_check(
+    name: str,
+    point: str,
+    steps: int,
+    trial: TrialRecord,
+    baseline: TrialRecord,
+    limit: float,
+    *,
+    least: float = 0.0,
+) -> tuple[Check, float | None]:
+    """Compare the weights at a point, `steps` steps after equal ones.
+
+    limit: for each tensor, as a share of the distance that training moved it. least: share of the
+    distance of all trained parameters that is added to it, so that rounding of a tensor which
+    hardly moves is none. Return the check and the largest absolute difference.
+    """
+    ours, theirs = trial.files.weights_at(point), baseline.files.weights_at(point)
+    if baseline.result is None or not (ours.exists() and theirs.exists()):
+        return Check(name=name, passed=None, reason=_no_tensors("weights", ours)), None
+    try:
+        differences = tensor_differences(ours, theirs)
+    except NotComparable as error:
+        return Check(name=name, passed=False, reason=str(error)), None
+    largest = max((d.max_abs for d in differences), default=0.0)
+    moved_l2 = {FINAL: baseline.result.update_l2, **baseline.result.replayed.moved_l2}
+    moved = moved_l2.get(point, {})
+    unknown = sorted(d.name for d in differences if d.name not in moved)
+    if unknown:
+        reason = f"the baseline did not record its update of {', '.join(unknown[:3])}"
+        return Check(name=name, passed=None, reason=reason), largest
+    trained = tensor_names(baseline.files.gradient) & moved.keys() if least else set()
+    floor = least * math.hypot(*(moved[tensor] for tensor in trained))
+    # The distance that training moved each tensor is at least its rounding in these steps.
+    rounding = UNIT_ROUNDOFF_FP32 * steps / limit if steps else 0
+    scales = {d.name: moved[d.name] + rounding * d.baseline_l2 + floor for d in differences}
+    check = _worst(name, differences, scales, limit, "times the distance that training moved it")
+    return check, largest
+
+
+def _worst(
+    name: str,
+    differences: list[TensorDifference],
+    scales: Mapping[str, float],
+    allowed: float,
+    unit: str,
+) -> Check:
+    """Check every tensor; report the one with the largest relative difference."""
+    relative = {d.name: _ratio(d.difference_l2, scales[d.name]) for d in differences}
+    if not relative:
+        return Check(name=name, passed=None, reason="the files contain no tensors")
+    worst = max(relative, key=lambda tensor: _nan_as_infinite(relative[tensor]))
+    value = relative[worst]
+    reason = (
+        f"{worst} differs most, by {value:.2g} {unit}"
+        if math.isfinite(value)
+        else f"{worst} contains a value that is not finite, or differs where the baseline is zero"
+    )
+    return Check(name=name, passed=value <= allowed, reason=reason, value=value, tolerance=allowed)
+
+
+def _ratio(difference: float, scale: float) -> float:
+    if scale == 0:
+        return 0.0 if difference == 0 else math.inf
+    return difference / scale
+
+
+def _nan_as_infinite(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _same_bits(trial: TrialRecord, baseline: TrialRecord) -> bool:
+    ours, theirs = trial.result, baseline.result
+    return ours is not None and theirs is not None and ours.weights_sha256 == theirs.weights_sha256
+
+
+def _no_tensors(what: str, ours: Path) -> str:
+    side = "the baseline's" if ours.exists() else "its own"
+    return f"{side} {what} do not exist, so they cannot be compared"
