@@ -45,6 +45,14 @@ def test_batch_norm_over_the_global_batch_is_equivalent(name, resnet_by_hand):
     assert_normalised_equivalently(ranks, gradients, weights)
 
 
+def test_stage_without_samples_takes_part_in_the_statistics():
+    trial = trial_of(**TRIALS["hybrid-2x2"], task=f"{MODELS}:Normalised")
+    sizes = [8, 1, 5]
+    gradients, weights = train_by_hand(trial, sizes)
+    ranks = train(with_options(trial, micro_batches=1, balance="size"), sizes)
+    assert_normalised_equivalently(ranks, gradients, weights)
+
+
 @pytest.mark.parametrize("name", ["threads-2", "processes-2", "hybrid-2x2"])
 def test_batch_norm_of_each_replica_alone_is_found(name, resnet_by_hand, monkeypatch):
     for module in ("threads", "processes", "pipeline.stage"):

@@ -22,7 +22,7 @@ _INDEX_BYTES = 8  # int64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """Measured speeds of the slowest rank; see `strategies.reduction.calibration`."""
+    """Measured speeds of the slowest rank; see `strategies.reduction.factor_choice`."""
 
     latency_s: float  # of one step of a collective
     all_reduce_bytes_per_s: float  # bytes that a rank sends

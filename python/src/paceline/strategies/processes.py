@@ -5,7 +5,7 @@ The node has one copy of the weights; each process has its own gradients. A step
     each: forward and backward pass of its part of the batch. Gradients that others own, and the
           sufficient factors of linear layers (see sufficient_factors.py), are copied into shared
           memory during the backward pass. On several nodes, factors of some layers are gathered
-          over the replicate group first (see node_factors.py)
+          over the replicate group first (see factor_exchange.py)
     barrier
     each: sums its shards over the processes of the node, or computes them from the factors
     on several nodes, each: sums its other shards over its replicate group through the transport, so

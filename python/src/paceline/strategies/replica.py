@@ -2,7 +2,7 @@
 
 With peers the replica is wrapped in torch's DistributedDataParallel, which reduces buckets while
 the backward pass still runs (Li et al.: PyTorch Distributed, VLDB 2020). Linear layers may exchange
-sufficient factors instead (see replica_factors.py); DDP then ignores their parameters. They have an
+sufficient factors instead (see factor_exchange.py); DDP then ignores their parameters. They have an
 optimiser of their own, which steps while the buckets are still summed.
 
 A rank's loss is the sum over its samples divided by the number of samples of the *global* batch,

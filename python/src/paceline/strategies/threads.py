@@ -8,7 +8,7 @@ twice. A step is
     each thread: sums its shards of the gradients over the replicas, directly from their memory, or
                  computes them from sufficient factors (see sufficient_factors.py)
     on several nodes, the main thread: sums the shards over the nodes through the transport, except
-                 for linear layers whose factors were gathered (see node_factors.py)
+                 for linear layers whose factors were gathered (see factor_exchange.py)
     each thread: optimiser step of its shards
 
 Python's global interpreter lock is held between operations (layers, dropout keys), a few

@@ -36,15 +36,18 @@ def test_backward_puts_what_others_own(model, worker, workers):
             assert torch.equal(shared.read(piece), flat[piece.start : piece.stop])
 
 
-def test_gradients_of_which_the_worker_owns_nothing_are_dropped(model):
+@pytest.mark.parametrize(
+    ("worker", "owned"), [(0, {"0.weight"}), (1, {"0.weight", "0.bias", "1.weight"})]
+)
+def test_gradients_of_which_the_worker_owns_nothing_are_dropped(model, worker, owned):
     parameters = dict(model.named_parameters())
     layout = FlatLayout.of(parameters.items())
-    shared = outbox_of(layout, 0, 3)
+    shared = outbox_of(layout, worker, 3)
     shared.write_in_backward(parameters)
     model(torch.ones(2, 6)).sum().backward()
     kept = {name for name, p in parameters.items() if p.grad is not None}
-    # 60, 10, 30 and 3 elements are 4, 1, 2 and 1 lines, of which the first of 3 workers has 3.
-    assert kept == {"0.weight"}
+    # 60, 10, 30 and 3 elements are 4, 1, 2 and 1 lines, of which each of 3 workers has 2 or 3.
+    assert kept == owned
 
 
 def test_memory_is_as_large_as_what_others_own(model):

@@ -7,7 +7,7 @@ activations and gradients through shared memory. A step is
     each worker: the passes of its stage in the order of the schedule (see stage.py)
     barrier of the replicas of a stage
     each worker: sums its shards of the stage's gradients over the replicas, then over the nodes,
-                 except for linear layers whose factors were gathered (see node_factors.py)
+                 except for linear layers whose factors were gathered (see factor_exchange.py)
     each worker: optimiser step of its shards
     barrier of the replicas of a stage
 
