@@ -34,6 +34,7 @@ def test_lines_come_once_and_an_unfinished_one_when_it_is_whole(file: Path) -> N
     with file.open("a") as more:
         more.write("o\nthree\n")
     assert new_lines(tail) == (False, [b"two", b"three"])
+    assert new_lines(tail) == (False, [])
 
 
 def test_another_file_in_its_place_is_read_from_the_start(file: Path) -> None:

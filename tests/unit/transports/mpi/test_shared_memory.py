@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from paceline.transports.mpi.shared_memory import SharedSegments, owned, segment_bytes
+from paceline.transports.mpi.shared_memory import SLOTS, SharedSegments, owned, segment_bytes
 
 LIMIT_S = 20
 SIZES = (1, 2, 3, 5)
@@ -108,3 +108,14 @@ def test_memory_is_bounded_and_leaves_room_for_every_rank():
     for size in (1, 2, 8, 64, 1000):
         assert segment_bytes(size) <= 200 * 2**20
         assert segment_bytes(size) >= 3 * size * size * 64
+
+
+def test_message_begins_in_the_slot_after_the_last_of_the_one_before():
+    """A slower rank may still read the slot before."""
+    segments = SharedSegments(np.zeros(segment_bytes(1), np.uint8), 0, 1, lambda: None)
+    chunk = segments._areas.shape[2]
+    turn = 0
+    for chunks in (1, 1, 2, 1, 5, 3):
+        segments.allreduce(np.zeros(chunks * chunk, np.uint8), np.add)
+        turn = (turn + chunks) % SLOTS
+        assert segments._turn == turn
