@@ -198,9 +198,7 @@ def test_a_rank_alone_on_its_node_decodes_its_own_samples_only(uneven, decoded) 
 def test_ranks_that_cannot_share_memory_decode_alone(uneven, monkeypatch) -> None:
     shared = feed_all(uneven, sample_order_of(uneven), "memory", 2)
     attach = node_module._attach
-    monkeypatch.setattr(
-        node_module, "_attach", lambda text, size: attach("/proc/1/fd/99999 " + "0" * 32, size)
-    )
+    monkeypatch.setattr(node_module, "_attach", lambda text: attach("/proc/1/fd/99999 " + "0" * 32))
     private = feed_all(uneven, sample_order_of(uneven), "memory", 2)
     for ours, theirs in zip(shared, private, strict=True):
         for a, b in zip(ours, theirs, strict=True):
@@ -210,7 +208,7 @@ def test_ranks_that_cannot_share_memory_decode_alone(uneven, monkeypatch) -> Non
 def test_memory_of_another_process_under_the_same_name_is_not_taken(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"\0" * 4096)
-    assert node_module._attach(f"{other} {'ab' * 16}", 4000) is None
+    assert node_module._attach(f"{other} {'ab' * 16}") is None
 
 
 def test_shared_memory_leaves_no_descriptor_and_no_file(uneven: MadeDataset) -> None:

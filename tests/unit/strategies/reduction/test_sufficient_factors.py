@@ -209,7 +209,8 @@ def test_embedding_whose_gradient_is_more_than_its_factors_is_left_out(model):
 @pytest.mark.parametrize("padding_idx", [None, 2])
 def test_gradient_from_factors_is_that_of_the_embedding(padding_idx):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(7, 3, padding_idx=padding_idx), nn.Flatten())
+    embedding = nn.Embedding(7, 3, padding_idx=padding_idx)
+    model = nn.Sequential(embedding, nn.Flatten())
     indices = torch.tensor([[1, 2, 2, 6, 0], [2, 5, 1, 1, 3]])
     wanted_output = model(indices)
     wanted_output.square().sum().backward()
@@ -219,7 +220,7 @@ def test_gradient_from_factors_is_that_of_the_embedding(padding_idx):
     def keep(name: str, indices: Tensor, gradients: Tensor) -> None:
         factors[name] = indices, gradients
 
-    capture({"0": model[0]}, keep)
+    capture({"0": embedding}, keep)
     output = model(indices)
     assert torch.equal(output, wanted_output)
     output.square().sum().backward()
@@ -230,7 +231,8 @@ def test_gradient_from_factors_is_that_of_the_embedding(padding_idx):
 
 
 def test_pass_without_gradients_keeps_no_factors():
-    model = nn.Sequential(nn.Embedding(7, 3))
-    capture({"0": model[0]}, pytest.fail)
+    embedding = nn.Embedding(7, 3)
+    model = nn.Sequential(embedding)
+    capture({"0": embedding}, pytest.fail)
     with torch.no_grad():
         assert model(EXAMPLE).shape == (1, 5, 3)
