@@ -187,7 +187,7 @@ def test_type_that_no_file_holds_costs_one_checkpoint_and_not_the_next(writer, t
 
 def test_writer_is_busy_from_the_end_of_the_copy_on(writer, monkeypatch):
     states = []
-    monkeypatch.setattr(writer, "_write", lambda _job: states.append(writer.is_idle))
+    monkeypatch.setattr(writer, "_write", lambda *_: states.append(writer.is_idle))
     write(writer, 1, torch.zeros(3))
     assert states == [False]
     assert writer.is_idle

@@ -275,17 +275,6 @@ class _Stopped(Exception):  # noqa: N818  (nobody sees it)
     """Ends the writing of a file that nobody needs any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """A state that was copied; interval_s: for the record."""
-
-    position: Position
-    state: RankState
-    started_unix_s: float
-    blocked_s: float
-    interval_s: float | None
-
-
 @dataclass(slots=True)
 class Copies:
     """Memory for copies of tensors, used again by each checkpoint."""
@@ -350,14 +339,16 @@ class CheckpointWriter:
         if not self.wait_until_idle(limit_s):
             self._report(f"the checkpoint before is not written after {limit_s:g} s")
             return
-        job = _Job(
-            position=position,
-            state=self._copies.copy(state),
+        copied = self._copies.copy(state)
+        row = CheckpointRow(
+            steps=position.steps,
             started_unix_s=started_unix_s,
             blocked_s=time.perf_counter() - started_s,
+            ended_unix_s=0.0,  # as the next one, when it is written
+            written_bytes=None,
             interval_s=interval_s,
         )
-        self._tasks.put(lambda: self._write(job))
+        self._tasks.put(lambda: self._write(copied, position, row))
 
     def close(self) -> None:
         """Give up the checkpoint that is being written, and end the thread."""
@@ -376,38 +367,33 @@ class CheckpointWriter:
             finally:
                 self._tasks.task_done()
 
-    def _write(self, job: _Job) -> None:
-        size, error = None, None
+    def _write(self, state: RankState, position: Position, row: CheckpointRow) -> None:
         try:
             size = self._folder.write(
-                job.position.steps, self._rank, self._ranks, lambda file: self._content(file, job)
+                row.steps,
+                self._rank,
+                self._ranks,
+                lambda file: self._content(file, state, position),
             )
             if self._rank == 0:
                 self._folder.prune()
+            row = replace(row, written_bytes=size)
         except _Stopped:
             return
         except OSError as problem:
             error = f"{problem.strerror or problem}"
             self._report(
-                f"no checkpoint after {job.position.steps} steps: {self._folder.root}: {error}; "
-                "the training goes on, and a failure loses the steps since the checkpoint before"
+                f"no checkpoint after {row.steps} steps: {self._folder.root}: {error}; the "
+                "training goes on, and a failure loses the steps since the checkpoint before"
             )
-        row = CheckpointRow(
-            steps=job.position.steps,
-            started_unix_s=job.started_unix_s,
-            blocked_s=job.blocked_s,
-            ended_unix_s=time.time(),
-            written_bytes=size,
-            error=error,
-            interval_s=job.interval_s,
-        )
+            row = replace(row, error=error)
         try:
-            self._rows.write(row)
+            self._rows.write(replace(row, ended_unix_s=time.time()))
         except OSError as problem:
             self._report(f"no record of a checkpoint: {problem}")
 
-    def _content(self, file: HashedFile, job: _Job) -> None:
-        for _ in write_state(file, job.state, job.position):
+    def _content(self, file: HashedFile, state: RankState, position: Position) -> None:
+        for _ in write_state(file, state, position):
             if self._stopped.is_set():
                 raise _Stopped
 

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import SpanRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-    from types import TracebackType
 
     from paceline.records.rows import SpanName
 
 
-class Spans:
+class Spans(JsonlWriter):
     """Appends a SpanRow for each phase, also for one that ends with an error."""
-
-    def __init__(self, path: Path) -> None:
-        self._writer = JsonlWriter(path)
 
     def ended(self, name: SpanName, started_unix_s: float) -> None:
         """Record a phase that began at `started_unix_s` and ends now."""
@@ -29,9 +24,7 @@ class Spans:
 
     def record(self, name: SpanName, started_unix_s: float, ended_unix_s: float) -> None:
         """Record a phase that has ended."""
-        self._writer.write(
-            SpanRow(name=name, started_unix_s=started_unix_s, ended_unix_s=ended_unix_s)
-        )
+        self.write(SpanRow(name=name, started_unix_s=started_unix_s, ended_unix_s=ended_unix_s))
 
     @contextmanager
     def __call__(self, name: SpanName) -> Iterator[None]:
@@ -40,14 +33,3 @@ class Spans:
             yield
         finally:
             self.ended(name, started_unix_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._writer.close()

@@ -329,7 +329,7 @@ def test_early_weights_of_a_sensitive_baseline_prove_nothing(
         other = {n: np.asarray(w * np.float32(scale)) for n, w in weights.items()}
         save_file(other, files.weights_at("step16"))
     moved = dict.fromkeys(load_file(baseline.weights), 0.1)
-    replayed = {"moved_l2": {"step16": moved}, "rounding": {"step16": 0.01}}
+    replayed: dict[str, Any] = {"moved_l2": {"step16": moved}, "rounding": {"step16": 0.01}}
     fabricate.edit_json(baseline.result, replayed=replayed)
     assert check_equivalence(trial, baseline).equivalent is False
     replayed["rounding"]["step16"] = 0.1
