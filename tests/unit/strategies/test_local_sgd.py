@@ -13,6 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from paceline.strategies import TrainBatch, create_strategy, local_sgd
 from paceline.strategies.local_sgd import LocalReplica
+from paceline.strategies.reduction.flat_replica import FlatReplica
+from paceline.training.optimizers import TaskOptimizer
 from paceline.training.task import Task
 from paceline.training.transforms import put_in_memory_format
 from paceline.workloads.build import build_model, make_task, task_of
@@ -172,6 +174,18 @@ def test_state_under_other_weights_has_them_under_all_names(make_trial):
     assert list(state) == ["0.weight", "1.weight"]
     assert torch.equal(ours.weights, before)
     assert (ours.state_dict()["1.weight"].flatten() == before[:36]).all()
+
+
+def test_part_of_a_batch_moves_the_weights_by_its_part_of_the_gradient(make_trial):
+    trial = make_trial(task=f"{__name__}:Tied")
+    task = task_of(trial.training, classes=3)
+    ours = FlatReplica(build_model(task))
+    before = ours.weights.clone()
+    (parameter,) = ours.parameters.values()
+    parameter.grad = torch.ones_like(parameter)  # of the loss, as a mean over the batch
+    ours.step_part(TaskOptimizer(task, ours.parameters.items()), 0.25)
+    moved = before[:36] - trial.training.learning_rate
+    torch.testing.assert_close(ours.weights[:36], moved)
 
 
 def test_mean_may_be_taken_over_another_number(make_trial):

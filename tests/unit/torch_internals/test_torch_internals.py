@@ -195,6 +195,14 @@ def test_changed_buffers_are_those_of_the_module() -> None:
     assert layer.running_mean is mean
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_operations_that_draw_random_numbers_are_noted(dropout: float) -> None:
+    units = torch.zeros((1, 2, 4, 8), device="meta")
+    with torch_internals.RandomOperations() as random:
+        nn.functional.scaled_dot_product_attention(units, units, units, None, dropout).relu()
+    assert random.first == ("bernoulli_" if dropout else None)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_loops_over_a_data_loader_call_its_iterator(workers: int) -> None:
     loader = DataLoader(TensorDataset(torch.ones(2, 1)), num_workers=workers)

@@ -53,7 +53,10 @@ __all__ = [
 
 
 class RandomOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first operation that draws random numbers while it is active."""
+    """Notes the first operation that draws random numbers while it is active.
+
+    Only for tensors on the meta device: elsewhere, fused attention counts also without dropout.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -129,9 +129,9 @@ class StreamStage(StageLayers):
             self._ahead, self._micro_batches, batch.step, drained_before=self._drained_before
         ):
             if isinstance(action, Forward):
-                self._forward(action.micro_batch, batch, timer)
+                self.forward(action.micro_batch, batch, timer)
             else:
-                self._backward(action.micro_batch, timer)
+                self.backward(action.micro_batch, timer)
         if batch.is_last:
             self._drain(batch.step + 1, timer)
         self.stash.use_current()
@@ -150,7 +150,7 @@ class StreamStage(StageLayers):
     def _drain(self, steps: int, timer: StageTimer) -> None:
         end = steps * self._micro_batches
         for action in drain_actions(self._ahead, end, drained_before=self._drained_before):
-            self._backward(action.micro_batch, timer)
+            self.backward(action.micro_batch, timer)
         self._drained_before = end
 
     def take_rows(self) -> list[UpdateRow]:
@@ -158,37 +158,37 @@ class StreamStage(StageLayers):
         rows, self._rows = self._rows, []
         return rows
 
-    def _pass(self, number: int, batch: TrainBatch, low: int, high: int) -> Pass:
+    def compute(self, number: int, batch: TrainBatch, low: int, high: int) -> Pass:
         version = self.stash.version
         if self._vertical_sync:
             version = max(self._drained_before, number - self._delay)
         if self._delay:
             self.stash.begin(version)
         share = (high - low) / batch.global_samples
-        return replace(super()._pass(number, batch, low, high), share=share, version=version)
+        return replace(super().compute(number, batch, low, high), share=share, version=version)
 
-    def _receive(self, slot: int, samples: int) -> Tensor | None:
+    def receive(self, slot: int, samples: int) -> Tensor | None:
         """Return a copy, because the slot is filled again before the backward pass."""
-        received = super()._receive(slot, samples)
+        received = super().receive(slot, samples)
         if received is not None:
             received = received.detach().clone().requires_grad_()
         if self._before is not None and slot == self._micro_batches - 1:
             self._before.activations.release()
         return received
 
-    def _differentiate(self, done: Pass, gradient: Tensor | None) -> None:
+    def differentiate(self, done: Pass, gradient: Tensor | None) -> None:
         if self._delay:
             self.stash.use(done.version)
         self._module.zero_grad()
-        super()._differentiate(done, gradient)
+        super().differentiate(done, gradient)
 
-    def _has_used_gradient(self, slot: int) -> None:
+    def has_used_gradient(self, slot: int) -> None:
         if self._after is not None and slot == self._micro_batches - 1:
             self._after.gradients.release()
 
-    def _backward(self, number: int, timer: StageTimer) -> None:
+    def backward(self, number: int, timer: StageTimer) -> None:
         done = self._passes[number]
-        super()._backward(number, timer)
+        super().backward(number, timer)
         self._apply(number, done)
         timer.ended("backward")
 

@@ -112,7 +112,7 @@ class StageLayers:
         self._forward_of: Callable[[Tensor], Tensor] = self._module
         self._passes: dict[int, Pass] = {}  # in flight, by the number of the micro-batch
 
-    def _forward(self, number: int, batch: TrainBatch, timer: StageTimer) -> None:
+    def forward(self, number: int, batch: TrainBatch, timer: StageTimer) -> None:
         """Run the forward pass of a micro-batch of `batch`, between its neighbours."""
         slot = number % self._micro_batches
         low, high = share_bounds(len(batch.sample_ids), slot, self._micro_batches)
@@ -120,7 +120,7 @@ class StageLayers:
             timer.ended("forward")
             self._before.activations.wait(slot)
             timer.ended("bubble")
-        done = self._passes[number] = self._pass(number, batch, low, high)
+        done = self._passes[number] = self.compute(number, batch, low, high)
         if self._after is not None:
             if slot == 0:
                 timer.ended("forward")
@@ -130,7 +130,7 @@ class StageLayers:
             self._after.activations.send(slot, None if output is None else output.detach())
         timer.ended("forward")
 
-    def _backward(self, number: int, timer: StageTimer) -> None:
+    def backward(self, number: int, timer: StageTimer) -> None:
         """Run the backward pass of a micro-batch, between its neighbours."""
         slot, done, gradient = number % self._micro_batches, self._passes.pop(number), None
         if self._after is not None:
@@ -140,8 +140,8 @@ class StageLayers:
             gradient = self._after.gradients.received(slot, done.samples)
         if done.result is not None and done.result.requires_grad:
             is_scalar = done.result.dim() == 0  # a loss, or the zero of a placeholder
-            self._differentiate(done, None if is_scalar else gradient)
-        self._has_used_gradient(slot)
+            self.differentiate(done, None if is_scalar else gradient)
+        self.has_used_gradient(slot)
         if self._before is not None:
             if slot == 0:
                 timer.ended("backward")
@@ -150,26 +150,26 @@ class StageLayers:
             received = done.received
             self._before.gradients.send(slot, None if received is None else received.grad)
 
-    def _pass(self, number: int, batch: TrainBatch, low: int, high: int) -> Pass:
+    def compute(self, number: int, batch: TrainBatch, low: int, high: int) -> Pass:
         """Run the layers on samples low to high of the replica's part, if there are any."""
-        received = self._receive(number % self._micro_batches, high - low)
+        received = self.receive(number % self._micro_batches, high - low)
         if high == low:
             return Pass(None, None, 0)
         inputs = self._mover.move(batch.inputs[low:high]) if received is None else received
         return Pass(received, self._output(inputs, batch, low, high), high - low)
 
-    def _receive(self, slot: int, samples: int) -> Tensor | None:
+    def receive(self, slot: int, samples: int) -> Tensor | None:
         """Return the activations that have arrived as a leaf tensor; None without any."""
         if self._before is None or not samples:
             return None
         return self._before.activations.received(slot, samples).requires_grad_()
 
-    def _differentiate(self, done: Pass, gradient: Tensor | None) -> None:
+    def differentiate(self, done: Pass, gradient: Tensor | None) -> None:
         """Compute the gradients of a pass. gradient: of its result; None for a scalar."""
         assert done.result is not None, "the caller has checked it"
         torch.autograd.backward(done.result, gradient)
 
-    def _has_used_gradient(self, slot: int) -> None:
+    def has_used_gradient(self, slot: int) -> None:
         """Do what is possible now that a received gradient is not needed any longer."""
 
     def _output(self, inputs: Tensor, batch: TrainBatch, low: int, high: int) -> Tensor:
@@ -247,17 +247,17 @@ class Stage(StageLayers):
         with torch.autocast(self._device.type, enabled=False):
             for action in self._actions:
                 if isinstance(action, Forward):
-                    self._forward(action.micro_batch, batch, timer)
+                    self.forward(action.micro_batch, batch, timer)
                 else:
-                    self._backward(action.micro_batch, timer)
+                    self.backward(action.micro_batch, timer)
                     timer.ended("backward")
         self._finish(timer)
         return timer.result(self._loss_sum)
 
-    def _pass(self, number: int, batch: TrainBatch, low: int, high: int) -> Pass:
+    def compute(self, number: int, batch: TrainBatch, low: int, high: int) -> Pass:
         if low == high and self._pass_communication is not None:
             return Pass(None, self._placeholder(batch), 0)
-        return super()._pass(number, batch, low, high)
+        return super().compute(number, batch, low, high)
 
     def _placeholder(self, batch: TrainBatch) -> Tensor:
         """Pass a sample that does not count, because other replicas sum statistics with this one.
