@@ -18,6 +18,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 # What libraries read while they are loaded, so that it cannot change after a fork. Ranks of the
 # tests get the same values.
 LOADED_WITH = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# Programs import tests.…; mutation testing puts a copy of the package on the path.
+PYTHON_PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 _END_S = 20.0
 
 
@@ -50,7 +52,7 @@ def fork_server(enter: Sequence[str] = ()) -> Iterator[ForkServer]:
         **os.environ,
         **LOADED_WITH,
         "LD_LIBRARY_PATH": str(libraries),
-        "PYTHONPATH": str(ROOT),  # programs import tests.…
+        "PYTHONPATH": PYTHON_PATH,
     }
     with tempfile.TemporaryDirectory(prefix="forks-") as folder:  # a socket's path must be short
         socket = Path(folder, "socket")

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.support.forking import LOADED_WITH
+from tests.support.forking import LOADED_WITH, PYTHON_PATH
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = Path(__file__).with_name("rank_program.py")
@@ -22,7 +22,7 @@ def start_ranks(forks, tmp_path):
     started = []
 
     def start(case, ranks, python=forks.python):
-        environment = {**os.environ, **LOADED_WITH, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **LOADED_WITH, "PYTHONPATH": PYTHON_PATH}
         for rank in range(ranks):
             command = [*python, str(PROGRAM), case, str(rank), str(ranks), str(tmp_path)]
             started.append(

@@ -17,7 +17,7 @@ from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial
 from paceline.spec import extensions
 from paceline.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
-from paceline.spec.extensions import STRATEGIES, ExtensionGroup
+from paceline.spec.extensions import LAUNCHERS, STRATEGIES, ExtensionGroup
 from paceline.spec.loading import parse_spec
 from paceline.spec.placement import NodeCounts
 
@@ -222,3 +222,7 @@ def test_no_file_lists_extensions_by_name(kind):
             if sum(f'"{name}"' in line for name in names) > 1:
                 listing.append(f"{relative}:{number}")
     assert listing == []
+
+
+def test_only_mpirun_waits_without_a_limit_for_ranks_that_do_not_start():
+    assert [each.name for each in LAUNCHERS.all() if each.needs_start_limit] == ["mpi"]

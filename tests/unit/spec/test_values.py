@@ -1,4 +1,4 @@
-"""The learning rate of a training: values by hand, and where the spec's keys end."""
+"""Values of a spec: rates of links, and the learning rate of a training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
 from paceline.spec.loading import check_spec
-from paceline.spec.values import scaled_learning_rate, warmup_factor
+from paceline.spec.values import bits_per_s, scaled_learning_rate, warmup_factor
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.task import Task, TaskSettings
 
@@ -70,3 +70,10 @@ def test_warm_up_multiplies_the_rates_of_the_schedule():
         optimizer.step()
         moved.append(before - parameter.item())
     assert moved == [8 / 2, 4.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [("64000bit", 64e3), ("64kbit", 64e3), ("1.5mbit", 1.5e6), ("2gbit", 2e9)]
+)
+def test_rates_of_links_are_those_of_tc(rate, expected):
+    assert bits_per_s(rate) == expected

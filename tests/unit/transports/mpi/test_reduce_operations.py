@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
-from paceline.transports.mpi.reduce_operations import reduce_in_order
+from paceline.transports.mpi.reduce_operations import reduce_in_order, reduction_of
 
 # 1e16 + 1 - 1e16 depends on the order in float64
 PARTS = [np.array([1e16, 3.0]), np.array([1.0, 1e16]), np.array([-1e16, -1e16]), np.array([5.0, 1])]
@@ -27,3 +29,12 @@ def test_zeros_of_both_signs_come_out_alike_on_both_ranks():
         reduce_in_order(own, rank, {1 - rank: zeros[1 - rank].copy()}, np.minimum)
         results.append(own.tobytes())
     assert results[0] == results[1]
+
+
+def test_types_that_neither_mpi_nor_numpy_has_are_refused():
+    with pytest.raises(ValueError, match=r"no reduction SUM for torch\.float8"):
+        reduction_of(dist.ReduceOp.SUM, torch.float8_e4m3fn)
+    for dtype in (torch.float16, torch.bfloat16, torch.int8):
+        assert reduction_of(dist.ReduceOp.MAX, dtype).factor is None
+    with pytest.raises(ValueError, match=r"no reduction BXOR for torch\.float16"):
+        reduction_of(dist.ReduceOp.BXOR, torch.float16)
