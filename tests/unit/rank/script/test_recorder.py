@@ -145,7 +145,7 @@ def test_weights_and_gradient_are_kept_with_zeros_for_unused_parameters(tmp_path
     assert load_file(files.weights)["group0.parameter0"].tolist() == [-3.0, -4.0]
     assert moved == {"group0.parameter0": 10.0, "group0.parameter1": 0.0}
     assert record.count == 4
-    assert sha256 != record.initial_sha256
+    assert sha256.keys() == moved.keys()
     assert not files.initial_weights.exists()
 
 
