@@ -61,7 +61,13 @@ class PeerMonitor:
         `explain()` in the message.
         """
         while not semaphores.take(index, max(0.0, min(_SLICE_S, deadline - time.monotonic()))):
-            self._look_for_lost(peer)
+            try:
+                self._look_for_lost(peer)
+            except PeerLost:
+                # The peer may have posted, and then left, after the last slice.
+                if semaphores.take(index, 0.0):
+                    break
+                raise
             if time.monotonic() >= deadline:
                 raise TimedOut(
                     f"local rank {self.local_rank} waited {self._limit_s:g} s for {explain()}. "

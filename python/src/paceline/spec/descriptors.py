@@ -88,7 +88,7 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What the ranks of several nodes send in each step; `paceline predict` needs it.
+    """The messages of the ranks of several nodes in each step; `paceline predict` needs it.
 
     among: the ranks that join one operation: one of each node, all of them, or those of one stage
     each. overlaps: operations are requested while the backward pass computes. Layers may send

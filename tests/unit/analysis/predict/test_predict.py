@@ -136,7 +136,7 @@ def test_the_line_of_one_node_contains_the_measurement(records, fabricate, tmp_p
     rows = {(r.local_strategy, r.transport): r.samples_per_s for r in compare_run(run).rows}
     for each in predict(load_run(run), Request(nodes=(1,))).predictions:
         measured = rows[each.setup.split()[0], each.transport or "none"]
-        assert each.samples_per_s.contains(measured.median)
+        assert each.samples_per_s.low <= measured.median <= each.samples_per_s.high
         assert each.samples_per_s.median == pytest.approx(measured.median, rel=0.05)
 
 

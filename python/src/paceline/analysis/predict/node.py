@@ -230,7 +230,7 @@ class NodeSetup:
 
     @property
     def exchange(self) -> Exchange | None:
-        """What the strategy says it exchanges between nodes."""
+        """The exchange between nodes, as the strategy states it."""
         strategy = STRATEGIES.get(self.trial.local_strategy)
         return strategy.exchange(self.trial.strategy_options)
 
