@@ -55,10 +55,11 @@ def main() -> None:
     options = parser.parse_args()
     logs = log_speeds(options.source)
     table = np.delete(np.array(list(logs.values())), options.without, axis=1)
-    if np.isnan(table).any() or table.shape[1] < 2 * max(options.repeats):
+    table = table[:, ~np.isnan(table).any(axis=0)]  # only repeats that all have
+    if table.shape[1] < 2 * max(options.repeats):
         raise SystemExit(
-            f"{options.source}: expected {2 * max(options.repeats)} finished repeats of every "
-            f"configuration, got {table.shape[1]}; give fewer --repeats, or measure more"
+            f"{options.source}: expected {2 * max(options.repeats)} repeats that every "
+            f"configuration finished, got {table.shape[1]}; give fewer --repeats, or measure more"
         )
     results = {str(count): resample(table, count, options) for count in options.repeats}
     print("repeats  pairs  family  two runs  gate  found")
