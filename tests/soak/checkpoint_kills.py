@@ -53,6 +53,9 @@ class Feed(contextlib.AbstractContextManager):
             ids = step.sample_ids
             yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
 
+    def close(self) -> None:
+        """Do nothing: no thread reads ahead."""
+
     def __exit__(self, *_: object) -> None:
         return None
 
