@@ -353,7 +353,7 @@ def test_whole_worker_trains_and_leaves_nothing_behind(transport, run_ranks, tmp
             assert sum(row[f"{p}_s"] for p in phases) == pytest.approx(row["step_s"])
             assert row["comm_ready_unix_s"] >= row["started_unix_s"]
     spans = [[s["name"] for s in read_jsonl(files.rank(r).spans)] for r in range(2)]
-    stages = ["imports", "rendezvous", "data_load", "model_build", "train", "bookkeeping"]
+    stages = ["imports", "rendezvous", "data_load", "model_build", "train", "replay", "bookkeeping"]
     assert spans == [stages, stages]
     environments = [json.loads(files.rank(r).environment.read_text()) for r in range(2)]
     assert len({e["initial_weights_sha256"] for e in environments}) == 1

@@ -196,8 +196,8 @@ def test_communication_is_searched_for_trials_that_send_within_80_columns(commun
     _, _, found, result = communicated
     table = result.stdout.partition("next:")[0]
     assert max(map(len, table.splitlines())) <= 80
-    assert "tiny trials[2]: mpi, mpi, processes, 1 x 2 ranks" in table
-    assert "tiny trials[3]: left out: all: ranks of one node share its memory" in table
+    assert "\ntrials[2]: mpi, mpi, processes, 1 x 2 ranks\n" in table
+    assert "\ntrials[3]: left out: all: ranks of one node share its memory" in table
     searched, alone = json.loads((found / "tuning.json").read_text())["targets"]
     assert (searched["target"], searched["candidates"]) == ("trials[2]", 2)
     assert searched["failures"] == {}

@@ -143,14 +143,24 @@ def ratio_text(found: Finding) -> str:
 
 def _remarks(found: Sequence[Finding], findings: Findings) -> list[str]:
     """Return the legend of the table, and remarks on each result."""
-    lines = []
-    if findings.compares_targets:
+    if not findings.compares_targets:
+        lines = [f"{f.target.name}: {_place(f.default)}" for f in found if f.default is not None]
+    else:
         lines = [LEGEND, *(["* fastest of this workload"] if any(f.chosen for f in found) else [])]
     if any(each.ties_best for each in found):
         lines.append("= not separated from it: the difference may be chance (5 %)")
     if any(each.tie for each in found):
         lines.append(NO_GAIN)
     return lines + [f"{each.target.name}: {line}" for each in found for line in _remarks_on(each)]
+
+
+def _place(trial: Trial) -> str:
+    """Say which trial of the spec is searched, in the words of its entry."""
+    place = trial.placement
+    return (
+        f"{trial.launcher}, {trial.transport}, {trial.local_strategy}, "
+        f"{place.nodes} x {place.ranks_per_node} ranks"
+    )
 
 
 def _remarks_on(found: Finding) -> Iterator[str]:
