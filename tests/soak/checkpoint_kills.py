@@ -10,7 +10,6 @@ gets kills.json with one row for each kill.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -21,14 +20,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract/programs"))
 from ranks import make_context, make_trial
-from tests.support.fabricated_samples import opening
+from tests.support.fabricated_samples import FakeFeed, opening
 
-from paceline.data.reading import Batch
 from paceline.job.rank import begin_attempt
 from paceline.rank import train as worker
 from paceline.records.checkpoints import CheckpointFolder
@@ -39,30 +35,11 @@ from paceline.training.state_files import StateFiles
 
 EVERY, EPOCHS = 3, 40  # 120 steps
 LONGEST_S = 1.2  # from a start to its kill
-IMAGES = np.random.default_rng(5).integers(0, 256, (21, 32, 32, 3), dtype=np.uint8)
-LABELS = np.random.default_rng(6).integers(0, 3, 21)
-
-
-class Feed(contextlib.AbstractContextManager):
-    def __init__(self, order: Any) -> None:
-        self._order = order
-
-    def __iter__(self):
-        for number in range(self._order.first_step, self._order.steps):
-            step = self._order.step(number)
-            ids = step.sample_ids
-            yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
-
-    def close(self) -> None:
-        """Do nothing: no thread reads ahead."""
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 def train(folder: Path) -> None:
     """Train to the end, from the newest checkpoint of the folder."""
-    worker.open_samples = opening((11, 10), lambda order, **_: Feed(order))
+    worker.open_samples = opening((11, 10), lambda order, **_: FakeFeed(order))
     trial = make_trial("none", 1, local_strategy="sequential", epochs=EPOCHS)
     trial = trial.model_copy(update={"checkpoint": CheckpointSettings(every_steps=EVERY)})
     files = TrialFiles(folder)

@@ -5,51 +5,27 @@ usage: training.py TRANSPORT FOLDER [TRIAL_JSON]   (what the trial says beside)
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
-from tests.support.fabricated_samples import opening
+from tests.support.fabricated_samples import FakeFeed, opening
 from tests.support.trials import changed
 
-from paceline.data.reading import Batch
 from paceline.rank import train as worker
 from paceline.records.layout import TrialFiles
 
-RNG = np.random.default_rng(5)
-IMAGES = RNG.integers(0, 256, (21, 32, 32, 3), dtype=np.uint8)
-LABELS = RNG.integers(0, 3, 21)
 
-
-class Feed(contextlib.AbstractContextManager):
-    def __init__(self, order: Any, rank: int, world_size: int, node: Any) -> None:
-        self._order, self._rank, self._size = order, rank, world_size
-        node.barrier(10.0)
-
-    def __iter__(self):
-        for number in range(self._order.steps):
-            step = self._order.step(number)
-            ids = step.share(self._rank, self._size)
-            yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
-
-    def close(self) -> None:
-        """Do nothing: no thread reads ahead."""
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-def make_feed(order: Any, *, rank: int, world_size: int, share_of_node: Any, **_: Any) -> Feed:
-    return Feed(order, rank, world_size, share_of_node)
+def make_feed(order: Any, *, rank: int, world_size: int, share_of_node: Any, **_: Any) -> FakeFeed:
+    share_of_node.barrier(10.0)
+    return FakeFeed(order, rank=rank, world_size=world_size)
 
 
 def main() -> None:
