@@ -93,6 +93,7 @@ class Replays:
     _measures: bool = False
     _watched: list[Tensor] = field(default_factory=list)
     _sampled: Tensor | None = None
+    _first_weights: dict[str, Tensor] = field(default_factory=dict)
     _steps: int = field(init=False)
     _sha256: str = field(init=False)
     _folder: CheckpointFolder = field(init=False)
@@ -324,7 +325,10 @@ class Replays:
         return {name: tensor.clone() for name, tensor in self.strategy.state_dict().items()}
 
     def _initial(self) -> dict[str, Tensor]:
-        return build_model(self.samples.task).state_dict()
+        """Return the first weights; built once, because large models take seconds."""
+        if not self._first_weights:
+            self._first_weights = build_model(self.samples.task).state_dict()
+        return self._first_weights
 
     def _change(
         self,
