@@ -148,10 +148,7 @@ def explain(
     nothing in common. may_differ: False if a test of several configurations does not separate them.
     """
     if log_ratio is not None and log_ratio.value < 0:
-        negative = replace(
-            log_ratio, value=-log_ratio.value, low=-log_ratio.high, high=-log_ratio.low
-        )
-        return explain(second, first, negative, paired=paired, may_differ=may_differ)
+        return explain(second, first, log_ratio.negated(), paired=paired, may_differ=may_differ)
     without = any(side.straggler is not None for side in (first, second))
     sides = [side.repeats(without_latest=without) for side in (first, second)]
     if log_ratio is None and _mean_step_s(sides[0]) > _mean_step_s(sides[1]):

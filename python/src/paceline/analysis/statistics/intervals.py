@@ -95,6 +95,10 @@ class Estimate:
         """Return the estimate of the value plus a constant."""
         return replace(self, value=self.value + by, low=self.low + by, high=self.high + by)
 
+    def negated(self) -> Estimate:
+        """Return the estimate of minus the value, such as of the inverse ratio of a logarithm."""
+        return replace(self, value=-self.value, low=-self.high, high=-self.low)
+
     def as_mean(self) -> Mean:
         return Mean(mean=self.value, low=self.low, high=self.high)
 

@@ -89,15 +89,6 @@ class Layout:
         added: NDArray[np.float64] = squares @ of_configuration.astype(float)
         return added
 
-    def noise_of(self, index: int) -> tuple[float, float]:
-        """Return the variance of one repeat of a configuration, and its degrees of freedom.
-
-        Without what all configurations share in a repeat.
-        """
-        if self.has_own[index]:
-            return float(self.own_variances[index]), float(self.own_degrees[index])
-        return self.variance, self.degrees
-
     def is_comparable(self, first: int, second: int) -> bool:
         return bool(self.groups[first] == self.groups[second] >= 0)
 

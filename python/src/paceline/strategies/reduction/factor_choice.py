@@ -26,8 +26,6 @@ from paceline.transports.bucket_settings import gradient_options_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
-    import torch.distributed as dist
     from torch import nn
 
     from paceline.costs.factor_cost import FactorShape
