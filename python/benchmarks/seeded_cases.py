@@ -82,7 +82,7 @@ class Plan:
 
 @dataclass(kw_only=True)
 class Training:
-    """How one trial is started. Disturbances change it."""
+    """The command and the spec of one trial; disturbances change them."""
 
     plan: Plan
     stack: ExitStack  # what runs meanwhile

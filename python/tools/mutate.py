@@ -200,7 +200,7 @@ def check(name: str, package: Package, options: argparse.Namespace, copy: Copy) 
     """Test mutants of a package; return how many were caught, and how many there were."""
     began_s = time.monotonic()
     if copy.run(package.tests, options.limit_s) != 0:
-        sys.exit(f"mutate: the tests of {name} fail or take too long without a change; mend them")
+        sys.exit(f"mutate: the tests of {name} fail or take too long without a change; fix them")
     limit_s = min(options.limit_s, _STARTED_IN_S + 3 * (time.monotonic() - began_s))
     mutants = sample(package, options.count, options.seed)
     caught = 0

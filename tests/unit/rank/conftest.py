@@ -1,4 +1,4 @@
-"""What all tests of a rank share."""
+"""Fixtures of the tests of a rank."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class SharedFile:
         self._used = mmap.ALLOCATIONGRANULARITY  # the first page has the nonce
 
     def map(self, size: int) -> mmap.mmap:
-        """Return the next `size` bytes, zero at first; they live as long as they are mapped."""
+        """Return the next `size` bytes, zero at first; they stay valid while they are mapped."""
         mapped = mmap.mmap(self._descriptor, size, offset=self._used)
         self._used += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         return mapped

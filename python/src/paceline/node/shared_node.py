@@ -30,8 +30,8 @@ class SharedNode:
 
     The ranks exchange messages through the store only once, in the constructor: they open one
     memory file and learn each other's processes. Everything later is a part of the file, and they
-    synchronise by semaphores in it. Objects live as long as they are used: arrays remain valid
-    after close(), and no memory outlives its processes.
+    synchronise by semaphores in it. Arrays remain valid after close(), and the kernel frees the
+    memory when no process uses it.
     """
 
     def __init__(self, node: NodeShare, limit_s: float) -> None:

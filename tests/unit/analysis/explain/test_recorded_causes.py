@@ -18,7 +18,7 @@ from paceline.analysis.explain.rules import Pair
 
 RAW = Path(__file__).parents[4] / "docs" / "results" / "raw"
 FILES = ("seeded_causes.json", "seeded_causes_rest.json", "seeded_causes_links.json")
-# The rest was recorded before steps were divided into waiting and transfer as they are now.
+# Other recorded cases have waiting and transfer in one value.
 RECORDED = [
     case
     for name in FILES

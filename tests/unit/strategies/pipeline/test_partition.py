@@ -33,7 +33,7 @@ def layers():
     return task.blocks(build_model(task))
 
 
-def dearest(costs, crossing, split_points):
+def costliest(costs, crossing, split_points):
     ends = [0, *split_points, len(costs)]
     padded = [0, *crossing[1:], 0]
     return max(sum(costs[low:high]) + padded[low] + padded[high] for low, high in pairwise(ends))
@@ -49,7 +49,7 @@ def test_no_other_legal_cuts_are_better(data):
     others = combinations(sorted(places), stages - 1)
     assert set(found) <= places
     assert len(found) == stages - 1
-    assert dearest(costs, crossing, found) == min(dearest(costs, crossing, o) for o in others)
+    assert costliest(costs, crossing, found) == min(costliest(costs, crossing, o) for o in others)
 
 
 def test_cut_evens_out_the_stages():

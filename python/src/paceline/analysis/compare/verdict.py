@@ -108,7 +108,7 @@ def make_verdict(
 def differ_in_both(first: Row, second: Row) -> bool:
     """Return whether launcher and transport differ where a reader would compare launchers.
 
-    `local` starts processes of one node without a library of messages, so it is nobody's rival.
+    Rows of `local` run on one node only, so nobody compares them with other launchers.
     """
     if "local" in (first.launcher, second.launcher):
         return False
