@@ -8,47 +8,42 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import plotly.graph_objects as go
+
 from paceline import runner
 from paceline.analysis.compare.explain_run import explain_pair
+from paceline.analysis.explain.explanation import Explanation
+from paceline.analysis.explain.interventions import Verification
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
-from paceline.analysis.predict.prediction import Request
-from paceline.analysis.recommend import recommend
+from paceline.analysis.predict.prediction import Predictions, Request, Scaling
+from paceline.analysis.recommend import Goal, Recommendation, recommend
 from paceline.errors import NotComparable, UsageError
 from paceline.export.run_data import RunData, finished_trials
 from paceline.launchers.base import launcher_for
+from paceline.plan.trial import Trial
 from paceline.records.files import write_json
-from paceline.records.layout import RunFiles
+from paceline.records.layout import RunFiles, TrialFiles
+from paceline.records.rows import Outcome
 from paceline.report.document import charts, write_report
 from paceline.report.table import comparison_html, comparison_text
-from paceline.report.verdict import comparison_document, stated_verdicts
+from paceline.report.verdict import StatedVerdict, comparison_document, stated_verdicts
+from paceline.runner import Preview, Progress
 from paceline.runner.verification import LIMIT_S, verify_run
-from paceline.spec import load_spec
+from paceline.spec import Experiment, SpecSource, load_spec
+from paceline.tune.findings import Findings
 from paceline.tune.tune_then_run import tune_and_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import pandas as pd
-    import plotly.graph_objects as go
 
-    from paceline.analysis.explain.explanation import Explanation
-    from paceline.analysis.explain.interventions import Verification
-    from paceline.analysis.predict.prediction import Predictions, Scaling
-    from paceline.analysis.recommend import Goal, Recommendation
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
-    from paceline.records.rows import Outcome
-    from paceline.report.verdict import StatedVerdict
-    from paceline.runner import Preview, Progress
-    from paceline.spec import Experiment, SpecSource
-    from paceline.tune.findings import Findings
 
 __all__ = ["LineProgress", "Plan", "Run", "load", "run"]
 

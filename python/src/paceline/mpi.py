@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 from mpi4py import MPI
 from mpi4py.run import set_abort_status
@@ -22,9 +22,6 @@ from paceline.torch_internals import TCPStore
 from paceline.transports.mpi.polling import poll
 from paceline.transports.mpi.transport import Options
 from paceline.transports.mpi.world import World
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["Options"]
 

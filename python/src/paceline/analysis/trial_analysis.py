@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
-from paceline.analysis.equivalence.check import equivalence_of
-from paceline.analysis.trial.background_load import disturbance
-from paceline.analysis.trial.evaluation import read_evaluations, target_time
-from paceline.analysis.trial.phases import trial_phases
-from paceline.analysis.trial.pipeline import trial_pipeline
-from paceline.analysis.trial.reading import read_hosts
-from paceline.analysis.trial.recovery import checkpoint_cost, recoveries
+from paceline.analysis.equivalence.check import Equivalence, equivalence_of
+from paceline.analysis.statistics.rates import RepeatRate
+from paceline.analysis.trial.background_load import Disturbance, disturbance
+from paceline.analysis.trial.evaluation import (
+    Evaluations,
+    TargetTime,
+    read_evaluations,
+    target_time,
+)
+from paceline.analysis.trial.phases import RankPhases, trial_phases
+from paceline.analysis.trial.pipeline import Pipeline, trial_pipeline
+from paceline.analysis.trial.reading import TrialRecord, read_hosts
+from paceline.analysis.trial.recovery import CheckpointCost, Recovery, checkpoint_cost, recoveries
 from paceline.analysis.trial.speed import samples_rate, step_times_s, steps_rate
 from paceline.analysis.trial.staleness import read_updates
-from paceline.analysis.trial.steps import global_steps, read_steps
-from paceline.analysis.trial.usage import trial_usage
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from paceline.analysis.equivalence.check import Equivalence
-    from paceline.analysis.statistics.rates import RepeatRate
-    from paceline.analysis.trial.background_load import Disturbance
-    from paceline.analysis.trial.evaluation import Evaluations, TargetTime
-    from paceline.analysis.trial.phases import RankPhases
-    from paceline.analysis.trial.pipeline import Pipeline
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.recovery import CheckpointCost, Recovery
-    from paceline.analysis.trial.steps import GlobalSteps
-    from paceline.analysis.trial.usage import Usage
-    from paceline.records.layout import TrialFiles
+from paceline.analysis.trial.steps import GlobalSteps, global_steps, read_steps
+from paceline.analysis.trial.usage import Usage, trial_usage
+from paceline.records.layout import TrialFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

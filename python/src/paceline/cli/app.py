@@ -6,8 +6,9 @@ import errno
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import click
 
@@ -16,9 +17,6 @@ from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.cli.streams import reader_may_end, say
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.host.memory import permanent_objects
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Set to 1, it makes Python show the stack trace of an error of the operating system.
 _TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"

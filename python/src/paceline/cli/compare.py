@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from paceline.analysis.between_runs.differences import run_differences
-from paceline.analysis.between_runs.gate import judge
-from paceline.analysis.between_runs.speeds import read_reference, read_speeds, write_reference
+from paceline.analysis.between_runs.gate import Gate, judge
+from paceline.analysis.between_runs.speeds import (
+    Speeds,
+    read_reference,
+    read_speeds,
+    write_reference,
+)
 from paceline.analysis.between_runs.two_runs import compare_runs
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import no_finished_baseline
 from paceline.cli.console import markdown, plain_console, print_json
 from paceline.cli.options import (
@@ -33,14 +40,6 @@ from paceline.report.gate import gate_sentences, junit_text
 from paceline.report.runs import configuration_names, runs_view
 from paceline.report.table import comparison_view
 from paceline.report.verdict import comparison_document
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from paceline.analysis.between_runs.gate import Gate
-    from paceline.analysis.between_runs.speeds import Speeds
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
 
 _MARKDOWN_WIDTH = 200  # columns, so that all figures are shown
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from paceline.cli.options import count, list_option, seed
 from paceline.cli.script import ScriptOptions, is_script, script_experiment
-from paceline.spec import load_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paceline.spec import Spec
+from paceline.spec import Spec, load_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

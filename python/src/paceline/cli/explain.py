@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from paceline.analysis.between_runs.explain_two_runs import explain_runs
 from paceline.analysis.compare.explain_run import explain_pair, explain_trials, explain_workload
+from paceline.analysis.explain.explanation import Explanation
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
     RUN_DIR,
@@ -32,11 +33,6 @@ from paceline.report.explain import (
     verification_sentence,
 )
 from paceline.runner.verification import LIMIT_S, verify_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from paceline.analysis.explain.explanation import Explanation
 
 Pair = tuple[str, str]
 

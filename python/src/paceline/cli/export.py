@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from paceline.api import load
 from paceline.cli.options import out_option, run_dir_argument
 from paceline.export.run_data import FORMATS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.command("export")

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import plain_console
+from paceline.plan.trial import Trial
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 from paceline.spec.extensions import STRATEGIES
 from paceline.transports.bucket_settings import gradient_options_of
+from paceline.tune.method import SearchPlan
+from paceline.tune.spaces import LeftOut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from paceline.analysis.statistics.intervals import Interval
-    from paceline.plan.trial import Trial
     from paceline.tune.batch import BatchFinding
     from paceline.tune.findings import Finding, Findings
-    from paceline.tune.method import SearchPlan
-    from paceline.tune.spaces import LeftOut
 
 LEGEND = "k replicas, s stages, t threads each, m micro-batches; split before these layers"
 NO_GAIN = "no gain, slower: no significant gain (95 % interval), so the default is kept"

@@ -6,7 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,12 +15,9 @@ from paceline.cli.options import json_option
 from paceline.cli.signals import SIGNAL_BASE
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.lab import Lab, LabSettings, network, why_not
-from paceline.lab.record import Registry
+from paceline.lab.record import LabRecord, Registry
 from paceline.lab.removal import is_abandoned, remove, remove_abandoned
 from paceline.records.rows import SCHEMA
-
-if TYPE_CHECKING:
-    from paceline.lab.record import LabRecord
 
 _name_option = click.option(
     "--name", default="lab", show_default=True, metavar="NAME", help="Name of the lab."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import click
 from rich.table import Table
@@ -13,9 +14,6 @@ from paceline.cli.options import json_option
 from paceline.records.rows import SCHEMA
 from paceline.spec.extensions import GROUPS
 from paceline.spec.loading import shipped_experiments
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _EXPERIMENTS = "experiments"
 KINDS = (_EXPERIMENTS, *GROUPS)

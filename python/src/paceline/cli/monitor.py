@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -10,9 +10,6 @@ from paceline.cli.options import run_dir_argument
 from paceline.cli.streams import say
 from paceline.monitor.serve import monitor
 from paceline.records.layout import RunFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.command("monitor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,8 +14,6 @@ from paceline.cli.streams import say
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
     Decorator = Callable[[Decorated], Decorated]
 

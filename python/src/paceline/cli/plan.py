@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from paceline.api import Plan
@@ -15,12 +13,10 @@ from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 from paceline.report.section import Column, Table, terminal_table
 from paceline.report.wording import NOT_MEASURED, megabytes, short_ids
+from paceline.runner import ConfigurationPreview, DiskUse, Preview
 from paceline.runner.preview import duration
+from paceline.spec import Spec
 from paceline.tune.local import plan_local
-
-if TYPE_CHECKING:
-    from paceline.runner import ConfigurationPreview, DiskUse, Preview
-    from paceline.spec import Spec
 
 _HOUR_S = 3600
 

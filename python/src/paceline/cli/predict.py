@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
-from paceline.analysis.predict.prediction import Request
+from paceline.analysis.predict.prediction import Predictions, Request, ShareMeasurement
 from paceline.analysis.trial.reading import load_manifest
 from paceline.cli.console import plain_console
 from paceline.cli.options import count, json_option, list_option, positive, run_dirs_argument
@@ -27,12 +29,6 @@ from paceline.report.wording import listed
 from paceline.runner.directory import check_machine
 from paceline.runner.measure_more import SHARE_REPEATS, run_share
 from paceline.runner.preview import duration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from paceline.analysis.predict.prediction import Predictions, ShareMeasurement
 
 _NODES = (1, 2, 4, 8)
 _MOST_NODES = 100_000

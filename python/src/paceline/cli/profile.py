@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -15,9 +15,6 @@ from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
 from paceline.report.profile import overview, profile_view
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.command("profile")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -18,16 +21,11 @@ from rich.progress import (
 from rich.text import Text
 
 from paceline.cli.console import plain_console
+from paceline.records.layout import TrialFiles
 from paceline.records.tail import LineTail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from rich.console import Console
-
     from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome
 
 _POLL_S = 0.5

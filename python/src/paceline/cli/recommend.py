@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from paceline.analysis.compare.explain_run import explain_workload
-from paceline.analysis.recommend import recommend
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.predict.prediction import Predictions, Request
+from paceline.analysis.recommend import Goal, Recommendation, recommend
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, run_dirs_argument
 from paceline.cli.predict import predictions_of, takes_prediction
@@ -20,13 +22,6 @@ from paceline.report.predict import refusal_sentences
 from paceline.report.recommend import recommendation_view
 from paceline.runner.directory import check_machine
 from paceline.runner.measure_more import run_extra_block
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.predict.prediction import Predictions, Request
-    from paceline.analysis.recommend import Goal, Recommendation
 
 _GOALS = ("time", "cost", "memory")
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from paceline.cli.options import count, out_option, positive, spec_argument
 from paceline.cli.streams import say
 from paceline.errors import UsageError
-from paceline.launchers.schedulers.files import Places
+from paceline.launchers.schedulers.files import Places, Rendered
 from paceline.launchers.schedulers.kubernetes import MOUNT, KubernetesSettings, render_kubernetes
 from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
+from paceline.plan.trial import Trial
 from paceline.records.files import write_text
 from paceline.runner import plan
-from paceline.spec import load_spec
+from paceline.spec import Experiment, load_spec
 from paceline.spec.values import is_remote
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paceline.launchers.schedulers.files import Rendered
-    from paceline.plan.trial import Trial
-    from paceline.spec import Experiment
 
 
 @click.group("render")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from paceline.api import load
 from paceline.cli.options import baseline_option, out_option, run_dir_argument
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.command("report")

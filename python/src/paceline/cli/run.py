@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from paceline import api, runner
+from paceline.api import Run
 from paceline.cli.compare import print_table
 from paceline.cli.console import print_json
 from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
@@ -21,12 +23,6 @@ from paceline.cli.streams import reader_may_end
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
 from paceline.report.verdict import comparison_document
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from paceline.api import Run
 
 
 @click.command("run", cls=ExperimentCommand)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from paceline.errors import UsageError
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
 from paceline.spec.models import SCHEMA, name_of_script
 from paceline.spec.values import BASELINE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 _LAUNCHERS, _TRANSPORTS = ("torchrun",), ("gloo",)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from pydantic import ValidationError
@@ -13,9 +14,6 @@ from paceline.records.metrics import RUN_FACTS
 from paceline.spec import TelemetrySettings
 from paceline.telemetry.request import DEFAULT_MAX_LIFETIME_S, NO_METRICS, SidecarRequest
 from paceline.telemetry.sidecar import run_sidecar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Options that are settings of [telemetry] under the same name.
 _SETTINGS = {

@@ -11,12 +11,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
+from types import FrameType
 
 SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
 # `timeout` and some shells signal a process and then its group: that is one request, not two.

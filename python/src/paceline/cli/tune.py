@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,16 +24,10 @@ from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import EndedBySignal
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
-from paceline.spec import load_spec
+from paceline.spec import Spec, load_spec
 from paceline.tune.batch import tune_batch
 from paceline.tune.comm import tune_comm
 from paceline.tune.local import tune_local
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from paceline.spec import Spec
 
 
 @click.group("tune")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -10,9 +10,6 @@ from paceline.cli.console import plain_console
 from paceline.cli.options import poll_seconds, run_dir_argument
 from paceline.monitor.watch import watch
 from paceline.records.layout import RunFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.command("watch")

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.errors import TimedOut
 from paceline.plan.sample_order import SampleRandom
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
 _POLL_S = 0.2  # interval at which a blocked thread checks whether it should end
 _END_S = 30.0

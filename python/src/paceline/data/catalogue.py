@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
 
 from paceline.data.dataset import open_dataset
 from paceline.data.location import made_folder
 from paceline.data.synth import GENERATOR_VERSION, synthesise
 from paceline.host.locks import exclusive_lock
 from paceline.host.machine import default_cache_dir
+from paceline.spec import Experiment, WorkloadRequest
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.rules import first_given
 from paceline.spec.values import absolute_name
 from paceline.spec.workloads import reads_dataset
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from paceline.spec import Experiment, WorkloadRequest
 
 _LOCK_S = 1800.0  # enough for the biggest preset on a slow machine
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from paceline.data.fields import Field
 from paceline.data.items import virtual_row_groups
 from paceline.data.location import Location, location_of
 from paceline.data.manifest import MANIFEST_NAME, DataFile, DatasetManifest, from_json
 from paceline.data.node_files import fetched
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.plan.sample_order import SampleOrder, sample_order_of
-
-if TYPE_CHECKING:
-    from paceline.data.fields import Field
-    from paceline.plan.trial import Training
+from paceline.plan.trial import Training
 
 _HOW_TO_MAKE = (
     "make one from images with `paceline data ingest IMAGES_DIR OUT_DATASET`, or use Parquet files "

@@ -11,19 +11,16 @@ from __future__ import annotations
 import io
 import math
 import zipfile
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from concurrent.futures import Executor
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from paceline.data.images import decode
 from paceline.errors import DataError
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from numpy.typing import NDArray
 
 Codec = Literal["scalar", "list", "image", "array", "compressed_array"]
 CODECS: tuple[str, ...] = get_args(Codec)

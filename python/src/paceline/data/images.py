@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from paceline.errors import DataError, PacelineError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
 # Three times a 60-megapixel camera; a larger image is treated as a decompression bomb.
 MAX_PIXELS = 180_000_000

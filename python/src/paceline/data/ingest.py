@@ -11,8 +11,10 @@ import hashlib
 import os
 import warnings
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -40,9 +42,6 @@ from paceline.plan.sample_order import share_bounds
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 MIN_ROW_GROUPS = 16  # so that windows can be shuffled and ranks can divide the reading

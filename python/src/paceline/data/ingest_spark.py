@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,8 +29,6 @@ from paceline.host.spark import find_java_for_spark, use_python_of_spark
 from paceline.spec.values import local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from pyspark.sql import SparkSession
 
 # The root logger stays at warn, or Spark prints that it changes the level to warn. The appender

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.data.folders import printable
 from paceline.data.images import BadImage, ImageInfo, inspect, normalise
 from paceline.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 Row = tuple[int, int, bytearray, str, str]  # in the order of the columns of ingest.petastorm_schema
 

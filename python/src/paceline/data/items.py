@@ -6,19 +6,16 @@ virtual row groups, so the order of samples and both reading modes are those of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.data.fields import NUMBERS, delivered_dtype
 from paceline.data.source import Columns, Rows, Values
 from paceline.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from concurrent.futures import Executor
-
-    from numpy.typing import NDArray
 
 _GROUP_ROWS = 64  # as in the row groups that ingest writes
 

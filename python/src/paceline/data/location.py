@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyarrow import fs
@@ -20,9 +21,6 @@ from pyarrow import fs
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.spec.secret_values import holds_secret
 from paceline.spec.values import REMOTE_SCHEMES, is_remote, local_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _BLOCK_BYTES = 8 * 2**20
 _CONNECT_S = 5.0

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.data.location import made_folder
+from paceline.data.location import Location, made_folder
 from paceline.errors import DataError, EnvironmentLacks
 from paceline.host.locks import exclusive_lock, own_folder
+from paceline.node.memory import NodeShare
 from paceline.spec.values import local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.data.location import Location
     from paceline.data.manifest import DataFile
-    from paceline.node.memory import NodeShare
 
 _COPY_S = 1800.0
 _ANSWER_S = 60.0

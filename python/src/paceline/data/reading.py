@@ -8,25 +8,20 @@ shuffle window still encoded, and reads those of the next window meanwhile.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.data.batches import Augment, Batch, Feed, FeedOptions, augment
+from paceline.data.source import Columns, Source, Values
 from paceline.errors import UsageError
 from paceline.node.memory import NodeMemory, NodeShare, SoloNode, memory_for_samples
-from paceline.plan.sample_order import share_bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.data.source import Columns, Source, Values
-    from paceline.plan.sample_order import GlobalStep, SampleOrder
-    from paceline.spec.values import ReadingMode
+from paceline.plan.sample_order import GlobalStep, SampleOrder, share_bounds
+from paceline.spec.values import ReadingMode
 
 __all__ = ["Batch", "Feed", "NodeShare", "SoloNode", "open_feed"]
 

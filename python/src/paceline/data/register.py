@@ -7,23 +7,19 @@ are derived from the Parquet schema and the first values, never from Petastorm's
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from paceline.data.fields import CODECS, Field, UnusableField, field_of
-from paceline.data.location import location_of, made_folder
+from paceline.data.location import Location, location_of, made_folder
 from paceline.data.manifest import MANIFEST_NAME, DataFile, DatasetManifest
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from paceline.data.location import Location
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _PACKAGES = ("petastorm", "pyarrow", "numpy")

@@ -10,25 +10,20 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline.data.fields import UnusableField, decode_column, delivered_dtype
+from paceline.data.dataset import Dataset
+from paceline.data.fields import Field, UnusableField, decode_column, delivered_dtype
 from paceline.data.source import Columns, Rows, Values
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from concurrent.futures import Executor
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from paceline.data.dataset import Dataset
-    from paceline.data.fields import Field
-    from paceline.errors import DataError
+from paceline.errors import DataError
 
 # Petastorm's dummy pool holds this many row groups ready; when it has to wait for the thread that
 # refills it, it sleeps 100 ms. So each reader gets no more than it can hold (opening takes 3 ms).

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 import cv2
@@ -22,9 +22,6 @@ from paceline.data.location import made_folder, require_new
 from paceline.data.scenes import CLASSES, paint
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.extensions import WORKLOADS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Part of the name of cached data sets: increase it when a change here changes any byte.
 GENERATOR_VERSION = 3

@@ -6,20 +6,16 @@ A nested value has a column for each of its parts, named with a dot: `speedup.me
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import polars as pl
 
 from paceline.analysis.trial.evaluation import read_evaluations
-from paceline.analysis.trial.host_frames import read_series
+from paceline.analysis.trial.host_frames import HostSeries, read_series
 from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import global_steps, read_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from paceline.analysis.trial.host_frames import HostSeries
-    from paceline.analysis.trial.reading import TrialRecord
 
 _OF_AN_OPERATION = (
     "rank", "step", "group", "operation", "algorithm", "ranks", "sequence", "payload_bytes",

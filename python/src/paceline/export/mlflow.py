@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from paceline.export.run_data import require
-from paceline.export.tracking import run_tags, tracked_trials
+from paceline.export.run_data import RunData, require
+from paceline.export.tracking import TrackedTrial, run_tags, tracked_trials
+from paceline.records.rows import Outcome
 from paceline.report.document import render
 from paceline.report.verdict import comparison_document, verdict_sentence
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from paceline.export.run_data import RunData
-    from paceline.export.tracking import TrackedTrial
-    from paceline.records.rows import Outcome
 
 _KEY = "paceline.key"  # tag by which an earlier export of the same run or trial is found
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100  # of one `log_batch` (MLflow's REST API, limits)

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.errors import DataError, UsageError
-from paceline.export.run_data import require
+from paceline.export.run_data import RunData, require
 from paceline.spec.extensions import WORKLOADS
+from paceline.training.task import Task
 from paceline.workloads.build import on_meta_device, task_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-    from torch import Tensor, nn
-
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.export.run_data import RunData
-    from paceline.training.task import Task
 
 _BATCHES = (1, 3)  # sizes with which the model is checked
 # What `torch.testing.assert_close` allows for float32 is for one operation; a network sums many.

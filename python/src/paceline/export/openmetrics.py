@@ -9,14 +9,19 @@ Prometheus would show the last value for five more minutes, into the next trial.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.analysis.trial.host_frames import GAP_INTERVALS
 from paceline.analysis.trial.reading import read_trial
 from paceline.errors import DataError
+from paceline.plan.trial import Trial
 from paceline.records.files import document, read_json
+from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
 from paceline.records.metrics import METRICS
+from paceline.records.metrics.metric import Row
 from paceline.records.metrics.run import facts_of, run_facts, sidecar_facts
 from paceline.records.rows import (
     CommunicationRow,
@@ -30,13 +35,7 @@ from paceline.telemetry.exporter import Snapshot, families
 from paceline.telemetry.training import TrainingProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from paceline.export.run_data import RunData
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
-    from paceline.records.metrics.metric import Row
 
 _MARK_AFTER_S = 0.001  # Prometheus's resolution; the next trial begins later
 

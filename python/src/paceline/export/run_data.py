@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
-from paceline.analysis.trial.reading import load_run, load_trial
+from paceline.analysis.trial.reading import TrialRecord, load_run, load_trial
 from paceline.errors import DataError, EnvironmentLacks, NotComparable, UsageError
 from paceline.export.frames import TRIAL_FRAMES, joined, row_frame
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import polars as pl
-
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.trial.reading import TrialRecord
-
     # Writes a run, or one trial of it, into a folder; returns what it has written.
     Exporter = Callable[["RunData", Path, str | None], Sequence[Path]]
 

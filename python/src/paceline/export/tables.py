@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -10,9 +12,6 @@ import polars as pl
 from paceline.export.frames import TRIAL_FRAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from paceline.export.run_data import RunData
 
 

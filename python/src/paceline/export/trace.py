@@ -12,20 +12,19 @@ are complete events with ts and dur, "M" metadata that name processes and thread
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from paceline.analysis.trial.reading import RankRecord, TrialRecord
 from paceline.errors import UsageError
 from paceline.export.frames import communication_frame, step_frame
 from paceline.records.files import replacing
 from paceline.records.phases import LABELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from paceline.analysis.trial.reading import RankRecord, TrialRecord
     from paceline.export.run_data import RunData
 
 _EXPOSED = "exposed communication"

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import global_steps, read_steps
 from paceline.export.frames import flat, host_frame
-from paceline.export.run_data import require
+from paceline.export.run_data import RunData, require
 from paceline.records.phases import STEP_PHASES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.export.run_data import RunData
 
 _NO_PARAMETERS = {"id", "experiment", "schema_version", "telemetry", "limits"}
 _NO_TAGS = {"spec_toml", "trials", "packages"}  # too long for a tag; a tracker gets the manifest

@@ -9,12 +9,10 @@ proc_pid_mountinfo(5) for the places of the files.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 N = TypeVar("N", int, float)
 

@@ -10,17 +10,15 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from paceline.errors import TimedOut
 from paceline.host.processes import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import IO
-
     Lockable = IO[str] | int  # an open file, or its descriptor
 
 # A folder younger than this may not be locked yet.

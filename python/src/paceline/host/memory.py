@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import gc
 import resource
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.host.cgroups import memory_room_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _KIB = 1024
 

@@ -13,19 +13,16 @@ import ctypes
 import inspect
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.host import cleaner, exec_guarded
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Iterable, Sequence
 
 # The supervisor sets it for the launcher; everything that the launcher starts here inherits it.
 TOKEN_VARIABLE = "PACELINE_TRIAL_TOKEN"  # noqa: S105  (marks processes, gives no access)

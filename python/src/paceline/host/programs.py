@@ -12,16 +12,14 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import EnvironmentLacks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 JOBS_VARIABLE = "PACELINE_JOBS"
 VERSION_LIMIT_S = 20.0

@@ -6,14 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import VERSION_LIMIT_S, Tool, first_program, package_folder, version_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _VECTOR_MODULE = "jdk.incubator.vector"
 

@@ -7,12 +7,9 @@ numbers that its CPU affinity uses.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
 
 SYSTEM = Path("/sys/devices/system")
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.machine import host_name, usable_cores
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
+from paceline.plan.trial import Trial
 
 
 def check_inputs(trial: Trial) -> None:

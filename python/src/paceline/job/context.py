@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.processes import process_started_unix_s
-from paceline.plan.rank_context import RankContext
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.plan.rank_context import StoreAddress
+from paceline.plan.rank_context import RankContext, StoreAddress
 
 
 def rank_context(rank: int, hosts: Sequence[str], store: StoreAddress | None) -> RankContext:

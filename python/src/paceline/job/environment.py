@@ -7,10 +7,7 @@ them earlier.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
+from paceline.plan.trial import Trial
 
 # The runner sets it to the name of its own host, where it starts the sidecar itself.
 SIDECAR_HOST_VARIABLE = "PACELINE_SIDECAR_HOST"

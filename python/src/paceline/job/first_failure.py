@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from paceline.errors import ExitCode
+from paceline.job.job import Job
 from paceline.job.rank_status import TERMINATED, RankEnd
 from paceline.records.documents import exit_code_of, read_statuses
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from paceline.job.job import Job
-    from paceline.records.rows import RankStatus
+from paceline.records.rows import RankStatus
 
 # Ends of ranks after which a new start may help: one failed, or waited for a lost one too long.
 RESTARTED_CODES = frozenset({ExitCode.RANK_FAILED, ExitCode.TIMED_OUT})

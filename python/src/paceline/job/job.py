@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from pydantic import ValidationError
 
@@ -21,9 +22,6 @@ from paceline.plan.selection import matching, no_match
 from paceline.plan.trial import Trial, trial_name
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.spec.loading import load_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.processes import command_line_of, parent_of, process_started_unix_s
 from paceline.spec.extensions import LAUNCHERS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _TASK_OF_SLURM = "slurmstepd"  # the parent of what srun starts
 

@@ -6,12 +6,10 @@ import re
 import sys
 import traceback
 import warnings
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable
+from typing import TextIO
 
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # The line by which a job script names the rank that failed first.
 RANK_FAILED_LINE = re.compile(r"^paceline: rank (\d+) of \d+ (?:failed: )?(.*)$", re.MULTILINE)

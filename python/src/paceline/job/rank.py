@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.memory import permanent_objects
 from paceline.host.processes import die_with_parent
 from paceline.job.checks import check_inputs
+from paceline.job.job import Job
 from paceline.job.messages import rank_failed_line, say
 from paceline.job.rank_status import (
     RankEnd,
@@ -22,15 +24,9 @@ from paceline.job.rank_status import (
     trial_timed_out,
 )
 from paceline.job.sidecars import host_sidecar
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
 from paceline.records.attempts import begin_attempt
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import ModuleType
-
-    from paceline.job.job import Job
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
 
 # A rank that only lost a peer ends later than that peer. Launchers report and act on the first end,
 # so they see the cause first.

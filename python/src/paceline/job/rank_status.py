@@ -7,25 +7,22 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from types import FrameType
+from typing import Literal
 
 from paceline.errors import ExitCode, TimedOut
 from paceline.host.processes import Process
+from paceline.job.job import Job
 from paceline.job.messages import rank_failed_line, say
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
 from paceline.records.documents import error_text, exit_code_of
 from paceline.records.files import write_json
+from paceline.records.layout import RankFiles
 from paceline.records.rows import RankStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
-
-    from paceline.job.job import Job
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RankFiles
 
 # Messages of collectives whose peer has closed the connection: the cause is on another rank.
 _PEER_GONE = (

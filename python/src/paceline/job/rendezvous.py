@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.host.machine import interface_address
+from paceline.job.job import Job
 from paceline.plan.rank_context import StoreAddress
 from paceline.plan.trial import LOOPBACK
 from paceline.records.files import read_json, write_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from paceline.job.job import Job
 
 _BACKLOG = 1024
 _POLL_S = 0.02

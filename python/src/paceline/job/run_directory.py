@@ -9,21 +9,18 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.host.machine import machine_facts, package_versions
 from paceline.job.first_failure import outcome_status
+from paceline.job.job import Job
 from paceline.job.launched_by import launched_unix_s
+from paceline.job.rank_status import RankEnd
 from paceline.records.attempts import set_aside
 from paceline.records.documents import write_trial
 from paceline.records.files import read_json, write_json, write_text
+from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA, Outcome
-
-if TYPE_CHECKING:
-    from paceline.job.job import Job
-    from paceline.job.rank_status import RankEnd
-    from paceline.records.layout import RunFiles
 
 
 def prepare(job: Job) -> None:

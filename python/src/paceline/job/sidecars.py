@@ -8,22 +8,16 @@ the port stable during a run.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from paceline.job.environment import SIDECAR_HOST_VARIABLE
-from paceline.records.layout import RunFiles
+from paceline.job.job import Job
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.metrics.run import facts_of
-from paceline.telemetry import SidecarRequest, sidecar_is_alive, start_sidecar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from paceline.job.job import Job
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
-    from paceline.telemetry import SidecarHandle
+from paceline.telemetry import SidecarHandle, SidecarRequest, sidecar_is_alive, start_sidecar
 
 
 def watch(

@@ -10,16 +10,13 @@ import os
 import shutil
 import subprocess
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.processes import wait_until
-from paceline.lab.record import INTERFACE
+from paceline.lab.record import INTERFACE, Host, LabRecord
 from paceline.lab.settings import NAME_VARIABLE
 from paceline.spec.values import bits_per_s
-
-if TYPE_CHECKING:
-    from paceline.lab.record import Host, LabRecord
 
 End = Literal["cable", "switch"]
 

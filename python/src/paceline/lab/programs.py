@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from paceline.lab.record import INTERFACE
+from paceline.lab.record import INTERFACE, Host, LabRecord
 from paceline.lab.settings import NAME_VARIABLE
 from paceline.records.files import write_text
-
-if TYPE_CHECKING:
-    from paceline.lab.record import Host, LabRecord
 
 # With these options a killed JVM leaves no file in /tmp, and its start takes half the CPU time.
 _JVM = "-XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -9,19 +9,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.host.locks import exclusive_lock
 from paceline.host.processes import Process
 from paceline.lab.settings import LabSettings
 from paceline.records.files import read_json, typed, write_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCHEMA = 2
 INTERFACE = "eth0"  # the interface of every host, besides loopback

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import TimedOut
 from paceline.host.processes import (
@@ -16,11 +15,8 @@ from paceline.host.processes import (
     wait_until,
 )
 from paceline.lab import network
-from paceline.lab.record import hub_of, is_owned, namespaces_among
+from paceline.lab.record import LabRecord, Registry, hub_of, is_owned, namespaces_among
 from paceline.lab.settings import NAME_VARIABLE
-
-if TYPE_CHECKING:
-    from paceline.lab.record import LabRecord, Registry
 
 _TERMINATION_S = 3.0
 _KILL_S = 10.0

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from paceline.lab.record import SPARK_PORT
+from paceline.lab.record import SPARK_PORT, Host, LabRecord
 from paceline.launchers.spark.standalone import (
+    Daemon,
+    Kind,
     daemon_command,
     daemon_environment,
     start_daemon,
     wait_for,
 )
-
-if TYPE_CHECKING:
-    import subprocess
-
-    from paceline.lab.record import Host, LabRecord
-    from paceline.launchers.spark.standalone import Daemon, Kind
 
 START_S = 90.0
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 from paceline.job.messages import RANK_FAILED_LINE
+from paceline.plan.trial import Trial
+from paceline.records.layout import TrialFiles
 from paceline.spec.extensions import LAUNCHERS, load_object
-
-if TYPE_CHECKING:
-    import re
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from paceline.errors import (
     DataError,
@@ -16,18 +17,12 @@ from paceline.errors import (
 )
 from paceline.job.first_failure import FirstFailure, first_failure, outcome_status
 from paceline.job.messages import RANK_FAILED_LINE
+from paceline.launchers.base import Launcher
+from paceline.launchers.supervise import Ended
+from paceline.plan.trial import Trial
 from paceline.records.documents import exit_code_of, read_statuses
-from paceline.records.rows import SCHEMA, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from paceline.launchers.base import Launcher
-    from paceline.launchers.supervise import Ended
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
-    from paceline.records.rows import RankStatus
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import SCHEMA, Outcome, RankStatus
 
 LOG_TAIL_LINES = 20
 # Stack frames of a JVM, and of torch's C++ (c10), which prints them whenever a connection ends.

@@ -14,10 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.host import cleaner
 from paceline.host.machine import host_name
@@ -31,16 +31,11 @@ from paceline.host.processes import (
     send,
     wait_until,
 )
-from paceline.launchers.base import TemporaryFolders
+from paceline.launchers.base import Command, TemporaryFolders
 from paceline.records.checkpoints import CHECKPOINT_SIGNAL, CheckpointFolder
 from paceline.records.documents import read_statuses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from paceline.launchers.base import Command
-    from paceline.records.layout import TrialFiles
-    from paceline.records.rows import RankStatus
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import RankStatus
 
 _POLL_S = 0.1
 _STATUS_INTERVAL_S = 0.5

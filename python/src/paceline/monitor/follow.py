@@ -6,8 +6,10 @@ import json
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from paceline.analysis.trial.host_frames import host_frame
 from paceline.analysis.trial.reading import (
@@ -19,19 +21,14 @@ from paceline.analysis.trial.reading import (
 )
 from paceline.analysis.trial.steps import global_steps, rank_steps
 from paceline.errors import DataError
+from paceline.plan.trial import Trial
 from paceline.records.documents import has_writer, read_stopping
 from paceline.records.files import document
+from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome, RankEnvironment, StepRow
 from paceline.records.samples import HOST_SAMPLES
 from paceline.records.tables import frame_of
 from paceline.records.tail import LineTail
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles, TrialFiles
 
 _STEPS = 120  # of each rank, of which some may be far ahead
 _RECENT_STEPS = 20  # for the speed

@@ -12,20 +12,16 @@ import secrets
 import shutil
 import subprocess
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
 from paceline.export.openmetrics import write_openmetrics
 from paceline.host.locks import exclusive_lock
 from paceline.host.processes import end_processes, guarded
 from paceline.records.files import write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from paceline.records.layout import RunFiles
+from paceline.records.layout import RunFiles
 
 _FILES = Path(__file__).parent / "files"
 _LOOK_S = 0.2

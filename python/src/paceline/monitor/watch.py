@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from paceline.errors import DataError, TimedOut
-from paceline.monitor.follow import RunFollower
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rich.console import Console
-
-    from paceline.monitor.follow import RunView, TrialView
-    from paceline.records.layout import RunFiles
+from paceline.monitor.follow import RunFollower, RunView, TrialView
+from paceline.records.layout import RunFiles
 
 _BEGIN_LIMIT_S = 600.0  # until the run directory exists: images are synthesised before
 _IDLE_LIMIT_S = 600.0  # between trials: synthesising images, checking tensors

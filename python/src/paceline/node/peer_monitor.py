@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from paceline.errors import PeerLost, TimedOut
+from paceline.host.processes import Process
+from paceline.node.semaphores import Semaphores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     import numpy as np
     from numpy.typing import NDArray
 
-    from paceline.host.processes import Process
-    from paceline.node.semaphores import Semaphores
 
 _SLICE_S = 0.2  # time within which a killed peer is noticed; a check costs tens of microseconds
 _HERE, _LEFT, _FAILED = 0, 1, 2

@@ -13,14 +13,13 @@ import ctypes
 import errno
 import os
 import time
+from collections.abc import Callable
 from ctypes import byref, c_int, c_long, c_uint, c_void_p
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import NDArray
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.processes import Process
-from paceline.node.memory import gather, lack_of_memory, open_shared_file
+from paceline.node.memory import NodeShare, SharedFile, gather, lack_of_memory, open_shared_file
 from paceline.node.peer_monitor import PeerMonitor
 from paceline.node.semaphores import LINE_BYTES, Semaphores
 from paceline.node.signals import Barrier, Channel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.node.memory import NodeShare, SharedFile
 
 _ADVICE = "use a smaller batch, image or model, or fewer workers on the node"
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from paceline.node.peer_monitor import PeerMonitor
+from paceline.node.semaphores import Semaphores
 
+if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from paceline.node.peer_monitor import PeerMonitor
-    from paceline.node.semaphores import Semaphores
 
 
 class Barrier:

@@ -7,8 +7,9 @@ drifts of the machine affect all trials alike, and a run that is cut short has w
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import UsageError
 from paceline.plan.task_rules import planned_faults, undivided_for_batch_norm
@@ -23,20 +24,14 @@ from paceline.plan.trial import (
 )
 from paceline.spec.counts import batch_per_replica, counts_on_node
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
-from paceline.spec.models import TRIAL_VALUES
+from paceline.spec.models import TRIAL_VALUES, Experiment, TrialRequest, WorkloadRequest
+from paceline.spec.placement import NodeCounts
 from paceline.spec.rules import first_given, known_steps
-from paceline.spec.tables import EVALUATION_KEYS
+from paceline.spec.tables import EVALUATION_KEYS, CheckpointSettings
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.trial_rules import applies, open_count_faults
 from paceline.spec.values import DEFAULT_EPOCHS, scaled_learning_rate
 from paceline.spec.workloads import reads_dataset, task_target, task_values, workload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
-    from paceline.spec.placement import NodeCounts
-    from paceline.spec.tables import CheckpointSettings
 
 DEFAULT_WARMUP_STEPS = 3
 

@@ -15,21 +15,17 @@ seen twice in an epoch.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.errors import UsageError
+from paceline.plan.trial import Training
 from paceline.spec.values import training_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.plan.trial import Training
 
 # Independent streams of random numbers.
 _ROW_GROUP_STREAM, _WINDOW_STREAM, _COIN_STREAM, _AUGMENT_STREAM, _HELD_OUT_STREAM = 1, 2, 3, 4, 5

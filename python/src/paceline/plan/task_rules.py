@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
+from paceline.plan.trial import Training, Trial
+from paceline.spec.descriptors import OptionModel, StrategyDescriptor
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS
+from paceline.spec.model_facts import ModelFacts
+from paceline.spec.models import TrialRequest, WorkloadRequest
 from paceline.spec.workloads import workload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from paceline.plan.trial import Training, Trial
-    from paceline.spec.descriptors import OptionModel, StrategyDescriptor
-    from paceline.spec.model_facts import ModelFacts
-    from paceline.spec.models import TrialRequest, WorkloadRequest
 
 
 def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:

@@ -12,13 +12,12 @@ import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.costs.checkpoint_interval import daly_interval_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from paceline.torch_internals import Store
 
 _POLL_S = 0.5  # of the store, by a thread

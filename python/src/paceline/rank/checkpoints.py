@@ -15,14 +15,21 @@ import signal
 import threading
 import time
 import warnings
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from paceline.errors import DataError, PacelineWarning
+from paceline.plan.rank_context import RankContext
+from paceline.plan.sample_order import SampleOrder
+from paceline.plan.trial import Trial
 from paceline.rank.checkpoint_times import (
     Agreement,
     AnnouncedSteps,
@@ -32,29 +39,15 @@ from paceline.rank.checkpoint_times import (
     EverySteps,
     Times,
 )
-from paceline.records.checkpoints import CHECKPOINT_SIGNAL, Checkpoint, CheckpointFolder
+from paceline.rank.peers import Peers
+from paceline.records.checkpoints import CHECKPOINT_SIGNAL, Checkpoint, CheckpointFolder, HashedFile
 from paceline.records.files import JsonlWriter
-from paceline.records.rows import CheckpointRow
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import CheckpointRow, StepRow
+from paceline.spec.tables import CheckpointSettings
 from paceline.training.state import RankState
 from paceline.training.state_files import Position, StateFiles, write_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-    from pathlib import Path
-    from types import FrameType
-
-    from torch import Tensor
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.sample_order import SampleOrder
-    from paceline.plan.trial import Trial
-    from paceline.rank.peers import Peers
-    from paceline.records.checkpoints import CheckpointFolder, HashedFile
-    from paceline.records.layout import TrialFiles
-    from paceline.records.rows import StepRow
-    from paceline.spec.tables import CheckpointSettings
-    from paceline.training.state_files import Position
-    from paceline.training.strategy import LocalStrategy
+from paceline.training.strategy import LocalStrategy
 
 # Values of a training that its state does not depend on.
 _WITHOUT_EFFECT = {"dataset", "cache", "reading", "memory_format", "warmup_steps", "task"}

@@ -8,33 +8,27 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
+from paceline.data.reading import Batch
 from paceline.errors import UsageError
+from paceline.plan.rank_context import RankContext
+from paceline.plan.sample_order import SampleOrder
+from paceline.plan.trial import Training, Trial
+from paceline.rank.peers import Peers
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import EvaluationRow
 from paceline.training.devices import device_of
 from paceline.training.passes import autocast
+from paceline.training.strategy import LocalStrategy
+from paceline.training.task import Task
 from paceline.workloads.build import build_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from torch import Tensor, nn
-
-    from paceline.data.reading import Batch
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.sample_order import SampleOrder
-    from paceline.plan.trial import Training, Trial
-    from paceline.rank.peers import Peers
-    from paceline.training.strategy import LocalStrategy
-    from paceline.training.task import Task
 
 
 class Evaluator:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from paceline.errors import RankFailed
 from paceline.records.files import JsonlWriter
+from paceline.records.layout import RankFiles
 from paceline.records.rows import SampleLogRow, StepRow
-from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.strategy import GradientResult, Stepper, TrainBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from torch import Tensor
-
     from paceline.data.reading import Batch
     from paceline.plan.sample_order import SampleOrder
-    from paceline.records.layout import RankFiles
-    from paceline.training.strategy import Stepper
     from paceline.training.task import Task
 
 # Called with step and epoch; returns whether it used time, which then belongs to no step.

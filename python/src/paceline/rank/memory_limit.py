@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.host.memory import limited_private_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _MIB = 2**20
 # Texts of the errors of torch, oneDNN and the C++ library.

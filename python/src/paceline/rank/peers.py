@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.node.memory import gather
-from paceline.torch_internals import PrefixStore
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.records.communication import TransportResult
+from paceline.torch_internals import PrefixStore, Store, TCPStore
 from paceline.training.resources import RankCores, check_node
 from paceline.transports import Transport, create_transport
 from paceline.transports.liveness import LivenessProbe, with_probe_result
@@ -23,14 +27,6 @@ from paceline.transports.store import (
     store_barrier,
     wait_for,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import TransportResult
-    from paceline.torch_internals import Store, TCPStore
 
 _ROUNDS = 8  # of questions about the clock
 

@@ -14,18 +14,23 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from paceline.data.reading import Feed
 from paceline.errors import DataError, PacelineWarning, RankFailed
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
 from paceline.rank.checkpoints import training_sha256
 from paceline.rank.loop import Loop
+from paceline.rank.peers import Peers
 from paceline.records.checkpoints import Checkpoint, CheckpointFolder
 from paceline.records.comparison_points import (
     EARLY,
@@ -37,27 +42,24 @@ from paceline.records.comparison_points import (
     replay_point,
     replayed_after,
 )
+from paceline.records.layout import TrialFiles
 from paceline.records.rows import Replayed
 from paceline.training.optimizers import trained_parameters
 from paceline.training.state import RATES, WEIGHTS
 from paceline.training.state_files import Position, StateFiles, write_state
-from paceline.training.strategy import LocalStrategy, Stepper
+from paceline.training.strategy import (
+    GradientResult,
+    LocalStrategy,
+    StepCommunication,
+    Stepper,
+    TrainBatch,
+)
 from paceline.training.tensors import save_tensors, update_l2
 from paceline.transports.recorder import not_recording
 from paceline.workloads.build import build_model, on_meta_device
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.rank.peers import Peers
     from paceline.rank.samples import Samples
-    from paceline.records.layout import TrialFiles
-    from paceline.training.strategy import GradientResult, StepCommunication, TrainBatch
 
 # Values that may differ between a trial and its baseline, although they train the same.
 _MAY_DIFFER = {"precision", "batch_norm", "activation_checkpointing"}

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
 from paceline.rank.peers import SAME_CLOCK, ClockOffset
-from paceline.records.communication import StrategyResult, TransportResult
+from paceline.records.communication import Communication, StrategyResult, TransportResult
 from paceline.records.files import write_json
-from paceline.records.rows import RankWeights, Replayed, TrainingResult
+from paceline.records.layout import RankFiles, TrialFiles
+from paceline.records.rows import RankWeights, Replayed, TrainingResult, WorkerEnvironment
 from paceline.training.batch_norm import batch_norms
 from paceline.training.linear import linear_parameters
 from paceline.training.resources import read_back
+from paceline.training.task import Task
 from paceline.training.tensors import save_tensors, update_l2
 from paceline.workloads.build import build_model, on_meta_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from torch import Tensor
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import Communication
-    from paceline.records.layout import RankFiles, TrialFiles
-    from paceline.records.rows import WorkerEnvironment
-    from paceline.training.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from paceline.data.dataset import open_dataset
 from paceline.data.items import ItemSource, virtual_row_groups
 from paceline.data.node_files import node_folder
-from paceline.data.reading import open_feed
+from paceline.data.reading import Feed, open_feed
 from paceline.data.row_groups import ParquetSource
+from paceline.data.source import Source
 from paceline.errors import UsageError
-from paceline.plan.sample_order import sample_order_of
+from paceline.node.memory import NodeShare
+from paceline.plan.sample_order import SampleOrder, sample_order_of
+from paceline.plan.trial import Training, Trial
+from paceline.training.task import Task
 from paceline.workloads.build import informed, task_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from paceline.data.reading import Feed
-    from paceline.data.source import Source
-    from paceline.node.memory import NodeShare
-    from paceline.plan.sample_order import SampleOrder
-    from paceline.plan.trial import Training, Trial
-    from paceline.training.task import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from paceline.records.files import JsonlWriter
-from paceline.records.rows import SpanRow
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.records.rows import SpanName
+from paceline.records.rows import SpanName, SpanRow
 
 
 class Spans(JsonlWriter):

@@ -6,13 +6,15 @@ Call `resources.apply_resources` first, then import this module (it imports torc
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.data.reading import Feed, SoloNode
 from paceline.errors import RankFailed
 from paceline.host.memory import own_memory
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
 from paceline.rank.checkpoints import Checkpoints, choose_checkpoint
 from paceline.rank.evaluation import Evaluator
 from paceline.rank.loop import Loop
@@ -29,28 +31,19 @@ from paceline.rank.result import (
 from paceline.rank.samples import Samples, open_samples
 from paceline.rank.spans import Spans
 from paceline.records.attempts import continue_rows
+from paceline.records.checkpoints import Checkpoint
 from paceline.records.files import JsonlWriter, write_json
-from paceline.records.rows import Replayed
+from paceline.records.layout import RankFiles, TrialFiles
+from paceline.records.rows import Replayed, StepRow
 from paceline.strategies import LocalStrategy, create_strategy
 from paceline.torch_internals import compiler
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.resources import set_threads
+from paceline.training.task import Task
 from paceline.training.tensors import save_tensors, sha256_by_name, sha256_of
 from paceline.training.transforms import put_in_memory_format
-from paceline.transports.recorder import recording
+from paceline.transports.recorder import Recorder, recording
 from paceline.workloads.build import build_model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.checkpoints import Checkpoint
-    from paceline.records.layout import RankFiles, TrialFiles
-    from paceline.records.rows import StepRow
-    from paceline.training.task import Task
-    from paceline.transports.recorder import Recorder
 
 
 def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:

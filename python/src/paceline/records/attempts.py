@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from paceline.errors import DataError
+from paceline.plan.trial import Trial
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
-from paceline.records.rows import ContinuationRow
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RankFiles, RunFiles, TrialFiles
-    from paceline.records.rows import FailureRow
+from paceline.records.layout import RankFiles, RunFiles, TrialFiles
+from paceline.records.rows import ContinuationRow, FailureRow
 
 
 def set_aside(run: RunFiles, trial: Trial) -> None:

@@ -15,17 +15,14 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from paceline.errors import DataError
 from paceline.records.files import sync_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 # Asks a rank for a checkpoint; the training goes on.
 CHECKPOINT_SIGNAL = signal.SIGUSR1

@@ -7,9 +7,11 @@ disk, and only then the JSON lines are deleted. Readers prefer the Parquet file.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from paceline.records.files import sync_folder
+from paceline.records.layout import TrialFiles
 from paceline.records.rows import (
     CommunicationRow,
     EvaluationRow,
@@ -19,12 +21,6 @@ from paceline.records.rows import (
 )
 from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 from paceline.records.tables import RowFormat, parquet_path, read_header, read_table, write_parquet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from paceline.records.layout import TrialFiles
 
 _ATTEMPTS = 3  # for a file that is still growing
 

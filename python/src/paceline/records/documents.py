@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from paceline import errors
 from paceline.errors import DataError, ExitCode, PacelineError, UsageError
 from paceline.host.locks import try_lock
 from paceline.host.processes import wait_until
+from paceline.plan.trial import Trial
 from paceline.records.files import document, jsonable, read_json, write_json, write_text
+from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import SCHEMA, RankStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles, TrialFiles
 
 
 def write_trial(trial: Trial, files: TrialFiles) -> None:

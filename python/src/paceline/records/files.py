@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import tempfile
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -21,8 +22,6 @@ from pydantic import TypeAdapter, ValidationError
 from paceline.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping
-
     from _typeshed import DataclassInstance
 
 

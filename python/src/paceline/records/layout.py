@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _TRIALS = "trials"  # folder of a run
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")

@@ -7,19 +7,13 @@ and peaks. A value is null where nothing was measured or where it is not read at
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import polars as pl
+from polars._typing import PolarsDataType
 
-from paceline.records.metrics import METRICS, RANK
+from paceline.records.metrics import METRICS, RANK, Metric
 from paceline.records.tables import RowFormat
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from polars._typing import PolarsDataType
-
-    from paceline.records.metrics import Metric
 
 
 def _format(name: str, own: dict[str, PolarsDataType], metrics: Iterable[Metric]) -> RowFormat:

@@ -11,21 +11,18 @@ import io
 import json
 import types
 import typing
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import polars as pl
+from polars._typing import PolarsDataType
 
 from paceline.errors import DataError
 from paceline.records.files import read_jsonl, typed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from polars._typing import PolarsDataType
 
 _Row = TypeVar("_Row")
 _HEADER = "paceline_header"  # key in the metadata of a Parquet file

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.labels import NO_TRANSPORT, distinctions, is_single
-from paceline.analysis.compare.row import COMPUTATION
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import COMPUTATION, Row
+from paceline.analysis.compare.verdict import Verdict
+from paceline.analysis.statistics.intervals import Interval
 from paceline.records.phases import LABELS
 from paceline.report.section import Cell, Column, Detail, Table
 from paceline.report.wording import (
@@ -18,14 +21,6 @@ from paceline.report.wording import (
     range_of,
     whole,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
-    from paceline.analysis.compare.verdict import Verdict
-    from paceline.analysis.statistics.intervals import Interval
 
 UNKNOWN_WIDTH = "±?"
 TIE_MARK, NEAR_MARK = "=", "≈"

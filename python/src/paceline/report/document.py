@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from paceline.analysis.compare.labels import short_name
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial.host_frames import read_series
+from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.records.files import write_text
+from paceline.records.layout import RunFiles
 from paceline.records.phases import ALL_PHASES
 from paceline.report import strategies
 from paceline.report.columns import comparison_table, mark_sentences
 from paceline.report.explain import causes_section
 from paceline.report.figures.bars import rank_time_chart, step_time_chart
-from paceline.report.figures.charts import plotly_js
+from paceline.report.figures.charts import Chart, plotly_js
 from paceline.report.figures.hosts import resource_charts, shades, telemetry_charts
 from paceline.report.figures.speed import (
     loss_chart,
@@ -48,15 +53,6 @@ from paceline.report.sections import (
 )
 from paceline.report.verdict import verdict_sentence
 from paceline.report.wording import table_sentences
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.trial_analysis import TrialAnalysis
-    from paceline.records.layout import RunFiles
-    from paceline.report.figures.charts import Chart
 
 _TEMPLATE = "document.html.j2"
 _MOST_TRIALS = 30  # whose traces are drawn

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
 from rich.text import Text
 
-from paceline.analysis.between_runs.explain_two_runs import side_name
+from paceline.analysis.between_runs.explain_two_runs import ExplainedRuns, side_name
 from paceline.analysis.compare.explain_run import explain_workload
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.explain.evidence import HARDWARE_COUNTERS, amount
-from paceline.analysis.explain.explanation import SPREAD
+from paceline.analysis.explain.explanation import SPREAD, Cause, Explanation
+from paceline.analysis.explain.interventions import Intervention, Verification
 from paceline.analysis.explain.parts import ON_CORES, PART_LABELS
 from paceline.analysis.statistics.intervals import Mean
+from paceline.plan.trial import Trial
 from paceline.records.phases import LABELS
 from paceline.report.runs import configuration_names, differences_section
 from paceline.report.section import Column, Section, Table, spaced, terminal_view
@@ -30,16 +35,6 @@ from paceline.report.wording import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from rich.console import RenderableType
-
-    from paceline.analysis.between_runs.explain_two_runs import ExplainedRuns
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.explain.explanation import Cause, Explanation
-    from paceline.analysis.explain.interventions import Intervention, Verification
-    from paceline.plan.trial import Trial
-
     Name = Callable[[str], str]
     Overviewed = tuple[str, Explanation, bool]  # a name; whether it is that of the slower side
     # label, seconds of both sides, difference, share

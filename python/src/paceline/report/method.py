@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.statistics.fastest import TIE_MARGIN
 from paceline.analysis.statistics.intervals import CONFIDENCE, WIDEST
 from paceline.report.section import Section
 from paceline.report.wording import NOT_KNOWN, NOT_MEASURED, share
-
-if TYPE_CHECKING:
-    from paceline.analysis.compare.result import Comparison
 
 _CONFIDENCE, _ERROR = share(CONFIDENCE), share(1 - CONFIDENCE)
 _MEANINGS = {

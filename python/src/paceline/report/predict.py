@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from paceline.analysis.predict.prediction import CONFIDENCE
+from rich.console import RenderableType
+
+from paceline.analysis.predict.prediction import CONFIDENCE, Prediction, Predictions, Refusal
+from paceline.analysis.statistics.intervals import Interval
 from paceline.report.section import Column, Detail, Section, Table, detail_of, terminal_view
 from paceline.report.wording import NOT_MEASURED, in_milliseconds, listed, number, range_of, share
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
-
-    from paceline.analysis.predict.prediction import Prediction, Predictions, Refusal
-    from paceline.analysis.statistics.intervals import Interval
 
 _MOST_NODES = 8  # different numbers of nodes in the table; JSON has all
 _MOST_ANSWERS = 4

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+
+from rich.console import RenderableType
 
 from paceline.analysis.compare.labels import short_name
-from paceline.analysis.trial.communication import trial_communication
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.trial.communication import (
+    Bin,
+    RankCommunication,
+    SumCheck,
+    TrialCommunication,
+    trial_communication,
+)
+from paceline.analysis.trial.stragglers import Straggling
 from paceline.records.phases import LABELS
 from paceline.report.section import Column, Detail, Section, Table, terminal_table, terminal_view
 from paceline.report.wording import (
@@ -17,20 +27,6 @@ from paceline.report.wording import (
     number,
     short_ids,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rich.console import RenderableType
-
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.trial.communication import (
-        Bin,
-        RankCommunication,
-        SumCheck,
-        TrialCommunication,
-    )
-    from paceline.analysis.trial.stragglers import Straggling
 
 _NOT_RECORDED = (
     "No operation was recorded (ranks/*/communication.jsonl): the transport does not record. "

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.compare.labels import short_name
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
+from paceline.analysis.equivalence.check import Equivalence
+from paceline.analysis.equivalence.checks import Check
 from paceline.analysis.equivalence.tensor_checks import REPLAY
+from paceline.analysis.trial_analysis import TrialAnalysis
+from paceline.records.rows import RankEnvironment
 from paceline.report.columns import mark_cell
 from paceline.report.section import Cell, Column, Section, Table
 from paceline.report.wording import NOT_MEASURED, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
-    from paceline.analysis.equivalence.check import Equivalence
-    from paceline.analysis.equivalence.checks import Check
-    from paceline.analysis.trial_analysis import TrialAnalysis
-    from paceline.records.rows import RankEnvironment
-
     Fact = tuple[str, str]
     # a row, the first result of its repeats, and the worst result of each check by name
     Checked = tuple[Row, Equivalence, Mapping[str, Check]]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
+from rich.console import RenderableType
+
+from paceline.analysis.recommend import Candidate, NextMeasurement, Recommendation
 from paceline.report.columns import NEAR_MARK
 from paceline.report.section import Column, Section, Table, terminal_view
 from paceline.report.verdict import MOST_FURTHER
 from paceline.report.wording import NOT_KNOWN, NOT_MEASURED, listed, number
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.console import RenderableType
-
-    from paceline.analysis.recommend import Candidate, NextMeasurement, Recommendation
 
 _MOST_SHOWN = 12  # configurations of a kind; JSON has all
 _MOST_NAMED = 3

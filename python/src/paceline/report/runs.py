@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+from rich.console import RenderableType
 from rich.text import Text
 
+from paceline.analysis.between_runs.differences import Difference
+from paceline.analysis.between_runs.history import RunOfHistory
+from paceline.analysis.between_runs.two_runs import PairedRow, RunComparison
 from paceline.analysis.compare.compute_row import planned_row
 from paceline.analysis.compare.labels import short_name
+from paceline.plan.trial import Trial
 from paceline.report.section import Cell, Column, Section, Table, spaced, terminal_view
 from paceline.report.wording import NOT_MEASURED, bounds, number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from rich.console import RenderableType
-
-    from paceline.analysis.between_runs.differences import Difference
-    from paceline.analysis.between_runs.history import RunOfHistory
-    from paceline.analysis.between_runs.two_runs import PairedRow, RunComparison
-    from paceline.plan.trial import Trial
 
 _MOST_OF_A_KIND = 12  # differences that are listed
 _COMMIT_DIGITS = 8

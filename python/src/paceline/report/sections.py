@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from paceline.analysis.compare.compression import CompressionEffect
 from paceline.analysis.compare.labels import short_name
-from paceline.analysis.trial.recovery import failure_costs
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
+from paceline.analysis.trial.recovery import FailureCost, failure_costs
+from paceline.analysis.trial.staleness import Staleness
+from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.records.phases import ALL_PHASES, OTHER_SPANS
 from paceline.report.columns import interval_cell
 from paceline.report.section import Cell, Column, Detail, Section, Table
@@ -19,16 +25,6 @@ from paceline.report.wording import (
     whole,
     with_bounds,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from paceline.analysis.compare.compression import CompressionEffect
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
-    from paceline.analysis.trial.recovery import FailureCost
-    from paceline.analysis.trial.staleness import Staleness
-    from paceline.analysis.trial_analysis import TrialAnalysis
 
 _BASELINE_MARK = "†"
 _OTHER_SPANS = {

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from paceline.analysis.compare.labels import short_name, strategy_name
+from paceline.analysis.compare.local_global import LocalGlobal, Relation, StrategyLine
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.trial.configuration import DOT, TIMES
+from paceline.analysis.trial.pipeline import Pipeline
 from paceline.report.columns import comparison_table, interval_cell
 from paceline.report.figures.bars import stage_chart
 from paceline.report.figures.strategies import local_global_chart, local_use_chart
@@ -20,14 +24,6 @@ from paceline.report.wording import (
     place_name,
     share,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paceline.analysis.compare.local_global import LocalGlobal, Relation, StrategyLine
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
-    from paceline.analysis.trial.pipeline import Pipeline
 
 _LEVEL = 0.05  # of the test of a correlation
 _FIGURE_WORDS = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from paceline.analysis.compare.labels import short_name
+from paceline.analysis.compare.result import Comparison
 from paceline.report.columns import UNKNOWN_WIDTH, comparison_table, mark_sentences
 from paceline.report.section import (
     WIDE_COLUMNS,
@@ -20,11 +20,6 @@ from paceline.report.section import (
 from paceline.report.sections import lossy_section, staleness_section
 from paceline.report.verdict import verdict_sentence
 from paceline.report.wording import DASH, mark_of, not_ranked_reason, table_sentences
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from paceline.analysis.compare.result import Comparison
 
 _LEGEND = "eq.: equivalent to the baseline. Main cost: largest part beside computation."
 _HTML = '<pre style="line-height: normal; overflow-x: auto">{code}</pre>'

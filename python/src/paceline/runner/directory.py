@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.analysis.between_runs.differences import machine_identity
 from paceline.errors import NotComparable, UsageError
@@ -15,9 +16,6 @@ from paceline.records.documents import only_writer
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
 from paceline.spec.loading import Spec, parse_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 
 def check_machine(manifest: Mapping[str, Any], run_dir: Path) -> None:

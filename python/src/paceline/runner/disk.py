@@ -10,21 +10,15 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from paceline.errors import PacelineWarning
-from paceline.plan.trial import task_facts
+from paceline.plan.trial import Training, Trial, task_facts
 from paceline.records.checkpoints import KEPT
 from paceline.records.comparison_points import EARLY_STEPS, replayed_after
-from paceline.runner.planning import known_samples, planned_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from paceline.plan.trial import Training, Trial
-    from paceline.runner.planning import Planned
+from paceline.runner.planning import Planned, known_samples, planned_steps
 
 _RUN_BYTES = 4_800_000  # the report holds the library that draws its figures
 _TRIAL_BYTES = 15_000

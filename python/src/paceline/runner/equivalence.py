@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from paceline.analysis.equivalence.check import check_equivalence, write_equivalence
 from paceline.data.dataset import order_of
+from paceline.plan.sample_order import SampleOrder
+from paceline.plan.trial import Trial
+from paceline.records.layout import RunFiles
 from paceline.runner.run_trial import is_finished
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.plan.sample_order import SampleOrder
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles
 
 
 def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors: bool) -> None:

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 from paceline.errors import PacelineWarning
 from paceline.launchers.base import launcher_for
+from paceline.plan.trial import Trial
 from paceline.records.attempts import set_aside
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
+from paceline.records.rows import Outcome
 from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
 from paceline.runner.disk import warn_of_small_disk
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.failure_injection import check_failures
-from paceline.runner.planning import make_datasets, manifest_of, planned_trials
+from paceline.runner.planning import Planned, make_datasets, manifest_of, planned_trials
 from paceline.runner.preview import preview_run
+from paceline.runner.progress import Progress
 from paceline.runner.repeats import AutomaticRepeats
 from paceline.runner.run_trial import failure_of, is_finished, run_trial
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from paceline.plan.trial import Trial
-    from paceline.records.rows import Outcome
-    from paceline.runner.planning import Planned
-    from paceline.runner.progress import Progress
-    from paceline.spec import Spec
+from paceline.spec import Spec
 
 
 def run(

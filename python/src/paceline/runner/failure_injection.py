@@ -7,27 +7,22 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
 from paceline.host.processes import command_line_of, parent_of
+from paceline.lab.record import LabRecord
 from paceline.lab.session import boot, crash, own_lab
+from paceline.plan.trial import Trial
 from paceline.records.documents import read_statuses
 from paceline.records.files import JsonlWriter
-from paceline.records.rows import InjectedFailureRow
+from paceline.records.layout import RankFiles, TrialFiles
+from paceline.records.rows import InjectedFailureRow, RankStatus
 from paceline.spec.extensions import LAUNCHERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from paceline.lab.record import LabRecord
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RankFiles, TrialFiles
-    from paceline.records.rows import RankStatus
-    from paceline.spec.tables import FailureKind, FailureSettings
+from paceline.spec.tables import FailureKind, FailureSettings
 
 _POLL_S = 0.1
 _END_S = 5.0

@@ -6,28 +6,24 @@ import random
 import time
 import tomllib
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.analysis.trial.reading import load_manifest
 from paceline.errors import UsageError
 from paceline.launchers.base import launcher_for
 from paceline.plan.planning import repeated
+from paceline.plan.trial import Trial
 from paceline.records.attempts import set_aside
 from paceline.records.layout import RunFiles
 from paceline.runner.directory import made_run_dir, only_runner
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import preflight, run
+from paceline.runner.progress import Progress
 from paceline.runner.run_trial import failure_of_all, run_all
 from paceline.spec.loading import Spec, load_spec
 from paceline.spec.tables import EVALUATION_KEYS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from paceline.analysis.predict.prediction import ShareMeasurement
-    from paceline.plan.trial import Trial
-    from paceline.runner.progress import Progress
 
 LEAST_REPEATS = 2  # fewer show no noise between runs
 SHARE_REPEATS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.data.catalogue import (
     ensure_dataset,
@@ -13,21 +13,18 @@ from paceline.data.catalogue import (
     samples_of,
     with_dataset,
 )
-from paceline.data.dataset import open_dataset
+from paceline.data.dataset import Dataset, open_dataset
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.host.machine import all_packages, machine_facts, package_versions, usable_cores
 from paceline.host.programs import repository_state
 from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials
+from paceline.plan.trial import Training, Trial
 from paceline.records.rows import SCHEMA
+from paceline.runner.progress import Progress
+from paceline.spec import Experiment, Spec, WorkloadRequest
 from paceline.spec.values import absolute_name, training_steps
 from paceline.spec.workloads import workload_of
-
-if TYPE_CHECKING:
-    from paceline.data.dataset import Dataset
-    from paceline.plan.trial import Training, Trial
-    from paceline.runner.progress import Progress
-    from paceline.spec import Experiment, Spec, WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

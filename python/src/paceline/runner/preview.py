@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from paceline.analysis.trial.reading import load_manifest
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-from paceline.plan.trial import task_facts
+from paceline.plan.trial import Training, task_facts
 from paceline.records.files import document
 from paceline.records.layout import RunFiles
 from paceline.records.rows import Outcome
-from paceline.runner.disk import disk_uses, total_disk_use
-from paceline.runner.planning import check_dataset, known_samples, planned_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from paceline.plan.trial import Training
-    from paceline.runner.disk import DiskUse
-    from paceline.runner.planning import Planned
+from paceline.runner.disk import DiskUse, disk_uses, total_disk_use
+from paceline.runner.planning import Planned, check_dataset, known_samples, planned_steps
 
 _MINUTE_S, _HOUR_S = 60, 3600
 _FEW_STEPS = 10  # fewer measured steps give wide intervals

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
-    from paceline.records.rows import Outcome
+from paceline.plan.trial import Trial
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import Outcome
 
 
 class Progress(Protocol):

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from paceline.analysis.between_runs.speeds import target_speed, trial_speed
 from paceline.analysis.equivalence.check import read_equivalence
 from paceline.analysis.statistics.looks import FIRST_LOOK, levels
-from paceline.analysis.statistics.rates import RunRates
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.reading import load_trial
+from paceline.plan.trial import Trial
 from paceline.records.documents import LookRecord, Stopping, write_stopping
+from paceline.records.layout import RunFiles
 from paceline.runner.run_trial import is_finished
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.analysis.statistics.rates import RepeatRate
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles
-    from paceline.spec import Experiment
+from paceline.spec import Experiment
 
 
 class AutomaticRepeats:

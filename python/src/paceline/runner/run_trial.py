@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 import shutil
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
 from paceline.host.machine import host_name
@@ -16,22 +16,17 @@ from paceline.job.sidecars import watch
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.supervise import StartLimit, supervise, write_last_checkpoint
+from paceline.plan.trial import Trial
 from paceline.records.attempts import keep_log, leave_attempt
 from paceline.records.compact import compact_trial
 from paceline.records.documents import write_trial
 from paceline.records.files import read_json, write_json, write_text
-from paceline.records.rows import FailureRow
+from paceline.records.layout import RunFiles, TrialFiles
+from paceline.records.rows import FailureRow, Outcome
 from paceline.runner.failure_injection import failing
+from paceline.runner.progress import Progress
 from paceline.spec.extensions import LAUNCHERS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles, TrialFiles
-    from paceline.records.rows import Outcome
-    from paceline.runner.progress import Progress
-    from paceline.telemetry import SidecarHandle
+from paceline.telemetry import SidecarHandle
 
 
 def is_finished(files: TrialFiles) -> bool:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from paceline.analysis.explain.interventions import judge
+from paceline.analysis.explain.explanation import Explanation
+from paceline.analysis.explain.interventions import Verification, judge
 from paceline.analysis.explain.parts import ExplainedTrials
 from paceline.analysis.trial.reading import load_run
 from paceline.errors import NotComparable, UsageError
+from paceline.export.run_data import RunData
+from paceline.plan.trial import Trial
 from paceline.runner.directory import check_machine, default_run_dir
 from paceline.runner.measure_more import LEAST_REPEATS, run_interleaved
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from paceline.analysis.explain.explanation import Explanation
-    from paceline.analysis.explain.interventions import Verification
-    from paceline.export.run_data import RunData
-    from paceline.plan.trial import Trial
-    from paceline.runner.progress import Progress
+from paceline.runner.progress import Progress
 
 REPEATS = 4
 LIMIT_S = 300.0

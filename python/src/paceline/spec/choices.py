@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from pydantic import ValidationError
 
+from paceline.spec.descriptors import Descriptor, KeyModel
 from paceline.spec.extensions import (
     COMPRESSIONS,
     LAUNCHERS,
@@ -18,11 +20,6 @@ from paceline.spec.models import TrialRequest, keys_of_tables
 from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.values import BEST
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.spec.descriptors import Descriptor, KeyModel
 
 _GROUPS: dict[str, ExtensionGroup[Any]] = {
     "local_strategy": STRATEGIES,

@@ -6,15 +6,11 @@ is then still open depends on the node's cores. The local strategies' descriptor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paceline.errors import UsageError
 from paceline.spec.extensions import STRATEGIES
+from paceline.spec.models import TrialRequest
+from paceline.spec.placement import NodeCounts
 from paceline.spec.values import BEST
-
-if TYPE_CHECKING:
-    from paceline.spec.models import TrialRequest
-    from paceline.spec.placement import NodeCounts
 
 _FEW_CORES, _MANY_CORES = 1, 2**20
 

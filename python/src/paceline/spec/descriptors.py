@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from paceline.spec.model_facts import ModelFacts, model_facts
+from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
+from paceline.spec.placement import NodeCounts, Placement
 from paceline.spec.values import absolute_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
-    from paceline.spec.placement import NodeCounts, Placement
 
 LAST = 1000  # position of an extension that does not say where it stands in lists
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,8 +20,6 @@ from paceline.spec.transport_rules import with_common_transports
 from paceline.spec.values import BASELINE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pydantic_core import ErrorDetails
 
 _EXAMPLES = "training.max_steps=8, workloads.0.global_batch=16"

@@ -5,25 +5,21 @@ Everything that is known without looking at a machine is checked here; preflight
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Collection, Iterator
+from typing import Any, cast
 
 from pydantic import ValidationError
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.counts import batch_per_replica, counts_if_known
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, WORKLOADS
-from paceline.spec.models import Experiment, keys_of_tables
+from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest, keys_of_tables
 from paceline.spec.secret_values import secret_faults
 from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.tables import EVALUATION_KEYS
 from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults, tune_faults
 from paceline.spec.values import BASELINE, DEFAULT_EPOCHS, training_steps
 from paceline.spec.workloads import reads_dataset, script_faults, script_trial_faults, workload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from paceline.spec.models import TrialRequest, WorkloadRequest
 
 
 def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.spec.models import Experiment
+from paceline.spec.models import Experiment
 
 # The default of spark.redaction.regex (Spark 3.5, core/.../internal/config/package.scala), keys of
 # storage accounts and of services, and other words for a password.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from pydantic_core import ErrorDetails
 
 # Names that pydantic gives to the branches of a union in a fault's place.

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from paceline.spec.descriptors import StrategyDescriptor, TransportDescriptor
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, quoted
+from paceline.spec.models import Experiment, TrialRequest
 from paceline.spec.values import BEST
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.spec.descriptors import StrategyDescriptor, TransportDescriptor
-    from paceline.spec.models import Experiment, TrialRequest
 
 
 def strategy_of(request: TrialRequest) -> StrategyDescriptor | None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from paceline.spec.choices import accepts, key_faults, name_faults, value_faults
 from paceline.spec.counts import counts_if_known
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, quoted
+from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
 from paceline.spec.transport_rules import has_peers, strategy_of, transport_faults, transport_of
 from paceline.spec.values import BEST
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
 
 # List of [tune] -> the key of a [[trials]] entry whose values it holds.
 _LISTS = {

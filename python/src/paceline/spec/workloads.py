@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import UsageError
 from paceline.spec.descriptors import WorkloadDescriptor
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS, WORKLOADS, quoted
-from paceline.spec.models import TRIAL_VALUES
-from paceline.spec.tables import EVALUATION_KEYS
+from paceline.spec.models import TRIAL_VALUES, Experiment, TrialRequest, WorkloadRequest
+from paceline.spec.tables import EVALUATION_KEYS, Target
 from paceline.spec.transport_rules import strategy_of, transport_of
 from paceline.spec.values import LEARNING_RATE_KEYS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
-    from paceline.spec.tables import Target
-
 
 # Training values that a script decides itself.
 _OF_BUILT_IN_TRAININGS = (

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from paceline.plan.trial import Trial
 from paceline.spec.extensions import STRATEGIES, load_object
 from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
 
 __all__ = ["GradientResult", "LocalStrategy", "StepCommunication", "TrainBatch", "create_strategy"]
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
 from paceline.spec.counts import divisors, number
 from paceline.spec.descriptors import Exchange, KeyModel, OptionModel, StrategyDescriptor
 from paceline.spec.extensions import TRANSPORTS
-from paceline.spec.placement import NodeCounts
+from paceline.spec.models import Experiment, TrialRequest
+from paceline.spec.placement import NodeCounts, Placement
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.values import Count, PositiveInt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.spec.models import Experiment, TrialRequest
-    from paceline.spec.placement import Placement
-
 
 # How the gradients of several nodes with several replicas each are averaged.
 Reduction = Literal["flat", "hierarchical"]

@@ -17,13 +17,16 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.node.memory import SoloNode
 from paceline.node.shared_node import SharedNode
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.records.communication import StrategyResult
 from paceline.records.rows import UpdateRow, own_update
 from paceline.strategies.reduction.flat_layout import shared_floats
 from paceline.strategies.reduction.flat_replica import FlatReplica, too_slow
@@ -32,22 +35,14 @@ from paceline.training.passes import run_passes
 from paceline.training.state import (
     WEIGHTS,
     RankState,
+    SavedState,
     persistent_buffers,
     restore_buffers,
     restore_model,
     restore_optimizer,
 )
-from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import StrategyResult
-    from paceline.training.state import SavedState
-    from paceline.training.strategy import RankGroups
-    from paceline.training.task import Task
+from paceline.training.strategy import GradientResult, LocalStrategy, RankGroups, TrainBatch
+from paceline.training.task import Task
 
 _PAUSE_S = 1e-3  # between two looks at the progress of slower processes
 _COUNTER_BYTES = 64  # a cache line for each process

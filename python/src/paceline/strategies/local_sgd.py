@@ -21,12 +21,15 @@ import itertools
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.costs.link_cost import all_reduce_bytes
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.records.communication import StrategyResult
 from paceline.strategies.descriptors import ProcessesOptions
 from paceline.strategies.reduction.flat_replica import FlatReplica
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
@@ -41,23 +44,17 @@ from paceline.training.devices import (
 )
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.passes import run_passes
-from paceline.training.state import RankState, restore_model, restore_optimizer
+from paceline.training.state import RankState, SavedState, restore_model, restore_optimizer
 from paceline.training.strategy import (
     GradientResult,
     LocalStrategy,
+    RankGroups,
     StepCommunication,
     Stepper,
     TrainBatch,
 )
+from paceline.training.task import Task
 from paceline.transports.compression.bucket import bytes_of
-
-if TYPE_CHECKING:
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import StrategyResult
-    from paceline.training.state import SavedState
-    from paceline.training.strategy import RankGroups
-    from paceline.training.task import Task
 
 _NO_GRADIENT = GradientResult(
     loss_sum=0.0, forward_s=0.0, backward_s=0.0, comm_s=None, comm_ready_unix_s=None

@@ -16,14 +16,17 @@ The node has one copy of the weights; each process has its own gradients. A step
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from paceline.node.memory import SoloNode
 from paceline.node.shared_node import SharedNode
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.records.communication import StrategyResult
 from paceline.strategies.reduction.factor_exchange import NodeFactors
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of
@@ -39,20 +42,12 @@ from paceline.strategies.reduction.sufficient_factors import (
 )
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.optimizers import trained_parameters
+from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import run_passes, working_dtype
 from paceline.training.state import persistent_buffers
-from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
+from paceline.training.task import Task
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import StrategyResult
-    from paceline.training.pass_communication import PassCommunication
-    from paceline.training.strategy import RankGroups
-    from paceline.training.task import Task
 
 
 class ProcessesStrategy(ShardedStrategy):

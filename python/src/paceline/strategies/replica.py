@@ -14,15 +14,18 @@ more pass over all gradients.)
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.records.communication import StrategyResult
 from paceline.strategies.reduction.buckets import Buckets
 from paceline.strategies.reduction.factor_choice import setting_of
 from paceline.strategies.reduction.factor_exchange import ReplicaFactors, open_group
@@ -38,25 +41,22 @@ from paceline.training.devices import (
     use_device,
 )
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
+from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import run_passes, working_dtype
-from paceline.training.state import RankState, restore_model, restore_optimizer
-from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
+from paceline.training.state import RankState, SavedState, restore_model, restore_optimizer
+from paceline.training.strategy import (
+    GradientResult,
+    LocalStrategy,
+    RankGroups,
+    StepCommunication,
+    TrainBatch,
+)
+from paceline.training.task import Task
 from paceline.transports.bucket_settings import gradient_options_of
 from paceline.transports.compression.choose import create_sum
 
 # Where the large gradients are not sent, smaller buckets begin earlier and keep the link busy.
 _REST_BUCKET_MB = 2.0
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import StrategyResult
-    from paceline.training.pass_communication import PassCommunication
-    from paceline.training.state import SavedState
-    from paceline.training.strategy import RankGroups
-    from paceline.training.task import Task
 
 
 class ReplicaStrategy(LocalStrategy):

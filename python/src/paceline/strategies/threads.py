@@ -22,15 +22,19 @@ from __future__ import annotations
 import copy
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import share_bounds
+from paceline.plan.trial import Trial
+from paceline.records.rows import WorkerEnvironment
 from paceline.strategies.reduction.factor_exchange import NodeFactors
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of, shard_of
@@ -39,6 +43,7 @@ from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
 from paceline.strategies.reduction.shared_sums import SharedSum
 from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
+    SufficientFactors,
     capture,
     linear_layers,
     rows_of,
@@ -49,21 +54,12 @@ from paceline.training.cores import worker_cores
 from paceline.training.devices import unix_s
 from paceline.training.linear import joined
 from paceline.training.optimizers import trained_parameters
+from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import Passes, run_passes, share_of
 from paceline.training.state import persistent_buffers
-from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
+from paceline.training.task import Task
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.rows import WorkerEnvironment
-    from paceline.strategies.reduction.sufficient_factors import SufficientFactors
-    from paceline.training.pass_communication import PassCommunication
-    from paceline.training.strategy import RankGroups
-    from paceline.training.task import Task
 
 
 class ThreadsStrategy(ShardedStrategy):

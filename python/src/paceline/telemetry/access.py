@@ -7,16 +7,12 @@ import hashlib
 import hmac
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from paceline.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
-    from paceline.spec import TelemetrySettings
+from paceline.spec import TelemetrySettings
 
 _MOST_BYTES = 1 << 16
 

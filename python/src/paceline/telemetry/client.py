@@ -12,7 +12,6 @@ import threading
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import paceline
 from paceline.errors import DataError, PacelineError, PacelineWarning
@@ -21,9 +20,7 @@ from paceline.host.processes import Process
 from paceline.records.files import read_json
 from paceline.telemetry.access import caution, expected_authorization
 from paceline.telemetry.discovery import remove_targets, target_files
-
-if TYPE_CHECKING:
-    from paceline.telemetry.request import SidecarRequest
+from paceline.telemetry.request import SidecarRequest
 
 _SHORT = "this host's trace ends early, the reason is in its sidecar.log"
 

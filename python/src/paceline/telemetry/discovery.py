@@ -8,12 +8,9 @@ from __future__ import annotations
 import ipaddress
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.records.files import write_text
-
-if TYPE_CHECKING:
-    from paceline.telemetry.request import SidecarRequest
+from paceline.telemetry.request import SidecarRequest
 
 
 def target_files(request: SidecarRequest, host: str) -> list[Path]:

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.metrics_core import (
@@ -21,10 +21,8 @@ from prometheus_client.metrics_core import Metric as Family
 from paceline.errors import UsageError
 from paceline.records.metrics import HOST, RANK, RUN_PROCESSES, TRAINING, Metric
 from paceline.records.metrics.metric import Row, values_in
+from paceline.spec import TelemetrySettings
 from paceline.telemetry.access import expected_authorization, guarded
-
-if TYPE_CHECKING:
-    from paceline.spec import TelemetrySettings
 
 _FAMILIES: Mapping[str, Callable[..., Family]] = {
     "counter": CounterMetricFamily,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
@@ -20,11 +20,9 @@ from paceline.telemetry.exporter import Snapshot
 from paceline.telemetry.host_reading import HostReader
 from paceline.telemetry.processes import ProcessTree
 from paceline.telemetry.rank_finder import RankFinder, running_processes
+from paceline.telemetry.request import SidecarRequest
 from paceline.telemetry.training import TrainingTail
 from paceline.version import __version__
-
-if TYPE_CHECKING:
-    from paceline.telemetry.request import SidecarRequest
 
 _RANKS_EVERY_S = 1.0  # time between two looks for new ranks and steps
 _UNTRACED = {metric.path[0] for metric in METRICS if not metric.in_trace}

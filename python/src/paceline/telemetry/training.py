@@ -8,16 +8,14 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.records.files import fields_of
+from paceline.records.layout import RankFiles, TrialFiles
 from paceline.records.metrics.metric import Row
 from paceline.records.phases import RANK_STEP_PHASES
+from paceline.records.rows import RankStatus
 from paceline.records.tail import LineTail
-
-if TYPE_CHECKING:
-    from paceline.records.layout import RankFiles, TrialFiles
-    from paceline.records.rows import RankStatus
 
 STEP_SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # phase -> fields of StepRow

@@ -6,10 +6,12 @@ the start of a rank; the import of torch's compiler is in `compiler`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch._C._autograd import _profiler_enabled as profiler_enabled
 from torch._C._distributed_c10d import (
     GradBucket,
@@ -21,18 +23,13 @@ from torch._C._distributed_c10d import (
     Work,
 )
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.profiler import record_function
 from torch.distributed.distributed_c10d import _abort_process_group as abort_process_groups
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormLayer
 from torch.nn.modules.dropout import _DropoutNd as DropoutLayer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch import Tensor, nn
-    from torch.autograd.profiler import record_function
 
 __all__ = [
     "BatchNormLayer",

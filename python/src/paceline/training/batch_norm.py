@@ -8,6 +8,7 @@ torch.nn.SyncBatchNorm, which is for GPUs with one process each).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,11 @@ from torch.nn.functional import batch_norm
 
 from paceline.errors import UsageError
 from paceline.torch_internals import BatchNormLayer
-from paceline.training.pass_communication import PassCommunication
+from paceline.training.pass_communication import PassCommunication, Total
 from paceline.training.recomputation import once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from paceline.spec.values import BatchNorm
-    from paceline.training.pass_communication import Total
 
 _EXCLUDED = "paceline_excluded"  # attribute of a layer whose samples do not count
 

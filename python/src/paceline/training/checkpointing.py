@@ -9,26 +9,21 @@ arXiv:1604.06174). The last segment is not computed again if its backward pass f
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import UsageError
+from paceline.plan.trial import Trial
 from paceline.torch_internals import storage_number
 from paceline.training.dropout import set_sample_keys
+from paceline.training.graph_blocks import Blocks
 from paceline.training.recomputation import RecomputedPass
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.plan.trial import Trial
-    from paceline.training.graph_blocks import Blocks
-    from paceline.training.task import Task
-
+from paceline.training.task import Task
 
 _SAMPLES = 2  # the least for which every layer has batch statistics
 

@@ -8,17 +8,16 @@ other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.topology import SYSTEM, PhysicalCore, physical_cores
+from paceline.plan.rank_context import RankContext
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Placement
 
 

@@ -7,6 +7,7 @@ returns before its work is done, so durations are measured by events in the GPU'
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,9 @@ import torch
 from torch import Tensor
 
 from paceline.errors import EnvironmentLacks
+from paceline.plan.rank_context import RankContext
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.communication import StrategyResult
 

@@ -8,20 +8,16 @@ size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.plan.sample_order import sample_key
 from paceline.torch_internals import DropoutLayer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
 
 # plan.sample_order uses streams 1 to 4; layer i uses stream _FIRST_STREAM + i.
 _FIRST_STREAM = 100

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from paceline.torch_internals import FakeTensor, FakeTensorMode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 
 def fake_mode() -> FakeTensorMode:

@@ -13,18 +13,15 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from paceline.errors import UsageError
 from paceline.training.fake_tensors import evaluating, fake_mode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 _WHAT_TO_DO = "define blocks(model), so that calling the blocks in turn is the model's forward"
 _SAMPLES = (2, 3)  # of the passes that show which tensors have a row for each sample

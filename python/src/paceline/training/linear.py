@@ -7,14 +7,12 @@ these factors the gradient can be computed once for several passes, or only for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Callable
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def linear_parameters(model: nn.Module) -> int:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.spec.values import warmup_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from torch import Tensor
-
     from paceline.training.task import Task
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.plan.sample_order import share_bounds
+from paceline.plan.trial import Training
 from paceline.training.batch_norm import placeholders
 from paceline.training.devices import CPU, InputMover, Stopwatch, unix_s
 from paceline.training.dropout import set_sample_keys
 from paceline.training.pass_communication import PassCommunication
-from paceline.training.strategy import GradientResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
-
-    from paceline.plan.trial import Training
-    from paceline.training.strategy import TrainBatch
-    from paceline.training.task import Task
+from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.task import Task
 
 
 def working_dtype(training: Training) -> torch.dtype:

@@ -11,22 +11,17 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.cgroups import cpu_quotas, read_limits
 from paceline.host.machine import cpu_model, package_versions
 from paceline.host.topology import numa_nodes_of
-from paceline.records.rows import RankEnvironment
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Placement, Trial
+from paceline.records.rows import RankEnvironment, WorkerEnvironment
 from paceline.training.cores import choose_cores
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Placement, Trial
-    from paceline.records.rows import WorkerEnvironment
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _FIXED = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE"}

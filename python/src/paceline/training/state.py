@@ -9,18 +9,16 @@ that are not trained never change, so they are not part of the state.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor, nn
 
 from paceline.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from torch import Tensor, nn
-
     from paceline.training.optimizers import TaskOptimizer
 
 WEIGHTS, BUFFERS, OPTIMIZER, RATES = "weights", "buffers", "optimizer", "rates"

@@ -10,21 +10,19 @@ import copy
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from paceline.errors import DataError
 from paceline.training.state import Elements, RankState, join_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from torch import Tensor
-
     from paceline.records.checkpoints import Checkpoint, HashedFile
 
 SCHEMA = 1

@@ -7,20 +7,19 @@ all replicas, and steps the optimiser with it. It does not know the launcher.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from paceline.errors import UsageError
+from paceline.node.memory import NodeShare
+from paceline.plan.rank_context import RankContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from paceline.node.memory import NodeShare
-    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.communication import StrategyResult
     from paceline.records.rows import UpdateRow, WorkerEnvironment

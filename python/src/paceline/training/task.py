@@ -6,17 +6,23 @@ describe the classification of images. Every local strategy trains the same task
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.data.batches import is_image, mirror_at_random
+from paceline.data.batches import Augment, is_image, mirror_at_random
 from paceline.errors import UsageError
+from paceline.plan.sample_order import SampleRandom
 from paceline.spec.tables import Target
 from paceline.spec.values import MemoryFormat
 from paceline.torch_internals import children_of
@@ -24,16 +30,7 @@ from paceline.training import transforms
 from paceline.training.graph_blocks import Blocks, graph_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
-
-    from paceline.data.batches import Augment
     from paceline.data.items import MapStyleDataset
-    from paceline.plan.sample_order import SampleRandom
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 Sums = tuple[Tensor, Tensor]  # sum and count of a metric

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from torch import Tensor
+from torch import Tensor
 
 
 def sha256_of(tensors: Mapping[str, Tensor]) -> str:

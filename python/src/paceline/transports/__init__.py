@@ -7,14 +7,12 @@ use it: a Gloo run never loads MPI.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from paceline.errors import UsageError
+from paceline.plan.trial import Trial
 from paceline.spec.extensions import TRANSPORTS, load_object, quoted
 from paceline.transports.base import Transport
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
 
 __all__ = ["Transport", "create_transport"]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.errors import TimedOut
+from paceline.errors import PacelineError, TimedOut
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.records.communication import TransportResult
 
 if TYPE_CHECKING:
-    from paceline.errors import PacelineError
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import TransportResult
     from paceline.torch_internals import Store
 
 

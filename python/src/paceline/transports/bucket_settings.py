@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
+from paceline.plan.trial import Trial
 from paceline.spec.descriptors import KeyModel, OptionModel, TransportDescriptor
 from paceline.spec.extensions import COMPRESSIONS, TRANSPORTS
+from paceline.spec.models import TrialRequest
+from paceline.spec.placement import Placement
 from paceline.spec.transport_rules import strategy_of, transport_of
 from paceline.spec.values import PositiveFloat, PositiveInt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.plan.trial import Trial
-    from paceline.spec.models import TrialRequest
-    from paceline.spec.placement import Placement
 
 DEFAULT_BUCKET_MB = 25.0  # as in torch's DistributedDataParallel
 # How gradients of linear layers cross the network: "auto" chooses for each layer by its costs.

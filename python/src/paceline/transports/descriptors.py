@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from paceline.spec.descriptors import TransportDescriptor
+from paceline.spec.models import TrialRequest
 from paceline.spec.transport_rules import strategy_of
 from paceline.transports.bucket_settings import GradientTransport
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.spec.models import TrialRequest
 
 
 class NoTransport(TransportDescriptor):

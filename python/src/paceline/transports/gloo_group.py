@@ -13,25 +13,21 @@ they call C++, and Gloo's threads, which need the GIL to release tensors, would 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from paceline.torch_internals import (
     ProcessGroupGloo,
+    Work,
     number_operations,
     register_backend,
     set_default_backend,
     set_group_name,
 )
-from paceline.transports.recorder import begin_operation, is_recording, payload_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paceline.torch_internals import Work
-    from paceline.transports.recorder import Operation
+from paceline.transports.recorder import Operation, begin_operation, is_recording, payload_bytes
 
 BACKEND = "recorded-gloo"
 _DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself

@@ -11,20 +11,16 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from paceline.errors import PeerLost, RankFailed, TimedOut
 from paceline.host.machine import has_link
+from paceline.torch_internals import TCPStore
 from paceline.transports.store import cut, limit_answers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.torch_internals import TCPStore
 
 # Share of the limit for each of three waits: the store's answer, the ranks' answers, and rank 0
 # waiting for other probes. All of it ends within twice the limit.

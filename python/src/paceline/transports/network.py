@@ -11,22 +11,19 @@ from __future__ import annotations
 import os
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, TimedOut
 from paceline.host.machine import interface_address
-from paceline.torch_internals import PrefixStore, abort_process_groups
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.records.communication import TransportResult
+from paceline.torch_internals import PrefixStore, Store, abort_process_groups
 from paceline.training.devices import device_name, device_of, use_device
 from paceline.transports.gloo_group import BACKEND
-
-if TYPE_CHECKING:
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import TransportResult
-    from paceline.torch_internals import Store
 
 # Texts with which Gloo, NCCL and c10d report a time-out.
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import CommunicationRow
 from paceline.training.pass_communication import is_awaiting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # Sum of gradients in memory shared by the ranks of a node or the threads of a rank.
 SHARED_REDUCE = "shared_reduce"

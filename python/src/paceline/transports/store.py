@@ -15,23 +15,18 @@ from __future__ import annotations
 import re
 import socket
 import struct
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.torch_internals import TCPStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from paceline.plan.rank_context import RankContext, StoreAddress
-    from paceline.torch_internals import Store
+from paceline.plan.rank_context import RankContext, StoreAddress
+from paceline.torch_internals import Store, TCPStore
 
 # Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from paceline.torch_internals import Work
 from paceline.transports.base import timed_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from paceline.transports.recorder import Operation
 
 WATCH_SHARE = 1 / 20  # share of the limit by which a blocked call may be noticed late

@@ -9,8 +9,10 @@ nor a control group runs out of memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from paceline.analysis.between_runs.speeds import trial_speed
 from paceline.analysis.trial.reading import load_trial
@@ -18,10 +20,12 @@ from paceline.data.dataset import open_dataset
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.host.machine import usable_cores
 from paceline.host.memory import available_bytes
+from paceline.plan.trial import Trial
 from paceline.records.files import fields_of, read_json, write_json
 from paceline.records.layout import RunFiles
 from paceline.runner import (
     Planned,
+    Progress,
     check_run_dir,
     failure_of,
     made_run_dir,
@@ -31,18 +35,11 @@ from paceline.runner import (
     preflight,
     run_trial,
 )
+from paceline.spec import Experiment, Spec, TrialRequest, WorkloadRequest
 from paceline.spec.tables import EVALUATION_KEYS
 from paceline.spec.trial_rules import applies
 from paceline.spec.workloads import workload_of
 from paceline.tune.spaces import plan_one
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from paceline.plan.trial import Trial
-    from paceline.runner import Progress
-    from paceline.spec import Experiment, Spec, TrialRequest, WorkloadRequest
 
 SCHEMA = 2
 _MIB = 2**20

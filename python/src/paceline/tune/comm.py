@@ -5,12 +5,17 @@ Keys that a trial of the spec sets itself are kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EnvironmentLacks
 from paceline.launchers.mpi.descriptor import MpiSettings
 from paceline.launchers.mpi.tools import find_mpirun, unknown_parameters
+from paceline.plan.trial import Trial
+from paceline.runner import Progress
+from paceline.spec import Experiment, Spec, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.spec.trial_rules import applies
 from paceline.tune.comm_choices import (
     algorithm_choices,
@@ -20,21 +25,12 @@ from paceline.tune.comm_choices import (
     why_left_alone,
     with_communication,
 )
-from paceline.tune.method import Searched
+from paceline.tune.findings import Findings
+from paceline.tune.method import Choices, Searched
 from paceline.tune.session import run_search
-from paceline.tune.spaces import Target, changed
+from paceline.tune.spaces import SearchContext, Target, changed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from paceline.plan.trial import Trial
-    from paceline.runner import Progress
-    from paceline.spec import Experiment, Spec, TrialRequest, TuneSettings, WorkloadRequest
-    from paceline.tune.findings import Findings
-    from paceline.tune.method import Choices
-    from paceline.tune.spaces import SearchContext
-
     Keys = dict[str, Any]  # of a [[trials]] entry
     Options = Callable[[TrialRequest, Trial, TuneSettings], list[Keys]]
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from paceline.plan.trial import task_facts
+from paceline.plan.trial import Trial, task_facts
+from paceline.spec import TrialRequest, TuneSettings
 from paceline.spec.choices import accepts
 from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.transport_rules import has_peers, strategy_of, transport_of
 from paceline.spec.values import BEST
 from paceline.transports.bucket_settings import DEFAULT_BUCKET_MB, gradient_options_of
+from paceline.transports.mpi.descriptor import Algorithm
 from paceline.tune.spaces import changed
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
-    from paceline.spec import TrialRequest, TuneSettings
-    from paceline.transports.mpi.descriptor import Algorithm
 
 BUCKETS_MB: tuple[float | Literal["model"], ...] = (1.0, 5.0, 25.0, 50.0, 100.0, "model")
 BUCKETS_IN_FLIGHT: tuple[int | Literal["unbounded"], ...] = (1, 2, 4, "unbounded")

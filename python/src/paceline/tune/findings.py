@@ -3,19 +3,16 @@ noise."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.rates import RunRates
+from paceline.plan.trial import Trial
 from paceline.records.files import jsonable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from paceline.analysis.statistics.intervals import Interval
-    from paceline.plan.trial import Trial
-    from paceline.tune.search import Bracket, Measurements
-    from paceline.tune.spaces import LeftOut, Space, Target
+from paceline.tune.search import Bracket, Measurements
+from paceline.tune.spaces import LeftOut, Space, Target
 
 SCHEMA = 2
 

@@ -7,32 +7,25 @@ with the planner's reason.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.analysis.trial.reading import load_trial
 from paceline.plan.planning import repeated, resolve_training
-from paceline.spec import TrialRequest
+from paceline.plan.trial import Trial
+from paceline.runner import Progress
+from paceline.spec import Experiment, Spec, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.spec.counts import batch_per_replica
 from paceline.spec.extensions import STRATEGIES
 from paceline.spec.trial_rules import has_layout
 from paceline.spec.values import BEST
 from paceline.spec.workloads import workload_of
 from paceline.tune.findings import Findings
-from paceline.tune.method import Searched
+from paceline.tune.method import Choices, Searched, SearchPlan
 from paceline.tune.session import plan_search, run_search
-from paceline.tune.spaces import BASELINE, Target, changed, cores_wanted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from paceline.plan.trial import Trial
-    from paceline.runner import Progress
-    from paceline.spec import Experiment, Spec, TuneSettings, WorkloadRequest
-    from paceline.tune.findings import Findings
-    from paceline.tune.method import Choices, SearchPlan
-    from paceline.tune.spaces import SearchContext
+from paceline.tune.spaces import BASELINE, SearchContext, Target, changed, cores_wanted
 
 
 def _layouts(

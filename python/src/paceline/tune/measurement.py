@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 from paceline.analysis.between_runs.speeds import trial_speed
 from paceline.analysis.equivalence.check import read_equivalence
+from paceline.analysis.statistics.rates import RepeatRate
 from paceline.analysis.trial.reading import load_trial
+from paceline.plan.trial import Trial
 from paceline.records.attempts import set_aside
-from paceline.runner import check_equivalences, failure_of, is_finished, run_trial
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from paceline.analysis.statistics.rates import RepeatRate
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles
-    from paceline.runner import Progress
+from paceline.records.layout import RunFiles
+from paceline.runner import Progress, check_equivalences, failure_of, is_finished, run_trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

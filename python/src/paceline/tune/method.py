@@ -6,18 +6,17 @@ on top of the fastest of the previous rounds.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import EnvironmentLacks, UsageError
+from paceline.plan.trial import Trial
+from paceline.spec import Experiment, TrialRequest, WorkloadRequest
 from paceline.tune.search import Bracket, FinalBracket
 from paceline.tune.spaces import LeftOut, SearchContext, Space, Target, reason_of, space_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from paceline.plan.trial import Trial
-    from paceline.spec import Experiment, TrialRequest, WorkloadRequest
     from paceline.tune.findings import Findings
 
     Choices = Callable[["Searched", Trial | None, "SearchContext"], Sequence[TrialRequest]]

@@ -6,7 +6,8 @@ Trials with an outcome are not repeated, so an interrupted search can be resumed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from paceline.data.catalogue import expected_datasets
 from paceline.errors import NotComparable, UsageError
@@ -15,6 +16,7 @@ from paceline.records.files import write_json, write_text
 from paceline.records.layout import RunFiles
 from paceline.runner import (
     Planned,
+    Progress,
     check_run_dir,
     made_run_dir,
     make_datasets,
@@ -22,21 +24,13 @@ from paceline.runner import (
     only_runner,
     preflight,
 )
-from paceline.spec import TuneSettings
+from paceline.spec import Spec, TuneSettings
 from paceline.tune.findings import Findings, findings_of
 from paceline.tune.measurement import TrialMeasurer
-from paceline.tune.method import RoundSearch, SearchPlan
+from paceline.tune.method import RoundSearch, SearchMethod, SearchPlan
 from paceline.tune.search import Bracket, Measurements, search
 from paceline.tune.spaces import BASELINE, SearchContext, Target, short_experiment
 from paceline.tune.tuned_spec import tuned_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from paceline.runner import Progress
-    from paceline.spec import Spec
-    from paceline.tune.method import SearchMethod
 
 
 def plan_search(method: SearchMethod, spec: Spec) -> SearchPlan:

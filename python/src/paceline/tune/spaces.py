@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.plan.planning import plan_trials
-from paceline.spec import values
+from paceline.plan.trial import Trial
+from paceline.records.layout import RunFiles
+from paceline.spec import Experiment, TuneSettings, WorkloadRequest, values
 from paceline.spec.counts import counts_on_node
 from paceline.spec.models import TrialRequest
 from paceline.spec.rules import faults_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles
-    from paceline.spec import Experiment, TuneSettings, WorkloadRequest
 
 BASELINE = TrialRequest.model_validate(values.BASELINE)
 # "experiment 'x' cannot be planned:\n  - trials[2], workload tiny: ..."; only the fault is kept

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from paceline import runner
 from paceline.errors import UsageError
 from paceline.host.machine import usable_cores
 from paceline.plan.planning import plan_trials
+from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles
-from paceline.runner import make_datasets, preflight
-from paceline.spec import TrialRequest, load_spec
+from paceline.records.rows import Outcome
+from paceline.runner import Progress, make_datasets, preflight
+from paceline.spec import Experiment, Spec, TrialRequest, load_spec
+from paceline.tune.findings import Findings
 from paceline.tune.local import tune_local
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from paceline.plan.trial import Trial
-    from paceline.records.rows import Outcome
-    from paceline.runner import Progress
-    from paceline.spec import Experiment, Spec
-    from paceline.tune.findings import Findings
 
 
 def tune_and_run(

@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import tomli_w
+from pydantic import BaseModel
 
 from paceline.errors import UsageError
 from paceline.host.machine import host_name
 from paceline.plan.planning import plan_trials
-from paceline.spec import TrialRequest
+from paceline.spec import Experiment, TrialRequest, WorkloadRequest
 from paceline.spec.loading import AS_WRITTEN, parse_spec
 from paceline.spec.trial_rules import applies
+from paceline.tune.method import SearchMethod
 from paceline.tune.spaces import changed
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    from paceline.spec import Experiment, WorkloadRequest
     from paceline.tune.findings import Findings
-    from paceline.tune.method import SearchMethod
 
 _HEADER = """\
 # {name} with what `paceline {command}` found on {host}, {cores} cores.

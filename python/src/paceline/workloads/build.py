@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import nn
 
+from paceline.data.source import Source
 from paceline.errors import UsageError
+from paceline.plan.trial import Training
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.sentences import sentences
 from paceline.training.batch_norm import batch_norms
@@ -16,14 +20,6 @@ from paceline.training.dropout import use_sample_dropout
 from paceline.training.task import Task, TaskSettings
 from paceline.workloads.loading import load_task_class
 from paceline.workloads.pretrained import load_pretrained
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import nn
-
-    from paceline.data.source import Source
-    from paceline.plan.trial import Training
 
 
 def make_task(name: str, **settings: Any) -> Task:

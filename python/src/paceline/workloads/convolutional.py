@@ -9,19 +9,14 @@ that its weights load.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import repeat
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from paceline.training.dropout import SampleDropout
-from paceline.training.task import Task
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from paceline.training.task import TaskSettings
+from paceline.training.task import Task, TaskSettings
 
 # A layer of `_features`: (output channels, kernel, stride, padding) of a convolution, or (kernel,
 # stride) of a max pooling.

@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from paceline.data.masks import ImagesWithMasks
+from paceline.data.masks import ImagesWithMasks, Pair
 from paceline.errors import UsageError
+from paceline.plan.sample_order import SampleRandom
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
 from paceline.workloads.resnet import EXPANSION, residual_layers
 from paceline.workloads.xception import xception
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from paceline.data.items import MapStyleDataset
-    from paceline.data.masks import Pair
-    from paceline.plan.sample_order import SampleRandom
 
 RATES = (6, 12, 18)  # of the atrous convolutions, for 1/16 of the images' side
 SCALES = (0.75, 1.5)  # range of the random scaling

@@ -6,20 +6,17 @@ be split.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from paceline.errors import UsageError
+from paceline.plan.sample_order import SampleRandom
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from paceline.plan.sample_order import SampleRandom
 
 _STRIDE, _CELL = 32, 4  # pixels of the smallest feature map's cells, and of the outputs' cells
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from paceline.data.dataset import open_dataset
 from paceline.data.items import ItemSource
 from paceline.data.row_groups import ParquetSource
+from paceline.data.source import Source, Values
 from paceline.errors import PacelineError, UsageError
 from paceline.spec.model_facts import CLASSES, ModelFacts
 from paceline.torch_internals import RandomOperations
@@ -21,13 +23,8 @@ from paceline.training.dropout import set_sample_keys
 from paceline.training.fake_tensors import evaluating
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
 from paceline.training.passes import summed_loss
+from paceline.training.task import NamedParameters, Task
 from paceline.workloads.build import informed, make_task, on_meta_device
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from paceline.data.source import Source, Values
-    from paceline.training.task import NamedParameters, Task
 
 
 def derive_facts(

@@ -7,14 +7,11 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.workloads import split_task_path
 from paceline.training.task import Task
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 def load_task_class(

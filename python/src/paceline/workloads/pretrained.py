@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,15 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from torch import nn
-
     from paceline.training.task import Task
 
 _MOST_NAMED = 5  # names in a message

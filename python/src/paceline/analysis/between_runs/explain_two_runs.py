@@ -7,23 +7,18 @@ paired. What the traces do not explain may come from what differs between the ru
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from paceline.analysis.between_runs.differences import run_differences
+from paceline.analysis.between_runs.differences import Difference, run_differences
 from paceline.analysis.between_runs.two_runs import tested_pairs
 from paceline.analysis.compare.explain_run import speed_ranking
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.explain.explanation import Explanation, explain
 from paceline.analysis.explain.parts import ExplainedTrials
 from paceline.errors import NotComparable
 from paceline.plan.selection import matching, no_match
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from paceline.analysis.between_runs.differences import Difference
-    from paceline.analysis.compare.result import Comparison
-    from paceline.plan.trial import Training
+from paceline.plan.trial import Training
 
 # Values of a training that change the work of a step. The others change how data are read, how
 # long the training is, or its result.

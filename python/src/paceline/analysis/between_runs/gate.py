@@ -9,8 +9,9 @@ passes.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import scipy
@@ -18,20 +19,16 @@ from pydantic import computed_field
 from pydantic.dataclasses import dataclass as json_dataclass
 
 from paceline.analysis.between_runs.same_training import why_other_training
+from paceline.analysis.between_runs.speeds import Speeds
 from paceline.analysis.between_runs.two_runs import paired_differences
 from paceline.analysis.statistics.intervals import (
     CONFIDENCE,
+    Estimate,
     Interval,
     detectable_difference,
     holm,
 )
 from paceline.errors import ExitCode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.analysis.between_runs.speeds import Speeds
-    from paceline.analysis.statistics.intervals import Estimate
 
 Judgement = Literal["passed", "not equivalent", "slower", "no result"]
 # The first one that applies to any configuration decides: the speed of another training is not

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.analysis.between_runs.differences import (
     comparable_spec,
     machine_identity,
     machine_name,
 )
-from paceline.analysis.between_runs.speeds import read_speeds
+from paceline.analysis.between_runs.speeds import Speeds, read_speeds
 from paceline.analysis.between_runs.two_runs import PairedRow, compare_runs
 from paceline.analysis.statistics.intervals import Interval
 from paceline.errors import DataError, PacelineWarning
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
-
-    from paceline.analysis.between_runs.speeds import Speeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,17 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping  # see below
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.analysis.equivalence.check import measured_rounding
 from paceline.analysis.equivalence.tolerances import tolerance
+from paceline.analysis.trial.reading import TrialRecord
+from paceline.analysis.trial.steps import GlobalSteps
 
 # The types of the fields are needed at run time, because references are read from JSON, too.
 from paceline.plan.trial import Training
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.steps import GlobalSteps
 
 _STEPS = 16  # compared at most: over more steps, rounding alone moves losses apart
 # Places, the length of the training, and what does not change a step. The losses decide about the

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from paceline.analysis.between_runs.same_training import BaselineTraining, baseline_training
 from paceline.analysis.compare.compute_row import combined_equivalence, repeats_itself
 from paceline.analysis.equivalence.check import (
+    Equivalence,
     equivalence_baseline,
     equivalence_of,
     plainness,
@@ -24,21 +26,14 @@ from paceline.analysis.equivalence.check import (
 # The types of the fields are needed at run time, because references are read from JSON.
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.evaluation import read_evaluations, target_time
-from paceline.analysis.trial.reading import load_manifest, load_run
+from paceline.analysis.trial.reading import TrialRecord, load_manifest, load_run
 from paceline.analysis.trial.speed import samples_rate
 from paceline.analysis.trial.steps import global_steps
 from paceline.errors import DataError
 from paceline.plan.trial import Trial
 from paceline.records.files import document, jsonable, write_json
+from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from paceline.analysis.equivalence.check import Equivalence
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.records.layout import RunFiles
 
 _MOST_REFERENCE_BYTES = 2**24
 _LARGEST_LOG = 50.0  # of a speed, either way

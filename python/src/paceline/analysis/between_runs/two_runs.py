@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.analysis.statistics.intervals import Interval, holm, welch_difference
+from paceline.analysis.statistics.intervals import Estimate, Interval, holm, welch_difference
+from paceline.analysis.statistics.rates import RunRates
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
     from paceline.analysis.between_runs.speeds import Speeds
-    from paceline.analysis.statistics.intervals import Estimate
-    from paceline.analysis.statistics.rates import RunRates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,21 +7,19 @@ mean loss of the last steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.compute_row import reported_median
+from paceline.analysis.compare.row import Row
+from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import exact_form
 from paceline.analysis.trial.steps import FINAL_STEPS
+from paceline.analysis.trial_analysis import TrialAnalysis
+from paceline.plan.trial import Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from paceline.analysis.compare.row import Row
-    from paceline.analysis.statistics.intervals import Interval
-    from paceline.analysis.trial_analysis import TrialAnalysis
-    from paceline.plan.trial import Trial
-
     Trials = Mapping[str, Sequence[TrialAnalysis]]  # by configuration
 
 

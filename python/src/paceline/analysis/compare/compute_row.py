@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.ranking import Ranking, last_metrics, speedup_of, target_fields
 from paceline.analysis.compare.row import Row, main_cost
+from paceline.analysis.equivalence.check import Equivalence, Grade
 from paceline.analysis.equivalence.record_checks import unexplained_evaluations
+from paceline.analysis.statistics.intervals import Interval
+from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial.configuration import facts_of, why_not_equivalent
-from paceline.analysis.trial.phases import mean_over_ranks, median_over_repeats
+from paceline.analysis.trial.evaluation import Evaluations
+from paceline.analysis.trial.phases import RankPhases, mean_over_ranks, median_over_repeats
 from paceline.analysis.trial.pipeline import median_pipeline
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.recovery import recovery_values
 from paceline.analysis.trial.staleness import staleness
-from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from paceline.analysis.equivalence.check import Equivalence, Grade
-    from paceline.analysis.statistics.intervals import Interval
-    from paceline.analysis.statistics.rates import RunRates
-    from paceline.analysis.trial.evaluation import Evaluations
-    from paceline.analysis.trial.phases import RankPhases
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.usage import MemoryKind
-    from paceline.analysis.trial_analysis import TrialAnalysis
-    from paceline.plan.trial import Trial
-    from paceline.records.phases import Phases
+from paceline.analysis.trial.usage import MemoryKind
+from paceline.analysis.trial_analysis import TrialAnalysis
+from paceline.plan.trial import Trial
+from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES, Phases
 
 _SUPERLINEAR = 1.05  # efficiency above which a result asks for an explanation
 

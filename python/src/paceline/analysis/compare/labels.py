@@ -6,13 +6,12 @@ two configurations would have the same name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.analysis.trial.configuration import DOT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from paceline.analysis.compare.row import Row
 
 SEPARATOR = f" {DOT} "

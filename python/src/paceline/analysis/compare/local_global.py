@@ -12,6 +12,7 @@ Figures of a node, such as its CPU use, are compared with the speedups of all th
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,12 +21,10 @@ from pydantic.dataclasses import dataclass
 
 from paceline.analysis.statistics.intervals import Interval, holm
 from paceline.analysis.statistics.ranks import RankCorrelation, rank_correlation
+from paceline.analysis.statistics.rates import FastestNames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-
     from paceline.analysis.compare.row import Row
-    from paceline.analysis.statistics.rates import FastestNames
 
     Ratio = Callable[[str, str], Interval | None]
     FindFastest = Callable[[Iterable[str]], FastestNames]

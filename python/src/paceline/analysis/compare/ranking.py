@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.statistics.fastest import TIE_MARGIN
 from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
-from paceline.analysis.statistics.rates import RunRates
+from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates
+from paceline.plan.trial import Trial
+from paceline.spec.tables import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from paceline.analysis.statistics.rates import FastestNames, RepeatRate
     from paceline.analysis.trial_analysis import TrialAnalysis
-    from paceline.plan.trial import Trial
     from paceline.records.documents import Stopping
-    from paceline.spec.tables import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ against the sequential baseline, of its own precision if there is one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.compression import compression_effects
 from paceline.analysis.compare.compute_row import (
@@ -25,6 +25,7 @@ from paceline.analysis.compare.explain_run import WorkloadExplainer
 from paceline.analysis.compare.local_global import relate, relate_figures
 from paceline.analysis.compare.ranking import rankings, rates_of
 from paceline.analysis.compare.result import Comparison, UnfinishedTrial
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.verdict import make_verdict
 from paceline.analysis.equivalence.check import equivalence_baseline, plainness
 from paceline.analysis.trial import resource_checks as resources
@@ -34,15 +35,8 @@ from paceline.analysis.trial.reading import TrialRecord, load_manifest, load_run
 from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
 from paceline.errors import NotComparable
 from paceline.plan.selection import matching, no_match
-from paceline.records.documents import read_stopping
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from paceline.analysis.compare.row import Row
-    from paceline.records.documents import Stopping
-    from paceline.records.layout import RunFiles
-
+from paceline.records.documents import Stopping, read_stopping
+from paceline.records.layout import RunFiles
 
 _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of the time
 

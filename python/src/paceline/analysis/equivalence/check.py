@@ -10,7 +10,9 @@ with equal weights, bit for bit. The tolerances are in `tolerances`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
 
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
@@ -43,22 +45,15 @@ from paceline.analysis.equivalence.tensor_checks import (
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.analysis.trial.configuration import why_not_equivalent
 from paceline.analysis.trial.evaluation import read_evaluations
-from paceline.analysis.trial.reading import load_trial
+from paceline.analysis.trial.reading import TrialRecord, load_trial
 from paceline.analysis.trial.staleness import read_updates
 from paceline.analysis.trial.steps import global_steps
 from paceline.errors import DataError
+from paceline.plan.sample_order import SampleOrder
 from paceline.records.comparison_points import GRADIENT
 from paceline.records.files import document, jsonable, write_json
+from paceline.records.layout import TrialFiles
 from paceline.records.rows import SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.plan.sample_order import SampleOrder
-    from paceline.records.layout import TrialFiles
-
 
 Grade = Literal["whole", "start"]
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.analysis.equivalence import sample_log as sample_logs
 from paceline.analysis.equivalence.tolerances import Tolerance
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.steps import GlobalSteps
-    from paceline.plan.sample_order import SampleOrder
+from paceline.analysis.trial.reading import TrialRecord
+from paceline.analysis.trial.steps import GlobalSteps
+from paceline.plan.sample_order import SampleOrder
 
 _COMPARED_ON_PURPOSE = {
     "precision",

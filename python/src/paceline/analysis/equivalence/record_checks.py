@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -16,15 +16,11 @@ import scipy
 
 from paceline.analysis.equivalence.checks import Check, not_decisive
 from paceline.analysis.equivalence.sample_log import some
+from paceline.analysis.equivalence.tolerances import Tolerance
+from paceline.analysis.trial.evaluation import Evaluations
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.records.files import document
 from paceline.records.rows import RankWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from paceline.analysis.equivalence.tolerances import Tolerance
-    from paceline.analysis.trial.evaluation import Evaluations
-    from paceline.analysis.trial.reading import TrialRecord
 
 REPLICAS = "replicas"  # name of a check
 _MOST_NAMED = 3  # faulty updates in a message

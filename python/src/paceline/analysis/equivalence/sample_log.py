@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from paceline.errors import DataError
+from paceline.plan.sample_order import SampleOrder
+from paceline.records.layout import TrialFiles
 from paceline.records.rows import SampleLogRow
 from paceline.records.tables import read_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.plan.sample_order import SampleOrder
-    from paceline.records.layout import TrialFiles
 
 # epoch and sorted sample ids of a global step, repetitions kept
 StepSamples = tuple[int, "NDArray[np.int64]"]

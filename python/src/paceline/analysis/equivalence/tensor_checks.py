@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from paceline.analysis.equivalence.checks import Check, not_decisive
 from paceline.analysis.equivalence.tensors import (
@@ -13,6 +14,7 @@ from paceline.analysis.equivalence.tensors import (
     tensor_names,
 )
 from paceline.analysis.equivalence.tolerances import UNIT_ROUNDOFF_FP32, Tolerance
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.errors import NotComparable
 from paceline.records.comparison_points import (
     EARLY,
@@ -22,12 +24,6 @@ from paceline.records.comparison_points import (
     replay_point,
     replayed_after,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from paceline.analysis.trial.reading import TrialRecord
 
 FINAL_WEIGHTS, REPLAY = "final_weights", "replay_"  # names of checks
 _LEAST_SHARE = 2.0**-7

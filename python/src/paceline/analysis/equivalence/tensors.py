@@ -6,19 +6,16 @@ The largest tensor of VGG16 has 411 MB, so tensors are read from the memory map 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from paceline.errors import DataError, NotComparable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 _PART_ELEMENTS = 1 << 20
 _TYPES = {"F32", "F64", "I64", "I32", "U8", "BOOL"}  # of parameters and buffers

@@ -7,6 +7,7 @@ means. Pressure (PSI) counts tasks of the whole machine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -14,14 +15,10 @@ import numpy as np
 
 from paceline.analysis.trial.background_load import disturbance
 from paceline.analysis.trial.host_frames import column, host_frame
-from paceline.analysis.trial.reading import read_hosts
+from paceline.analysis.trial.reading import HostTrace, TrialRecord, read_hosts
 from paceline.analysis.trial.usage import span_on_host
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from paceline.analysis.trial.reading import HostTrace, TrialRecord
-
     Values = dict[str, float | None]
 
 Unit = Literal["%", "1/s", "bytes/s", "cores", "GHz", "s", ""]

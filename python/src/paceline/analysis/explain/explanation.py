@@ -21,10 +21,12 @@ parts became shorter.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.analysis.explain.evidence import ALL_FIGURES, HARDWARE_COUNTERS
 from paceline.analysis.explain.interventions import Intervention
@@ -32,29 +34,24 @@ from paceline.analysis.explain.parts import (
     CAUSE_PARTS,
     PART_LABELS,
     PART_NAMES,
+    ExplainedTrials,
+    Measurement,
     mean_measurement,
 )
-from paceline.analysis.explain.rules import RULES, Pair
+from paceline.analysis.explain.rules import RULES, Factor, Pair, Rule
 from paceline.analysis.statistics.intervals import (
+    Estimate,
     Mean,
     estimate,
     mean_interval,
     welch_difference,
 )
+from paceline.plan.trial import Trial
 from paceline.records.files import jsonable
 from paceline.records.phases import ALL_PHASES
 from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.explain.parts import ExplainedTrials, Measurement
-    from paceline.analysis.explain.rules import Factor, Rule
-    from paceline.analysis.statistics.intervals import Estimate
-    from paceline.plan.trial import Trial
-
     Repeats = Mapping[int, Measurement]
 
 UNEXPLAINED = "unexplained"

@@ -9,19 +9,15 @@ processes, have no intervention.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from paceline.analysis.statistics.intervals import Mean, estimate, mean_interval
 from paceline.analysis.trial.configuration import pipeline_counts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from paceline.plan.trial import Trial
+from paceline.plan.trial import Trial
 
 Answer = Literal["supported", "refuted", "undecided", "gone"]
 _LEAST_SHARE = 0.5  # of the expected time: less does not support a cause

@@ -8,27 +8,21 @@ computation is what a step would take without it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.analysis.explain.evidence import mean_figures, trial_evidence
 from paceline.analysis.trial.operations import clock_errors
 from paceline.analysis.trial.phases import mean_over_ranks, median_over_repeats, trial_phases
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import global_steps, read_steps
-from paceline.analysis.trial.stragglers import find_straggler
+from paceline.analysis.trial.stragglers import Straggling, find_straggler
 from paceline.errors import NotComparable
+from paceline.plan.trial import Trial
 from paceline.records.phases import LABELS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.stragglers import Straggling
-    from paceline.plan.trial import Trial
 
 COMPUTATION, REMAINDER = "computation", "remainder"
 _CLOCK_S = 1e-5  # a smaller distance between two unix times is rounding

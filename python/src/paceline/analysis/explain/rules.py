@@ -27,19 +27,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.analysis.explain import interventions
 from paceline.analysis.explain.evidence import FIGURES_BY_NAME, HOST_CORES, amount
-from paceline.analysis.explain.parts import CAUSE_PARTS, ON_CORES
+from paceline.analysis.explain.parts import CAUSE_PARTS, ON_CORES, Measurement
 from paceline.analysis.trial.configuration import pipeline_counts
 from paceline.analysis.trial.pipeline import theoretical_bubble
 from paceline.records.phases import LABELS
-
-if TYPE_CHECKING:
-    from paceline.analysis.explain.parts import Measurement
 
 CPU_TIME, ALLOCATED, AT_WORK = "cpu_time", "allocated_cores", "cores_at_work"
 # A switch itself takes 2 to 4 microseconds, and the caches are filled again after it (C. Li, C.

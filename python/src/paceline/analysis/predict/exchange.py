@@ -20,23 +20,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
+from paceline.analysis.trial.reading import TrialRecord
+from paceline.analysis.trial.steps import RankSteps
 from paceline.costs.link_cost import all_gather, all_reduce
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.steps import RankSteps
-    from paceline.spec.descriptors import Exchange
+from paceline.spec.descriptors import Exchange
 
 REDUCES, GATHERS = "allreduce", "allgather"
 _LEAST_RATIO = 0.01  # of a transfer that vanishes: its logarithm is needed

@@ -8,25 +8,20 @@ short messages count as much as long ones.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 import scipy
+from numpy.typing import NDArray
 
 from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
 from paceline.costs.link_cost import ALL_REDUCE, all_gather, all_reduce
 from paceline.errors import UsageError
 from paceline.spec.values import bits_per_s
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.trial.reading import TrialRecord
 
 # A TCP segment carries 1448 bytes of data in 1538 bytes on the wire: Ethernet with an MTU of 1500,
 # preamble and gap, IPv4 and TCP headers with time stamps. Between lab hosts of 100 Mbit/s, 0.91 to

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.analysis.predict.exchange import (
+    Profile,
     Replay,
     added_s,
     declared_profile,
     recorded_profile,
 )
-from paceline.analysis.predict.link import measured_link, slower_of
-from paceline.analysis.predict.node import DRAWS, node_step
+from paceline.analysis.predict.link import Link, measured_link, slower_of
+from paceline.analysis.predict.node import DRAWS, NodeSetup, NodeStep, node_step
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
+from paceline.spec.descriptors import Exchange
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.predict.exchange import Profile
-    from paceline.analysis.predict.link import Link
-    from paceline.analysis.predict.node import NodeSetup, NodeStep
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.spec.descriptors import Exchange
 
 
 def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, ...]:

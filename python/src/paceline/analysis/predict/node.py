@@ -13,30 +13,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline.analysis.predict.prediction import Refusal
+from paceline.analysis.predict.prediction import Refusal, Request
+from paceline.analysis.statistics.intervals import Estimate
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.configuration import pipeline_counts
 from paceline.analysis.trial.phases import mean_over_ranks, trial_phases
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.speed import samples_rate
 from paceline.analysis.trial.steps import global_steps, read_steps
+from paceline.spec.descriptors import Exchange
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.predict.prediction import Request
-    from paceline.analysis.statistics.intervals import Estimate
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.spec.descriptors import Exchange
 
 DRAWS = 500
 _MARGIN = 1.1  # shares up to a tenth outside of the measured ones are accepted

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.analysis.predict.network import Network, algorithms_of
 from paceline.analysis.predict.node import (
     DRAWS,
     NodeSetup,
+    NodeStep,
     Spread,
     is_below,
     node_step,
@@ -31,21 +33,14 @@ from paceline.analysis.predict.prediction import (
     Prediction,
     Predictions,
     Refusal,
+    Request,
     ShareMeasurement,
 )
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import node_setup
+from paceline.analysis.trial.reading import TrialRecord
+from paceline.plan.trial import Trial
 from paceline.spec.extensions import TRANSPORTS
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.predict.node import NodeStep
-    from paceline.analysis.predict.prediction import Request
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.plan.trial import Trial
 
 # Standard deviation of what the terms do not describe, on several nodes. Calibrated so that the
 # intervals contain 90 % of the points of one scene of python/benchmarks/predictions.py, and tested

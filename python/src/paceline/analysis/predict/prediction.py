@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
@@ -9,8 +10,6 @@ from paceline.records.files import json_text
 from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from paceline.analysis.predict.link import Link
     from paceline.analysis.statistics.intervals import Interval
 

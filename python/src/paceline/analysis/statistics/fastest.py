@@ -15,20 +15,16 @@ own variance with the probability that it is, otherwise the common one.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
+from numpy.typing import NDArray
 
 from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate, detectable_difference
 from paceline.analysis.statistics.layout import Layout, log_ratio
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 TIE_MARGIN = 0.03
 _SEED = 20220131

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import scipy
+from numpy.typing import NDArray
 from pydantic import BeforeValidator
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 POWER = 0.8  # probability with which a difference is found that is called detectable

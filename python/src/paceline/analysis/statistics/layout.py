@@ -15,18 +15,14 @@ share (the core), or the own one, weighted by the probability that the configura
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
+from numpy.typing import NDArray
 
 from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate, estimate, satterthwaite
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
 
 # The core leaves out configurations that the test rejects at this level, so that they do not
 # enlarge the variance of the others.

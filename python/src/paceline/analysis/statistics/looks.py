@@ -14,19 +14,15 @@ A run is decided as soon as `find_fastest(layout, level=levels(most)[repeats]).u
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
+from numpy.typing import NDArray
 
 from paceline.analysis.statistics.intervals import CONFIDENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
 
 FIRST_LOOK = 2  # repeats: with one, the noise between runs is unknown
 _POWER = 2.0

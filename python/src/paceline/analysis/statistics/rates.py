@@ -8,10 +8,13 @@ is the ratio of their rates.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from paceline.analysis.statistics.fastest import TIE_MARGIN, find_fastest
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.analysis.statistics.fastest import TIE_MARGIN, Fastest, find_fastest
 from paceline.analysis.statistics.intervals import (
     CONFIDENCE,
     Estimate,
@@ -19,16 +22,13 @@ from paceline.analysis.statistics.intervals import (
     estimate,
     single_trial_log_mean,
 )
-from paceline.analysis.statistics.layout import fit_layout, log_ratio, log_speed, values_table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from paceline.analysis.statistics.fastest import Fastest
-    from paceline.analysis.statistics.layout import Layout
+from paceline.analysis.statistics.layout import (
+    Layout,
+    fit_layout,
+    log_ratio,
+    log_speed,
+    values_table,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

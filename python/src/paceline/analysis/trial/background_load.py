@@ -10,16 +10,11 @@ interrupts; both are left out.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from paceline.analysis.trial.usage import load_in_training
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from paceline.analysis.trial.reading import HostTrace, TrialRecord
-    from paceline.analysis.trial.usage import BackgroundLoad
+from paceline.analysis.trial.reading import HostTrace, TrialRecord
+from paceline.analysis.trial.usage import BackgroundLoad, load_in_training
 
 _THRESHOLD = 10.0  # percent of all cores: far above launcher, kernel and sidecar
 

@@ -7,7 +7,7 @@ when all ranks had begun it, and when it ended (paceline.analysis.trial.operatio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
@@ -16,16 +16,11 @@ from pydantic.dataclasses import dataclass
 
 from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.trial.phases import mean_steps
-from paceline.analysis.trial.steps import evaluated_steps, read_steps
+from paceline.analysis.trial.reading import RankRecord, TrialRecord
+from paceline.analysis.trial.steps import RankSteps, evaluated_steps, read_steps
 from paceline.analysis.trial.stragglers import Straggling, find_straggler
 from paceline.costs.link_cost import ALL_REDUCE, all_reduce
 from paceline.records.phases import Phases
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.analysis.trial.reading import RankRecord, TrialRecord
-    from paceline.analysis.trial.steps import RankSteps
 
 # Upper bounds of the sizes that are taken together, those of the fourth paper's figures, made with
 # hvprof (Awan, Jain, Chu, Subramoni and Panda: Communication Profiling and Characterization of Deep

@@ -5,12 +5,11 @@ The extensions know their own options; only this module of the analysis asks a t
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from paceline.plan.trial import Trial
 
 TIMES, DOT = "\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}"

@@ -8,24 +8,19 @@ counts (MLPerf Training, AlgoPerf).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from paceline.analysis.statistics.rates import RepeatRate
+from paceline.analysis.trial.reading import TrialRecord
+from paceline.analysis.trial.steps import GlobalSteps
 from paceline.records.rows import EvaluationRow
 from paceline.records.tables import read_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.steps import GlobalSteps
-    from paceline.spec.tables import Target
+from paceline.spec.tables import Target
 
 _FIELDS = ("steps", "epoch", "metric", "sums", "counts")
 

@@ -6,22 +6,17 @@ no rates. A counter that fell was restarted; its rate is null for that interval.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from paceline.analysis.trial.reading import read_hosts, read_rank_samples
+from paceline.analysis.trial.reading import HostTrace, read_hosts, read_rank_samples
+from paceline.records.layout import TrialFiles
 from paceline.records.metrics import HOST, METRICS, RUN_PROCESSES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.trial.reading import HostTrace
-    from paceline.records.layout import TrialFiles
 
 GAP_INTERVALS = 2.5  # a longer distance between two rows is a gap: the sidecar was not running
 _LEAST_INTERVAL_S = 0.05  # of a rate: the last sample may follow the last tick immediately

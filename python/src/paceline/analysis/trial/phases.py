@@ -6,20 +6,18 @@ the rest of a step. Therefore the phases of a rank always add up to the wall tim
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES
+from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES, Phases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from paceline.analysis.trial.reading import RankRecord, TrialRecord
     from paceline.analysis.trial.steps import RankSteps
-    from paceline.records.phases import Phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

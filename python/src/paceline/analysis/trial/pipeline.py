@@ -13,19 +13,17 @@ section 2.2).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.analysis.trial.configuration import pipeline_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
     from paceline.analysis.trial.reading import TrialRecord
     from paceline.analysis.trial.steps import RankSteps
 

@@ -7,14 +7,17 @@ that names the file.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import polars as pl
 from pydantic import ValidationError
 
 from paceline.errors import DataError
 from paceline.plan.trial import Trial
 from paceline.records.files import document, read_json
+from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
 from paceline.records.rows import (
     SCHEMA,
     ContinuationRow,
@@ -26,13 +29,6 @@ from paceline.records.rows import (
 )
 from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 from paceline.records.tables import read_header, read_table, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import polars as pl
-
-    from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
 
 _OLD_VERSION = "0.1"  # wrote schema 1
 

@@ -10,21 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.records.rows import CheckpointRow, FailureRow, InjectedFailureRow
+from paceline.analysis.trial.reading import TrialRecord
+from paceline.analysis.trial.steps import RankSteps
+from paceline.records.rows import CheckpointRow, ContinuationRow, FailureRow, InjectedFailureRow
 from paceline.records.tables import rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.steps import RankSteps
-    from paceline.records.rows import ContinuationRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,10 @@ to 1, Open MPI binds ranks to cores. Without this check, a comparison would comp
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from paceline.analysis.trial.reading import TrialRecord
     from paceline.plan.trial import Placement, Trial
     from paceline.records.rows import RankEnvironment

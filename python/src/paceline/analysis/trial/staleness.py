@@ -7,19 +7,15 @@ counts its own updates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.records.rows import UpdateRow
 from paceline.records.tables import read_table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.analysis.trial.reading import TrialRecord
 
 _PERCENTILE = 95
 

@@ -13,22 +13,17 @@ the warm-up, and after as many steps of each continuation.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from paceline.analysis.trial.reading import RankRecord, TrialRecord
+from paceline.plan.trial import Trial
 from paceline.records.rows import EvaluationRow, StepRow
 from paceline.records.tables import read_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.trial.reading import RankRecord, TrialRecord
-    from paceline.plan.trial import Trial
 
 FINAL_STEPS = 10  # the final loss is the mean over the last steps: one step is too noisy
 _FIELDS = (

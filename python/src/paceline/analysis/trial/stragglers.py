@@ -12,20 +12,17 @@ least 1 % of a step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline.analysis.statistics.intervals import Mean, mean_interval
+from paceline.analysis.statistics.intervals import Estimate, Mean, mean_interval
 from paceline.analysis.trial.phases import mean_step, mean_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.statistics.intervals import Estimate
     from paceline.analysis.trial.reading import RankRecord, TrialRecord
     from paceline.analysis.trial.steps import RankSteps
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from paceline.analysis.trial.host_frames import (
     column,
@@ -18,13 +20,7 @@ from paceline.analysis.trial.host_frames import (
     run_switches_per_s,
     struct_fields,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.trial.reading import HostTrace, RankRecord, TrialRecord
+from paceline.analysis.trial.reading import HostTrace, RankRecord, TrialRecord
 
 MemoryKind = Literal["pss", "rss"]
 

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from types import FrameType
 
 from paceline.errors import ExitCode, RankFailed
 from paceline.host.machine import host_name
@@ -33,9 +33,6 @@ from paceline.job.rank_status import RankEnd, trial_timed_out
 from paceline.job.rendezvous import close_listener, listen_on
 from paceline.launchers.supervise import wait_for_end
 from paceline.records.documents import read_statuses
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 RANK_VARIABLE = "PACELINE_RANK"
 STORE_VARIABLE = "PACELINE_STORE"  # host:port:descriptor; only rank 0 has a descriptor

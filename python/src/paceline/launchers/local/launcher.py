@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
-from paceline.launchers.schedulers.kubernetes import single_pod_job
-from paceline.launchers.schedulers.slurm import SlurmStep
-
-if TYPE_CHECKING:
-    from paceline.launchers.schedulers.kubernetes import KubernetesSettings
-    from paceline.launchers.schedulers.slurm import SlurmSettings
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
+from paceline.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
+from paceline.launchers.schedulers.slurm import SlurmSettings, SlurmStep
+from paceline.plan.trial import Trial
+from paceline.records.layout import TrialFiles
 
 _MODULE = ["-m", "paceline.launchers.local"]
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from pydantic import Field
 
 from paceline.spec.descriptors import KeyModel, LauncherDescriptor, OptionModel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.spec.models import Experiment, TrialRequest
-    from paceline.spec.placement import Placement
+from paceline.spec.models import Experiment, TrialRequest
+from paceline.spec.placement import Placement
 
 
 class MpiSettings(KeyModel):

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.host.machine import usable_cores
 from paceline.launchers.mpi.descriptor import MpiLaunchOptions
+from paceline.plan.trial import Placement, Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     from paceline.launchers.base import TemporaryFolders
-    from paceline.plan.trial import Placement, Trial
 
 
 class Implementation(Protocol):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import job_script
@@ -21,23 +22,24 @@ from paceline.launchers.base import Command, first_named
 from paceline.launchers.mpi.descriptor import MpiLaunchOptions
 from paceline.launchers.mpi.implementations import OpenMpi5, mapping, root_environment
 from paceline.launchers.mpi.tools import (
+    Mpirun,
     find_mpirun,
     library_environment,
     mpi_mismatch,
     unknown_parameters,
 )
 from paceline.launchers.schedulers.files import limit_s
-from paceline.launchers.schedulers.kubernetes import JOBS, PYTHON, job_arguments, metadata, pod
-from paceline.launchers.schedulers.slurm import SlurmStep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from paceline.launchers.mpi.tools import Mpirun
-    from paceline.launchers.schedulers.kubernetes import KubernetesSettings
-    from paceline.launchers.schedulers.slurm import SlurmSettings
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
+from paceline.launchers.schedulers.kubernetes import (
+    JOBS,
+    PYTHON,
+    KubernetesSettings,
+    job_arguments,
+    metadata,
+    pod,
+)
+from paceline.launchers.schedulers.slurm import SlurmSettings, SlurmStep
+from paceline.plan.trial import Trial
+from paceline.records.layout import TrialFiles
 
 _FAILURES = (
     re.compile(r"prterun noticed that process rank (\d+)"),

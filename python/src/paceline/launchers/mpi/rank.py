@@ -10,26 +10,24 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.machine import host_name
 from paceline.job.context import nodes_of, rank_context
-from paceline.job.job import check_not_alone, check_world, parse_job
+from paceline.job.job import Job, check_not_alone, check_world, parse_job
 from paceline.job.launched_by import launching_pid
 from paceline.job.messages import run_guarded
 from paceline.job.rank import run_rank
+from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, listen_on
 from paceline.job.run_directory import finish, prepare
 from paceline.plan.rank_context import StoreAddress
 from paceline.training.resources import keep_freed_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from paceline.job.job import Job
-    from paceline.job.rank_status import RankEnd
     from paceline.transports.mpi.world import World
 
 # Rank 0 reports an error that all ranks share; its Abort then ends the others.

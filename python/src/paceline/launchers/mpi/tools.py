@@ -8,9 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.machine import default_cache_dir, package_versions
@@ -30,10 +31,6 @@ from paceline.launchers.mpi.implementations import (
     implementation_of,
     library_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
 MPIRUN_VARIABLE = "PACELINE_MPIRUN"
 _PRINT_LIBRARY = """

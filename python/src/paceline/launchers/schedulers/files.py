@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
+from paceline.plan.trial import Trial
 from paceline.spec.models import TelemetrySettings
 from paceline.spec.values import is_remote
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from paceline.plan.trial import Trial
 
 # The scheduler's limit is longer than the trial's own, whose message has a reason.
 _MARGIN_S = 300

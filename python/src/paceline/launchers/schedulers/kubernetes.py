@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.job.environment import rank_environment
 from paceline.launchers.schedulers.files import (
@@ -24,13 +25,9 @@ from paceline.launchers.schedulers.files import (
     telemetry_paths,
     trial_text,
 )
+from paceline.plan.trial import Trial
 from paceline.spec.extensions import LAUNCHERS, load_object
 from paceline.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.plan.trial import Trial
 
 MOUNT = "/shared"
 PYTHON = "/opt/paceline/venv/bin/python"

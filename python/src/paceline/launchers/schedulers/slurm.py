@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from paceline.job.environment import rank_environment
 from paceline.launchers.schedulers.files import (
@@ -22,12 +21,8 @@ from paceline.launchers.schedulers.files import (
     task_files,
     trial_text,
 )
+from paceline.plan.trial import Trial
 from paceline.spec.extensions import LAUNCHERS, load_object
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from paceline.plan.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,31 +13,26 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, TimedOut
 from paceline.host.machine import host_name
 from paceline.host.processes import parent_of
 from paceline.job.context import nodes_of, rank_context
 from paceline.job.first_failure import FirstFailure, first_failure
+from paceline.job.job import Job
 from paceline.job.rank import check_shared, import_train, run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, exchange_address, listen_on
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.launchers.spark.launcher import LOST_TASK
 from paceline.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
-from paceline.plan.rank_context import StoreAddress
+from paceline.plan.rank_context import RankContext, StoreAddress
+from paceline.plan.trial import Trial
 from paceline.records.documents import read_statuses
 from paceline.training.resources import set_thread_variables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from paceline.job.job import Job
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
 
 # The driver finds a rank's error by this line in the stack traces that Spark wraps around it.
 _RANK_ERROR = re.compile(r"paceline rank (\d+) ended (\{.*?\})$", re.MULTILINE)

@@ -15,14 +15,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, PacelineError
-from paceline.host.programs import how_it_ended
+from paceline.host.programs import Tool, how_it_ended
 from paceline.host.spark import find_java_for_spark, find_spark
-
-if TYPE_CHECKING:
-    from paceline.host.programs import Tool
 
 # Options that change the layout of archived objects must be those of the later runs.
 COLLECTOR = "-XX:+UseSerialGC"

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from paceline.errors import EnvironmentLacks
 from paceline.job.environment import rank_environment
 from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
 from paceline.launchers.spark.class_archive import COLLECTOR
 from paceline.launchers.spark.descriptor import DEFAULT_DRIVER_MEMORY, SparkOptions, is_local
-from paceline.plan.trial import task_facts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from paceline.plan.trial import Trial
+from paceline.plan.trial import Trial, task_facts
 
 # For messages about executors that do not fit the ranks.
 EXECUTORS_ADVICE = (

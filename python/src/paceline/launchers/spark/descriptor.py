@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from paceline.launchers.mpi.descriptor import MpiSettings
 from paceline.spec.descriptors import KeyModel, LauncherDescriptor, OptionModel
-
-if TYPE_CHECKING:
-    from paceline.spec.models import Experiment, TrialRequest
+from paceline.spec.models import Experiment, TrialRequest
 
 DEFAULT_DRIVER_MEMORY = "1g"
 _LOCAL = re.compile(r"local(\[[^\]]*\])?")

@@ -12,27 +12,28 @@ import shlex
 import sys
 from functools import partial
 from importlib import metadata as package_metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import Finding, job_script, tool_finding
 from paceline.host.spark import find_java, find_java_for_spark, find_spark
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.environment import rank_environment
-from paceline.launchers.base import Command, first_named
+from paceline.launchers.base import Command, TemporaryFolders, first_named
 from paceline.launchers.mpi.implementations import OpenMpi5
 from paceline.launchers.mpi.launcher import check_mpi
 from paceline.launchers.schedulers.files import CannotRender
 from paceline.launchers.schedulers.kubernetes import (
     JOBS,
     PYTHON,
+    KubernetesSettings,
     environment,
     job_arguments,
     metadata,
     mounts,
     volumes,
 )
-from paceline.launchers.schedulers.slurm import SlurmStep
+from paceline.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.launchers.spark.class_archive import archive_option, archive_option_of_java
 from paceline.launchers.spark.configuration import (
     QUICK_JVM,
@@ -43,13 +44,8 @@ from paceline.launchers.spark.configuration import (
     slots_per_node,
 )
 from paceline.launchers.spark.descriptor import SparkOptions, is_local
-
-if TYPE_CHECKING:
-    from paceline.launchers.base import TemporaryFolders
-    from paceline.launchers.schedulers.kubernetes import KubernetesSettings
-    from paceline.launchers.schedulers.slurm import SlurmSettings
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
+from paceline.plan.trial import Trial
+from paceline.records.layout import TrialFiles
 
 # Spark's message for a task whose Python worker has died.
 LOST_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")

@@ -15,10 +15,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.host.machine import interface_address
@@ -33,17 +33,13 @@ from paceline.launchers.spark.configuration import slots_per_node
 from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.launcher import SparkLauncher, submission
 from paceline.launchers.spark.standalone import (
+    Daemon,
     daemon_command,
     daemon_environment,
     start_daemon,
     wait_for,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from paceline.launchers.spark.standalone import Daemon
-    from paceline.plan.trial import Trial
+from paceline.plan.trial import Trial
 
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _MASTER_S = 60.0

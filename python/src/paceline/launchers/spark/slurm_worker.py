@@ -12,7 +12,7 @@ import select
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.host.locks import own_folder
@@ -20,9 +20,6 @@ from paceline.host.machine import interface_address
 from paceline.host.processes import end_processes, guarded
 from paceline.job import run_guarded
 from paceline.launchers.spark.standalone import daemon_command, daemon_environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Slurm sends SIGKILL later: KillWait is 30 s by default.
 _END_S = 10.0

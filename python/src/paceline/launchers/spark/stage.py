@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 
 from py4j.protocol import Py4JError
-from pyspark import BarrierTaskContext, SparkConf, SparkContext, TaskContext
+from pyspark import BarrierTaskContext, Broadcast, SparkConf, SparkContext, TaskContext
 
 from paceline.errors import EnvironmentLacks
 from paceline.job.first_failure import RESTARTED_CODES
@@ -29,17 +30,9 @@ from paceline.launchers.spark.mpi.agent import new_token
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.launchers.spark.rounds.round_task import run_round_task
 from paceline.launchers.supervise import wait_for_ranks
-from paceline.rank.rounds.exchange import together
+from paceline.rank.rounds.exchange import Orders, Report, State, together
 from paceline.records.attempts import leave_attempt
 from paceline.records.rows import FailureRow
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-    from pathlib import Path
-
-    from pyspark import Broadcast
-
-    from paceline.rank.rounds.exchange import Orders, Report, State
 
 # Executors register one by one, soon after the first.
 _SLOTS_WAIT_S = 4.0

@@ -6,16 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.host.processes import wait_until
 from paceline.host.spark import find_java, find_spark
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
 _DEPLOY = "org.apache.spark.deploy"
 _LOG_CHARACTERS = 2000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
@@ -28,9 +28,6 @@ from paceline.job import (
 from paceline.job.job import check_world
 from paceline.job.launched_by import launching_pid
 from paceline.job.rendezvous import exchange_address
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _PROG = "python -m paceline.launchers.torchrun"
 

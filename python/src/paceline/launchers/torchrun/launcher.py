@@ -7,21 +7,17 @@ import shlex
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import Finding, Tool, tool_finding
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
-from paceline.launchers.schedulers.kubernetes import single_pod_job
-from paceline.launchers.schedulers.slurm import SlurmStep
-
-if TYPE_CHECKING:
-    from paceline.launchers.schedulers.kubernetes import KubernetesSettings
-    from paceline.launchers.schedulers.slurm import SlurmSettings
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
+from paceline.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
+from paceline.launchers.schedulers.slurm import SlurmSettings, SlurmStep
+from paceline.plan.trial import Trial
+from paceline.records.layout import TrialFiles
 
 _FAILURES = (
     re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL),

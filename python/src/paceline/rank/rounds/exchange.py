@@ -6,17 +6,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.records.communication import StrategyResult
 from paceline.records.files import JsonlWriter, read_json, write_json
+from paceline.records.layout import RankFiles
 from paceline.records.rows import CommunicationRow, StepRow
-
-if TYPE_CHECKING:
-    from paceline.records.layout import RankFiles
 
 GROUP, OPERATION = "spark-rounds", "round"
 

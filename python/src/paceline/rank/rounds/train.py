@@ -8,15 +8,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from paceline.costs.link_cost import all_reduce_bytes
-from paceline.data.reading import SoloNode
+from paceline.data.reading import Batch, Feed, SoloNode
 from paceline.errors import RankFailed
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
 from paceline.rank.loop import Loop
 from paceline.rank.result import (
     End,
@@ -28,8 +31,10 @@ from paceline.rank.result import (
 from paceline.rank.rounds.exchange import (
     Carry,
     Exchange,
+    Orders,
     RankReport,
     Report,
+    State,
     set_clock,
     steps_of_round,
     write_exchange,
@@ -37,6 +42,8 @@ from paceline.rank.rounds.exchange import (
 from paceline.rank.samples import Samples, open_samples
 from paceline.rank.spans import Spans
 from paceline.records.files import JsonlWriter
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import StepRow
 from paceline.strategies.descriptors import ProcessesOptions
 from paceline.strategies.local_sgd import LocalReplica
 from paceline.torch_internals import compiler
@@ -46,18 +53,6 @@ from paceline.training.tensors import sha256_by_name, sha256_of
 from paceline.training.transforms import put_in_memory_format
 from paceline.transports.recorder import payload_bytes
 from paceline.workloads.build import build_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch import Tensor
-
-    from paceline.data.reading import Batch, Feed
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.rank.rounds.exchange import Orders, State
-    from paceline.records.layout import TrialFiles
-    from paceline.records.rows import StepRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,6 @@ import torch
 from paceline.torch_internals import DataLoaderIterator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from paceline.records.rows import CommunicationRow
 
 

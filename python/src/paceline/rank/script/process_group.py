@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FunctionType
@@ -18,16 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from paceline.errors import UsageError
-from paceline.torch_internals import HashStore
+from paceline.plan.rank_context import RankContext
+from paceline.torch_internals import HashStore, Store
 from paceline.training.pass_communication import awaiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.rank.peers import Peers
-    from paceline.torch_internals import Store
 
 
 class ProcessGroups:

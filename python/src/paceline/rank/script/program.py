@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, RankFailed
+from paceline.plan.rank_context import RankContext
 
 if TYPE_CHECKING:
-    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Script, Trial
 
 

@@ -9,34 +9,30 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from paceline.errors import RankFailed
+from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import share_bounds
-from paceline.rank.script.phases import PhaseTimer
+from paceline.plan.trial import Training
+from paceline.rank.script.phases import PhaseTimer, StepTimes
 from paceline.rank.script.program import EnoughSteps
 from paceline.rank.script.step import report_to
 from paceline.records.files import JsonlWriter
+from paceline.records.layout import RankFiles
 from paceline.records.rows import StepRow
+from paceline.transports.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch.optim import Optimizer
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Training
-    from paceline.rank.script.phases import StepTimes
-    from paceline.records.layout import RankFiles
-    from paceline.transports.recorder import Recorder
-
     Report = tuple[float | Tensor | None, int | None]  # loss and samples
 
 

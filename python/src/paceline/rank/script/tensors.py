@@ -7,20 +7,14 @@ differ between ranks cannot be compared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
+from paceline.records.layout import TrialFiles
 from paceline.training.tensors import save_tensors, sha256_by_name, sha256_of, update_l2
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.optim import Optimizer
-
-    from paceline.records.layout import TrialFiles
-
 
 Final = tuple[dict[str, str], dict[str, float]]
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+
+from torch.optim import Optimizer
 
 from paceline.errors import UsageError
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
 from paceline.rank.peers import Peers, join_peers
 from paceline.rank.result import End, write_environment, write_rank_weights, write_script_result
 from paceline.rank.script.process_group import ProcessGroups
@@ -19,21 +22,14 @@ from paceline.rank.script.recorder import TrainingRecorder
 from paceline.rank.script.tensors import ParameterRecord
 from paceline.rank.spans import Spans
 from paceline.records.attempts import continue_rows
+from paceline.records.layout import TrialFiles
 from paceline.torch_internals.compiler import import_now
 from paceline.training.resources import set_threads
-from paceline.transports.recorder import recording
+from paceline.transports.recorder import Recorder, recording
 
 # The first optimiser imports it anyway, which takes a second or more; here it counts as import time
 # under every launcher.
 import_now()
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
-    from paceline.transports.recorder import Recorder
 
 
 def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
 from paceline.analysis.compare.labels import short_name
+from paceline.analysis.trial.phases import RankPhases
 from paceline.records.phases import LABELS, PHASES, STEP_PHASES
 from paceline.report.figures.charts import (
     BLUE,
@@ -14,19 +16,16 @@ from paceline.report.figures.charts import (
     GREY,
     PHASE_COLOURS,
     RED,
+    Chart,
     chart,
     first_repeats,
     omitted,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
     from paceline.analysis.trial.communication import TrialCommunication
-    from paceline.analysis.trial.phases import RankPhases
-    from paceline.report.figures.charts import Chart
 
     Part = tuple[str, str, Sequence[float | None]]
     from paceline.analysis.explain.explanation import Explanation

@@ -7,20 +7,18 @@ colours are left to the page, which knows whether it is light or dark.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 from plotly.io import from_json
 from plotly.offline import get_plotlyjs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
     from paceline.analysis.statistics.intervals import Interval

@@ -5,6 +5,7 @@ A figure is left out where the trace does not have its values.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -12,20 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
+from numpy.typing import NDArray
 
-from paceline.analysis.trial.host_frames import field
+from paceline.analysis.trial.host_frames import HostSeries, field
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.usage import launch_on_host, span_on_host
-from paceline.report.figures.charts import BLUE, GREEN, ORANGE, PALETTE, RED, chart, thinned
+from paceline.report.figures.charts import BLUE, GREEN, ORANGE, PALETTE, RED, Chart, chart, thinned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.trial.host_frames import HostSeries
-    from paceline.analysis.trial.reading import TrialRecord
     from paceline.analysis.trial_analysis import TrialAnalysis
-    from paceline.report.figures.charts import Chart
 
     Curve = tuple[NDArray[np.float32], NDArray[np.float32]]
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from paceline.analysis.compare.labels import short_name
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.trial.evaluation import Evaluations
 from paceline.report.figures.charts import (
     BLUE,
     GREY,
+    Chart,
     chart,
     colours,
     first_repeats,
@@ -24,14 +29,7 @@ from paceline.report.figures.charts import (
 from paceline.report.wording import NOT_MEASURED, with_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
-    from paceline.analysis.trial.evaluation import Evaluations
-    from paceline.report.figures.charts import Chart
 
 _MOST_LINES = 8  # of configurations that are not equivalent
 # Attributes of Evaluations, and titles: buttons of the figure choose among them.

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from paceline.analysis.compare.labels import local_name, strategy_name
+from paceline.analysis.compare.local_global import Elsewhere, LocalGlobal, StrategyLine
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.trial.host_frames import read_series
 from paceline.report.figures.charts import (
     GREY,
     MOST_SHOWN,
     PALETTE,
+    Chart,
     chart,
     colours,
     reach,
@@ -22,12 +26,7 @@ from paceline.report.figures.hosts import curve
 from paceline.report.wording import DASH, arithmetic_words, bounds, place_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.analysis.compare.local_global import Elsewhere, LocalGlobal, StrategyLine
-    from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
-    from paceline.report.figures.charts import Chart
 
 _USES = (("CPU, %", "cpu_busy_percent"), ("RAM, %", "ram_percent"), ("threads", "run_threads"))
 _SYMBOLS = ("circle", "diamond", "triangle-up", "star", "cross", "x")

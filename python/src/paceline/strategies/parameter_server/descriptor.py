@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
 from paceline.spec.descriptors import KeyModel, OptionModel
-from paceline.spec.placement import NodeCounts
+from paceline.spec.models import Experiment, TrialRequest
+from paceline.spec.placement import NodeCounts, Placement
 from paceline.spec.values import PositiveInt
 from paceline.strategies.descriptors import ProcessPerReplica
 from paceline.transports.bucket_settings import GradientKeys
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.spec.models import Experiment, TrialRequest
-    from paceline.spec.placement import Placement
 
 UpdateMode = Literal["synchronous", "asynchronous", "stale-synchronous", "shat"]
 DEFAULT_STALENESS_BOUND_STEPS = 1

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.plan.trial import Trial
 from paceline.torch_internals import source_rank
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
-
 
 _HEADER, _GRADIENT, _VERSION, _WEIGHTS = range(1, 5)  # tags
 

@@ -17,26 +17,21 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from paceline.errors import RankFailed
 from paceline.records.rows import UpdateRow
+from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
+from paceline.strategies.parameter_server.messages import Messages, Request
+from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
 from paceline.strategies.reduction.flat_replica import too_slow
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
-
-    from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
-    from paceline.strategies.parameter_server.messages import Messages, Request
-    from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
-    from paceline.training.state import RankState, SavedState
-    from paceline.training.task import Task
+from paceline.training.state import RankState, SavedState
+from paceline.training.task import Task
 
 _SLICE_S = 0.2  # time within which a waiting worker notices that its server failed
 _COUNTS = "updates"  # values of a state, by server: the number of updates of each worker

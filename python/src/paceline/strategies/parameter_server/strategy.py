@@ -28,12 +28,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from paceline.costs.link_cost import all_reduce_bytes
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.records.communication import StrategyResult
 from paceline.records.rows import UpdateRow
 from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
 from paceline.strategies.parameter_server.messages import Messages, Request, open_group
@@ -42,17 +44,16 @@ from paceline.strategies.reduction.flat_replica import FlatReplica
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.passes import run_passes
-from paceline.training.state import RankState, persistent_buffers, restore_model
-from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
+from paceline.training.state import RankState, SavedState, persistent_buffers, restore_model
+from paceline.training.strategy import (
+    GradientResult,
+    LocalStrategy,
+    RankGroups,
+    StepCommunication,
+    TrainBatch,
+)
+from paceline.training.task import Task
 from paceline.transports.recorder import begin_operation
-
-if TYPE_CHECKING:
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import StrategyResult
-    from paceline.training.state import SavedState
-    from paceline.training.strategy import RankGroups
-    from paceline.training.task import Task
 
 
 class ServerClient:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field
 
 from paceline.spec.counts import number
-from paceline.spec.descriptors import Exchange, KeyModel, OptionModel, StrategyDescriptor
-from paceline.spec.placement import NodeCounts
+from paceline.spec.descriptors import (
+    Exchange,
+    KeyModel,
+    OptionModel,
+    StrategyDescriptor,
+    WorkloadDescriptor,
+)
+from paceline.spec.model_facts import ModelFacts
+from paceline.spec.models import Experiment, TrialRequest
+from paceline.spec.placement import NodeCounts, Placement
 from paceline.spec.values import Count, PositiveInt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from paceline.spec.descriptors import WorkloadDescriptor
-    from paceline.spec.model_facts import ModelFacts
-    from paceline.spec.models import Experiment, TrialRequest
-    from paceline.spec.placement import Placement
 
 DEFAULT_STAGES = 2  # of each replica
 _DOT, _TIMES = "\N{MIDDLE DOT}", "\N{MULTIPLICATION SIGN}"

@@ -5,20 +5,18 @@ The sender writes into memory on which the receiver computes directly.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from paceline.node.signals import Channel
 from paceline.training.devices import CPU
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
     from paceline.node.shared_node import SharedNode
-    from paceline.node.signals import Channel
     from paceline.strategies.pipeline.partition import Activation, Place
 
 

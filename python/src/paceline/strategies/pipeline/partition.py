@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
+from paceline.node.memory import NodeShare
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Training, Trial
+from paceline.records.communication import StrategyResult
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.strategies.pipeline.descriptor import PipelineOptions, model_faults
 from paceline.training.devices import CPU, synchronize
@@ -25,20 +30,9 @@ from paceline.training.dropout import set_sample_keys
 from paceline.training.fake_tensors import call_fake, fake_mode
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
 from paceline.training.passes import autocast
+from paceline.training.task import Task
 from paceline.training.transforms import torch_memory_format
 from paceline.workloads.facts import legal_split_points
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-
-    from paceline.node.memory import NodeShare
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Training, Trial
-    from paceline.records.communication import StrategyResult
-    from paceline.training.task import Task
-
 
 Layers = list[tuple[str, nn.Module]]
 T = TypeVar("T")

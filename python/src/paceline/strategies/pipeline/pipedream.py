@@ -18,30 +18,26 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Training, Trial
+from paceline.records.communication import StrategyResult
 from paceline.records.rows import UpdateRow, own_update
-from paceline.strategies.pipeline.partition import settings_of
+from paceline.strategies.pipeline.descriptor import PipelineOptions
+from paceline.strategies.pipeline.links import SplitPoint
+from paceline.strategies.pipeline.partition import Layers, Place, settings_of
 from paceline.strategies.pipeline.schedules import Forward, drain_actions, stream_actions
 from paceline.strategies.pipeline.stage import Pass, StageLayers, StageTimer
+from paceline.strategies.pipeline.stage_weights import StageWeights
 from paceline.strategies.pipeline.strategy import PipelineStrategy
 from paceline.training.devices import CPU
-
-if TYPE_CHECKING:
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Training, Trial
-    from paceline.records.communication import StrategyResult
-    from paceline.strategies.pipeline.descriptor import PipelineOptions
-    from paceline.strategies.pipeline.links import SplitPoint
-    from paceline.strategies.pipeline.partition import Layers, Place
-    from paceline.strategies.pipeline.stage_weights import StageWeights
-    from paceline.training.state import SavedState
-    from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
-    from paceline.training.task import Task
+from paceline.training.state import SavedState
+from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
+from paceline.training.task import Task
 
 
 class WeightStash:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.strategies.pipeline.descriptor import PipelineSchedule
+from paceline.strategies.pipeline.descriptor import PipelineSchedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,28 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from paceline.plan.sample_order import share_bounds
+from paceline.plan.trial import Training
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
+from paceline.strategies.pipeline.links import SplitPoint
 from paceline.strategies.pipeline.schedules import Action, Forward, passes_in_flight
+from paceline.strategies.reduction.factor_exchange import NodeFactors
 from paceline.training.batch_norm import placeholders, synchronise
-from paceline.training.checkpointing import Segments
+from paceline.training.checkpointing import BlockBytes, Segments
 from paceline.training.devices import CPU, InputMover, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.optimizers import trained_parameters
-from paceline.training.pass_communication import PassCommunication
+from paceline.training.pass_communication import PassCommunication, Total
 from paceline.training.passes import autocast, no_loss, summed_loss
-from paceline.training.strategy import GradientResult
+from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from paceline.plan.trial import Training
-    from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.partition import Layers
-    from paceline.strategies.reduction.factor_exchange import NodeFactors
-    from paceline.training.checkpointing import BlockBytes
-    from paceline.training.pass_communication import Total
-    from paceline.training.strategy import TrainBatch
-    from paceline.training.task import Task
 
 Activity = Literal["forward", "backward", "bubble"]  # bubble: waiting for a neighbouring stage
 

@@ -9,6 +9,7 @@ owner's, so no further barrier is needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -16,8 +17,11 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
+from paceline.node.shared_node import SharedNode
+from paceline.node.signals import Barrier
 from paceline.strategies.reduction.flat_layout import (
     FlatLayout,
+    ParameterShard,
     copy_shards,
     shared_floats,
     whole_lines,
@@ -26,15 +30,10 @@ from paceline.strategies.reduction.optimizer_shard import OptimizerShard, gradie
 from paceline.strategies.reduction.shared_sums import SharedGradients
 from paceline.training.devices import on_cpu
 from paceline.training.state import persistent_buffers
+from paceline.training.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from paceline.node.shared_node import SharedNode
-    from paceline.node.signals import Barrier
     from paceline.strategies.pipeline.partition import Layers, Place
-    from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
-    from paceline.training.task import Task
 
 
 @dataclass(frozen=True, slots=True)

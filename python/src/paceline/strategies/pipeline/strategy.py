@@ -19,17 +19,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.node.shared_node import SharedNode
+from paceline.plan.rank_context import RankContext
 from paceline.plan.task_rules import micro_batch_fault
+from paceline.plan.trial import Trial
+from paceline.records.communication import StrategyResult
 from paceline.strategies.pipeline.deferred import is_deferred
 from paceline.strategies.pipeline.links import SplitPoint, open_split_points
 from paceline.strategies.pipeline.partition import (
+    Layers,
     Place,
     micro_batch_samples,
     partition_model,
@@ -55,17 +58,10 @@ from paceline.training.batch_norm import batch_norms, normalise_alone, statistic
 from paceline.training.checkpointing import stored_bytes
 from paceline.training.devices import CPU, device_of, use_device
 from paceline.training.optimizers import trained_parameters
-from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.state import SavedState
+from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
+from paceline.training.task import Task
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
-
-if TYPE_CHECKING:
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import StrategyResult
-    from paceline.strategies.pipeline.partition import Layers
-    from paceline.training.state import SavedState
-    from paceline.training.strategy import RankGroups
-    from paceline.training.task import Task
 
 
 class PipelineStrategy(ShardedStrategy):

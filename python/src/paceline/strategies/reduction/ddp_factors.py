@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,7 @@ from paceline.errors import UsageError
 from paceline.strategies.reduction.factor_exchange import ReplicaFactors
 from paceline.strategies.reduction.sufficient_factors import capture
 from paceline.torch_internals import call_after_backward, exclude_from_ddp
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from paceline.transports.bucket_settings import FactorSetting
+from paceline.transports.bucket_settings import FactorSetting
 
 
 def with_factors(

@@ -8,31 +8,29 @@ time of the slowest one, so they stop at the same size and get equal results.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from paceline.costs.factor_cost import Cost, LinearShape, Speeds, all_reduce_cost, factor_cost
+from paceline.costs.factor_cost import (
+    Cost,
+    FactorShape,
+    LinearShape,
+    Speeds,
+    all_reduce_cost,
+    factor_cost,
+)
 from paceline.costs.link_cost import all_gather_bytes, all_reduce_bytes
 from paceline.errors import EnvironmentLacks
+from paceline.plan.trial import Trial
+from paceline.records.communication import FactorResult, StrategyResult
 from paceline.spec.extensions import TRANSPORTS
 from paceline.training.linear import weight_gradient
-from paceline.transports.bucket_settings import gradient_options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import nn
-
-    from paceline.costs.factor_cost import FactorShape
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import FactorResult, StrategyResult
-    from paceline.transports.bucket_settings import FactorSetting
-
+from paceline.transports.bucket_settings import FactorSetting, gradient_options_of
 
 # Its product is measured where only embeddings have factors.
 _ANY_SHAPE = LinearShape(inputs=1024, outputs=1024)

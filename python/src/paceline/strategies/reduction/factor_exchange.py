@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.costs.factor_cost import EmbeddingShape
+from paceline.costs.factor_cost import EmbeddingShape, FactorShape
 from paceline.costs.link_cost import all_gather_bytes
 from paceline.errors import UsageError
+from paceline.plan.trial import Trial
+from paceline.records.communication import StrategyResult
 from paceline.strategies.reduction.factor_choice import (
     ChoiceContext,
     FactorChoice,
@@ -33,26 +35,20 @@ from paceline.strategies.reduction.factor_choice import (
     setting_of,
     shape_of,
 )
+from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.sufficient_factors import (
+    FactorLayer,
+    SufficientFactors,
     capture,
     embedding_gradient,
     embeddings,
     linear_layers,
     parameter_names,
 )
+from paceline.torch_internals import Work
 from paceline.training.linear import bias_gradient, joined, weight_gradient
 from paceline.training.passes import working_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
-
-    from paceline.costs.factor_cost import FactorShape
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import StrategyResult
-    from paceline.strategies.reduction.replicate_group import ReplicateGroup
-    from paceline.strategies.reduction.sufficient_factors import FactorLayer, SufficientFactors
-    from paceline.torch_internals import Work
-    from paceline.transports.bucket_settings import FactorSetting
+from paceline.transports.bucket_settings import FactorSetting
 
 
 def open_group(limit_s: float | None) -> dist.ProcessGroup | None:

@@ -6,20 +6,17 @@ array holds the elements of each parameter in *storage order*.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
+from paceline.node.shared_node import SharedNode
 from paceline.plan.sample_order import share_bounds
 from paceline.training.state import Elements
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from paceline.node.shared_node import SharedNode
 
 # Float32 elements in a cache line of 64 bytes. No two workers write the same line, and parameters
 # have the same alignment as tensors that torch allocates.

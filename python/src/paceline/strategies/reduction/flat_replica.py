@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,7 @@ from paceline.errors import TimedOut
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.optimizer_shard import gradients_of
 from paceline.training.batch_norm import normalise_alone
-from paceline.training.optimizers import no_gradient, trained_parameters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from paceline.training.optimizers import TaskOptimizer
+from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 
 
 def too_slow(kind: str, rank: int, slow: Iterable[int], step: int, limit_s: float) -> TimedOut:

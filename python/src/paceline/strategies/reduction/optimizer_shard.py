@@ -6,28 +6,23 @@ each (stage 1 of ZeRO, Rajbhandari et al., SC 2020, with one copy of the weights
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import DataError
-from paceline.strategies.reduction.sufficient_factors import RowGradients
+from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
+from paceline.strategies.reduction.sufficient_factors import (
+    LowPrecisionWeights,
+    RowGradients,
+    SufficientFactors,
+)
 from paceline.training.optimizers import TaskOptimizer, no_gradient
-from paceline.training.state import WEIGHTS, restore_optimizer, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-
-    from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
-    from paceline.strategies.reduction.sufficient_factors import (
-        LowPrecisionWeights,
-        SufficientFactors,
-    )
-    from paceline.training.state import RankState, SavedState
-    from paceline.training.task import Task
+from paceline.training.state import WEIGHTS, RankState, SavedState, restore_optimizer, whole
+from paceline.training.task import Task
 
 
 class OptimizerShard:

@@ -8,28 +8,22 @@ the device mesh "replicate".)
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch import Tensor
 
 from paceline.costs.link_cost import all_reduce_bytes
 from paceline.errors import EnvironmentLacks
 from paceline.node.memory import gather
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.records.communication import StrategyResult
+from paceline.training.strategy import RankGroups
 from paceline.transports.bucket_settings import gradient_options_of
-from paceline.transports.compression.bucket import FlatBucket, pack
+from paceline.transports.compression.bucket import FlatBucket, GradientSum, pack
 from paceline.transports.compression.choose import create_sum
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import StrategyResult
-    from paceline.training.strategy import RankGroups
-    from paceline.transports.compression.bucket import GradientSum
 
 
 def join_replicate_group(

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
-from paceline.strategies.reduction.flat_layout import shared_floats
+from paceline.node.shared_node import SharedNode
+from paceline.records.communication import StrategyResult
+from paceline.strategies.reduction.factor_exchange import NodeFactors
+from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
-from paceline.training.state import RankState, restore_buffers
+from paceline.training.pass_communication import Total
+from paceline.training.state import RankState, SavedState, restore_buffers
 from paceline.training.strategy import LocalStrategy
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from paceline.node.shared_node import SharedNode
-    from paceline.records.communication import StrategyResult
-    from paceline.strategies.reduction.factor_exchange import NodeFactors
-    from paceline.strategies.reduction.flat_layout import FlatLayout
-    from paceline.strategies.reduction.optimizer_shard import OptimizerShard
-    from paceline.training.pass_communication import Total
-    from paceline.training.state import SavedState
-    from paceline.training.task import Task
+from paceline.training.task import Task
 
 
 class ShardedStrategy(LocalStrategy):

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from paceline.strategies.reduction.flat_layout import shared_floats
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-    from torch import Tensor, nn
-
-    from paceline.node.shared_node import SharedNode
-    from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
-    from paceline.strategies.reduction.replicate_group import ReplicateGroup
+from paceline.node.shared_node import SharedNode
+from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard, shared_floats
+from paceline.strategies.reduction.replicate_group import ReplicateGroup
 
 
 class SharedGradients:

@@ -17,14 +17,20 @@ casts only the rows that it has stepped.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from paceline.strategies.reduction.flat_layout import copy_shards, whole_lines
+from paceline.strategies.reduction.flat_layout import (
+    FlatLayout,
+    ParameterShard,
+    copy_shards,
+    whole_lines,
+)
 from paceline.training.fake_tensors import input_shapes
 from paceline.training.linear import (
     bias_gradient,
@@ -34,12 +40,6 @@ from paceline.training.linear import (
     weight_gradient,
 )
 from paceline.training.recomputation import once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-
-    from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
-
 
 FactorLayer = nn.Linear | nn.Embedding
 # Layer name -> (inputs, gradients of outputs) of one replica, shapes (samples, inputs) and

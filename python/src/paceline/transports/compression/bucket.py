@@ -5,20 +5,17 @@ Gradients are summed, never averaged: each rank's gradients are already its part
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from paceline.costs.link_cost import all_reduce_bytes
+from paceline.records.communication import CompressionResult, StrategyResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-
-    from paceline.records.communication import CompressionResult, StrategyResult
-
     Numbers = Mapping[str, int | float]  # of a method, as its descriptor returns them
 
 

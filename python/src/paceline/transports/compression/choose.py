@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch.distributed as dist
 
+from paceline.plan.trial import Trial
 from paceline.spec.extensions import COMPRESSIONS, load_object
-from paceline.transports.bucket_settings import gradient_options_of
+from paceline.transports.bucket_settings import CompressionSettings, gradient_options_of
+from paceline.transports.compression.bucket import Compressor, GradientSum
 from paceline.transports.compression.sums import CompressedSum, InFlight, PlainSum
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
-    from paceline.transports.bucket_settings import CompressionSettings
-    from paceline.transports.compression.bucket import Compressor, GradientSum
 
 
 def create_sum(trial: Trial, group: dist.ProcessGroup | None = None) -> GradientSum:

@@ -17,7 +17,7 @@ again. So two ranks use this variant.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,13 +25,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.costs.link_cost import all_gather_bytes, exchange_bytes
-from paceline.transports.compression.bucket import Residuals, all_gather, all_to_all, bytes_of
-
-if TYPE_CHECKING:
-    from typing import Literal
-
-    from paceline.records.communication import CompressionResult
-    from paceline.transports.compression.bucket import Bucket, Numbers
+from paceline.records.communication import CompressionResult
+from paceline.transports.compression.bucket import (
+    Bucket,
+    Numbers,
+    Residuals,
+    all_gather,
+    all_to_all,
+    bytes_of,
+)
 
 BLOCK = 256  # elements that share a scale, which takes 4 bytes
 _LEVELS = 127.0

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from paceline.spec.descriptors import CompressionDescriptor, KeyModel
+from paceline.spec.models import TrialRequest
 from paceline.spec.values import PositiveInt
-
-if TYPE_CHECKING:
-    from paceline.spec.models import TrialRequest
 
 DEFAULT_POWERSGD_RANK = 4  # as Vogels et al. (PowerSGD, NeurIPS 2019) use for language models
 DEFAULT_DENSITY = 0.01  # Lin et al. (Deep Gradient Compression, ICLR 2018) send 0.1 to 1 %

@@ -6,21 +6,17 @@ Optimization (NeurIPS 2019): a gradient matrix (n, m) is sent as two factors (n,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
 from paceline.costs.link_cost import all_reduce_bytes
-from paceline.transports.compression.bucket import bytes_of
+from paceline.records.communication import CompressionResult
+from paceline.transports.compression.bucket import Bucket, Numbers, bytes_of
 from paceline.transports.work import PendingWork
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from paceline.records.communication import CompressionResult
-    from paceline.transports.compression.bucket import Bucket, Numbers
 
 # DistributedDataParallel rebuilds its buckets after the first step, and the hook keeps its state by
 # bucket; it refuses to start earlier.

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.transports.compression.bucket import Meter, only_tensor
+from paceline.records.communication import CompressionResult, StrategyResult
+from paceline.transports.compression.bucket import (
+    Bucket,
+    Compressor,
+    GradientSum,
+    Meter,
+    only_tensor,
+)
 from paceline.transports.work import ProgressThread
-
-if TYPE_CHECKING:
-    from paceline.records.communication import CompressionResult, StrategyResult
-    from paceline.transports.compression.bucket import Bucket, Compressor, GradientSum
 
 
 class PlainSum:

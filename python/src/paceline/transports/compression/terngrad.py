@@ -11,8 +11,6 @@ scale is never larger, so there is less noise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -20,11 +18,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.costs.link_cost import all_gather_bytes
-from paceline.transports.compression.bucket import all_gather, bytes_of
-
-if TYPE_CHECKING:
-    from paceline.records.communication import CompressionResult
-    from paceline.transports.compression.bucket import Bucket, Numbers
+from paceline.records.communication import CompressionResult
+from paceline.transports.compression.bucket import Bucket, Numbers, all_gather, bytes_of
 
 CLIP = 2.5  # standard deviations, the paper's constant
 _PER_BYTE = 4

@@ -8,18 +8,13 @@ steps with the summed gradient, and its momentum refers to that.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from paceline.costs.link_cost import all_gather_bytes
-from paceline.transports.compression.bucket import Residuals, all_gather, bytes_of
-
-if TYPE_CHECKING:
-    from paceline.records.communication import CompressionResult
-    from paceline.transports.compression.bucket import Bucket, Numbers
+from paceline.records.communication import CompressionResult
+from paceline.transports.compression.bucket import Bucket, Numbers, Residuals, all_gather, bytes_of
 
 _SAMPLE_STRIDE = 101  # prime: no row length of a layer is a multiple of it
 _LEAST_SAMPLED = 100 * _SAMPLE_STRIDE  # fewer elements are ranked without a sample

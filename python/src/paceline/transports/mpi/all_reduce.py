@@ -6,30 +6,25 @@ hosts once per host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from paceline.costs.message_schedules import between_hosts, chunks
 from paceline.errors import EnvironmentLacks
+from paceline.records.communication import TransportResult
+from paceline.torch_internals import Store
 from paceline.transports.mpi.calibration import Choice, calibrate, of_rank_0
+from paceline.transports.mpi.descriptor import Algorithm
 from paceline.transports.mpi.message_collectives import MessageCollectives, Traffic
 from paceline.transports.mpi.polling import complete
 from paceline.transports.mpi.reduce_operations import ufunc_of
-from paceline.transports.mpi.shared_memory import HostGroup, owned
+from paceline.transports.mpi.shared_memory import HostGroup, SharedSegments, owned
 from paceline.transports.mpi.world import RankNames
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.records.communication import TransportResult
-    from paceline.torch_internals import Store
-    from paceline.transports.mpi.descriptor import Algorithm
-    from paceline.transports.mpi.shared_memory import SharedSegments
 
 # MPI's own all-reduce is not a candidate: it spins on cores that are busy (with two ranks on each
 # core 25 MB took 12 s instead of 0.4 s) and cannot be given up. The papers' two are too slow.

@@ -6,15 +6,12 @@ a copy. `copy_back` writes results from the copy into the tensor.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from mpi4py import MPI
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from torch import Tensor
+from torch import Tensor
 
 # MPI types that move elements of a given size. Bytes would exceed MPI's count limit sooner.
 _UNITS = {

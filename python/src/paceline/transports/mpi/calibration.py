@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from paceline.transports.mpi.polling import complete
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 BUDGET_S = 1.0
 _SIZES_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 4 * 2**20, 16 * 2**20)

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
+from mpi4py import MPI
+from torch import Tensor
 
 from paceline.costs.link_cost import all_gather_bytes
 from paceline.costs.message_schedules import MESSAGE_BYTES
+from paceline.records.communication import TransportResult
 from paceline.transports.mpi.buffers import (
     byte_view,
     concatenated,
@@ -28,16 +31,8 @@ from paceline.transports.mpi.buffers import (
 from paceline.transports.mpi.calibration import of_rank_0
 from paceline.transports.mpi.message_collectives import MessageCollectives
 from paceline.transports.mpi.polling import complete
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mpi4py import MPI
-    from torch import Tensor
-
-    from paceline.records.communication import TransportResult
-    from paceline.transports.mpi.reduce_operations import Reduction
-    from paceline.transports.mpi.world import RankNames
+from paceline.transports.mpi.reduce_operations import Reduction
+from paceline.transports.mpi.world import RankNames
 
 _RING, _NATIVE = "ring", "native"
 # Alone, MPI's own all-gather is faster on links as fast as memory. On others it is as fast as the

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 from pydantic import Field
 
 from paceline.costs.link_cost import ALL_REDUCE
 from paceline.spec.extensions import LAUNCHERS
+from paceline.spec.models import TrialRequest
+from paceline.spec.placement import Placement
 from paceline.transports.bucket_settings import (
     GradientKeys,
     GradientOptions,
     GradientTransport,
     planned_options,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.spec.models import TrialRequest
-    from paceline.spec.placement import Placement
 
 # How gradients are summed that lie on several nodes, or that ranks cannot share the memory of.
 Algorithm = Literal[

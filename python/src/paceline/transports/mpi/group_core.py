@@ -10,15 +10,20 @@ from __future__ import annotations
 import atexit
 import uuid
 import zlib
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
+from torch import Tensor
 from torch.autograd.profiler import record_function
 
+from paceline.errors import PacelineError
+from paceline.records.communication import TransportResult
 from paceline.torch_internals import (
     PrefixStore,
+    Store,
     end_event_with,
     profiler_enabled,
     register_backend,
@@ -26,22 +31,12 @@ from paceline.torch_internals import (
 from paceline.transports.mpi.all_reduce import AllReduce, CollectiveStatistics
 from paceline.transports.mpi.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.collectives import Collectives
+from paceline.transports.mpi.descriptor import Algorithm
 from paceline.transports.mpi.point_to_point import Messenger, MpiMessage
 from paceline.transports.mpi.polling import limit_end_after_failure
 from paceline.transports.mpi.world import RankNames
 from paceline.transports.recorder import begin_operation, payload_bytes
-from paceline.transports.work import CoalescedWork, ProgressThread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from paceline.errors import PacelineError
-    from paceline.records.communication import TransportResult
-    from paceline.torch_internals import Store
-    from paceline.transports.mpi.descriptor import Algorithm
-    from paceline.transports.work import PendingWork
+from paceline.transports.work import CoalescedWork, PendingWork, ProgressThread
 
 BACKEND = "mpi4py"
 _CLOSE_LIMIT_S = 10.0

@@ -9,17 +9,20 @@ for the data of the other direction: between two hosts at 100 Mbit/s, 4 MB of ea
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from paceline.costs.message_schedules import (
     ALGORITHMS,
     MESSAGE_BYTES,
+    Span,
+    Step,
     all_gather_ring,
     chunk_length,
     chunks,
@@ -28,14 +31,7 @@ from paceline.costs.message_schedules import (
 from paceline.errors import PeerLost, TimedOut
 from paceline.transports.mpi.polling import AdaptivePause
 from paceline.transports.mpi.reduce_operations import reduce_in_order
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.costs.message_schedules import Span, Step
-    from paceline.transports.mpi.world import RankNames
+from paceline.transports.mpi.world import RankNames
 
 
 class MessageCollectives:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 from mpi4py import MPI
 
@@ -13,10 +15,6 @@ from paceline.errors import RankFailed
 from paceline.transports.base import timed_out
 from paceline.transports.mpi.polling import note_failure, poll_until
 from paceline.transports.work import PendingWork
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
 
 _PAUSE_S = 1e-3  # for futures only: a thread that waits for a message polls far more often
 _LONGEST_PAUSE_S = 4e-3

@@ -6,13 +6,12 @@ import atexit
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.transports.base import timed_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpi4py import MPI
 
     from paceline.transports.work import ProgressThread

@@ -7,11 +7,13 @@ otherwise; ranks are those of the group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 from mpi4py import MPI
+from torch import Tensor
 
 from paceline.transports.mpi.all_reduce import CollectiveStatistics, combined_statistics
 from paceline.transports.mpi.buffers import (
@@ -22,15 +24,9 @@ from paceline.transports.mpi.buffers import (
     scatter_into,
 )
 from paceline.transports.mpi.group_core import BACKEND, GroupCore
+from paceline.transports.mpi.point_to_point import MpiMessage
 from paceline.transports.mpi.reduce_operations import Reduction, reduction_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from paceline.transports.mpi.point_to_point import MpiMessage
-    from paceline.transports.work import PendingWork
+from paceline.transports.work import PendingWork
 
 __all__ = ["BACKEND", "MpiProcessGroup"]
 

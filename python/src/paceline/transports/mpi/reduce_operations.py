@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
+from numpy.typing import NDArray
+from torch import Tensor
 
 from paceline.torch_internals import factor_of
 from paceline.transports.mpi.buffers import flattened, on_host, wire_buffer
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
 
 _ReduceOp: Any = dist.ReduceOp  # its members are of another type than the options' values
 

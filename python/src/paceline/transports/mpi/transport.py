@@ -7,23 +7,19 @@ registers the backend.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 from mpi4py import MPI
 
-from paceline.errors import EnvironmentLacks, UsageError
-from paceline.transports.mpi.descriptor import MpiOptions
+from paceline.errors import EnvironmentLacks, PacelineError, UsageError
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.records.communication import TransportResult
+from paceline.torch_internals import Store
+from paceline.transports.mpi.descriptor import Algorithm, MpiOptions
 from paceline.transports.mpi.process_group import BACKEND, MpiProcessGroup
 from paceline.transports.network import DefaultGroupTransport
-
-if TYPE_CHECKING:
-    from paceline.errors import PacelineError
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import TransportResult
-    from paceline.torch_internals import Store
-    from paceline.transports.mpi.descriptor import Algorithm
 
 _THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",

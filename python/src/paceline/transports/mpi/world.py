@@ -5,8 +5,9 @@ Importing this initialises MPI, but not torch, which is imported only after a ra
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -14,9 +15,6 @@ from mpi4py import MPI
 from paceline.errors import TimedOut
 from paceline.host.machine import host_name
 from paceline.transports.mpi.polling import complete, poll
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _POLL_S = 0.02
 _Value = TypeVar("_Value")

@@ -18,14 +18,12 @@ import shlex
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import EnvironmentLacks, PacelineError, TimedOut, UsageError
 from paceline.host.processes import die_with_parent
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Task 0 sets it for mpirun: {"leaders": {HOST: [address, port]}, "token": .., "limit_s": ..}
 AGENT_VARIABLE = "PACELINE_SPARK_AGENT"

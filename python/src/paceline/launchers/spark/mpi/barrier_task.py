@@ -14,12 +14,13 @@ import json
 import socket
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.job.job import Job
 from paceline.job.rank import check_shared
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.mpi.rank import EnclosingJob
@@ -40,12 +41,7 @@ from paceline.launchers.spark.mpi.mpirun import (
     run_mpirun,
     start_in_task,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.job.job import Job
-    from paceline.plan.rank_context import StoreAddress
+from paceline.plan.rank_context import StoreAddress
 
 _POLL_S = 0.1
 _OUTPUT_CHARACTERS = 4096

@@ -12,14 +12,16 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO
 
 import paceline
 from paceline.errors import RankFailed, TimedOut
 from paceline.host.processes import end_processes, guarded
 from paceline.job.environment import rank_environment
 from paceline.job.first_failure import first_failure
+from paceline.job.job import Job
 from paceline.job.rank_status import RankEnd, trial_timed_out
 from paceline.launchers.diagnosis import SPECIFIC_ERRORS, missing_ranks_text
 from paceline.launchers.mpi.implementations import (
@@ -33,15 +35,9 @@ from paceline.launchers.mpi.rank import EnclosingJob
 from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
 from paceline.launchers.supervise import StartLimit, Watched, wait_for_end
+from paceline.plan.trial import Trial
 from paceline.records.documents import read_statuses
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import IO
-
-    from paceline.job.job import Job
-    from paceline.plan.trial import Trial
-    from paceline.records.rows import RankStatus
+from paceline.records.rows import RankStatus
 
 # mpirun would read these as its own: they belong to the batch or MPI job that Spark runs in.
 _OF_OTHER_JOBS = ("SLURM_", "PBS_", "LSB_", "OMPI_", "PMIX_", "PRTE_", "PMI_")

@@ -11,16 +11,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, RankFailed
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.plan.trial import Placement
+from paceline.plan.trial import Placement
 
 _DONE = "-done"
 

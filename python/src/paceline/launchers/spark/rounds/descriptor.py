@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from paceline.spec.descriptors import TransportDescriptor
+from paceline.spec.models import TrialRequest
 from paceline.strategies.descriptors import ProcessesKeys
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.spec.models import TrialRequest
 
 
 class SparkRounds(TransportDescriptor):

@@ -9,24 +9,20 @@ import math
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
 from paceline.errors import PacelineError
 from paceline.job.context import rank_context
 from paceline.job.first_failure import FirstFailure, first_failure
+from paceline.job.job import Job
 from paceline.job.rank_status import RankEnd, trial_limit, trial_timed_out
 from paceline.launchers.spark.barrier import failed_stage
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.executors import Executors, Place, Stragglers, lost_executor
-from paceline.rank.rounds.exchange import Clock, Orders
+from paceline.rank.rounds.exchange import Carry, Clock, Orders, RankReport, Report, State
 from paceline.records.documents import read_statuses
 from paceline.training.resources import RankCores, check_node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from paceline.job.job import Job
-    from paceline.rank.rounds.exchange import Carry, RankReport, Report, State
 
 # Spark's message for a lost Python worker or executor: the task's partition, and the reason.
 _LOST_TASK = re.compile(

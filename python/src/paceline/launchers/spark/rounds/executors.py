@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.errors import RankFailed, TimedOut
+from paceline.errors import PacelineError, RankFailed, TimedOut
 from paceline.host.processes import command_line_of
+from paceline.job.job import Job
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark.barrier import executor_pid
 from paceline.launchers.spark.configuration import heartbeat_s
+from paceline.launchers.spark.rounds.claims import Claims
 from paceline.records.documents import read_statuses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-
-    from paceline.errors import PacelineError
-    from paceline.job.job import Job
-    from paceline.launchers.spark.rounds.claims import Claims
     from paceline.rank.rounds.exchange import RankReport
 
 # Option of CoarseGrainedExecutorBackend under every cluster manager.

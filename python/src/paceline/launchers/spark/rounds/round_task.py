@@ -9,6 +9,7 @@ import dataclasses
 import os
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from paceline.host.machine import host_name
 from paceline.host.memory import permanent_objects
 from paceline.host.processes import die_with_parent, process_started_unix_s
 from paceline.job.context import own_start_unix_s
+from paceline.job.job import Job
 from paceline.job.rank import check_shared, prepare_process
 from paceline.job.rank_status import RankEnd, RankStatusFile, log_of, terminated
 from paceline.job.sidecars import host_sidecar
@@ -27,9 +29,6 @@ from paceline.launchers.spark.rounds.executors import own_executor
 from paceline.plan.rank_context import RankContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paceline.job.job import Job
     from paceline.rank.rounds.exchange import Orders, Report, State
     from paceline.rank.rounds.train import RoundWorker
 
