@@ -3,10 +3,10 @@
     python against_commit.py --other OTHER_CHECKOUT/.venv/bin/python --out against_commit.json
 
 The other checkout needs an environment of its own with Paceline installed from it (`-e python`).
-AlexNet 224x224, 64 samples a step on two cores, in five configurations, and a 25 MB all-reduce
-between two ranks. Each repeat runs every configuration with both versions, one directly after the
-other, in a new random order. A ratio is the speed of this checkout divided by that of the other:
-the median over repeats with a 95 % bootstrap interval.
+AlexNet 224x224, --batch samples a step on two cores, in eight configurations, and a 25 MB
+all-reduce between two ranks. Each repeat runs every configuration with both versions, one directly
+after the other, in a new random order. A ratio is the speed of this checkout divided by that of the
+other: the median over repeats with a 95 % bootstrap interval.
 
 Both versions ingest the same synthesised images with their own code. Each measurement uses the
 `training_ways.py` and `allreduce.py` of its own checkout, in a fresh process.
@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 _MEASURE = "--measure"  # the script's role in the fresh process
-_GLOBAL_BATCH = 64
 _WARMUP_STEPS = 4
 _ALLREDUCE_BYTES = 25_000_000
 _ALLREDUCE_CALLS = 20
@@ -36,15 +35,16 @@ _LIMIT_S = 900.0
 _TRAINING_TARGET, _ALLREDUCE_TARGET = 0.98, 0.95
 
 # Name -> ([[trials]] keys, precision).
-CONFIGURATIONS = {
-    "local processes": ({"launcher": "local", "local_strategy": "processes"}, "fp32"),
+_PROCESSES = {"local_strategy": "processes"}
+CONFIGURATIONS: dict[str, tuple[dict[str, str | int], str]] = {
+    "torchrun sequential": ({"launcher": "torchrun", "local_strategy": "sequential"}, "fp32"),
     "local threads": ({"launcher": "local", "local_strategy": "threads"}, "fp32"),
-    "mpi/mpi": ({"launcher": "mpi", "transport": "mpi", "local_strategy": "processes"}, "fp32"),
-    "spark/gloo": (
-        {"launcher": "spark", "transport": "gloo", "local_strategy": "processes"},
-        "fp32",
-    ),
-    "local processes bf16": ({"launcher": "local", "local_strategy": "processes"}, "bf16"),
+    "local processes": ({"launcher": "local", **_PROCESSES}, "fp32"),
+    "local pipeline": ({"launcher": "local", "local_strategy": "pipeline", "stages": 2}, "fp32"),
+    "mpi/mpi": ({"launcher": "mpi", "transport": "mpi", **_PROCESSES}, "fp32"),
+    "spark/gloo": ({"launcher": "spark", "transport": "gloo", **_PROCESSES}, "fp32"),
+    "spark/mpi": ({"launcher": "spark", "transport": "mpi", **_PROCESSES}, "fp32"),
+    "local processes bf16": ({"launcher": "local", **_PROCESSES}, "bf16"),
 }
 
 SPEC = """
@@ -97,13 +97,24 @@ def output_of(command: list[Any], **environment: str) -> str:
     return done.stdout.strip()
 
 
-def samples_per_s(version: Version, name: str, dataset: Path, steps: int, folder: Path) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Steps, those of the warm-up included, and samples of a step."""
+
+    steps: int
+    batch: int
+
+
+def samples_per_s(
+    version: Version, name: str, dataset: Path, training: Training, folder: Path
+) -> float:
     """Train once, and return the throughput after warm-up."""
-    command = [version.python, __file__, _MEASURE, version.benchmarks, name, dataset, steps, folder]
+    command = [version.python, __file__, _MEASURE, version.benchmarks, name, dataset]
+    command += [training.steps, training.batch, folder]
     ends_by_rank = json.loads(output_of(command).splitlines()[-1])
     ends = [max(step) for step in zip(*ends_by_rank, strict=True)]
     elapsed_s: float = ends[-1] - ends[_WARMUP_STEPS - 1]
-    return (len(ends) - _WARMUP_STEPS) * _GLOBAL_BATCH / elapsed_s
+    return (len(ends) - _WARMUP_STEPS) * training.batch / elapsed_s
 
 
 def allreduces_per_s(version: Version) -> float:
@@ -121,7 +132,7 @@ def allreduces_per_s(version: Version) -> float:
     return 1 / statistics.median(seconds)
 
 
-def measure_training(name: str, dataset: Path, steps: int, folder: Path) -> None:
+def measure_training(name: str, dataset: Path, training: Training, folder: Path) -> None:
     """Train in this process's version, and print when each step ended, by rank.
 
     `training_ways` is that of the version's checkout.
@@ -130,8 +141,8 @@ def measure_training(name: str, dataset: Path, steps: int, folder: Path) -> None
     from paceline.errors import PacelineError  # noqa: PLC0415
 
     keys, precision = CONFIGURATIONS[name]
-    trial = "\n".join(f'{key} = "{value}"' for key, value in keys.items())
-    values = {"steps": steps, "global_batch": _GLOBAL_BATCH, "precision": precision}
+    trial = "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
+    values = {"steps": training.steps, "global_batch": training.batch, "precision": precision}
     try:
         text = SPEC.format(schema=2, trial=trial, **values)
         (planned,) = training_ways.trials_of(text, dataset)
@@ -142,7 +153,7 @@ def measure_training(name: str, dataset: Path, steps: int, folder: Path) -> None
 
 
 def measure_all(
-    versions: dict[str, Version], names: list[str], repeats: int, steps: int, images: int
+    versions: dict[str, Version], names: list[str], repeats: int, training: Training, images: int
 ) -> dict[str, dict[str, list[float]]]:
     """Return the rates by configuration and version, one for each repeat."""
     rates: dict[str, dict[str, list[float]]] = {n: {v: [] for v in versions} for n in names}
@@ -158,7 +169,7 @@ def measure_all(
                     if name == _ALLREDUCE:
                         rate = allreduces_per_s(version)
                     else:
-                        rate = samples_per_s(version, name, datasets[label], steps, own)
+                        rate = samples_per_s(version, name, datasets[label], training, own)
                     rates[name][label].append(rate)
                     print(f"{repeat} {name}, {label}: {rate:.2f} per second", file=sys.stderr)
     return rates
@@ -190,9 +201,10 @@ def conclude(rates: dict[str, dict[str, list[float]]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     if sys.argv[1:2] == [_MEASURE]:
-        benchmarks, name, dataset, steps, folder = sys.argv[2:]
+        benchmarks, name, dataset, steps, batch, folder = sys.argv[2:]
         sys.path[0] = benchmarks  # in place of this script's folder
-        measure_training(name, Path(dataset), int(steps), Path(folder))
+        training = Training(steps=int(steps), batch=int(batch))
+        measure_training(name, Path(dataset), training, Path(folder))
         return
     from common import write_results  # noqa: PLC0415  (not in the fresh processes)
 
@@ -202,6 +214,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=16, help="of a training, warm-up included")
+    parser.add_argument("--batch", type=int, default=64, help="samples of a step")
     parser.add_argument("--images", type=int, default=512, help="in the data set")
     parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="CONFIGURATION")
     arguments = parser.parse_args()
@@ -213,8 +226,9 @@ def main() -> None:
         "other": Version.of(arguments.other.absolute()),
     }
     load_before = os.getloadavg()[0]
+    training = Training(steps=arguments.steps, batch=arguments.batch)
     rates = measure_all(
-        versions, list(arguments.only), arguments.repeats, arguments.steps, arguments.images
+        versions, list(arguments.only), arguments.repeats, training, arguments.images
     )
     write_results(
         arguments.out,
