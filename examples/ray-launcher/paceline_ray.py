@@ -50,7 +50,7 @@ class RayLauncher:
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         """Return the command that runs `main`."""
-        from paceline.job.environment import rank_environment
+        from paceline.job.context import rank_environment
         from paceline.launchers.base import Command
 
         argv = (sys.executable, "-m", "paceline_ray", "--trial", str(files.trial))

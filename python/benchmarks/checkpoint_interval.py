@@ -34,13 +34,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common import write_results
-from paceline.costs.checkpoint_interval import daly_interval_s
 from paceline.host.machine import host_name
 from paceline.host.processes import die_with_parent
 from paceline.plan.planning import plan_trials
 from paceline.plan.rank_context import RankContext
 from paceline.rank import checkpoints
 from paceline.rank import train as rank
+from paceline.rank.checkpoint_times import daly_interval_s
 from paceline.records.attempts import begin_attempt
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.files import read_jsonl, write_json

@@ -21,8 +21,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from paceline.analysis.compare.labels import short_name
-from paceline.analysis.compare.row import Row
+from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.compare.verdict import EXPLAINS, Cause
 from paceline.analysis.explain.parts import PART_LABELS, PHASES_OF
 from paceline.analysis.recommend import Candidate

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from paceline.lab import why_not as why_no_lab
+from paceline.lab.record import LabSettings
 from paceline.lab.session import Lab
-from paceline.lab.settings import LabSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_LIMIT_S = 1800

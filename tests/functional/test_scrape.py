@@ -32,8 +32,8 @@ from paceline.records.metrics.metric import Row
 from paceline.records.rows import RankStatus, StepRow
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import SidecarHandle, SidecarRequest
-from paceline.telemetry.discovery import remove_targets, target_text, write_targets
 from paceline.telemetry.exporter import MetricsServer, text_of
+from paceline.telemetry.request import remove_targets, target_text, write_targets
 
 pytestmark = [pytest.mark.functional, needs_prometheus]
 needs_openssl = pytest.mark.skipif(

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.host.processes import command_line_of, pids_with_variable, wait_until
 from paceline.lab import Lab, LabSettings, network, removal
-from paceline.lab.record import ROOT, Registry, namespaces_among
-from paceline.lab.settings import NAME_VARIABLE
+from paceline.lab.record import NAME_VARIABLE, ROOT, Registry, namespaces_among
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

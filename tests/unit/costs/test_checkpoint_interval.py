@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.costs.checkpoint_interval import daly_interval_s
+from paceline.rank.checkpoint_times import daly_interval_s
 
 
 def test_daly_is_youngs_for_rare_failures():

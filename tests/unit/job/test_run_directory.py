@@ -9,8 +9,8 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.host.processes import process_started_unix_s
-from paceline.job import launched_by
-from paceline.job.launched_by import launching_pid
+from paceline.job import context
+from paceline.job.context import launching_pid
 from paceline.job.rank_status import RankEnd
 from paceline.job.run_directory import finish, prepare
 
@@ -96,5 +96,5 @@ def test_unfinished_attempt_is_set_aside(make_job):
     ],
 )
 def test_parent_is_the_launcher_if_it_is_one(words, is_launcher, monkeypatch):
-    monkeypatch.setattr(launched_by, "command_line_of", lambda _pid: words)
+    monkeypatch.setattr(context, "command_line_of", lambda _pid: words)
     assert launching_pid() == (os.getppid() if is_launcher else os.getpid())

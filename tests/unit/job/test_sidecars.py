@@ -11,7 +11,7 @@ import pytest
 
 from paceline.host.machine import host_name
 from paceline.job import sidecars
-from paceline.job.environment import SIDECAR_HOST_VARIABLE
+from paceline.job.context import SIDECAR_HOST_VARIABLE
 from paceline.plan.planning import plan_trials
 from paceline.records.layout import RunFiles
 from paceline.spec.loading import parse_spec

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.lab import LabSettings, why_not
-from paceline.lab.settings import check_name
+from paceline.lab.record import check_name
 from paceline.spec.values import bits_per_s
 
 

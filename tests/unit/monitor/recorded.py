@@ -15,9 +15,9 @@ from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
 
 from paceline.records.files import JsonlWriter, read_json, read_jsonl
 from paceline.records.rows import (
+    HOST_SAMPLES,
     CommunicationRow,
 )
-from paceline.records.samples import HOST_SAMPLES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from scipy import stats
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval, estimate
-from paceline.report.method import method_section
+from paceline.report.document import method_section
 
 if TYPE_CHECKING:
     from types import ModuleType

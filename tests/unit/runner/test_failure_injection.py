@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
 from paceline.host.processes import Process, is_alive, process_started_unix_s
-from paceline.launchers.spark.descriptor import SparkOptions
+from paceline.launchers.descriptors import SparkOptions
 from paceline.records.documents import read_statuses
 from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from paceline.spec import TelemetrySettings
-from paceline.telemetry.discovery import (
+from paceline.telemetry.request import (
+    SidecarRequest,
     address_of,
     remove_targets,
     target_files,
     target_text,
     write_targets,
 )
-from paceline.telemetry.request import SidecarRequest
 
 TEXT = target_text("127.0.0.1:9464", "https")
 

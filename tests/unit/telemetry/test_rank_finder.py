@@ -11,7 +11,7 @@ import pytest
 from paceline.host.processes import Process
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
-from paceline.telemetry.rank_finder import RankFinder, running_processes
+from paceline.telemetry.sampler import RankFinder, running_processes
 
 HOST = "node-1"
 
@@ -59,7 +59,7 @@ def test_rank_that_moves_to_another_process_is_followed(finder: RankFinder) -> N
 def test_unchanged_file_is_read_once(finder: RankFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     say(finder, 0, 10)
     processes(finder)
-    monkeypatch.setattr("paceline.telemetry.rank_finder.read_json", None)
+    monkeypatch.setattr("paceline.telemetry.sampler.read_json", None)
     assert processes(finder) == {0: Process(10, 110, "b")}
 
 

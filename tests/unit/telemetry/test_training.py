@@ -12,7 +12,7 @@ import pytest
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RankFiles, TrialFiles
 from paceline.records.rows import CommunicationRow, RankStatus, StepRow
-from paceline.telemetry.rank_finder import RankFinder
+from paceline.telemetry.sampler import RankFinder
 from paceline.telemetry.training import (
     OperationTotals,
     TrainingProgress,

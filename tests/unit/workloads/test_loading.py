@@ -12,9 +12,8 @@ from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.extensions import WORKLOADS
 from paceline.training.dropout import SampleDropout
 from paceline.training.tensors import sha256_of
-from paceline.workloads.build import build_model, make_task
+from paceline.workloads.build import build_model, load_task_class, make_task
 from paceline.workloads.facts import derive_facts
-from paceline.workloads.loading import load_task_class
 
 TASK = """
 import torch

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from paceline.analysis.compare.labels import short_name
 from paceline.analysis.compare.ranking import Ranking, ranking_of
 from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import short_name
 from paceline.analysis.predict.prediction import Prediction, Predictions
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates

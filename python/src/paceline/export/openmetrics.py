@@ -21,8 +21,8 @@ from paceline.plan.trial import Trial
 from paceline.records.files import document, read_json
 from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
 from paceline.records.metrics import METRICS
+from paceline.records.metrics.declared import facts_of, run_facts, sidecar_facts
 from paceline.records.metrics.metric import Row
-from paceline.records.metrics.run import facts_of, run_facts, sidecar_facts
 from paceline.records.rows import (
     CommunicationRow,
     Outcome,

@@ -125,9 +125,9 @@ def finished_trials(runs: Sequence[RunData]) -> list[TrialRecord]:
 
 # Imported on use: a format may need a library that is not installed.
 _EXPORTERS = {
-    "csv": "paceline.export.tables:write_csv",
-    "parquet": "paceline.export.tables:write_parquet",
-    "mlflow": "paceline.export.mlflow:write_mlflow",
+    "csv": "paceline.export.frames:write_csv",
+    "parquet": "paceline.export.frames:write_parquet",
+    "mlflow": "paceline.export.tracking:write_mlflow",
     "tensorboard": "paceline.export.tracking:write_tensorboard",
     "perfetto": "paceline.export.trace:write_perfetto",
     "openmetrics": "paceline.export.openmetrics:write_run",

@@ -20,10 +20,9 @@ worker. This is the interface for the job side, the same for built-in and third-
 `paceline.launchers.local` is the shortest example; CONTRIBUTING.md explains how to add a launcher.
 """
 
-from paceline.job.context import nodes_of, rank_context
+from paceline.job.context import check_started_once, nodes_of, rank_context
 from paceline.job.first_failure import trial_end
 from paceline.job.job import Job, parse_job
-from paceline.job.launched_by import check_started_once
 from paceline.job.messages import run_guarded, say
 from paceline.job.rank import run_rank
 from paceline.job.rank_status import RankEnd

@@ -1,14 +1,16 @@
-"""The place of a rank among its peers, from the host of every rank."""
+"""The place of a rank among its peers, the process that started it, and its environment."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.processes import process_started_unix_s
+from paceline.host.processes import command_line_of, parent_of, process_started_unix_s
 from paceline.plan.rank_context import RankContext, StoreAddress
+from paceline.plan.trial import Trial
+from paceline.spec.extensions import LAUNCHERS
 
 
 def rank_context(rank: int, hosts: Sequence[str], store: StoreAddress | None) -> RankContext:
@@ -44,3 +46,65 @@ def nodes_of(hosts: Sequence[str], advice: str) -> list[str]:
 def own_start_unix_s() -> float:
     """Return when this process started."""
     return process_started_unix_s(os.getpid()) or time.time()
+
+
+# The runner sets it to the name of its own host, where it starts the sidecar itself.
+SIDECAR_HOST_VARIABLE = "PACELINE_SIDECAR_HOST"
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+def rank_environment(trial: Trial) -> dict[str, str]:
+    """Return the sizes of thread pools for every rank, and the setting for unbuffered output."""
+    threads = str(trial.placement.threads_per_worker)  # a replica has a pool of its own
+    return {
+        **dict.fromkeys(THREAD_VARIABLES, threads),
+        "OMP_DYNAMIC": "FALSE",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+_TASK_OF_SLURM = "slurmstepd"  # the parent of what srun starts
+
+
+def launching_pid() -> int:
+    """Return the process that the user started: the parent if it is a launcher's program.
+
+    If the parent is another program, such as a shell, the user started this process itself.
+    """
+    parent = parent_of(os.getpid())
+    if parent is None:
+        return os.getpid()
+    words = command_line_of(parent)
+    names = {word.rpartition("/")[2] for word in words[:3]}  # `python -m torch.distributed.run`
+    is_launcher = any(names & launcher.programs for launcher in LAUNCHERS.all())
+    return parent if is_launcher else os.getpid()
+
+
+def launched_unix_s() -> float:
+    """Return when that process was started."""
+    started = process_started_unix_s(launching_pid())
+    return time.time() if started is None else started
+
+
+def check_started_once(environment: Mapping[str, str] = os.environ) -> None:
+    """Raise EnvironmentLacks if srun started several copies of a command that starts all ranks.
+
+    Each copy would run the whole trial in the same run directory.
+    """
+    copies = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    parent = parent_of(launching_pid())
+    words = [] if parent is None else command_line_of(parent)
+    if not (copies.isdigit() and int(copies) > 1 and words):
+        return
+    # A shell of `srun --pty` has these variables too, but starts the command once.
+    if words[0].startswith(_TASK_OF_SLURM):
+        raise EnvironmentLacks(
+            f"srun started {copies} copies of this command (SLURM_STEP_NUM_TASKS), and each would "
+            "run the whole trial. Start it once (srun --ntasks 1, or without srun), or use "
+            'launcher "mpi", whose ranks srun --mpi=pmix starts'
+        )

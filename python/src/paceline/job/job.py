@@ -16,7 +16,7 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.job.launched_by import launching_pid
+from paceline.job.context import launching_pid
 from paceline.plan.planning import plan_trials, repeated
 from paceline.plan.selection import matching, no_match
 from paceline.plan.trial import Trial, trial_name

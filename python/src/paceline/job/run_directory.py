@@ -12,9 +12,9 @@ import time
 
 from paceline.errors import UsageError
 from paceline.host.machine import machine_facts, package_versions
+from paceline.job.context import launched_unix_s
 from paceline.job.first_failure import outcome_status
 from paceline.job.job import Job
-from paceline.job.launched_by import launched_unix_s
 from paceline.job.rank_status import RankEnd
 from paceline.records.attempts import set_aside
 from paceline.records.documents import write_trial

@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from paceline.job.environment import SIDECAR_HOST_VARIABLE
+from paceline.job.context import SIDECAR_HOST_VARIABLE
 from paceline.job.job import Job
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.metrics.run import facts_of
+from paceline.records.metrics.declared import facts_of
 from paceline.telemetry import SidecarHandle, SidecarRequest, sidecar_is_alive, start_sidecar
 
 

@@ -14,8 +14,7 @@ from typing import Literal
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.processes import wait_until
-from paceline.lab.record import INTERFACE, Host, LabRecord
-from paceline.lab.settings import NAME_VARIABLE
+from paceline.lab.record import INTERFACE, NAME_VARIABLE, Host, LabRecord
 from paceline.spec.values import bits_per_s
 
 End = Literal["cable", "switch"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from paceline.lab.record import INTERFACE, Host, LabRecord
-from paceline.lab.settings import NAME_VARIABLE
+from paceline.lab.record import INTERFACE, NAME_VARIABLE, Host, LabRecord
 from paceline.records.files import write_text
 
 # With these options a killed JVM leaves no file in /tmp, and its start takes half the CPU time.

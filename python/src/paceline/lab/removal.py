@@ -15,8 +15,14 @@ from paceline.host.processes import (
     wait_until,
 )
 from paceline.lab import network
-from paceline.lab.record import LabRecord, Registry, hub_of, is_owned, namespaces_among
-from paceline.lab.settings import NAME_VARIABLE
+from paceline.lab.record import (
+    NAME_VARIABLE,
+    LabRecord,
+    Registry,
+    hub_of,
+    is_owned,
+    namespaces_among,
+)
 
 _TERMINATION_S = 3.0
 _KILL_S = 10.0

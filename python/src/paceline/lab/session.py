@@ -15,9 +15,17 @@ from typing import Self
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
 from paceline.host.processes import Process, kill_until_gone, send
 from paceline.lab import network, programs, spark
-from paceline.lab.record import SCHEMA, Host, LabRecord, Registry, hosts_of
+from paceline.lab.record import (
+    NAME_VARIABLE,
+    SCHEMA,
+    Host,
+    LabRecord,
+    LabSettings,
+    Registry,
+    check_name,
+    hosts_of,
+)
 from paceline.lab.removal import FOLDER_PREFIX, remove, remove_abandoned
-from paceline.lab.settings import NAME_VARIABLE, LabSettings, check_name
 
 _REAPED_S = 10.0
 

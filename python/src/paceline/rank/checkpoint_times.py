@@ -2,8 +2,7 @@
 
 A number of steps is arithmetic. Where seconds decide, rank 0 announces a step that is far enough
 ahead for the other ranks to see it. A rank that misses it leaves that checkpoint incomplete, and
-the next one counts; no rank ever waits for another.
-"""
+the next one counts; no rank ever waits for another."""
 
 from __future__ import annotations
 
@@ -15,10 +14,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from paceline.costs.checkpoint_interval import daly_interval_s
-
 if TYPE_CHECKING:
     from paceline.torch_internals import Store
+
+
+def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
+    """Return Daly's interval, from the end of a checkpoint to the start of the next.
+
+    cost_s: time by which a checkpoint delays the training.
+    """
+    if cost_s >= 2 * mtbf_s:
+        return mtbf_s
+    share = cost_s / (2 * mtbf_s)
+    root = math.sqrt(2 * cost_s * mtbf_s)
+    return root * (1 + math.sqrt(share) / 3 + share / 9) - cost_s
+
 
 _POLL_S = 0.5  # of the store, by a thread
 _LEAD_S = 1.5  # from an announcement to its step

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.compare.labels import NO_TRANSPORT, distinctions, is_single
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import COMPUTATION, Row
+from paceline.analysis.compare.row import COMPUTATION, NO_TRANSPORT, Row, distinctions, is_single
 from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.statistics.intervals import Interval
 from paceline.records.phases import LABELS

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from rich.console import RenderableType
 
-from paceline.analysis.compare.labels import short_name
 from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import short_name
 from paceline.analysis.trial.communication import (
     Bin,
     RankCommunication,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.compare.labels import short_name
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import Row
+from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.equivalence.check import Equivalence
 from paceline.analysis.equivalence.checks import Check
 from paceline.analysis.equivalence.tensor_checks import REPLAY

@@ -12,7 +12,7 @@ from paceline.analysis.between_runs.differences import Difference
 from paceline.analysis.between_runs.history import RunOfHistory
 from paceline.analysis.between_runs.two_runs import PairedRow, RunComparison
 from paceline.analysis.compare.compute_row import planned_row
-from paceline.analysis.compare.labels import short_name
+from paceline.analysis.compare.row import short_name
 from paceline.plan.trial import Trial
 from paceline.report.section import Cell, Column, Section, Table, spaced, terminal_view
 from paceline.report.wording import NOT_MEASURED, bounds, number

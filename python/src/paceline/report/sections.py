@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from paceline.analysis.compare.compression import CompressionEffect
-from paceline.analysis.compare.labels import short_name
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import Row
+from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.trial.recovery import FailureCost, failure_costs
 from paceline.analysis.trial.staleness import Staleness
 from paceline.analysis.trial_analysis import TrialAnalysis

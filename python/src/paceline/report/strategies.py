@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.analysis.compare.labels import short_name, strategy_name
 from paceline.analysis.compare.local_global import LocalGlobal, Relation, StrategyLine
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import Row
+from paceline.analysis.compare.row import Row, short_name, strategy_name
 from paceline.analysis.trial.configuration import DOT, TIMES
 from paceline.analysis.trial.pipeline import Pipeline
 from paceline.report.columns import comparison_table, interval_cell

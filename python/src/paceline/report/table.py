@@ -7,8 +7,8 @@ import io
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from paceline.analysis.compare.labels import short_name
 from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import short_name
 from paceline.report.columns import UNKNOWN_WIDTH, comparison_table, mark_sentences
 from paceline.report.section import (
     WIDE_COLUMNS,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.compare.labels import short_name
 from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import short_name
 from paceline.analysis.compare.verdict import Cause, Verdict
 from paceline.analysis.explain.parts import PART_LABELS
 from paceline.analysis.trial.configuration import TIMES

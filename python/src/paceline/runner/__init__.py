@@ -23,9 +23,8 @@ from paceline.runner.directory import (
 from paceline.runner.disk import DiskUse, predicted_disk_use
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import preflight, run
-from paceline.runner.planning import Planned, make_datasets, manifest_of, plan
+from paceline.runner.planning import Planned, Progress, make_datasets, manifest_of, plan
 from paceline.runner.preview import ConfigurationPreview, Preview, preview_run
-from paceline.runner.progress import Progress
 from paceline.runner.run_trial import (
     failure_of,
     failure_of_all,

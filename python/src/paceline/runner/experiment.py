@@ -17,9 +17,8 @@ from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
 from paceline.runner.disk import warn_of_small_disk
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.failure_injection import check_failures
-from paceline.runner.planning import Planned, make_datasets, manifest_of, planned_trials
+from paceline.runner.planning import Planned, Progress, make_datasets, manifest_of, planned_trials
 from paceline.runner.preview import preview_run
-from paceline.runner.progress import Progress
 from paceline.runner.repeats import AutomaticRepeats
 from paceline.runner.run_trial import failure_of, is_finished, run_trial
 from paceline.spec import Spec

@@ -20,7 +20,7 @@ from paceline.records.layout import RunFiles
 from paceline.runner.directory import made_run_dir, only_runner
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import preflight, run
-from paceline.runner.progress import Progress
+from paceline.runner.planning import Progress
 from paceline.runner.run_trial import failure_of_all, run_all
 from paceline.spec.loading import Spec, load_spec
 from paceline.spec.tables import EVALUATION_KEYS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.data.catalogue import (
     ensure_dataset,
@@ -20,11 +20,21 @@ from paceline.host.programs import repository_state
 from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials
 from paceline.plan.trial import Training, Trial
-from paceline.records.rows import SCHEMA
-from paceline.runner.progress import Progress
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import SCHEMA, Outcome
 from paceline.spec import Experiment, Spec, WorkloadRequest
 from paceline.spec.values import absolute_name, training_steps
 from paceline.spec.workloads import workload_of
+
+
+class Progress(Protocol):
+    """Receives the progress of a run; all methods return at once."""
+
+    def stage(self, text: str) -> None: ...
+    def planned(self, summary: str) -> None: ...
+    def data(self, done: int, total: int) -> None: ...
+    def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None: ...
+    def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

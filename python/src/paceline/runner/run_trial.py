@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
 from paceline.host.machine import host_name
-from paceline.job.environment import SIDECAR_HOST_VARIABLE
+from paceline.job.context import SIDECAR_HOST_VARIABLE
 from paceline.job.first_failure import RESTARTED_CODES
 from paceline.job.sidecars import watch
 from paceline.launchers.base import launcher_for
@@ -24,7 +24,7 @@ from paceline.records.files import read_json, write_json, write_text
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import FailureRow, Outcome
 from paceline.runner.failure_injection import failing
-from paceline.runner.progress import Progress
+from paceline.runner.planning import Progress
 from paceline.spec.extensions import LAUNCHERS
 from paceline.telemetry import SidecarHandle
 

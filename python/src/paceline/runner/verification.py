@@ -13,7 +13,7 @@ from paceline.export.run_data import RunData
 from paceline.plan.trial import Trial
 from paceline.runner.directory import check_machine, default_run_dir
 from paceline.runner.measure_more import LEAST_REPEATS, run_interleaved
-from paceline.runner.progress import Progress
+from paceline.runner.planning import Progress
 
 REPEATS = 4
 LIMIT_S = 300.0

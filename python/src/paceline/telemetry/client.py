@@ -19,8 +19,7 @@ from paceline.host.machine import host_name
 from paceline.host.processes import Process
 from paceline.records.files import read_json
 from paceline.telemetry.access import caution, expected_authorization
-from paceline.telemetry.discovery import remove_targets, target_files
-from paceline.telemetry.request import SidecarRequest
+from paceline.telemetry.request import SidecarRequest, remove_targets, target_files
 
 _SHORT = "this host's trace ends early, the reason is in its sidecar.log"
 

@@ -25,13 +25,6 @@ from paceline.records.files import fields_of, write_json, write_text
 from paceline.records.layout import HostFiles
 from paceline.records.metrics import HOST, METRICS, SIDECAR
 from paceline.records.rows import SCHEMA
-from paceline.telemetry.discovery import (
-    address_of,
-    remove_targets,
-    target_files,
-    target_text,
-    write_targets,
-)
 from paceline.telemetry.exporter import (
     LatestSnapshot,
     MetricsServer,
@@ -39,7 +32,15 @@ from paceline.telemetry.exporter import (
     text_of,
     with_gauges_of,
 )
-from paceline.telemetry.request import SidecarRequest, read_request
+from paceline.telemetry.request import (
+    SidecarRequest,
+    address_of,
+    read_request,
+    remove_targets,
+    target_files,
+    target_text,
+    write_targets,
+)
 from paceline.telemetry.sampler import Sampler
 
 _LOOK_EVERY_S = 1.0  # for the end of the parent or of the watched processes

@@ -1,25 +1,199 @@
-"""Create the task of a training and its model."""
+"""Create the task of a training and its model: its class, its settings, and pretrained weights."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import pickle
+import sys
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from paceline.data.source import Source
-from paceline.errors import UsageError
+from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.plan.trial import Training
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.sentences import sentences
+from paceline.spec.workloads import split_task_path
 from paceline.training.batch_norm import batch_norms
 from paceline.training.dropout import use_sample_dropout
 from paceline.training.task import Task, TaskSettings
-from paceline.workloads.loading import load_task_class
-from paceline.workloads.pretrained import load_pretrained
+
+if TYPE_CHECKING:
+    from paceline.training.task import Task
+
+_MOST_NAMED = 5  # names in a message
+
+
+def load_pretrained(task: Task, model: nn.Module) -> None:
+    """Copy the weights of the task's file into the model; do nothing without a file.
+
+    Raises UsageError if there is no such file, or if its names or shapes are not those of the
+    model; DataError if it cannot be read.
+    """
+    given = task.pretrained()
+    if given is None:
+        return
+    path = Path(given)
+    found = _read(path, type(task).__name__)
+    state = model.state_dict()
+    is_new = {name for name in {*state, *found} if _matches(name, task.new_parameters)}
+    # tied weights have several names, of which a file may have one
+    places = {t.data_ptr() for name, t in state.items() if name in found and t.numel()}
+    missing = [
+        name
+        for name, tensor in state.items()
+        if name not in found and name not in is_new and tensor.data_ptr() not in places
+    ]
+    other = [name for name in found if name not in state and name not in is_new]
+    shapes = [
+        f"{name} ({_shape(found[name])} instead of {_shape(tensor)})"
+        for name, tensor in state.items()
+        if name in found and name not in is_new and found[name].shape != tensor.shape
+    ]
+    faults = [
+        f"{what}: {_listed(names)}"
+        for what, names in (
+            ("missing in the file", missing),
+            ("only in the file", other),
+            ("of another shape", shapes),
+        )
+        if names
+    ]
+    if faults:
+        raise UsageError(
+            f"{type(task).__name__}.pretrained: {path} has other weights than the model; "
+            f"{'; '.join(faults)}. Rename them, or name those that are new in new_parameters"
+        )
+    model.load_state_dict({n: t for n, t in found.items() if n not in is_new}, strict=False)
+
+
+def _read(path: Path, task: str) -> Mapping[str, Tensor]:
+    if not path.is_file():
+        raise UsageError(
+            f"{task}.pretrained: expected the file {path}, found none; give a path that every node "
+            "sees"
+        )
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        SafetensorError,
+        pickle.UnpicklingError,
+        EOFError,
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise DataError(
+            f"{task}.pretrained: {path}: expected a safetensors file, or a file of torch.save with "
+            f"tensors only: {reason}"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+        raise DataError(
+            f"{task}.pretrained: {path}: expected a dictionary of tensors by name, as of "
+            "model.state_dict()"
+        )
+    return found
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def load_task_class(
+    path: str, *, folder: Path | None = None, sha256: str | None = None
+) -> type[Task]:
+    """Return the class that "module:Class" or "file.py:Class" names.
+
+    folder: of the trial; a copy of the file in it is preferred. sha256: expected checksum of the
+    file. Raises UsageError if file or class does not exist, if the file has changed, or if the
+    class is not a Task; EnvironmentLacks if the module cannot be imported.
+    """
+    place, name = split_task_path(path)
+    try:
+        if place.endswith(".py"):
+            copy = None if folder is None else folder / Path(place).name
+            file = copy if copy is not None and copy.is_file() else Path(place)
+            module = _import_file(file, sha256)
+        else:
+            module = importlib.import_module(place)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise EnvironmentLacks(
+            f"task {path}: expected a module that can be imported, got {type(error).__name__}: "
+            f"{error}"
+        ) from error
+    found = getattr(module, name, None)
+    if isinstance(found, type) and issubclass(found, Task):
+        return found
+    raise UsageError(
+        f"task {path}: expected a subclass of paceline.Task with the name {name}, found "
+        f"{'none' if found is None else type(found).__name__}; the file has {_task_names(module)}"
+    )
+
+
+def _import_file(file: Path, sha256: str | None) -> ModuleType:
+    """Import a user's file under a name of its own, once for each content."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"task: expected the file {file}, got: {error.strerror}; give its path relative to the "
+            "current directory"
+        ) from None
+    found = hashlib.sha256(content).hexdigest()
+    if sha256 is not None and found != sha256:
+        raise UsageError(
+            f"task: {file} has changed since the trial was planned (expected sha256 {sha256}, "
+            f"found {found}); plan the run again"
+        )
+    name = f"paceline_task_{found[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _task_names(module: ModuleType) -> str:
+    names = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Task) and value is not Task
+    ]
+    return ", ".join(names) or "no task"
 
 
 def make_task(name: str, **settings: Any) -> Task:

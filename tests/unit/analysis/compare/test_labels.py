@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from paceline.analysis.compare.labels import local_name, short_name
+from paceline.analysis.compare.row import local_name, short_name
 from paceline.analysis.compare.run import compare_run
 
 if TYPE_CHECKING:

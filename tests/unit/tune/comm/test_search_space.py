@@ -8,8 +8,7 @@ from tests.unit.tune.comm.conftest import entry, parsed
 from tests.unit.tune.conftest import local_context
 
 from paceline.plan.planning import plan_trials
-from paceline.tune.comm import CommSearch
-from paceline.tune.comm_choices import communication_of, why_left_alone
+from paceline.tune.comm import CommSearch, communication_of, why_left_alone
 from paceline.tune.method import Searched
 from paceline.tune.spaces import Target
 

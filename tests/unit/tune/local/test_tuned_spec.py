@@ -10,11 +10,11 @@ from paceline.analysis.statistics.intervals import Interval
 from paceline.plan.planning import plan_trials
 from paceline.spec import WorkloadRequest
 from paceline.spec.loading import parse_spec
-from paceline.tune import tuned_spec
+from paceline.tune import session
 from paceline.tune.findings import Finding, Findings
 from paceline.tune.local import LocalSearch
+from paceline.tune.session import tuned_text
 from paceline.tune.spaces import Target
-from paceline.tune.tuned_spec import tuned_text
 
 TWO_WORKLOADS = SPEC + '[[workloads]]\nname = "simple-big"\nglobal_batch = 64\n'
 CORES = 4
@@ -98,7 +98,7 @@ def test_rest_of_the_spec_stays_and_the_search_is_gone():
 def test_options_that_are_tables_stay_tables_of_their_workload():
     options = {"optimizer": {"lr": 0.1, "betas": [0.9, 0.99]}, "layers": [{"width": 3}] * 40}
     request = WorkloadRequest(name="mine", task="my_task.py:Mine", options=options)
-    assert tomllib.loads(tuned_spec._entry("workloads", request))["workloads"] == [
+    assert tomllib.loads(session._entry("workloads", request))["workloads"] == [
         {"name": "mine", "task": "my_task.py:Mine", "options": options}
     ]
 

@@ -26,7 +26,7 @@ from paceline.job import (
     run_guarded,
     run_rank,
 )
-from paceline.job.environment import rank_environment
+from paceline.job.context import rank_environment
 from paceline.job.first_failure import first_failure
 from paceline.job.messages import rank_failed_line, say
 from paceline.job.rank_status import RankEnd, trial_timed_out

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from paceline.job.checks import check_cores, check_inputs
-from paceline.job.environment import rank_environment
+from paceline.job.context import rank_environment
 from paceline.launchers.base import Command, first_named
 from paceline.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
 from paceline.launchers.schedulers.slurm import SlurmSettings, SlurmStep

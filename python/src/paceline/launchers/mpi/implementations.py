@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.host.machine import usable_cores
-from paceline.launchers.mpi.descriptor import MpiLaunchOptions
+from paceline.launchers.descriptors import MpiLaunchOptions
 from paceline.plan.trial import Placement, Trial
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import Any
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import job_script
 from paceline.job.checks import check_cores, check_inputs
-from paceline.job.environment import SIDECAR_HOST_VARIABLE, rank_environment
+from paceline.job.context import SIDECAR_HOST_VARIABLE, rank_environment
 from paceline.launchers.base import Command, first_named
-from paceline.launchers.mpi.descriptor import MpiLaunchOptions
+from paceline.launchers.descriptors import MpiLaunchOptions
 from paceline.launchers.mpi.implementations import OpenMpi5, mapping, root_environment
 from paceline.launchers.mpi.tools import (
     Mpirun,

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.machine import host_name
-from paceline.job.context import nodes_of, rank_context
+from paceline.job.context import launching_pid, nodes_of, rank_context
 from paceline.job.job import Job, check_not_alone, check_world, parse_job
-from paceline.job.launched_by import launching_pid
 from paceline.job.messages import run_guarded
 from paceline.job.rank import run_rank
 from paceline.job.rank_status import RankEnd

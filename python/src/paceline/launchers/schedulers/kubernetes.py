@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.job.environment import rank_environment
+from paceline.job.context import rank_environment
 from paceline.launchers.schedulers.files import (
     CannotRender,
     Places,

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.job.environment import rank_environment
+from paceline.job.context import rank_environment
 from paceline.launchers.schedulers.files import (
     CannotRender,
     Places,

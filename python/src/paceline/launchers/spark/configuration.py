@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 from paceline.errors import EnvironmentLacks
-from paceline.job.environment import rank_environment
+from paceline.job.context import rank_environment
+from paceline.launchers.descriptors import DEFAULT_DRIVER_MEMORY, SparkOptions, is_local
 from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
 from paceline.launchers.spark.class_archive import COLLECTOR
-from paceline.launchers.spark.descriptor import DEFAULT_DRIVER_MEMORY, SparkOptions, is_local
 from paceline.plan.trial import Trial, task_facts
 
 # For messages about executors that do not fit the ranks.

@@ -18,8 +18,9 @@ from paceline.errors import EnvironmentLacks
 from paceline.host.programs import Finding, job_script, tool_finding
 from paceline.host.spark import find_java, find_java_for_spark, find_spark
 from paceline.job.checks import check_cores, check_inputs
-from paceline.job.environment import rank_environment
+from paceline.job.context import rank_environment
 from paceline.launchers.base import Command, TemporaryFolders, first_named
+from paceline.launchers.descriptors import SparkOptions, is_local
 from paceline.launchers.mpi.implementations import OpenMpi5
 from paceline.launchers.mpi.launcher import check_mpi
 from paceline.launchers.schedulers.files import CannotRender
@@ -43,7 +44,6 @@ from paceline.launchers.spark.configuration import (
     master_of,
     slots_per_node,
 )
-from paceline.launchers.spark.descriptor import SparkOptions, is_local
 from paceline.plan.trial import Trial
 from paceline.records.layout import TrialFiles
 

@@ -28,9 +28,9 @@ from paceline.host.spark import find_spark
 from paceline.job import run_guarded
 from paceline.job.job import parse_arguments, read_trial
 from paceline.job.rendezvous import check_reachable
+from paceline.launchers.descriptors import SparkOptions
 from paceline.launchers.schedulers.files import limit_s
 from paceline.launchers.spark.configuration import slots_per_node
-from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.launcher import SparkLauncher, submission
 from paceline.launchers.spark.standalone import (
     Daemon,

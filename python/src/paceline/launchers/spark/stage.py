@@ -17,15 +17,15 @@ from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, Broadcast, SparkConf, SparkContext, TaskContext
 
 from paceline.errors import EnvironmentLacks
+from paceline.job.context import check_started_once
 from paceline.job.first_failure import RESTARTED_CODES
 from paceline.job.job import Job, parse_job
-from paceline.job.launched_by import check_started_once
 from paceline.job.messages import rank_failed_line, say
 from paceline.job.rank_status import RankEnd
 from paceline.job.run_directory import finish, prepare
+from paceline.launchers.descriptors import is_local
 from paceline.launchers.spark.barrier import Stage, failed_stage, run_barrier_rank
 from paceline.launchers.spark.configuration import check_conf, job_defaults
-from paceline.launchers.spark.descriptor import is_local
 from paceline.launchers.spark.mpi.agent import new_token
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.launchers.spark.rounds.round_task import run_round_task

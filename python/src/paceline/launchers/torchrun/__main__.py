@@ -25,8 +25,8 @@ from paceline.job import (
     run_guarded,
     run_rank,
 )
+from paceline.job.context import launching_pid
 from paceline.job.job import check_world
-from paceline.job.launched_by import launching_pid
 from paceline.job.rendezvous import exchange_address
 
 _PROG = "python -m paceline.launchers.torchrun"

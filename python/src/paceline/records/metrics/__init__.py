@@ -1,6 +1,15 @@
-"""All metrics. To add one, declare it in the module of its scope; nothing else lists metrics."""
+"""All metrics. To add one, declare it in `declared.py`; nothing else lists metrics."""
 
-from paceline.records.metrics.host import HOST_METRICS, SLOW_S
+from paceline.records.metrics.declared import (
+    HOST_METRICS,
+    RANK_METRICS,
+    RUN_FACTS,
+    RUN_METRICS,
+    RUN_PROCESS_METRICS,
+    SIDECAR_METRICS,
+    SLOW_S,
+    TRAINING_METRICS,
+)
 from paceline.records.metrics.metric import (
     CGROUP,
     HOST,
@@ -12,14 +21,6 @@ from paceline.records.metrics.metric import (
     Metric,
     Scope,
 )
-from paceline.records.metrics.run import (
-    RANK_METRICS,
-    RUN_FACTS,
-    RUN_METRICS,
-    RUN_PROCESS_METRICS,
-    SIDECAR_METRICS,
-)
-from paceline.records.metrics.training import TRAINING_METRICS
 
 __all__ = [
     "CGROUP",

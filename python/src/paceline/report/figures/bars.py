@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from paceline.analysis.compare.labels import short_name
+from paceline.analysis.compare.row import short_name
 from paceline.analysis.trial.phases import RankPhases
 from paceline.records.phases import LABELS, PHASES, STEP_PHASES
 from paceline.report.figures.charts import (

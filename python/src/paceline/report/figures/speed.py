@@ -10,8 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from paceline.analysis.compare.labels import short_name
 from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import short_name
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.report.figures.charts import (
     BLUE,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from paceline.analysis.compare.labels import local_name, strategy_name
 from paceline.analysis.compare.local_global import Elsewhere, LocalGlobal, StrategyLine
 from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import local_name, strategy_name
 from paceline.analysis.trial.host_frames import read_series
 from paceline.report.figures.charts import (
     GREY,

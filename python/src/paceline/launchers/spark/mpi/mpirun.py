@@ -19,10 +19,11 @@ from typing import IO
 import paceline
 from paceline.errors import RankFailed, TimedOut
 from paceline.host.processes import end_processes, guarded
-from paceline.job.environment import rank_environment
+from paceline.job.context import rank_environment
 from paceline.job.first_failure import first_failure
 from paceline.job.job import Job
 from paceline.job.rank_status import RankEnd, trial_timed_out
+from paceline.launchers.descriptors import SparkOptions
 from paceline.launchers.diagnosis import SPECIFIC_ERRORS, missing_ranks_text
 from paceline.launchers.mpi.implementations import (
     OpenMpi5,
@@ -32,7 +33,6 @@ from paceline.launchers.mpi.implementations import (
 )
 from paceline.launchers.mpi.launcher import failed_rank
 from paceline.launchers.mpi.rank import EnclosingJob
-from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
 from paceline.launchers.supervise import StartLimit, Watched, wait_for_end
 from paceline.plan.trial import Trial
