@@ -6,25 +6,21 @@ import gc
 import json
 import os
 import subprocess
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hypothesis
 import pytest
 from tests.support import capabilities, scheduling
 from tests.support.environment import QUICK_JVM, class_archive_options, make_class_archives
-from tests.support.forking import fork_server
+from tests.support.forking import ForkServer, fork_server
+from xdist.remote import Producer
+from xdist.scheduler import Scheduling
 
 from paceline.spec import model_facts
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-    from pathlib import Path
-
-    from tests.support.forking import ForkServer
-    from xdist.remote import Producer
-    from xdist.scheduler import Scheduling
 
 # Every run tries the same examples, and a busy machine is not an error. To search for new
 # examples: pytest --hypothesis-profile=search.

@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from tests.cluster.lab.labs import checked_lab
 
 from paceline.host.processes import command_line_of, pids_with_token, send, wait_until
-from paceline.lab import LabSettings
+from paceline.lab import Lab, LabSettings
 from paceline.launchers import supervise
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.lab import Lab
 
 # Each host offers two ranks. The hosts share this machine's cores.
 TWO_HOSTS = LabSettings(hosts=2, slots=2)

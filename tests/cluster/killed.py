@@ -7,8 +7,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.support.job_specs import NO_SIDECAR, job_words
 from tests.support.listeners import open_listeners
@@ -18,16 +20,10 @@ from paceline.host.processes import pids_with_token
 from paceline.job.job import parse_job
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.supervise import supervise
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from paceline.launchers.supervise import Ended
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
-    from paceline.records.rows import Outcome
+from paceline.launchers.supervise import Ended, supervise
+from paceline.plan.trial import Trial
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import Outcome
 
 LIMIT_S = 120.0
 

@@ -10,17 +10,14 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.environment import QUICK_JVM
 from tests.support.job_specs import job_words
 
 from paceline.records.tables import row_dicts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = pytest.mark.cluster
 

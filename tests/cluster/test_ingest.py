@@ -8,10 +8,11 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -25,17 +26,13 @@ from paceline.data.images import decode
 from paceline.data.ingest import ingest
 from paceline.data.ingest_spark import local_session
 from paceline.data.ingest_tasks import rows_of as write_rows
+from paceline.data.manifest import DatasetManifest
 from paceline.data.reading import open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.data.synth import image_bytes, synthesise
 from paceline.errors import DataError, UsageError
 from paceline.host.spark import find_java
 from paceline.plan.sample_order import SampleOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.data.manifest import DatasetManifest
 
 pytestmark = [
     pytest.mark.cluster,

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.cluster.killed import endless, kill_one, wait_for_step
@@ -31,10 +32,6 @@ from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.supervise import supervise
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

@@ -13,21 +13,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cluster.trainings import PROGRAMS, Shares, Training, job_arguments, training
 
 from paceline.host.processes import command_line_of, wait_until
-from paceline.lab import INTERFACE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from paceline.lab import Host, Lab
+from paceline.lab import INTERFACE, Host, Lab
 
 pytestmark = [
     pytest.mark.cluster,

@@ -10,23 +10,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from tests.cluster.trainings import PROGRAMS, Shares, Training, job_arguments, training
-from tests.support.forking import fork_server
+from tests.support.forking import ForkServer, fork_server
 
-from paceline.lab import INTERFACE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.forking import ForkServer
-
-    from paceline.lab import Lab
+from paceline.lab import INTERFACE, Lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 

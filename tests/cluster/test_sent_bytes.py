@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.cluster.lab.labs import checked_lab
@@ -19,9 +20,6 @@ from paceline.costs.factor_cost import LinearShape, all_reduce_cost, factor_cost
 from paceline.costs.link_cost import all_gather_bytes, all_reduce, all_reduce_bytes
 from paceline.costs.message_schedules import ALGORITHMS, MESSAGE_BYTES, chunk_length, chunks
 from paceline.lab import INTERFACE, LabSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 

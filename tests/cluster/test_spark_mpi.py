@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.cluster.killed import endless, kill_one, wait_for_step
@@ -20,10 +20,6 @@ from paceline.host.processes import (
     wait_until,
 )
 from paceline.launchers.base import launcher_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = [
     pytest.mark.cluster,

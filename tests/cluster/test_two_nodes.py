@@ -12,17 +12,12 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.support.environment import is_kept
 
-from paceline.lab import INTERFACE
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from paceline.lab import Lab
+from paceline.lab import INTERFACE, Lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout(400)]
 

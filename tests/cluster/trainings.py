@@ -6,25 +6,20 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support.environment import is_kept
 from tests.support.job_specs import NO_SIDECAR, job_words
 
 from paceline.host.processes import command_line_of, is_alive, send, wait_until
-from paceline.lab import INTERFACE
+from paceline.lab import INTERFACE, Host, Lab
 from paceline.lab.network import processes_in
-from paceline.records.layout import RunFiles
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from paceline.lab import Host, Lab
-    from paceline.records.layout import TrialFiles
+from paceline.records.layout import RunFiles, TrialFiles
 
 PROGRAMS = Path(__file__).with_name("programs")
 # Time for a busy machine to start Spark and ranks.

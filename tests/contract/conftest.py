@@ -8,13 +8,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.forking import LOADED_WITH
-
-if TYPE_CHECKING:
-    from tests.support.forking import ForkServer
+from tests.support.forking import LOADED_WITH, ForkServer
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 90

@@ -11,17 +11,15 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from unittest import mock
 
 from tests.support.environment import is_kept
 
 from paceline.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LIMIT_S = 240
 FAULTS = Path(__file__).parent / "programs" / "faults"

@@ -6,17 +6,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.functional.cli_runs import SMALL, Cli, slowed
 from tests.functional.long_runs import LONG, STARTED_WITHIN_S, alive
 from tests.support.waiting import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.functional, pytest.mark.needs("tmpfs"), pytest.mark.timeout(300)]
 

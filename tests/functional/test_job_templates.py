@@ -10,15 +10,12 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.functional.cli_runs import LIMIT_S, Cli
+from tests.support.forking import ForkServer
 
 from paceline.launchers.mpi.tools import find_mpirun
-
-if TYPE_CHECKING:
-    from tests.support.forking import ForkServer
 
 pytestmark = pytest.mark.functional
 

@@ -8,19 +8,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, trial
+from tests.support.forking import ForkServer
 
 from paceline.launchers.mpi.tools import find_mpirun
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.support.forking import ForkServer
 
 pytestmark = pytest.mark.functional
 

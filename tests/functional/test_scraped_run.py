@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.functional.cli_runs import FAULTS, LIMIT_S, SMALL, trial
 from tests.functional.dashboards import DOCUMENTS, queries
 from tests.functional.monitored import monitored, needs_prometheus
-from tests.functional.prometheus_api import fill_in, numbers
+from tests.functional.prometheus_api import Prometheus, fill_in, numbers
 from tests.functional.promql import series_in
 from tests.support.environment import is_kept
 from tests.support.listeners import open_listeners
@@ -22,9 +22,6 @@ from tests.support.listeners import open_listeners
 from paceline.host.processes import command_line_of, pids_with_variable
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts
-
-if TYPE_CHECKING:
-    from tests.functional.prometheus_api import Prometheus
 
 pytestmark = [needs_prometheus, pytest.mark.functional]
 INTERVAL_S, SCRAPE_S = 0.5, 1.0

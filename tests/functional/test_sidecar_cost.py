@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,15 +19,10 @@ from paceline.records.metrics import METRICS
 from paceline.records.rows import RankStatus
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import sampler as sampler_module
-from paceline.telemetry.exporter import families
+from paceline.telemetry.exporter import Snapshot, families
 from paceline.telemetry.request import SidecarRequest
 from paceline.telemetry.sampler import Sampler
 from paceline.telemetry.training import OperationTotals, TrainingProgress
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.telemetry.exporter import Snapshot
 
 pytestmark = pytest.mark.functional
 

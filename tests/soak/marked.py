@@ -8,14 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.host.processes import command_line_of, pids_with_variable, send
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # Sidecars get no variable whose name begins with PACELINE_.
 VARIABLE = "SOAK_COMMAND"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.functional.cli_runs import SMALL, Cli
@@ -17,9 +17,6 @@ from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
 from paceline.runner import plan, predicted_disk_use
 from paceline.spec import load_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]
 

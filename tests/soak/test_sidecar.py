@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from tests.functional.prometheus_api import Prometheus
 from tests.functional.prometheus_server import prometheus
 from tests.support.sidecars import port_of
 from tests.support.waiting import wait_for
@@ -26,11 +27,6 @@ from paceline.records.layout import TrialFiles
 from paceline.records.rows import CommunicationRow, RankStatus, StepRow
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import SidecarHandle, SidecarRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.functional.prometheus_api import Prometheus
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 

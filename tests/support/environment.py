@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 # A JVM of a test lives for seconds. With its first compiler alone it takes half the CPU time
 # (measured: 16 s and 8 s for an ingest of 24 images).

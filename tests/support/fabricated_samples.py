@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from paceline.data.reading import Batch
 from paceline.plan.sample_order import sample_order_of
 from paceline.workloads.build import task_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
 RNG = np.random.default_rng(5)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import tomli_w
 
 from paceline.spec.models import Limits, NetworkSettings, WorkloadRequest
 from paceline.spec.values import BASELINE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _TABLES = {"limits": Limits, "network": NetworkSettings}
 _OF_EXPERIMENT = ("seed", "telemetry")

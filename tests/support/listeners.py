@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.host.processes import command_line_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def open_listeners(pids: Iterable[int]) -> list[tuple[str, str]]:

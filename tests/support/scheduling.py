@@ -7,13 +7,10 @@ them. So `--dist loadgroup` uses this scheduler, whose groups follow from the fi
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadScopeScheduling
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[2]
 # Fixtures that take long to set up, so that one worker runs all files that use them.

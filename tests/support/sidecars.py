@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.support.waiting import wait_for
 
 from paceline.errors import DataError
 from paceline.records.files import read_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from paceline.telemetry import SidecarHandle
+from paceline.telemetry import SidecarHandle
 
 
 def port_of(handle: SidecarHandle, state: Path, limit_s: float = 60.0) -> int | None:

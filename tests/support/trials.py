@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.plan.trial import Trial
-
-if TYPE_CHECKING:
-    from paceline.spec.descriptors import OptionModel
+from paceline.spec.descriptors import OptionModel
 
 _OPTIONS_OF = {
     "local_strategy": "strategy_options",

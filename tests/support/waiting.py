@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from subprocess import Popen
+from collections.abc import Callable
+from subprocess import Popen
+from typing import TypeVar
 
 _POLL_S = 0.05
 _Found = TypeVar("_Found")

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.support.job_specs import NO_SIDECAR, job_words
 from tests.unit.analysis import fabricate as fabricator
 
-from paceline.job.job import parse_job
+from paceline.job.job import Job, parse_job
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Placement, Training, Trial
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.job.job import Job
 
 
 @pytest.fixture(scope="session")

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.host.processes import command_line_of, pids_with_variable, wait_until
 from paceline.lab import Lab, LabSettings, network, removal
-from paceline.lab.record import NAME_VARIABLE, ROOT, Registry, namespaces_among
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.lab.record import LabRecord
+from paceline.lab.record import NAME_VARIABLE, ROOT, LabRecord, Registry, namespaces_among
 
 _LOCK_S = 120.0
 

@@ -8,17 +8,14 @@ import secrets
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.cluster.lab.labs import removing_remains, traces_of
 from tests.functional.cli_runs import Cli
 
 from paceline.lab.record import Registry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.cluster.lab.labs import keeping_remains, traces_of
@@ -18,12 +18,7 @@ from tests.functional.cli_runs import Cli
 
 from paceline.host.processes import wait_until
 from paceline.lab import Lab, LabSettings
-from paceline.lab.record import Registry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.lab.record import LabRecord
+from paceline.lab.record import LabRecord, Registry
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 

@@ -9,21 +9,17 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 from tests.cluster.lab.labs import checked_lab, traces_of
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.processes import is_alive, wait_until
-from paceline.lab import INTERFACE, Lab, LabSettings, network
+from paceline.lab import INTERFACE, Host, Lab, LabSettings, network
 from paceline.lab.network import processes_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.lab import Host
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +28,9 @@ import paceline
 import paceline.mpi
 from paceline.costs.message_schedules import ALGORITHMS
 from paceline.lab import INTERFACE
+from paceline.transports.bucket_settings import FactorSetting
 from paceline.transports.mpi.message_collectives import MessageCollectives, Traffic
 from paceline.transports.mpi.world import RankNames
-
-if TYPE_CHECKING:
-    from paceline.transports.bucket_settings import FactorSetting
 
 LIMIT_S = 30.0
 

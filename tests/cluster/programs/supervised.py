@@ -12,16 +12,14 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.job.job import parse_job
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.supervise import supervise
+from paceline.plan.trial import Trial
 from paceline.records.files import write_json
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
 
 _LIMIT_S = 300.0
 

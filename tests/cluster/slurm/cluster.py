@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,6 @@ from tests.support.environment import is_kept
 from paceline.host.processes import end_processes, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from paceline.lab import Lab
 
 # A busy machine starts the daemons within seconds.

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.cluster.lab.labs import checked_lab
-from tests.cluster.slurm.cluster import slurm_on
+from tests.cluster.slurm.cluster import Slurm, slurm_on
 
 from paceline.cli import main
 from paceline.host.processes import wait_until
 from paceline.lab import LabSettings
 from paceline.lab.network import processes_in
 from paceline.launchers.mpi.tools import find_mpirun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.slurm.cluster import Slurm
-
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(400)]
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.contract.programs.fuzz_cases import values
+from tests.contract.programs.fuzz_cases import Case, values
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.contract.programs.fuzz_cases import Case
 
 
 @dataclass

@@ -7,8 +7,9 @@ import traceback
 import warnings
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,9 +19,6 @@ from tests.contract.programs.fuzz_operations import Attempt
 from tests.contract.programs.fuzz_reference import difference, wanted
 
 import paceline.mpi
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 OURS, GLOO = "mpi4py", "gloo"
 _LIMIT = timedelta(seconds=30)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from tests.contract.programs.fuzz_cases import values
+from numpy.typing import NDArray
+from tests.contract.programs.fuzz_cases import Case, values
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-    from tests.contract.programs.fuzz_cases import Case
 
 _HALVES = (torch.float16, torch.bfloat16)
 _EXACTLY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

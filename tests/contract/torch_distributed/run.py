@@ -18,11 +18,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any
 
 RANK = Path(__file__).with_name("rank.py")
 MODULE = "torch.testing._internal.distributed.distributed_test"

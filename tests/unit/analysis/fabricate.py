@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tests.unit.analysis.ways import (
     HYBRID,
@@ -34,7 +35,7 @@ from tests.unit.analysis.ways import (
 from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Evaluation, Placement, Training, Trial, trial_name
 from paceline.records.files import JsonlWriter, write_json
-from paceline.records.layout import RunFiles, TrialFiles
+from paceline.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.records.rows import (
     SCHEMA,
     EvaluationRow,
@@ -43,20 +44,13 @@ from paceline.records.rows import (
     RankStatus,
     RankWeights,
     SampleLogRow,
+    SpanName,
     SpanRow,
     StepRow,
     TrainingResult,
     WorkerEnvironment,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from paceline.records.layout import RankFiles
-    from paceline.records.rows import SpanName
-    from paceline.spec.tables import Target
+from paceline.spec.tables import Target
 
 # for tests, beside what is defined here
 __all__ = [

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paceline.analysis.trial.reading import load_trial
+from paceline.analysis.trial.reading import RankRecord, TrialRecord, load_trial
 from paceline.records.files import JsonlWriter
+from paceline.records.layout import TrialFiles
 from paceline.records.rows import CommunicationRow, StepRow
 from paceline.records.tables import rows
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial.reading import RankRecord, TrialRecord
-    from paceline.records.layout import TrialFiles
 
 EARLY_S = 0.1  # before the last gradient: when the first bucket is asked for
 FIRST_S = 0.02  # the first bucket's transfer

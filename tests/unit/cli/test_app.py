@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import click
 import pytest
@@ -19,9 +19,6 @@ from paceline.cli.console import plain_console
 from paceline.cli.doctor import Finding
 from paceline.cli.signals import signals_raise
 from paceline.errors import DataError, ExitCode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from paceline.cli import main
 from paceline.errors import ExitCode
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPEC = """
 schema = 2

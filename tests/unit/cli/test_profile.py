@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.unit.analysis import operations as made
 
 from paceline.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
 
 MPI = "tiny.mpi.mpi.processes.n1r2t1.fp32.r0"
 

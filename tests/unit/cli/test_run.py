@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,13 +19,8 @@ from paceline.errors import ExitCode, PacelineWarning
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA, Outcome
+from paceline.spec import Spec
 from paceline.spec.loading import shipped_experiments
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.spec import Spec
 
 FAILED = Outcome(
     schema=SCHEMA,

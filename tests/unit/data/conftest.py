@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,10 +24,6 @@ from paceline.data.manifest import (
     image_fields,
 )
 from paceline.records.files import write_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
 ROW_GROUPS_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from paceline.data.dataset import inspect_dataset, open_dataset
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.spec.values import local_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_whole_data_set_opens_from_path_and_url(uneven: Any) -> None:

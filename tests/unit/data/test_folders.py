@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.data.folders import printable, scan
 from paceline.errors import DataError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def put(root: Path, *names: str) -> None:

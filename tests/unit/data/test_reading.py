@@ -8,9 +8,10 @@ import shutil
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
@@ -27,9 +28,6 @@ from paceline.data.row_groups import ParquetSource
 from paceline.errors import DataError, EnvironmentLacks, TimedOut, UsageError
 from paceline.node import memory as node_module
 from paceline.plan.sample_order import SampleOrder, SampleRandom
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MadeDataset = Any  # of conftest.py, which cannot be imported
 SIZE = 24

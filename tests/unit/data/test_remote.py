@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,9 +26,6 @@ from paceline.data.row_groups import ParquetSource
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.node.memory import SoloNode
 from paceline.plan.sample_order import SampleOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROWS = 40
 RANKS = 3

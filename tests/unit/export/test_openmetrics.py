@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.unit.analysis.fabricate import LAUNCHED, edit_json, make_run
@@ -13,12 +13,8 @@ from paceline.errors import DataError
 from paceline.export.openmetrics import Written, write_openmetrics
 from paceline.export.run_data import RunData, export
 from paceline.records.files import JsonlWriter, read_jsonl, write_json
+from paceline.records.layout import RunFiles
 from paceline.records.metrics import METRICS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from paceline.records.layout import RunFiles
 
 SERIES = {
     name: {*metric.scope.labels, *metric.labels, *metric.info_labels}

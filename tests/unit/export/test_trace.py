@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.unit.analysis import operations as made
@@ -12,13 +15,7 @@ from tests.unit.analysis import operations as made
 from paceline.analysis.trial.reading import load_trial
 from paceline.errors import UsageError
 from paceline.export.trace import trace_events, write_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.records.layout import TrialFiles
+from paceline.records.layout import TrialFiles
 
 
 @pytest.fixture

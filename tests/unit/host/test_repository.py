@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from paceline.host.programs import repository_state
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,12 +13,10 @@ from paceline.host.machine import host_name
 from paceline.job import sidecars
 from paceline.job.context import SIDECAR_HOST_VARIABLE
 from paceline.plan.planning import plan_trials
+from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles
 from paceline.spec.loading import parse_spec
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
-    from paceline.telemetry import SidecarRequest
+from paceline.telemetry import SidecarRequest
 
 SPEC = """
 schema = 2

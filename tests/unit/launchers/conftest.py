@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,6 @@ from paceline.plan.trial import Placement, Training, Trial
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 TRAINING = Training(
     workload="tiny", model="tiny-alexnet", dataset="/data/tiny", seed=1,

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from paceline.host.machine import host_name
 from paceline.launchers.supervise import write_last_checkpoint
 from paceline.records.checkpoints import CheckpointFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from paceline.records.layout import TrialFiles
+from paceline.records.layout import TrialFiles
 
 # Stands for rank 0: at the signal it writes its part of a checkpoint, or ends.
 RANK = """

@@ -6,17 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from paceline.host import cleaner
 from paceline.host.processes import TOKEN_VARIABLE, is_alive, parent_of, wait_until
 from paceline.launchers.supervise import temporary_folders
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIMIT_S = 15.0
 # Holds folders with a file until it is killed.

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.unit.analysis.fabricate import Case, Way, edit_json, make_run
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
 
 from paceline.records.files import JsonlWriter, read_json, read_jsonl
+from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import (
     HOST_SAMPLES,
     CommunicationRow,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from paceline.records.layout import RunFiles, TrialFiles
 
 CORES = 2
 # CPU seconds a second on two cores: they add up to 2

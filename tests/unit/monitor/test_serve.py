@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,9 +16,6 @@ from tests.unit.monitor.recorded import SEQUENTIAL, make_recorded_run
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
 from paceline.monitor import serve
 from paceline.records.layout import RunFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RUNS = """
 import signal, time

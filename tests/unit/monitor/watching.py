@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from paceline.plan.trial import Trial
 from paceline.records.files import JsonlWriter, write_json
+from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import SCHEMA, Outcome, RankStatus, StepRow
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles, TrialFiles
 
 BEGAN = 1_700_000_000.0
 

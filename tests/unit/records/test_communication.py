@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from paceline.errors import DataError
 from paceline.records.files import document
 from paceline.records.rows import TrainingResult
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REPORT = {
     "transport": "gloo",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -14,9 +15,6 @@ from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import HOST_SAMPLES, SampleLogRow, StepRow
 from paceline.records.tables import parquet_path, read_header, read_table, row_dicts, rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STEP = StepRow(
     step=0, epoch=0, started_unix_s=1.5, samples=4, global_samples=8, loss_sum=4.5, data_wait_s=0.0,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from paceline.records.documents import LookRecord, Stopping, has_writer, only_writer
 from paceline.records.layout import RunFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_lock_is_held_by_one_writer_and_seen_by_readers(tmp_path: Path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from paceline.records.tail import LineTail
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def new_lines(tail: LineTail) -> tuple[bool, list[bytes]]:

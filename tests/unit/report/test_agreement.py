@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import WIDEST
 from paceline.report.table import comparison_text
 from paceline.report.verdict import verdict_sentence
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
 
 SEEDS = range(16)
 

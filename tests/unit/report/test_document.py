@@ -7,10 +7,12 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
@@ -21,12 +23,6 @@ from paceline.report.figures.charts import colours
 from paceline.report.provenance import worst_checks
 from paceline.report.section import Section
 from paceline.spec.tables import Target
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.compare.result import Comparison
 
 _MIB = 2**20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from rich.console import Console
 
@@ -18,9 +18,6 @@ from paceline.report.explain import (
     overview,
     verification_sentence,
 )
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 def test_other_configuration_is_named_also_where_its_mean_is_shorter(fabricate, tmp_path) -> None:

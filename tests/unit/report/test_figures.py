@@ -5,20 +5,17 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.report.figures.speed import loss_chart, metric_chart, step_distribution_chart
 from paceline.spec.tables import Target
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.compare.result import Comparison
 
 
 @pytest.fixture

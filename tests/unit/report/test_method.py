@@ -5,20 +5,16 @@ from __future__ import annotations
 import dataclasses
 import re
 from statistics import geometric_mean
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 from scipy import stats
 
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval, estimate
 from paceline.report.document import method_section
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
 
 REPEATS = 4
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from rich.console import Console
 from tests.unit.analysis import operations as made
 
 from paceline.analysis.compare.run import compare_run
-from paceline.analysis.trial.communication import trial_communication
+from paceline.analysis.trial.communication import TrialCommunication, trial_communication
+from paceline.records.layout import RunFiles
 from paceline.report.document import render
 from paceline.report.profile import communication_section, overview, profile_view, size_words
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.trial.communication import TrialCommunication
-    from paceline.records.layout import RunFiles
 
 
 @pytest.fixture

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from paceline.analysis.between_runs.differences import Difference, run_differences
 from paceline.analysis.between_runs.history import read_history
 from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.report.runs import configuration_names, history_view, runs_view
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from rich.console import RenderableType
 
 
 def text(view: RenderableType) -> str:

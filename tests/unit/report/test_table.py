@@ -5,22 +5,18 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from rich.console import Console
 
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval
 from paceline.records.documents import LookRecord, Stopping, write_stopping
 from paceline.report.table import comparison_text, comparison_view
 from paceline.report.wording import number
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.compare.result import Comparison
 
 
 @pytest.fixture

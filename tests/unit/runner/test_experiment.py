@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from paceline import runner
 from paceline.analysis.statistics.looks import levels
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
+from paceline.plan.trial import Trial
 from paceline.records.documents import read_stopping
 from paceline.records.files import write_json
-from paceline.records.layout import RunFiles
+from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import SCHEMA, Outcome
 from paceline.runner import equivalence, experiment
 from paceline.spec import load_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
 
 SPEC = """
 schema = 2

@@ -5,16 +5,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 import pytest
 
 from paceline.errors import UsageError
 from paceline.spec import TelemetrySettings
 from paceline.telemetry.access import caution, expected_authorization, guarded
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment
 
 PASSWORD = "prom:pa:ss wörd"
 

@@ -6,14 +6,11 @@ import importlib.util
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 PYTHON_DIR = Path(__file__).resolve().parents[3] / "python"
 

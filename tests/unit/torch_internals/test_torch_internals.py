@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,6 @@ import paceline
 from paceline import torch_internals
 from paceline.torch_internals import FakeTensor, FakeTensorMode, GradBucket, HashStore, PrefixStore
 from paceline.transports import gloo_group
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = Path(paceline.__file__).parent
 HOME = PACKAGE / "torch_internals"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +12,6 @@ import torch.distributed as dist
 from paceline.transports import gloo_group as process_group
 from paceline.transports import recorder
 from paceline.transports.recorder import begin_operation, is_recording, payload_bytes, recording
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def rows(file: Path) -> list[dict[str, object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,9 +16,6 @@ from paceline.spec.extensions import WORKLOADS
 from paceline.spec.model_facts import model_facts
 from paceline.workloads.build import make_task, on_meta_device
 from paceline.workloads.facts import derive_facts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Published numbers of parameters with 1000 classes, and indexes of the layers that do not work in
 # place, counted by hand in torchvision's listing (features, avgpool, flatten, classifier).

@@ -1,6 +1,5 @@
 """DeepLabV3+ (Chen et al., arXiv:1802.02611): atrous spatial pyramid pooling and a decoder, after a
-residual network or Xception. Xception as DeepLabV3+ changes it (figure 4 of the same paper): strides
-in place of pooling.
+residual network or Xception, which it changes (figure 4): strides in place of pooling.
 """
 
 from __future__ import annotations

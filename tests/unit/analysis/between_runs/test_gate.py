@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from paceline.analysis.between_runs.gate import judge
 from paceline.analysis.between_runs.same_training import BaselineTraining, why_other_training
@@ -17,15 +20,8 @@ from paceline.analysis.between_runs.speeds import Speeds, read_reference, read_s
 from paceline.analysis.statistics.rates import RepeatRate
 from paceline.cli import main
 from paceline.errors import DataError, ExitCode
+from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from numpy.typing import NDArray
-
-    from paceline.plan.trial import Trial
 
 LIMIT = 0.03
 PAIRS = 20

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from paceline.analysis.between_runs.history import find_runs, history_json, read_history
 from paceline.analysis.compare.run import compare_run
 from paceline.errors import PacelineWarning
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,12 +18,7 @@ from paceline.analysis.between_runs.differences import (
 from paceline.analysis.between_runs.speeds import Speeds, read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.statistics.rates import RepeatRate
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.plan.trial import Trial
+from paceline.plan.trial import Trial
 
 
 def repeats(*log_rates: float) -> dict[int, RepeatRate]:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.equivalence.check import check_equivalence
+from paceline.records.layout import TrialFiles
 from paceline.report.document import write_report
 from paceline.report.table import comparison_text
 from paceline.report.verdict import verdict_sentence
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.compare.result import Comparison
-    from paceline.records.layout import TrialFiles
 
 TOPK = {"method": "topk", "numbers": {"density": 0.01}}
 EVERY_6 = {"period_steps": 6, "start_step": 0}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from paceline.analysis.compare.explain_run import explain_workload, speed_ranking
 from paceline.analysis.compare.run import compare_run
 from paceline.report.verdict import verdict_sentence
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
 
 
 @pytest.mark.parametrize("jitter", [0.03, 0.1, 0.3])

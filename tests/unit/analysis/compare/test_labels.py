@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 from paceline.analysis.compare.row import local_name, short_name
 from paceline.analysis.compare.run import compare_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
 
 
 def _names(fabricate: ModuleType, root: Path, ways: list[object], **run: object) -> list[str]:

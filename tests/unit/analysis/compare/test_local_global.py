@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from paceline.analysis.compare.local_global import NODE_FIGURES, relate_figures
+from paceline.analysis.compare.local_global import NODE_FIGURES, LocalGlobal, relate_figures
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval
 from paceline.report.strategies import node_figure_sentences
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.compare.local_global import LocalGlobal
 
 
 def _under(way: Any, launcher: str, **changes: object) -> Any:

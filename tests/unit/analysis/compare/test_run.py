@@ -6,11 +6,14 @@ import dataclasses
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from paceline.analysis.between_runs.speeds import read_speeds
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.errors import DataError, NotComparable, UsageError
 from paceline.records.documents import LookRecord, Stopping, write_stopping
@@ -18,13 +21,6 @@ from paceline.records.layout import RunFiles
 from paceline.records.phases import PHASES
 from paceline.report.verdict import comparison_document, verdict_sentence
 from paceline.report.wording import table_sentences
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
 
 # the contract of `paceline compare --json`, schema 2
 _ROW_KEYS = {

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from paceline.analysis.equivalence.check import (
+    Equivalence,
     check_equivalence,
     equivalence_of,
     read_equivalence,
     write_equivalence,
 )
+from paceline.analysis.equivalence.checks import Check
 from paceline.analysis.equivalence.tensors import tensor_differences
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.errors import DataError, NotComparable
 from paceline.plan.sample_order import SampleOrder
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.equivalence.check import Equivalence
-    from paceline.analysis.equivalence.checks import Check
-    from paceline.records.layout import TrialFiles
+from paceline.records.layout import TrialFiles
 
 
 def _pair(

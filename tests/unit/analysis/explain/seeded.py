@@ -7,21 +7,17 @@ network would show. Repeats have noise of whole runs, and the samples of the tra
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.explain.explanation import Explanation, explain_repeats
 from paceline.analysis.explain.parts import PART_NAMES, Measurement, Straggler
+from paceline.analysis.statistics.intervals import Estimate
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from paceline.analysis.statistics.intervals import Estimate
-    from paceline.plan.trial import Trial
+from paceline.plan.trial import Trial
 
 HOST_CORES = 2
 RUN_NOISE, SAMPLE_NOISE = 0.01, 0.03

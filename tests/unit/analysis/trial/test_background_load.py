@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import polars as pl
 import pytest
@@ -10,10 +11,6 @@ import pytest
 from paceline.analysis.trial.background_load import Disturbance, disturbance, disturbance_flags
 from paceline.analysis.trial.reading import HostTrace, TrialRecord, load_run
 from paceline.analysis.trial.usage import span_on_host
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
 
 STATES = ("user", "system", "idle", "iowait", "steal", "other")
 # Seconds per second on a host of two cores

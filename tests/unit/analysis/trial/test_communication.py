@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.unit.analysis import operations as made
@@ -12,12 +14,7 @@ from paceline.analysis.trial.communication import TrialCommunication, trial_comm
 from paceline.analysis.trial.reading import load_trial
 from paceline.errors import DataError
 from paceline.records.files import jsonable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.records.layout import TrialFiles
+from paceline.records.layout import TrialFiles
 
 MEASURED = 10  # of 12 steps, 2 are warm-up
 

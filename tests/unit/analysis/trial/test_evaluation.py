@@ -5,29 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.equivalence.record_checks import evaluation_check
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.records.compact import compact_trial
+from paceline.records.layout import RunFiles
 from paceline.report.document import render
 from paceline.report.table import comparison_text
 from paceline.report.verdict import verdict_sentence
 from paceline.spec.tables import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
-    from paceline.records.layout import RunFiles
 
 TARGET = Target(metric="accuracy", at_least=0.6)  # 12 of 20 samples: after 8 steps
 COMPRESSION = {"method": "topk"}

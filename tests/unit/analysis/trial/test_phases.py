@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from paceline.analysis.trial.phases import RankPhases, trial_phases
-from paceline.analysis.trial.reading import load_trial
-from paceline.analysis.trial.steps import read_steps
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.steps import RankSteps
+from paceline.analysis.trial.reading import TrialRecord, load_trial
+from paceline.analysis.trial.steps import RankSteps, read_steps
 
 
 def _trial(fabricate: ModuleType, root: Path, way: object, jitter: float = 0.0) -> TrialRecord:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,15 +14,8 @@ from paceline.analysis.trial.pipeline import (
     theoretical_bubble,
     trial_pipeline,
 )
-from paceline.analysis.trial.reading import load_trial
-from paceline.analysis.trial.steps import read_steps
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.steps import RankSteps
+from paceline.analysis.trial.reading import TrialRecord, load_trial
+from paceline.analysis.trial.steps import RankSteps, read_steps
 
 
 def _trial(fabricate: ModuleType, root: Path, way: object, jitter: float = 0.0) -> TrialRecord:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 from paceline.analysis.trial.reading import load_run
 from paceline.analysis.trial.resource_checks import (
@@ -12,10 +13,6 @@ from paceline.analysis.trial.resource_checks import (
     flags_between,
     trial_flags,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
 
 
 def test_equal_trials_have_no_flags(fabricate: ModuleType, tmp_path: Path) -> None:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from paceline.analysis.trial.reading import load_trial
+from paceline.analysis.trial.reading import TrialRecord, load_trial
 from paceline.analysis.trial.steps import read_steps
-from paceline.analysis.trial.stragglers import delays_of, find_straggler
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from numpy.typing import NDArray
-
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.stragglers import Straggling
-    from paceline.records.layout import TrialFiles
+from paceline.analysis.trial.stragglers import Straggling, delays_of, find_straggler
+from paceline.records.layout import TrialFiles
 
 NO_ERROR = dict.fromkeys(range(8), 0.0)
 
