@@ -13,6 +13,8 @@ the measured repeats, without replacement:
   alarm is a run that separates any of them from the fastest.
 - two runs: two draws of all repeats are compared as two runs. A false alarm is a run in which any
   configuration differs; too_slow: a gate of 3 % that fails.
+- gate: the same for one configuration alone, as with one script, by configuration; slower: the gate
+  fails after the later draw was made 10 % slower.
 - found: the same pairs, after one side was made faster.
 """
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
 
 LIMIT = 0.03  # of the gate
+SLOWER = 0.1  # step time / step time of the same configuration - 1
 
 
 def main() -> None:
@@ -99,7 +102,7 @@ def resample(logs: Values, repeats: int, options: argparse.Namespace) -> dict[st
     """Count false alarms over random draws. logs: shape (configurations, repeats)."""
     random = np.random.default_rng([options.seed, repeats])
     shared = np.median(logs - np.median(logs, axis=1, keepdims=True), axis=0)
-    pairs, found, differs, too_slow = [], [], [], []
+    pairs, found, differs, too_slow, gate, slower = [], [], [], [], [], []
     for _ in range(options.draws):
         chosen = random.choice(logs.shape[1], 2 * repeats, replace=False)
         ours, theirs = chosen[:repeats], chosen[repeats:]
@@ -107,8 +110,9 @@ def resample(logs: Values, repeats: int, options: argparse.Namespace) -> dict[st
         found.append(pair_alarms(logs, shared, ours, theirs, math.log1p(options.difference)))
         differences = two_runs(logs[:, ours], logs[:, theirs])
         differs.append(bool(rejected(differences).any()))
-        beyond = [each.shifted(-math.log1p(-LIMIT)) for each in differences]
-        too_slow.append(bool((rejected(beyond) & [each.value < 0 for each in beyond]).any()))
+        too_slow.append(fails(differences))
+        gate.append([fails([each]) for each in differences])
+        slower.append([fails([each.shifted(-math.log1p(SLOWER))]) for each in differences])
     dealt = [
         bool(find_fastest(fit_layout(family(own, repeats, random))).separated)
         for own in logs - shared
@@ -121,6 +125,8 @@ def resample(logs: Values, repeats: int, options: argparse.Namespace) -> dict[st
         "two_runs": rounded(differs),
         "too_slow": rounded(too_slow),
         "found": rounded(found),
+        "gate": np.mean(gate, axis=0).round(3).tolist(),
+        "slower": np.mean(slower, axis=0).round(3).tolist(),
     }
 
 
@@ -147,6 +153,12 @@ def two_runs(before: Values, after: Values) -> list[Estimate]:
 
 def rejected(differences: list[Estimate]) -> NDArray[np.bool_]:
     return holm(np.array([each.p_value for each in differences]))
+
+
+def fails(differences: list[Estimate]) -> bool:
+    """Return whether the gate fails for any of the configurations."""
+    beyond = [each.shifted(-math.log1p(-LIMIT)) for each in differences]
+    return bool((rejected(beyond) & [each.value < 0 for each in beyond]).any())
 
 
 def family(repeats_of_one: Values, repeats: int, random: np.random.Generator) -> Values:
