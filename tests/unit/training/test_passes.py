@@ -12,7 +12,8 @@ import torch
 from tests.unit.strategies.own_training import trial_of
 from torch import nn
 
-from paceline.training.passes import PassCommunication, Passes, is_awaiting, run_passes
+from paceline.training.pass_communication import PassCommunication, is_awaiting
+from paceline.training.passes import Passes, run_passes
 from paceline.training.strategy import TrainBatch
 from paceline.training.task import Task
 from paceline.workloads.build import build_model, task_of

@@ -1,14 +1,13 @@
-"""A run's rows as flat Polars frames, and the frames as CSV or Parquet files.
+"""A run's rows as flat Polars frames.
 
 A nested value has a column for each of its parts, named with a dot: `speedup.median`,
-`cpu_seconds.user`. Frames of trials begin with the columns trial, configuration and repeat."""
+`cpu_seconds.user`. Frames of trials begin with the columns trial, configuration and repeat.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import polars as pl
 
@@ -17,9 +16,6 @@ from paceline.analysis.trial.host_frames import HostSeries, read_series
 from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import global_steps, read_steps
-
-if TYPE_CHECKING:
-    from paceline.export.run_data import RunData
 
 _OF_AN_OPERATION = (
     "rank", "step", "group", "operation", "algorithm", "ranks", "sequence", "payload_bytes",
@@ -147,37 +143,3 @@ def _unnested(frame: pl.DataFrame) -> pl.DataFrame:
         ]
         frame = frame.with_columns(named).unnest(structs)
     return frame
-
-
-def write_csv(run: RunData, out: Path, trial: str | None) -> list[Path]:
-    """Write a CSV file for each frame that is not empty; lists within a cell are JSON."""
-    return [_written(out / f"{n}.csv", _plain(f).write_csv) for n, f in _frames(run, trial)]
-
-
-def write_parquet(run: RunData, out: Path, trial: str | None) -> list[Path]:
-    """Write a Parquet file for each frame that is not empty."""
-    return [_written(out / f"{n}.parquet", f.write_parquet) for n, f in _frames(run, trial)]
-
-
-def _frames(run: RunData, trial: str | None) -> Iterator[tuple[str, pl.DataFrame]]:
-    rows = run.to_polars()
-    if trial is not None:
-        (record,) = run.chosen(trial)
-        rows = rows.filter(pl.col("configuration") == record.trial.configuration)
-    found = {"rows": rows, **{name: run.frame(name, trial) for name in TRIAL_FRAMES}}
-    yield from ((name, frame) for name, frame in found.items() if not frame.is_empty())
-
-
-def _written(path: Path, write: Callable[[Path], object]) -> Path:
-    temporary = path.with_name(f".{path.name}")  # the file appears complete or not at all
-    write(temporary)
-    return temporary.replace(path)
-
-
-def _plain(frame: pl.DataFrame) -> pl.DataFrame:
-    """Replace lists, which CSV does not have, by JSON text."""
-    lists = [name for name, kind in frame.schema.items() if isinstance(kind, pl.List)]
-    return frame.with_columns(
-        pl.Series(name, [None if v is None else json.dumps(v) for v in frame[name].to_list()])
-        for name in lists
-    )

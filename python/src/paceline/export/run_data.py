@@ -125,8 +125,8 @@ def finished_trials(runs: Sequence[RunData]) -> list[TrialRecord]:
 
 # Imported on use: a format may need a library that is not installed.
 _EXPORTERS = {
-    "csv": "paceline.export.frames:write_csv",
-    "parquet": "paceline.export.frames:write_parquet",
+    "csv": "paceline.export.tables:write_csv",
+    "parquet": "paceline.export.tables:write_parquet",
     "mlflow": "paceline.export.tracking:write_mlflow",
     "tensorboard": "paceline.export.tracking:write_tensorboard",
     "perfetto": "paceline.export.trace:write_perfetto",

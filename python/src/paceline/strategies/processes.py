@@ -42,7 +42,8 @@ from paceline.strategies.reduction.sufficient_factors import (
 )
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.optimizers import trained_parameters
-from paceline.training.passes import PassCommunication, run_passes, working_dtype
+from paceline.training.pass_communication import PassCommunication
+from paceline.training.passes import run_passes, working_dtype
 from paceline.training.state import persistent_buffers
 from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
 from paceline.training.task import Task

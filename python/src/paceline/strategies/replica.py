@@ -41,7 +41,8 @@ from paceline.training.devices import (
     use_device,
 )
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
-from paceline.training.passes import PassCommunication, run_passes, working_dtype
+from paceline.training.pass_communication import PassCommunication
+from paceline.training.passes import run_passes, working_dtype
 from paceline.training.state import RankState, SavedState, restore_model, restore_optimizer
 from paceline.training.strategy import (
     GradientResult,

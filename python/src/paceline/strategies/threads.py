@@ -54,7 +54,8 @@ from paceline.training.cores import worker_cores
 from paceline.training.devices import unix_s
 from paceline.training.linear import joined
 from paceline.training.optimizers import trained_parameters
-from paceline.training.passes import PassCommunication, Passes, run_passes, share_of
+from paceline.training.pass_communication import PassCommunication
+from paceline.training.passes import Passes, run_passes, share_of
 from paceline.training.state import persistent_buffers
 from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
 from paceline.training.task import Task

@@ -20,7 +20,7 @@ from torch.nn.functional import batch_norm
 
 from paceline.errors import UsageError
 from paceline.torch_internals import BatchNormLayer
-from paceline.training.passes import PassCommunication, Total
+from paceline.training.pass_communication import PassCommunication, Total
 from paceline.training.recomputation import once
 
 if TYPE_CHECKING:

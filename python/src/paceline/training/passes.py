@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,52 +17,9 @@ from paceline.plan.trial import Training
 from paceline.training.batch_norm import placeholders
 from paceline.training.devices import CPU, InputMover, Stopwatch, unix_s
 from paceline.training.dropout import set_sample_keys
+from paceline.training.pass_communication import PassCommunication
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.task import Task
-
-# Returns the sum of a vector (float64) over all replicas; collective over them.
-Total = Callable[[Tensor], Tensor]
-
-
-class _Thread(threading.local):
-    awaits = False
-
-
-_thread = _Thread()
-
-
-@contextmanager
-def awaiting() -> Iterator[None]:
-    """Mark that this thread waits for the communication that it requests meanwhile."""
-    before, _thread.awaits = _thread.awaits, True
-    try:
-        yield
-    finally:
-        _thread.awaits = before
-
-
-def is_awaiting() -> bool:
-    """Return whether this thread waits for the communication that it requests now."""
-    return _thread.awaits
-
-
-class PassCommunication:
-    """Measures the time that the layers of one replica spend in communication."""
-
-    def __init__(self) -> None:
-        self.total_s = 0.0  # so far
-
-    def timed(self, total: Total) -> Total:
-        """Return `total` with its time measured."""
-
-        def call(values: Tensor) -> Tensor:
-            began_s = time.perf_counter()
-            with awaiting():
-                result = total(values)
-            self.total_s += time.perf_counter() - began_s
-            return result
-
-        return call
 
 
 def working_dtype(training: Training) -> torch.dtype:

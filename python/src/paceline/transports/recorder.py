@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import CommunicationRow
-from paceline.training.passes import is_awaiting
+from paceline.training.pass_communication import is_awaiting
 
 # Sum of gradients in memory shared by the ranks of a node or the threads of a rank.
 SHARED_REDUCE = "shared_reduce"

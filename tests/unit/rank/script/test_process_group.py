@@ -12,7 +12,7 @@ from torch.distributed import device_mesh
 from paceline.errors import UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.rank.script.process_group import ProcessGroups
-from paceline.training.passes import is_awaiting
+from paceline.training.pass_communication import is_awaiting
 
 
 class _Trial:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from paceline.errors import UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.torch_internals import HashStore, Store
-from paceline.training.passes import awaiting
+from paceline.training.pass_communication import awaiting
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial

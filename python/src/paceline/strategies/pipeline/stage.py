@@ -24,7 +24,8 @@ from paceline.training.checkpointing import BlockBytes, Segments
 from paceline.training.devices import CPU, InputMover, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.optimizers import trained_parameters
-from paceline.training.passes import PassCommunication, Total, autocast, no_loss, summed_loss
+from paceline.training.pass_communication import PassCommunication, Total
+from paceline.training.passes import autocast, no_loss, summed_loss
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.task import Task
 

@@ -11,7 +11,7 @@ from paceline.strategies.reduction.factor_exchange import NodeFactors
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
-from paceline.training.passes import Total
+from paceline.training.pass_communication import Total
 from paceline.training.state import RankState, SavedState, restore_buffers
 from paceline.training.strategy import LocalStrategy
 from paceline.training.task import Task

@@ -1,0 +1,58 @@
+"""Communication that the layers of a replica wait for within its passes.
+
+Batch normalisation over all replicas sums its statistics in every forward and backward pass. No
+other work of the rank runs in the meantime, so this time is no computation.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+# Returns the sum of a vector (float64) over all replicas; collective over them.
+Total = Callable[[Tensor], Tensor]
+
+
+class _Thread(threading.local):
+    awaits = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def awaiting() -> Iterator[None]:
+    """Mark that this thread waits for the communication that it requests meanwhile."""
+    before, _thread.awaits = _thread.awaits, True
+    try:
+        yield
+    finally:
+        _thread.awaits = before
+
+
+def is_awaiting() -> bool:
+    """Return whether this thread waits for the communication that it requests now."""
+    return _thread.awaits
+
+
+class PassCommunication:
+    """Measures the time that the layers of one replica spend in communication."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0  # so far
+
+    def timed(self, total: Total) -> Total:
+        """Return `total` with its time measured."""
+
+        def call(values: Tensor) -> Tensor:
+            began_s = time.perf_counter()
+            with awaiting():
+                result = total(values)
+            self.total_s += time.perf_counter() - began_s
+            return result
+
+        return call
