@@ -6,16 +6,15 @@ import math
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from paceline.cli.streams import say
 from paceline.records.layout import RunFiles
 
-if TYPE_CHECKING:
-    Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
-    Decorator = Callable[[Decorated], Decorated]
+Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
+Decorator = Callable[[Decorated], Decorated]
 
 RUNS = Path("runs")
 count = click.IntRange(min=1)

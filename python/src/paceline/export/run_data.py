@@ -7,7 +7,7 @@ from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -18,9 +18,8 @@ from paceline.errors import DataError, EnvironmentLacks, NotComparable, UsageErr
 from paceline.export.frames import TRIAL_FRAMES, joined, row_frame
 from paceline.records.layout import RunFiles
 
-if TYPE_CHECKING:
-    # Writes a run, or one trial of it, into a folder; returns what it has written.
-    Exporter = Callable[["RunData", Path, str | None], Sequence[Path]]
+# Writes a run, or one trial of it, into a folder; returns what it has written.
+Exporter = Callable[["RunData", Path, str | None], Sequence[Path]]
 
 
 class RunData:

@@ -13,13 +13,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from paceline.errors import TimedOut
 from paceline.host.processes import wait_until
 
-if TYPE_CHECKING:
-    Lockable = IO[str] | int  # an open file, or its descriptor
+Lockable = IO[str] | int  # an open file, or its descriptor
 
 # A folder younger than this may not be locked yet.
 _NEW_S = 60.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -34,12 +33,11 @@ from paceline.report.wording import (
     share,
 )
 
-if TYPE_CHECKING:
-    Name = Callable[[str], str]
-    Overviewed = tuple[str, Explanation, bool]  # a name; whether it is that of the slower side
-    # label, seconds of both sides, difference, share
-    PartLine = tuple[str, float, float, Mean, str]
-    EvidenceLine = tuple[str, str, str]
+Name = Callable[[str], str]
+Overviewed = tuple[str, Explanation, bool]  # a name; whether it is that of the slower side
+# label, seconds of both sides, difference, share
+PartLine = tuple[str, float, float, Mean, str]
+EvidenceLine = tuple[str, str, str]
 
 _SUMS = (
     "Parts are means over steps, repeats and ranks; they add up to the difference. Shares of "

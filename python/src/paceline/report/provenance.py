@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row, short_name
@@ -16,12 +16,11 @@ from paceline.report.columns import mark_cell
 from paceline.report.section import Cell, Column, Section, Table
 from paceline.report.wording import NOT_MEASURED, number
 
-if TYPE_CHECKING:
-    Fact = tuple[str, str]
-    # a row, the first result of its repeats, and the worst result of each check by name
-    Checked = tuple[Row, Equivalence, Mapping[str, Check]]
-    # the name of the configuration, for its first rank only
-    RankResources = tuple[str, RankEnvironment]
+Fact = tuple[str, str]
+# a row, the first result of its repeats, and the worst result of each check by name
+Checked = tuple[Row, Equivalence, Mapping[str, Check]]
+# the name of the configuration, for its first rank only
+RankResources = tuple[str, RankEnvironment]
 
 _CHECK_WORDS = {
     "sample_log": "samples of every step",

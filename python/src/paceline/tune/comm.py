@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from paceline.errors import EnvironmentLacks
 from paceline.launchers.descriptors import MpiSettings
@@ -32,9 +32,8 @@ from paceline.tune.method import Choices, Searched
 from paceline.tune.session import run_search
 from paceline.tune.spaces import SearchContext, Target, changed
 
-if TYPE_CHECKING:
-    Keys = dict[str, Any]  # of a [[trials]] entry
-    Options = Callable[[TrialRequest, Trial, TuneSettings], list[Keys]]
+Keys = dict[str, Any]  # of a [[trials]] entry
+Options = Callable[[TrialRequest, Trial, TuneSettings], list[Keys]]
 
 BUCKETS_MB: tuple[float | Literal["model"], ...] = (1.0, 5.0, 25.0, 50.0, 100.0, "model")
 BUCKETS_IN_FLIGHT: tuple[int | Literal["unbounded"], ...] = (1, 2, 4, "unbounded")

@@ -19,8 +19,6 @@ from paceline.tune.spaces import LeftOut, SearchContext, Space, Target, reason_o
 if TYPE_CHECKING:
     from paceline.tune.findings import Findings
 
-    Choices = Callable[["Searched", Trial | None, "SearchContext"], Sequence[TrialRequest]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPlan:
@@ -38,6 +36,9 @@ class Searched:
     target: Target
     request: TrialRequest
     not_searched: str | None = None
+
+
+Choices = Callable[[Searched, Trial | None, SearchContext], Sequence[TrialRequest]]
 
 
 class SearchMethod(Protocol):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.compute_row import reported_median
 from paceline.analysis.compare.row import Row
@@ -19,8 +18,7 @@ from paceline.analysis.trial.steps import FINAL_STEPS
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.plan.trial import Trial
 
-if TYPE_CHECKING:
-    Trials = Mapping[str, Sequence[TrialAnalysis]]  # by configuration
+Trials = Mapping[str, Sequence[TrialAnalysis]]  # by configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

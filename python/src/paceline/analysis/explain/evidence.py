@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from paceline.analysis.trial.host_frames import column, host_frame
 from paceline.analysis.trial.reading import HostTrace, TrialRecord, read_hosts
 from paceline.analysis.trial.usage import span_on_host
 
-if TYPE_CHECKING:
-    Values = dict[str, float | None]
+Values = dict[str, float | None]
 
 Unit = Literal["%", "1/s", "bytes/s", "cores", "GHz", "s", ""]
 

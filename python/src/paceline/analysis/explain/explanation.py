@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,7 @@ from paceline.records.files import jsonable
 from paceline.records.phases import ALL_PHASES
 from paceline.records.rows import SCHEMA
 
-if TYPE_CHECKING:
-    Repeats = Mapping[int, Measurement]
+Repeats = Mapping[int, Measurement]
 
 UNEXPLAINED = "unexplained"
 SPREAD = "spread"  # over parts of which none is significantly longer

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -32,8 +32,7 @@ from paceline.records.layout import RankFiles
 from paceline.records.rows import StepRow
 from paceline.transports.recorder import Recorder
 
-if TYPE_CHECKING:
-    Report = tuple[float | Tensor | None, int | None]  # loss and samples
+Report = tuple[float | Tensor | None, int | None]  # loss and samples
 
 
 class TrainingRecorder:

@@ -6,7 +6,7 @@ Gradients are summed, never averaged: each rank's gradients are already its part
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,7 @@ from torch import Tensor
 from paceline.costs.link_cost import all_reduce_bytes
 from paceline.records.communication import CompressionResult, StrategyResult
 
-if TYPE_CHECKING:
-    Numbers = Mapping[str, int | float]  # of a method, as its descriptor returns them
+Numbers = Mapping[str, int | float]  # of a method, as its descriptor returns them
 
 
 class Bucket(Protocol):
