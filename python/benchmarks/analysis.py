@@ -35,7 +35,6 @@ from paceline.plan.trial import Trial, trial_name
 from paceline.records.files import JsonlWriter, jsonable, write_json
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import (
-    HOST_SAMPLES,
     SCHEMA,
     Outcome,
     RankEnvironment,
@@ -44,6 +43,7 @@ from paceline.records.rows import (
     StepRow,
     TrainingResult,
 )
+from paceline.records.samples import HOST_SAMPLES
 from paceline.records.tables import format_of, parquet_path, write_parquet
 from paceline.spec.loading import parse_spec
 

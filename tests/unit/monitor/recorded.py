@@ -16,10 +16,8 @@ from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
 
 from paceline.records.files import JsonlWriter, read_json, read_jsonl
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import (
-    HOST_SAMPLES,
-    CommunicationRow,
-)
+from paceline.records.rows import CommunicationRow
+from paceline.records.samples import HOST_SAMPLES
 
 CORES = 2
 # CPU seconds a second on two cores: they add up to 2

@@ -13,7 +13,8 @@ from paceline.errors import DataError
 from paceline.records import compact
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
-from paceline.records.rows import HOST_SAMPLES, SampleLogRow, StepRow
+from paceline.records.rows import SampleLogRow, StepRow
+from paceline.records.samples import HOST_SAMPLES
 from paceline.records.tables import parquet_path, read_header, read_table, row_dicts, rows
 
 STEP = StepRow(

@@ -15,7 +15,7 @@ import pytest
 from paceline.records.metrics import METRICS
 from paceline.records.metrics.docs_page import BEGIN, END, tables, with_tables
 from paceline.records.metrics.metric import Metric
-from paceline.records.rows import HOST_SAMPLES, RANK_SAMPLES
+from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 WITHOUT_UNIT = {

@@ -17,7 +17,8 @@ from tests.unit.telemetry.fake_processes import Table
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.metrics import METRICS
-from paceline.records.rows import HOST_SAMPLES, RANK_SAMPLES, RankStatus, StepRow
+from paceline.records.rows import RankStatus, StepRow
+from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 from paceline.records.tables import frame_of
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import sampler as sampler_module

@@ -22,7 +22,7 @@ from paceline.workloads.build import build_model, task_of
 def test_time_of_a_sum_is_added_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = map(float, itertools.count())  # each is one second later
     clock = SimpleNamespace(perf_counter=lambda: next(readings))
-    monkeypatch.setattr("paceline.training.passes.time", clock)
+    monkeypatch.setattr("paceline.training.pass_communication.time", clock)
     seen = []
 
     def total(values: torch.Tensor) -> torch.Tensor:

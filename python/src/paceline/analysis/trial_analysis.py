@@ -20,15 +20,9 @@ from paceline.analysis.trial.phases import RankPhases, trial_phases
 from paceline.analysis.trial.pipeline import Pipeline, trial_pipeline
 from paceline.analysis.trial.reading import TrialRecord, read_hosts
 from paceline.analysis.trial.recovery import CheckpointCost, Recovery, checkpoint_cost, recoveries
+from paceline.analysis.trial.speed import samples_rate, step_times_s, steps_rate
 from paceline.analysis.trial.staleness import read_updates
-from paceline.analysis.trial.steps import (
-    GlobalSteps,
-    global_steps,
-    read_steps,
-    samples_rate,
-    step_times_s,
-    steps_rate,
-)
+from paceline.analysis.trial.steps import GlobalSteps, global_steps, read_steps
 from paceline.analysis.trial.usage import Usage, trial_usage
 from paceline.records.layout import TrialFiles
 

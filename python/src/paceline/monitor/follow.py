@@ -25,7 +25,8 @@ from paceline.plan.trial import Trial
 from paceline.records.documents import has_writer, read_stopping
 from paceline.records.files import document
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import HOST_SAMPLES, Outcome, RankEnvironment, StepRow
+from paceline.records.rows import Outcome, RankEnvironment, StepRow
+from paceline.records.samples import HOST_SAMPLES
 from paceline.records.tables import frame_of
 from paceline.records.tail import LineTail
 

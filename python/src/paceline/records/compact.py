@@ -12,15 +12,8 @@ from pathlib import Path
 
 from paceline.records.files import sync_folder
 from paceline.records.layout import TrialFiles
-from paceline.records.rows import (
-    HOST_SAMPLES,
-    RANK_SAMPLES,
-    CommunicationRow,
-    EvaluationRow,
-    SampleLogRow,
-    StepRow,
-    UpdateRow,
-)
+from paceline.records.rows import CommunicationRow, EvaluationRow, SampleLogRow, StepRow, UpdateRow
+from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 from paceline.records.tables import RowFormat, parquet_path, read_header, read_table, write_parquet
 
 _ATTEMPTS = 3  # for a file that is still growing

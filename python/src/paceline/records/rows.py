@@ -7,18 +7,12 @@ Fields are only added. SCHEMA increases when the meaning of a field changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-import polars as pl
-from polars._typing import PolarsDataType
-
 from paceline.host.processes import Process
 from paceline.records.communication import Communication
-from paceline.records.metrics import METRICS, RANK, Metric
-from paceline.records.tables import RowFormat
 
 SCHEMA = 2
 
@@ -341,30 +335,3 @@ class Outcome:
         """The first line of the message: which trial failed, and why."""
         message = self.message or f"trial {self.trial_id}: {self.status}"
         return message.partition("\n")[0]
-
-
-def _format(name: str, own: dict[str, PolarsDataType], metrics: Iterable[Metric]) -> RowFormat:
-    """Return the format of rows with the columns `own` and those of the metrics."""
-    types = dict(own)
-    required = list(own)
-    for metric in metrics:
-        number = pl.Int64 if metric.is_whole else pl.Float64
-        types |= dict.fromkeys(metric.columns, number)
-        if metric.labels == ("core",):
-            types[metric.path[0]] = pl.List(number)
-        if metric.required:
-            required += [name for name in metric.columns if name not in own]
-    return RowFormat(name, types, tuple(required), is_open=True)
-
-
-HOST_SAMPLES = _format(
-    "a host's sample",
-    {"unix_s": pl.Float64},
-    [metric for metric in METRICS if metric.in_trace and metric.scope is not RANK],
-)
-# unix_s is that of the host's sample at the same tick.
-RANK_SAMPLES = _format(
-    "a rank's sample",
-    {"unix_s": pl.Float64, "rank": pl.Int64, "pid": pl.Int64},
-    [metric for metric in METRICS if metric.scope is RANK],
-)

@@ -12,13 +12,8 @@ from tests.unit.analysis.operations import two_buckets
 from paceline.analysis.trial.communication import trial_communication
 from paceline.analysis.trial.phases import trial_phases
 from paceline.analysis.trial.reading import load_trial
-from paceline.analysis.trial.steps import (
-    GlobalSteps,
-    global_steps,
-    rank_steps,
-    read_steps,
-    steps_rate,
-)
+from paceline.analysis.trial.speed import steps_rate
+from paceline.analysis.trial.steps import GlobalSteps, global_steps, rank_steps, read_steps
 from paceline.analysis.trial.stragglers import find_straggler
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import ContinuationRow, StepRow

@@ -19,8 +19,6 @@ from paceline.plan.trial import Trial
 from paceline.records.files import document, read_json
 from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
 from paceline.records.rows import (
-    HOST_SAMPLES,
-    RANK_SAMPLES,
     SCHEMA,
     ContinuationRow,
     Outcome,
@@ -29,6 +27,7 @@ from paceline.records.rows import (
     SpanRow,
     TrainingResult,
 )
+from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 from paceline.records.tables import read_header, read_table, rows
 
 _OLD_VERSION = "0.1"  # wrote schema 1

@@ -15,20 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from paceline.analysis.statistics.rates import RepeatRate, repeat_rate
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
 from paceline.plan.trial import Trial
 from paceline.records.rows import EvaluationRow, StepRow
 from paceline.records.tables import read_table
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial.reading import TrialRecord
 
 FINAL_STEPS = 10  # the final loss is the mean over the last steps: one step is too noisy
 _FIELDS = (
@@ -310,27 +305,3 @@ def resumed_steps(record: TrialRecord) -> NDArray[np.int64]:
     """Return the steps with which attempts after the first one began, ascending."""
     found = [row.resumed_steps for rank in record.ranks for row in rank.continuations]
     return np.unique(np.array(found, dtype=np.int64))
-
-
-def samples_rate(record: TrialRecord, steps: GlobalSteps) -> RepeatRate | None:
-    """Return the samples per second of the steady steps; None if there are none."""
-    samples, seconds, _ = _rounds(record, steps)
-    return repeat_rate(samples, seconds)
-
-
-def steps_rate(record: TrialRecord, steps: GlobalSteps) -> RepeatRate | None:
-    """Return the steady steps per second; None if there are none."""
-    _, seconds, counts = _rounds(record, steps)
-    return repeat_rate(counts, seconds)
-
-
-def step_times_s(record: TrialRecord, steps: GlobalSteps) -> NDArray[np.float64]:
-    """Return the mean step of each round of steady steps, which is a step if rounds have one."""
-    _, seconds, counts = _rounds(record, steps)
-    return seconds / counts
-
-
-def _rounds(
-    record: TrialRecord, steps: GlobalSteps
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    return steps.rounds(record.trial.round_steps)
