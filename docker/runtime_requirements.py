@@ -1,8 +1,10 @@
-"""Print the runtime requirements of pyproject.toml for `pip install -r`, one per line."""
+"""Print the requirements of pyproject.toml, those of all launchers and data sets included, by line."""
 
 import sys
 import tomllib
 from pathlib import Path
 
 project = tomllib.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["project"]
-sys.stdout.writelines(f"{requirement}\n" for requirement in project["dependencies"])
+extras = project["optional-dependencies"]
+groups = [project["dependencies"], *(extras[name] for name in ("mpi", "petastorm", "spark"))]
+sys.stdout.writelines(f"{requirement}\n" for group in groups for requirement in group)

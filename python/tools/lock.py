@@ -21,6 +21,7 @@ LOCK_FILE = PROJECT_DIR / "requirements.lock"
 # Built from source with --no-build-isolation by pacelinew: pyspark, and Paceline itself.
 BUILD_REQUIREMENTS = ("setuptools", "wheel")
 NOT_LOCKED = ("paceline", "pip")
+LOCKED_EXTRAS = ("mpi", "petastorm", "spark", "dev")
 INSTALL_LIMIT_S = 3600.0
 
 HEADER = """\
@@ -57,9 +58,11 @@ def constraints(present: str, upgrade: list[str]) -> str:
 
 
 def wanted() -> list[str]:
-    """Return the requirements of pyproject.toml, including development tools."""
+    """Return the requirements of pyproject.toml: those of `paceline[all]` and development tools."""
     project = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    extras = project["optional-dependencies"]
+    locked = [extras[name] for name in LOCKED_EXTRAS]
+    return [*project["dependencies"], *(line for group in locked for line in group)]
 
 
 def resolve(kept_pins: str, base_python: str) -> str:

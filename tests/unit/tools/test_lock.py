@@ -43,12 +43,12 @@ def test_every_line_of_the_lock_is_one_exact_version_of_any_build() -> None:
         assert "+" not in specifier.version, f"{line}: admits one builder's file only"
 
 
-def test_lock_satisfies_every_range_of_pyproject() -> None:
+def test_lock_satisfies_every_range_of_pyproject(lock: ModuleType) -> None:
     document = tomllib.loads((PYTHON_DIR / "pyproject.toml").read_text(encoding="utf-8"))
     project = document["project"]
     wanted = [
         *project["dependencies"],
-        *project["optional-dependencies"]["dev"],
+        *(line for name in lock.LOCKED_EXTRAS for line in project["optional-dependencies"][name]),
         *document["build-system"]["requires"],
         "wheel",
     ]

@@ -17,6 +17,7 @@ from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.cli.streams import reader_may_end, say
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.host.memory import permanent_objects
+from paceline.host.programs import missing_extra
 
 # Set to 1, it makes Python show the stack trace of an error of the operating system.
 _TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"
@@ -132,6 +133,12 @@ def _run_command(words: list[str]) -> int:
     except PacelineError as error:
         _say_error(str(error), error)
         return error.exit_code
+    except ImportError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        _say_error(str(missing), error)
+        return missing.exit_code
     except KeyboardInterrupt as error:
         _say_error("interrupted", error)
         return ExitCode.INTERRUPTED

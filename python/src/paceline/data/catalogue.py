@@ -1,4 +1,7 @@
-"""Cache of synthetic data sets: each is made once, at its first use."""
+"""Cache of synthetic data sets: each is made once, at its first use.
+
+Every plan asks for their paths, so the libraries of data sets are imported only to make one.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from paceline.data.dataset import open_dataset
-from paceline.data.location import made_folder
-from paceline.data.synth import GENERATOR_VERSION, synthesise
 from paceline.host.locks import exclusive_lock
 from paceline.host.machine import default_cache_dir
 from paceline.spec import Experiment, WorkloadRequest
@@ -18,12 +18,14 @@ from paceline.spec.rules import first_given
 from paceline.spec.values import absolute_name
 from paceline.spec.workloads import reads_dataset
 
+# Part of a data set's name: increase it when a change of `synth` or `scenes` changes any byte.
+_GENERATOR_VERSION = 3
 _LOCK_S = 1800.0  # enough for the biggest preset on a slow machine
 
 
 def dataset_path(preset: str, *, images: int, seed: int, cache_dir: Path | None = None) -> Path:
     """Return the path at which `ensure_dataset` keeps a data set, existing or not."""
-    name = f"{preset}-{images}-seed{seed}-v{GENERATOR_VERSION}"
+    name = f"{preset}-{images}-seed{seed}-v{_GENERATOR_VERSION}"
     return (cache_dir or default_cache_dir()) / "datasets" / name
 
 
@@ -43,6 +45,9 @@ def ensure_dataset(
     Raises UsageError for an unknown preset, TimedOut if another process holds the lock too long,
     EnvironmentLacks if the folder cannot be written.
     """
+    from paceline.data.dataset import open_dataset  # noqa: PLC0415
+    from paceline.data.location import made_folder  # noqa: PLC0415
+
     count = WORKLOADS.get(preset).samples if images is None else images
     target = dataset_path(preset, images=count, seed=seed, cache_dir=cache_dir)
     folder = target.parent
@@ -70,6 +75,7 @@ def _make(
     progress: Callable[[int, int], None] | None,
 ) -> None:
     from paceline.data.ingest import ingest  # noqa: PLC0415  (imports Spark)
+    from paceline.data.synth import synthesise  # noqa: PLC0415
 
     folder = target.parent / f".{target.name}.images"
     shutil.rmtree(folder, ignore_errors=True)  # a killed process may have left it

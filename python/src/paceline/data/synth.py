@@ -23,9 +23,6 @@ from paceline.data.scenes import CLASSES, paint
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.extensions import WORKLOADS
 
-# Part of the name of cached data sets: increase it when a change here changes any byte.
-GENERATOR_VERSION = 3
-
 # Nine of 25 images show fire and eight each of the other classes, so classes are slightly uneven.
 _CLASS_CYCLE = (0, 2, 1, 0, 1, 2, 0, 2, 1, 0, 1, 0, 2, 1, 0, 2, 2, 0, 1, 0, 1, 2, 0, 2, 1)
 _NAMES = ("IMG_{:04d}.jpg", "DSC{:05d}.JPG", "P{:07d}.jpg", "photo {:d}.jpeg", "frame-{:06d}.jpg")

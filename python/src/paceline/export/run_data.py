@@ -16,6 +16,7 @@ from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial.reading import TrialRecord, load_run, load_trial
 from paceline.errors import DataError, EnvironmentLacks, NotComparable, UsageError
 from paceline.export.frames import TRIAL_FRAMES, joined, row_frame
+from paceline.host.programs import how_to_install
 from paceline.records.layout import RunFiles
 
 # Writes a run, or one trial of it, into a folder; returns what it has written.
@@ -165,5 +166,5 @@ def require(extra: str, *modules: str) -> None:
     if missing:
         raise EnvironmentLacks(
             f"export to {extra}: expected the packages {', '.join(modules)}, not installed: "
-            f"{', '.join(missing)}; install them with `pip install 'paceline[{extra}]'`"
+            f"{', '.join(missing)}; `{how_to_install(extra)}` brings them"
         )

@@ -22,6 +22,16 @@ from typing import Any
 from paceline.errors import EnvironmentLacks
 
 JOBS_VARIABLE = "PACELINE_JOBS"
+# Modules of packages that only an extra of Paceline's installs.
+_EXTRA_OF = {
+    "mpi4py": "mpi",
+    "py4j": "spark",
+    "pyspark": "spark",
+    "cv2": "petastorm",
+    "petastorm": "petastorm",
+    "PIL": "petastorm",
+    "pyarrow": "petastorm",
+}
 VERSION_LIMIT_S = 20.0
 
 
@@ -113,6 +123,21 @@ def why_it_failed(ended: subprocess.CompletedProcess[str]) -> str:
 
 def _last_line(ended: subprocess.CompletedProcess[str]) -> str:
     return ((ended.stderr or ended.stdout).strip().splitlines() or ["no message"])[-1]
+
+
+def how_to_install(extra: str) -> str:
+    return f"pip install 'paceline[{extra}]'"
+
+
+def missing_extra(error: ImportError) -> EnvironmentLacks | None:
+    """Return the error for the user if an import failed for want of an extra; None otherwise."""
+    module = (error.name or "").partition(".")[0]
+    if module not in _EXTRA_OF:
+        return None
+    return EnvironmentLacks(
+        f"expected the package {module}, not installed; `{how_to_install(_EXTRA_OF[module])}` "
+        "brings it"
+    )
 
 
 def is_installed(distribution: str) -> bool:

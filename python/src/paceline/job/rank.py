@@ -12,6 +12,7 @@ from types import ModuleType
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.memory import permanent_objects
 from paceline.host.processes import die_with_parent
+from paceline.host.programs import missing_extra
 from paceline.job.checks import check_inputs
 from paceline.job.job import Job
 from paceline.job.messages import rank_failed_line, say
@@ -77,6 +78,9 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
         except PacelineError as error:
             return status.failed(error)
         except Exception as error:  # noqa: BLE001  (the log and the status report it)
+            missing = missing_extra(error) if isinstance(error, ImportError) else None
+            if missing is not None:
+                return status.failed(missing)
             traceback.print_exc()
             return status.failed(error)
         status.write("done")

