@@ -18,7 +18,7 @@ from paceline.cli.options import json_option
 from paceline.errors import ExitCode
 from paceline.host.cgroups import read_limits
 from paceline.host.machine import default_cache_dir, machine_facts, package_versions, torch_cuda
-from paceline.host.programs import Finding, why_it_failed
+from paceline.host.programs import Finding, how_to_install, why_it_failed
 from paceline.records.rows import SCHEMA
 from paceline.report.section import Column, Table, terminal_table
 from paceline.spec.extensions import LAUNCHERS, load_object
@@ -64,6 +64,7 @@ def examine() -> list[Finding]:
         _limits(),
         _shared_memory(),
         _python(),
+        _data_sets(),
         *_launchers(),
         _disk(),
     ]
@@ -151,20 +152,31 @@ def _limits() -> Finding:
 
 def _python() -> Finding:
     versions = package_versions()
-    needed = ("torch", "petastorm", "pyarrow")
-    there = set(needed) <= versions.keys()
-    fault = _import_fault("torch") if there else None
-    if not there:
-        why = "run ./pacelinew setup to install torch, petastorm and pyarrow"
+    fault = _import_fault("torch") if "torch" in versions else None
+    if "torch" not in versions:
+        why = "`pip install torch` brings what every rank needs"
     elif fault is not None:
         why = f"torch {versions['torch']} cannot be imported: {fault}; reinstall it"
     else:
-        why = ", ".join(f"{name} {versions[name]}" for name in needed)
+        why = f"torch {versions['torch']}"
     return Finding(
         what="Python",
-        ok=sys.version_info[:2] == (3, 11) and fault is None,
+        ok=sys.version_info[:2] >= (3, 11) and "torch" in versions and fault is None,
         found=versions["python"],
         why=why,
+    )
+
+
+def _data_sets() -> Finding:
+    versions = package_versions()
+    found = [f"{name} {versions[name]}" for name in ("petastorm", "pyarrow") if name in versions]
+    return Finding(
+        what="data sets",
+        ok=len(found) == 2,
+        found=", ".join(found) or "missing",
+        why="for `paceline data`, the built-in workloads and own tasks; scripts need none"
+        if len(found) == 2
+        else f"`{how_to_install('petastorm')}` brings petastorm and pyarrow; scripts need none",
     )
 
 
