@@ -42,6 +42,7 @@ _SECTIONS = {
         "show": "Print the spec of a shipped experiment.",
         "plan": "Show what a run would do; run nothing.",
         "run": "Run an experiment or a training script, and compare.",
+        "verify": "Show whether a training script trains the same in every layout.",
     },
     "Read results": {
         "compare": "Print the table of a run, or compare two runs.",
@@ -59,6 +60,7 @@ _SECTIONS = {
     "Watch": {
         "watch": "Show a running run in this terminal.",
         "monitor": "Show a run in Prometheus.",
+        "stacks": "Show where the ranks of a running trial are.",
     },
     "Data": {
         "data": "Synthesise, ingest, register and inspect data sets.",

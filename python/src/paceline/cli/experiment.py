@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -32,6 +33,7 @@ class ScriptOptions:
     max_steps: int | None = None
     warmup_steps: int | None = None
     samples_per_step: int | None = None
+    vary: Sequence[tuple[str, ...]] = ()  # arguments that each layout adds in turn
 
     @property
     def given(self) -> list[str]:
@@ -83,8 +85,10 @@ def _trials(options: ScriptOptions) -> Iterator[dict[str, Any]]:
             continue
         if options.ranks is not None:
             strategy["ranks_per_node"] = options.ranks
-        pairs = list(_pairs(options))
-        yield from ({**strategy, "launcher": a, "transport": b} for a, b in pairs)
+        for launcher, transport in _pairs(options):
+            for arguments in options.vary or [()]:
+                trial = {**strategy, "launcher": launcher, "transport": transport}
+                yield {**trial, "arguments": list(arguments)} if arguments else trial
 
 
 def _strategies() -> list[str]:
@@ -169,6 +173,26 @@ class ExperimentCommand(click.Command):
         return rest
 
 
+def _combinations(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the arguments of each layout: every combination of the values."""
+    each = []
+    for value in values:
+        name, _, listed = value.partition("=")
+        if not (name and listed):
+            raise click.BadParameter(
+                f"expected OPTION=VALUE,VALUE,… such as --layout=ddp,fsdp, got {value!r}"
+            )
+        each.append([f"{name}={one}" for one in listed.split(",")])
+    return tuple(itertools.product(*each)) if each else ()
+
+
+vary_option = click.option(
+    "--vary", metavar="OPTION=A,B,…", multiple=True, callback=_combinations,
+    help="Script: give each layout of several ranks this option of the script, with each value in "
+    "turn. One process runs without it. May be repeated.",
+)  # fmt: skip
 _OPTIONS = (
     click.argument("spec", metavar="[SPEC | SCRIPT.py", required=False),
     click.argument("script_arguments", metavar="[ARGS...]]", nargs=-1, type=click.UNPROCESSED),
@@ -208,6 +232,7 @@ _OPTIONS = (
         "--samples-per-step", metavar="N", type=count,
         help="Script: samples of all ranks together in a step, if the script does not report them.",
     ),
+    vary_option,
 )  # fmt: skip
 
 

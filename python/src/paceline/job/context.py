@@ -59,12 +59,14 @@ THREAD_VARIABLES = (
 
 
 def rank_environment(trial: Trial) -> dict[str, str]:
-    """Return the sizes of thread pools for every rank, and the setting for unbuffered output."""
+    """Return the sizes of thread pools for every rank, the setting for unbuffered output, and the
+    trial's own variables."""
     threads = str(trial.placement.threads_per_worker)  # a replica has a pool of its own
     return {
         **dict.fromkeys(THREAD_VARIABLES, threads),
         "OMP_DYNAMIC": "FALSE",
         "PYTHONUNBUFFERED": "1",
+        **trial.environment,
     }
 
 

@@ -205,6 +205,8 @@ def _trial(
         checkpoint=_checkpoint(experiment, workload, transport),
         restarts=experiment.restarts,
         failures=experiment.failures,
+        arguments=request.arguments,
+        environment=request.environment,
     )
     _refuse(planned_faults(workload, trial))
     return trial

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, model_validator
@@ -32,6 +34,13 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Observation(_Value):
+    """The part of a trial of `paceline verify`: the reference, or compared with it."""
+
+    reference: str | None  # the trial to compare with; None: this is the reference
+    rounded: bool = False  # train with outputs that differ by roundings
+
+
 class Script(_Value):
     """A training script of the user, which every rank runs instead of a built-in training."""
 
@@ -39,6 +48,7 @@ class Script(_Value):
     arguments: tuple[str, ...]
     directory: str  # in which it runs
     samples_per_step: int | None  # of all ranks, as the user states; None: the script may report it
+    observe: Observation | None = None
 
 
 class Evaluation(_Value):
@@ -137,6 +147,8 @@ class Trial(_Value):
     checkpoint: CheckpointSettings | None = None
     restarts: int = 0
     failures: FailureSettings | None = None
+    arguments: tuple[str, ...] = ()  # of a script, after its own
+    environment: dict[str, str] = {}  # of a script's ranks
 
     @model_validator(mode="before")
     @classmethod
@@ -214,7 +226,15 @@ class Trial(_Value):
     @property
     def is_baseline(self) -> bool:
         """Return whether it is the sequential process that every speedup is relative to."""
-        return {"launcher": self.launcher, "local_strategy": self.local_strategy} == BASELINE
+        plain = not (self.arguments or self.environment)
+        return (
+            plain
+            and {
+                "launcher": self.launcher,
+                "local_strategy": self.local_strategy,
+            }
+            == BASELINE
+        )
 
     @property
     def layout(self) -> str:
@@ -233,6 +253,7 @@ class Trial(_Value):
         training = self.training
         own = ["own BN"] if training.batch_norm == "per-replica" else []
         own += ["activation checkpointing"] if training.activation_checkpointing else []
+        own += [*self.arguments, *(f"{name}={value}" for name, value in self.environment.items())]
         return [*own, *(label for each in self.options for label in each.labels())]
 
     @property
@@ -263,7 +284,17 @@ def configuration_name(trial: Trial) -> str:
         parts.append("checkpointed")
     parts += trial.transport_options.name_parts(place)
     parts += trial.launcher_options.name_parts(place)
+    parts += [_in_a_name(argument) for argument in trial.arguments]
+    parts += [_in_a_name(f"{name}={value}") for name, value in trial.environment.items()]
     return ".".join(parts)
+
+
+def _in_a_name(word: str) -> str:
+    """Return a word as a part of a name, with a checksum where letters were replaced."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", word.replace("=", "-")).strip("-")[:40]
+    if plain == word.strip("-").replace("=", "-"):
+        return plain
+    return f"{plain}-{zlib.crc32(word.encode()):08x}"
 
 
 def trial_name(configuration: str, repeat: int) -> str:

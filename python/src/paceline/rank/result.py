@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -65,8 +65,12 @@ def write_environment(
     initial_weights_sha256: str,
     clock: ClockOffset = SAME_CLOCK,
     workers: Sequence[WorkerEnvironment] = (),
+    first_batch_sha256: str | None = None,
 ) -> None:
-    """Write the actual environment of a rank. Raises EnvironmentLacks if it is not as requested."""
+    """Write the actual environment of a rank. Raises EnvironmentLacks if it is not as requested.
+
+    first_batch_sha256: of a script, where samples are counted from its batches.
+    """
     environment = read_back(
         context,
         trial,
@@ -75,7 +79,7 @@ def write_environment(
         initial_weights_sha256=initial_weights_sha256,
         workers=workers,
     )
-    write_json(files.environment, environment)
+    write_json(files.environment, replace(environment, first_batch_sha256=first_batch_sha256))
 
 
 def _communication(trial: Trial, end: End) -> Communication:

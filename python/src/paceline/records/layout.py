@@ -50,6 +50,9 @@ class RankFiles:
     environment = _File("environment.json")
     memory = _File("memory.json")  # peak memory of the process, after the last step
     weights = _File("weights.json")  # checksums of the final weights
+    stacks = _File("stacks.txt")  # of Python, at every request
+    operations = _File("operations.bin")  # the last operation of each group; see records.pending
+    observed = _File("observed.json")  # of a script under `paceline verify`
     status = _File("status.json")
     log = _File("log.txt")
 

@@ -240,6 +240,8 @@ class RankEnvironment:
     device: str = "cpu"  # as torch names it, with its model: "cuda:0 (NVIDIA H200)"
     numa_nodes: list[int] = field(default_factory=list)  # of the cores in `affinity`; [] if unknown
     workers: list[WorkerEnvironment] = field(default_factory=list)  # threads with replicas
+    # of a script's rank; equal on ranks that hold the same samples, as in tensor parallel
+    first_batch_sha256: str | None = None
     keeps_freed_memory: bool | None = (
         None  # whether malloc accepted the setting; None if not requested
     )

@@ -138,11 +138,21 @@ class TrialRequest(_Overrides):
     ranks_per_node: Count = "auto"
     threads_per_rank: Count = "auto"
     oversubscribe: bool = False
+    arguments: Annotated[tuple[str, ...], FROM_LIST] = ()  # of a script, after its own
+    environment: dict[str, str] = Field(default_factory=dict)  # of a script's ranks
 
     @property
     def is_baseline(self) -> bool:
         """Return whether it is the sequential process that every speedup is relative to."""
-        return {"launcher": self.launcher, "local_strategy": self.local_strategy} == BASELINE
+        plain = not (self.arguments or self.environment)
+        return (
+            plain
+            and {
+                "launcher": self.launcher,
+                "local_strategy": self.local_strategy,
+            }
+            == BASELINE
+        )
 
     @property
     def extension_keys(self) -> dict[str, Any]:

@@ -174,6 +174,9 @@ def _batch_faults(
     if workload.script is not None:
         yield from script_trial_faults(trial)
         return
+    for key in ("arguments", "environment"):
+        if getattr(trial, key):
+            yield f"{key}: expected only with a script, and {workload.name} is none; remove it"
     counts = counts_if_known(trial)
     if counts is None:
         return

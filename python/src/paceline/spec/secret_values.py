@@ -48,7 +48,8 @@ def secret_faults(experiment: Experiment) -> Iterator[str]:
             )
     tables = dict(experiment.model_extra or {})
     for place, trial in enumerate(experiment.trials, start=1):
-        tables[f"trials[{place}]"] = trial.model_extra or {}
+        own = {"arguments": trial.arguments, "environment": trial.environment}
+        tables[f"trials[{place}]"] = {**own, **(trial.model_extra or {})}
     for where, name, value in _settings(tables):
         if is_secret(name, value):
             yield (

@@ -56,6 +56,13 @@ def script_faults(workload: WorkloadRequest, experiment: Experiment, place: str)
         yield "tune: searches are for built-in workloads, got a script; remove [tune]"
 
 
+# Variables that decide how many threads and which peers a rank has.
+_OWN_VARIABLES = (
+    "PACELINE_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+    "MASTER_", "TORCHELASTIC_",
+)  # fmt: skip
+
+
 def script_trial_faults(trial: TrialRequest) -> Iterator[str]:
     """Yield why a trial without other faults cannot run a script."""
     strategy = strategy_of(trial)
@@ -72,6 +79,9 @@ def script_trial_faults(trial: TrialRequest) -> Iterator[str]:
         able = tuple(each.name for each in TRANSPORTS.all() if each.serves_scripts)
         yield f'transport: a script needs a process group; use {quoted(able)}, got "{name}"'
         return
+    for variable in trial.environment:
+        if variable.startswith(_OWN_VARIABLES):
+            yield f"environment.{variable}: Paceline sets it; use threads_per_rank, or remove it"
     own = {*TRIAL_VALUES, *strategy.keys_of_own_training, *transport.keys_of_own_training}
     yield from _decided_by_script(trial, sorted(own & trial.model_fields_set), "")
 

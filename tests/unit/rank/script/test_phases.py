@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from paceline.rank.script.batches import BatchCounter
 from paceline.rank.script.phases import PhaseTimer
 from paceline.records.rows import CommunicationRow
 
@@ -92,7 +93,7 @@ def test_a_new_step_starts_from_zero(timer):
 def test_loader_and_backward_are_timed_only_while_asked():
     timer = PhaseTimer()
     before = torch.autograd.backward
-    with timer.timing():
+    with timer.timing(BatchCounter()):
         for (batch,) in zip(DataLoader([1.0, 2.0]), strict=True):
             torch.ones(1, requires_grad=True).mul(batch).sum().backward()
     times = timer.end(1e9, [], 0.0)

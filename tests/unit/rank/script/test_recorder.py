@@ -137,7 +137,7 @@ def test_weights_and_gradient_are_kept_with_zeros_for_unused_parameters(tmp_path
     optimizer = torch.optim.SGD([used, unused], lr=1.0)
     (used * used).sum().backward()
     files = TrialFiles(tmp_path)
-    record = ParameterRecord(optimizer, files)
+    record = ParameterRecord(optimizer, {}, files)
     optimizer.step()
     sha256, moved = record.final()
     assert load_file(files.gradient)["group0.parameter0"].tolist() == [6.0, 8.0]
@@ -172,4 +172,4 @@ def test_a_closure_computes_the_gradient_within_the_step(tmp_path, named):
 
 def test_a_step_without_any_gradient_is_noticed(tmp_path):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-    assert not ParameterRecord(optimizer, TrialFiles(tmp_path)).has_gradient
+    assert not ParameterRecord(optimizer, {}, TrialFiles(tmp_path)).has_gradient

@@ -163,17 +163,20 @@ def script_checks(
 ) -> tuple[Check, ...]:
     """Return the checks of a user's script, undecided with one reason if they prove nothing.
 
-    Paceline does not know which samples a script trains on. If gradient and weights agree with the
-    baseline's, the trainings were equivalent. If they do not, that proves something only if the
-    script started from the same weights and took the same number of samples in each step.
+    If gradient and weights agree with the baseline's, the trainings were equivalent. If they do
+    not, that proves something only if the script started from the same weights and its samples are
+    known: then they differ, or something else does.
     steps: of the trial and of the baseline. checks: of loss, gradient and weights.
     """
     reason = _why_not_comparable(trial, baseline)
-    if reason is None and any(check.decisive and check.passed is False for check in checks):
+    failed = [check for check in checks if check.decisive and check.passed is False]
+    if reason is None and failed:
+        samples = _samples_check(*steps)
+        if samples is not None:
+            return (samples, *checks)
         different = _why_different(*steps)
         if different is not None:
-            worst = next(check for check in checks if check.passed is False)
-            reason = f"{different} ({worst.name}: {worst.reason})"
+            reason = f"{different} ({failed[0].name}: {failed[0].reason})"
     if reason is None:
         return tuple(checks)
     undecided = Check(name="not checked", passed=None, reason=reason)
@@ -195,16 +198,26 @@ def _why_not_comparable(trial: TrialRecord, baseline: TrialRecord) -> str | None
     return None
 
 
+def _samples_check(ours: GlobalSteps, theirs: GlobalSteps) -> Check | None:
+    """Return the failed check of a script whose steps have another number of samples."""
+    if not (ours.samples_known and theirs.samples_known):
+        return None
+    common = min(len(ours.step), len(theirs.step))
+    differs = np.flatnonzero(ours.samples[:common] != theirs.samples[:common])
+    if not len(differs):
+        return None
+    place = int(differs[0])
+    reason = (
+        f"step {place} had {ours.samples[place]} samples, the baseline's {theirs.samples[place]}; "
+        "divide a fixed global batch by WORLD_SIZE in the script"
+    )
+    return Check(name="samples", passed=False, reason=reason)
+
+
 def _why_different(ours: GlobalSteps, theirs: GlobalSteps) -> str | None:
     """Return why the tensors may differ although nothing is wrong; None if they may not."""
     if not (ours.samples_known and theirs.samples_known):
         return f"the samples of a step are not known, so the batches may differ; {_STATE_SAMPLES}"
     if len(ours.step) != len(theirs.step):
         return f"it took {len(ours.step)} steps, the baseline {len(theirs.step)}"
-    if not np.array_equal(ours.samples, theirs.samples):
-        place = int(np.flatnonzero(ours.samples != theirs.samples)[0])
-        return (
-            f"step {place} had {ours.samples[place]} samples, the baseline's "
-            f"{theirs.samples[place]}; divide a fixed global batch by WORLD_SIZE in the script"
-        )
     return None

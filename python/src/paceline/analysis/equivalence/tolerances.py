@@ -92,22 +92,22 @@ class Tolerance:
 
     def of_weights(self, steps: int) -> float:
         """Return the limit for one tensor after some steps from the first weights."""
-        return min(_ROOM * self.gradient * steps**2, _WEIGHTS_LIMIT[self.arithmetic])
+        return min(ROOM * self.gradient * steps**2, _WEIGHTS_LIMIT[self.arithmetic])
 
     def of_replay(self, point: str) -> float:
         """Return the limit for one tensor after replayed steps."""
-        measured = _ROOM * self.rounding.get(point, 0.0)
+        measured = ROOM * self.rounding.get(point, 0.0)
         return min(max(_REPLAY[self.arithmetic], measured), _WEIGHTS_LIMIT[self.arithmetic])
 
     def judges(self, point: str) -> bool:
         """Return whether rounding alone stays below the largest limit at a point."""
-        return _ROOM * self.rounding.get(point, 0.0) <= _WEIGHTS_LIMIT[self.arithmetic]
+        return ROOM * self.rounding.get(point, 0.0) <= _WEIGHTS_LIMIT[self.arithmetic]
 
 
 _GRADIENT: dict[Arithmetic, float] = {"fp32": 2.0**-11, "bf16": 2.0**-4, "bf16 against fp32": 0.25}
 _REPLAY: dict[Arithmetic, float] = {"fp32": 2.0**-4, "bf16": 0.5, "bf16 against fp32": 0.5}
-_ROOM = 4.0
-_LEAST_MISTAKE = 2.0**-7
+ROOM = 4.0
+LEAST_MISTAKE = 2.0**-7
 _WEIGHTS_LIMIT: dict[Arithmetic, float] = {"fp32": 0.25, "bf16": 0.5, "bf16 against fp32": 0.5}
 
 
@@ -129,8 +129,8 @@ def tolerance(
     derived = gradient = _GRADIENT[arithmetic]
     measured = dict(rounding or {}) if arithmetic == "fp32" else {}
     if GRADIENT in measured:
-        most = max(_LEAST_MISTAKE, 1 / (2 * global_batch))
-        gradient = max(derived, min(_ROOM * measured[GRADIENT], most))
+        most = max(LEAST_MISTAKE, 1 / (2 * global_batch))
+        gradient = max(derived, min(ROOM * measured[GRADIENT], most))
     return Tolerance(
         arithmetic=arithmetic,
         steps=steps,

@@ -198,7 +198,8 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
     steps = read_steps(record) if steps is None else steps
     is_common = steps.is_finished.all(axis=0)
     common = slice(None) if is_common.all() else is_common
-    by_rank = steps["samples"][:, common]
+    distinct = _ranks_of_distinct_samples(record)
+    by_rank = steps["samples"][distinct][:, common]
     samples_known = not np.isnan(by_rank).any()
     parts = np.nan_to_num(by_rank, nan=1.0).sum(axis=0)  # a loss without samples is a mean
     samples = parts if samples_known else np.ones(len(parts))
@@ -214,11 +215,20 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
         samples=samples.astype(np.int64),
         time_s=ended - started,
         ended_unix_s=ended,
-        loss=steps["loss_sum"][:, common].sum(axis=0) / np.maximum(parts, 1),
+        loss=steps["loss_sum"][distinct][:, common].sum(axis=0) / np.maximum(parts, 1),
         samples_known=samples_known,
         warmup_steps=steps.warmup_steps,
         resumed=steps.resumed,
     )
+
+
+def _ranks_of_distinct_samples(record: TrialRecord) -> list[int]:
+    """Return the places of ranks that hold samples of their own; one of those with the same."""
+    first: dict[object, int] = {}
+    for place, rank in enumerate(record.ranks):
+        batch = None if rank.environment is None else rank.environment.first_batch_sha256
+        first.setdefault(place if batch is None else batch, place)
+    return list(first.values())
 
 
 def _is_steady(

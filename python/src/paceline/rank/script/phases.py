@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.rank.script.batches import BatchCounter
 from paceline.torch_internals import DataLoaderIterator
 
 if TYPE_CHECKING:
@@ -101,13 +102,15 @@ class PhaseTimer:
         return any(begin <= moment_s < end for begin, end in self._backward)
 
     @contextmanager
-    def timing(self) -> Iterator[None]:
-        """Time the two functions while the context is active."""
+    def timing(self, batches: BatchCounter) -> Iterator[None]:
+        """Time the two functions while the context is active, and count the samples of batches."""
         loader: Any = DataLoaderIterator  # there is no hook
         autograd: Any = torch.autograd
         following, backward = loader.__next__, autograd.backward
-        loader.__next__ = self._timed(following, self._waited)
-        autograd.backward = self._timed(backward, self._passed_backward)
+        loader.__next__ = self._timed(following, self._waited, batches.fetched)
+        autograd.backward = self._timed(
+            backward, self._passed_backward, lambda _: batches.passed_backward()
+        )
         try:
             yield
         finally:
@@ -115,15 +118,19 @@ class PhaseTimer:
 
     @staticmethod
     def _timed(
-        function: Callable[..., Any], note: Callable[[float, float], None]
+        function: Callable[..., Any],
+        note: Callable[[float, float], None],
+        seen: Callable[[Any], None],
     ) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
             begin_s = time.perf_counter()
             try:
-                return function(*arguments, **named)
+                result = function(*arguments, **named)
             finally:
                 note(begin_s, time.perf_counter())
+            seen(result)
+            return result
 
         return call
 

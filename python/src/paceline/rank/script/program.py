@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, RankFailed
@@ -16,25 +17,31 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Script, Trial
 
 
+# Modules of scripts that have ended. They are not freed before the process ends: models that are
+# freed after the process group may wait for it, and nothing is left to do then.
+_ended: list[ModuleType] = []
+
+
 class EnoughSteps(BaseException):
     """Ends a script after `max_steps`. Not an Exception, because scripts catch those."""
 
 
-def run_script(script: Script) -> None:
+def run_script(script: Script, more: Sequence[str] = ()) -> None:
     """Run the script as `__main__`, with its arguments, in its directory.
 
-    Raises whatever it raises, after its stack trace was printed; RankFailed if it ends with an exit
-    status other than 0. It returns after `EnoughSteps`.
+    more: arguments of the trial, after those of the script. Raises whatever the script raises,
+    after its stack trace was printed; RankFailed if it ends with an exit status other than 0. It
+    returns after `EnoughSteps`.
     """
     os.chdir(script.directory)
-    sys.argv = [script.path, *script.arguments]
+    sys.argv = [script.path, *script.arguments, *more]
     folder = str(Path(script.path).resolve().parent)
     if sys.path and Path(sys.path[0]).is_dir():
         sys.path[0] = folder
     else:  # an archive with this package
         sys.path.insert(0, folder)
     try:
-        runpy.run_path(script.path, run_name="__main__")
+        _run_as_main(script.path)
     except EnoughSteps:
         return
     except SystemExit as end:
@@ -42,6 +49,19 @@ def run_script(script: Script) -> None:
     except Exception as error:
         _print_stack(script, error)
         raise
+
+
+def _run_as_main(path: str) -> None:
+    module = ModuleType("__main__")
+    module.__file__ = path
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    try:
+        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        exec(code, vars(module))  # noqa: S102  (the user asks for it)
+    finally:
+        sys.modules["__main__"] = before
+        _ended.append(module)
 
 
 def failure_of(script: Script, error: Exception) -> PacelineError:

@@ -24,6 +24,7 @@ from paceline.errors import RankFailed
 from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Training
+from paceline.rank.script.batches import BatchCounter
 from paceline.rank.script.phases import PhaseTimer, StepTimes
 from paceline.rank.script.program import EnoughSteps
 from paceline.rank.script.step import report_to
@@ -60,6 +61,7 @@ class TrainingRecorder:
         self._on_first_step = on_first_step
         self._optimizer: Optimizer | None = None
         self._timer = PhaseTimer()
+        self._batches = BatchCounter()
         self._unix_offset_s = time.time() - time.perf_counter()
         self._step_began_s = 0.0
         self._optimizer_began_s = 0.0
@@ -84,7 +86,7 @@ class TrainingRecorder:
             ):
                 stack.callback(handle.remove)
             self._first_hook = first
-            stack.enter_context(self._timer.timing())
+            stack.enter_context(self._timer.timing(self._batches))
             stack.callback(report_to, None)
             stack.callback(self._write)
             report_to(self)
@@ -100,8 +102,15 @@ class TrainingRecorder:
         else:
             self._early_report = (loss, samples)
 
-    def _first_forward(self, _module: nn.Module, _inputs: Any) -> None:
+    @property
+    def first_batch_sha256(self) -> str | None:
+        """Checksum of this rank's first batch; None where the user states the samples."""
+        return self._batches.first_sha256 if self._samples is None else None
+
+    def _first_forward(self, _module: nn.Module, inputs: Any) -> None:
         self._first_hook.remove()
+        if self._batches.first_sha256 is None:
+            self._batches.fetched(inputs)
         self._begin(time.perf_counter())
 
     def _begin(self, now_s: float) -> None:
@@ -173,6 +182,7 @@ class TrainingRecorder:
             "optimizer_s": optimizer_s,
             "other_s": step_s - times.total_s - optimizer_s,
             "step_s": step_s,
+            "samples": self._batches.take() if self._samples is None else self._samples,
         }
         self._report, self._early_report = self._early_report, None
         self.steps += 1
@@ -197,7 +207,8 @@ class TrainingRecorder:
                 "expected a finite number: the training diverged",
                 self._rank,
             )
-        samples = self._samples if samples is None else samples
+        counted = ended.pop("samples")
+        samples = counted if samples is None else samples
         self._rows.write(
             StepRow(
                 **ended,

@@ -1,8 +1,7 @@
 """Tensors of a script's training that are compared with the baseline's.
 
-An optimiser knows parameters, not their names, so they are numbered: the same script lists them in
-the same order. Sharded parameters (DTensor) are gathered, collectively; other parameters that
-differ between ranks cannot be compared.
+Parameters have the names of their modules. Sharded parameters (DTensor) are gathered, collectively;
+other parameters that differ between ranks cannot be compared.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from paceline.rank.script.modules import named_parameters
 from paceline.records.layout import TrialFiles
 from paceline.training.tensors import save_tensors, sha256_by_name, sha256_of, update_l2
 
@@ -22,16 +22,15 @@ Final = tuple[dict[str, str], dict[str, float]]
 class ParameterRecord:
     """The parameters of an optimiser, from the first step to the end of the script.
 
-    files: where the first rank keeps tensors; None keeps only checksums.
+    names: of each parameter, by its id. files: where the first rank keeps tensors; None keeps only
+    checksums.
     """
 
-    def __init__(self, optimizer: Optimizer, files: TrialFiles | None) -> None:
+    def __init__(
+        self, optimizer: Optimizer, names: dict[int, list[str]], files: TrialFiles | None
+    ) -> None:
         self._files = files
-        self._parameters: dict[str, Tensor] = {
-            f"group{number}.parameter{place}": parameter
-            for number, group in enumerate(optimizer.param_groups)
-            for place, parameter in enumerate(group["params"])
-        }
+        self._parameters = named_parameters([optimizer], names)
         self._is_sharded = any(isinstance(p, DTensor) for p in self._parameters.values())
         # Without any, a comparison of first gradients would compare zeros.
         self.has_gradient = any(p.grad is not None for p in self._parameters.values())
@@ -67,17 +66,17 @@ class ParameterRecord:
         return sha256_by_name(weights), moved
 
     def _weights(self) -> dict[str, Tensor]:
-        return {name: _whole(p.detach()) for name, p in self._parameters.items()}
+        return {name: whole(p.detach()) for name, p in self._parameters.items()}
 
     def _gradients(self) -> dict[str, Tensor]:
         """Return the gradients; zeros for parameters that the loss does not depend on."""
         return {
-            name: _whole(p.grad if p.grad is not None else torch.zeros_like(p)).detach()
+            name: whole(p.grad if p.grad is not None else torch.zeros_like(p)).detach()
             for name, p in self._parameters.items()
         }
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor) -> Tensor:
     """Return a tensor as float32 on the CPU, gathered if it is sharded."""
     found: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     if found.layout != torch.strided:

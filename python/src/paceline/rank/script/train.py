@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 from functools import partial
 
 from torch.optim import Optimizer
@@ -16,6 +17,8 @@ from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.rank.peers import Peers, join_peers
 from paceline.rank.result import End, write_environment, write_rank_weights, write_script_result
+from paceline.rank.script.modules import CalledModules, parameter_names
+from paceline.rank.script.observer import Observer
 from paceline.rank.script.process_group import ProcessGroups
 from paceline.rank.script.program import failure_of, run_script, torchrun_variables
 from paceline.rank.script.recorder import TrainingRecorder
@@ -47,7 +50,7 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
         process_started_unix_s=context.process_started_unix_s,
         restored_unix_s=time.time(),
     )
-    with Spans(own.spans) as spans, recording(own.communication) as operations:
+    with Spans(own.spans) as spans, recording(own.communication, own.operations) as operations:
         spans.ended("imports", context.process_started_unix_s)
         set_threads(trial.placement.threads_per_worker)
         with spans("rendezvous"):
@@ -79,14 +82,24 @@ class _ScriptRank:
         self._training = TrainingRecorder(
             trial.training, context, files.rank(context.rank), operations, self._first_step
         )
+        self._modules = CalledModules()
         self._parameters: ParameterRecord | None = None
+        self._observer: Observer | None = None
+        if self._script.observe is not None:
+            own = files.rank(context.rank)
+            self._observer = Observer(self._script.observe, context.rank, files, own, operations)
 
     def run(self) -> None:
         os.environ.update(torchrun_variables(self._trial, self._context))
         started_unix_s = time.time()
         try:
-            with self._groups.answering(), self._training.recording():
-                run_script(self._script)
+            with ExitStack() as stack:
+                if self._observer is not None:  # it sees each step before the last one ends all
+                    stack.enter_context(self._observer.observing())
+                stack.enter_context(self._modules.noting())
+                stack.enter_context(self._groups.answering())
+                stack.enter_context(self._training.recording())
+                run_script(self._script, self._trial.arguments)
         finally:
             self._record_spans(started_unix_s)
         with self._spans("bookkeeping"):
@@ -102,8 +115,10 @@ class _ScriptRank:
     def _first_step(self, optimizer: Optimizer) -> None:
         """Check and record what is known when the first gradient is complete."""
         self._check_group()
+        self._modules.stop()
+        names = parameter_names(self._modules.models())
         keeps = self._trial.save_tensors and self._context.is_first
-        self._parameters = ParameterRecord(optimizer, self._files if keeps else None)
+        self._parameters = ParameterRecord(optimizer, names, self._files if keeps else None)
         self._groups.before_destroy = self._parameters.keep_sharded
         write_environment(
             self._context,
@@ -111,6 +126,7 @@ class _ScriptRank:
             self._files.rank(self._context.rank),
             self._parameters.initial_sha256,
             self._peers.clock,
+            first_batch_sha256=self._training.first_batch_sha256,
         )
 
     def _check_group(self) -> None:

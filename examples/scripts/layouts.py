@@ -1,0 +1,77 @@
+"""The same training in every layout of `paceline.layouts`, chosen by an option.
+
+    torchrun --nproc-per-node 2 layouts.py --layout fsdp
+    paceline verify --vary=--layout=ddp,fsdp,tp,ddp+compile layouts.py
+    paceline run --vary=--layout=ddp,fsdp,tp layouts.py
+
+The global batch is fixed: each rank takes its share of it, and with `tp` the whole batch.
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+WIDTH = 64
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, hidden):
+        return hidden + self.down(torch.relu(self.up(self.norm(hidden))))
+
+
+class Network(nn.Module):
+    def __init__(self, blocks):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, 10)
+
+    def forward(self, hidden):
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--layout", default="ddp")
+    parser.add_argument("--batch", type=int, default=32, help="samples of all ranks in one step")
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--blocks", type=int, default=3)
+    options = parser.parse_args()
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:
+        dist.init_process_group("gloo")
+
+    torch.manual_seed(1)
+    inputs = torch.randn(options.steps * options.batch, WIDTH)
+    labels = torch.randint(0, 10, (len(inputs),))
+    plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+    model = paceline.layouts.distribute(Network(options.blocks), options.layout, plan=plan)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)
+
+    parts = 1 if options.layout.startswith("tp") else ranks
+    own = range(rank % parts, len(inputs), parts)
+    data = TensorDataset(inputs[own.start :: parts], labels[own.start :: parts])
+    for samples, targets in DataLoader(data, batch_size=options.batch // parts):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(samples), targets).backward()
+        optimizer.step()
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

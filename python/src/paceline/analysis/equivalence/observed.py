@@ -1,0 +1,392 @@
+"""Judge what ranks observed of a script under `paceline verify`: first difference, and its cause.
+
+A layout is compared with one process, the reference, update by update: samples, outputs of modules,
+gradients, weights. A tensor may differ by four times the change that roundings cause in the
+reference, measured by training it once more, and at least by the limits of `tolerances`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.analysis.equivalence.sample_log import some
+from paceline.analysis.equivalence.tolerances import LEAST_MISTAKE, ROOM, tolerance
+from paceline.records.observed import ComparedTensor, ModuleCall, Observed, Update
+from paceline.spec.values import Precision
+
+_NOISE = 2.0**-13  # share of the norm of all tensors below which one tensor is noise
+_SAME_FACTOR = 0.02  # spread of the factors of tensors that were all multiplied by one number
+_EQUAL_START = 1e-6
+_NORMALISES = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result for one layout. passed: None if it could not be compared."""
+
+    passed: bool | None
+    reason: str  # a sentence without its full stop
+    step: int | None = None
+    module: str | None = None
+    tensor: str | None = None
+    factor: float | None = None  # of the whole gradient over that of the reference
+    largest: float = 0.0  # largest difference of a tensor, as a share of what is allowed
+    steps: int = 0  # that were compared
+
+
+def judge(
+    reference: Sequence[Observed], rounded: Sequence[Observed], ours: Sequence[Observed]
+) -> Finding:
+    """Judge a layout by what its ranks observed. The first two are of one process each."""
+    if not (reference and rounded and ours and reference[0].updates):
+        return Finding(passed=None, reason="no step of an optimiser was observed")
+    return _Judgement(reference[0], rounded[0], ours).finding()
+
+
+class _Judgement:
+    def __init__(self, reference: Observed, rounded: Observed, ours: Sequence[Observed]) -> None:
+        self._reference, self._rounded, self._ours = reference, rounded, ours
+        self._largest = 0.0
+
+    def finding(self) -> Finding:
+        start = self._start()
+        if start is not None:
+            return start
+        updates = [_by_key(each.updates) for each in self._ours]
+        compared = 0
+        for theirs in self._reference.updates:
+            own = [found[_key(theirs)] for found in updates if _key(theirs) in found]
+            if len(own) < len(self._ours):
+                break
+            found = self._of_update(theirs, own)
+            if found is not None:
+                return found
+            compared = theirs.step + 1
+        if not compared:
+            return Finding(passed=None, reason="no step was taken by all ranks")
+        return Finding(
+            passed=True,
+            reason=f"{compared} steps agree",
+            largest=self._largest,
+            steps=compared,
+        )
+
+    def _start(self) -> Finding | None:
+        """Compare names and first weights."""
+        names = {each.name for each in self._reference.initial}
+        known = {each.name for found in self._ours for each in found.initial}
+        missing = sorted(names - known)
+        if missing:
+            unknown = sorted({name for found in self._ours for name in found.unknown})
+            beside = f", but {some(unknown)}" if unknown else ""
+            return Finding(
+                passed=None,
+                reason=f"no rank has {some(missing)} as one process has it{beside}",
+                tensor=missing[0],
+            )
+        for rank, found in enumerate(self._ours):
+            for each in found.initial:
+                if each.difference_l2 > _EQUAL_START * each.l2:
+                    return Finding(
+                        passed=False,
+                        reason=f"{each.name} of rank {rank} differs before the first step; seed "
+                        "every process equally (torch.manual_seed), or let rank 0 send its weights",
+                        step=0,
+                        tensor=each.name,
+                    )
+        return None
+
+    def _of_update(self, theirs: Update, own: Sequence[Update]) -> Finding | None:
+        step = theirs.step
+        samples = _samples_fault([theirs.samples or [], *(each.samples or [] for each in own)])
+        gradient = self._first_difference(theirs, own, "gradient")
+        if gradient is None and samples is None:
+            weights = self._first_difference(theirs, own, "change")
+            if weights is not None:
+                return self._of_weights(step, weights)
+            return self._drift(step, own)
+        if gradient is None:
+            return None  # equal gradients show more than checksums of samples
+        if samples is not None:
+            return Finding(passed=False, reason=samples, step=step, tensor=gradient.name)
+        return self._of_gradient(theirs, own, gradient)
+
+    def _first_difference(
+        self, theirs: Update, own: Sequence[Update], kind: str
+    ) -> ComparedTensor | None:
+        """Return the tensor that differs most beyond its limit; None if none does."""
+        rounded = next((u for u in self._rounded.updates if _key(u) == _key(theirs)), None)
+        changes = {} if rounded is None else _by_name(getattr(rounded, kind))
+        every = _tensors(own, kind)
+        whole = math.hypot(*(each.l2 for each in _by_name(every).values()))
+        base = self._base(theirs)
+        worst: ComparedTensor | None = None
+        beyond = 1.0
+        for each in every:
+            scale = each.l2 + _NOISE * whole
+            if not scale:
+                scale = 1.0
+            measured = changes.get(each.name)
+            room = 0.0 if measured is None else ROOM * measured.difference_l2 / scale
+            limit = max(base, min(room, self._most(theirs)))
+            share = each.difference_l2 / scale / limit
+            self._largest = max(self._largest, min(share, 1.0))
+            if share > beyond:
+                worst, beyond = each, share
+        return worst
+
+    def _base(self, theirs: Update) -> float:
+        low = any(each.low_precision for each in (self._reference, *self._ours))
+        kind: Precision = "bf16" if low else "fp32"
+        return tolerance(kind, kind, 1).gradient * (theirs.step + 1)
+
+    def _most(self, theirs: Update) -> float:
+        """Return the smallest mistake that must be found: a part of a sample's share."""
+        batch = len(theirs.samples or ()) or 1
+        return max(LEAST_MISTAKE, 1 / (2 * batch)) * (theirs.step + 1)
+
+    def _of_weights(self, step: int, worst: ComparedTensor) -> Finding:
+        by = "" if worst.factor is None else f", by a factor of {worst.factor:.2f}"
+        return Finding(
+            passed=False,
+            reason=f"gradients agree, but the optimiser moves {worst.name} differently{by}: its "
+            "state or its learning rate differs",
+            step=step,
+            tensor=worst.name,
+            factor=worst.factor,
+        )
+
+    def _drift(self, step: int, own: Sequence[Update]) -> Finding | None:
+        """Find a replica whose parameters differ from another's."""
+        first: dict[str, tuple[int, str]] = {}
+        moved = {each.name for update in own for each in update.change}
+        for rank, update in enumerate(own):
+            for each in update.weights:
+                if each.sha256 is None or each.name not in moved:
+                    continue
+                where, sha256 = first.setdefault(each.name, (rank, each.sha256))
+                if sha256 != each.sha256:
+                    return Finding(
+                        passed=False,
+                        reason=f"{each.name} of rank {rank} is no longer that of rank {where}: "
+                        "replicas drift apart",
+                        step=step,
+                        tensor=each.name,
+                    )
+        return None
+
+    def _of_gradient(self, theirs: Update, own: Sequence[Update], worst: ComparedTensor) -> Finding:
+        """Name the module and the likely cause of a gradient that differs."""
+        module, direction = self._first_module(theirs.step)
+        factors = [e.factor for e in _tensors(own, "gradient") if e.factor is not None and e.l2]
+        factor = _common(factors)
+        cause = (
+            self._of_reduction(theirs, own, worst, factor)
+            or _of_module(module, direction)
+            or "all modules agree, so the difference arises when gradients are reduced"
+        )
+        by = "" if factor is None else f" (factor {factor:.2f})"
+        return Finding(
+            passed=False,
+            reason=f"the gradient of {worst.name} differs{by}: {cause}",
+            step=theirs.step,
+            module=None if module is None else module.name,
+            tensor=worst.name,
+            factor=factor,
+        )
+
+    def _of_reduction(
+        self, theirs: Update, own: Sequence[Update], worst: ComparedTensor, factor: float | None
+    ) -> str | None:
+        """Return the mistake of the exchange between ranks that explains the difference."""
+        ranks, passes, local = len(own), len(theirs.losses), self._local_factor(theirs.step)
+        is_local = factor is not None and local is not None and _near(local / ranks, factor)
+        tied = (names for found in self._ours for names in found.tied if worst.name in names)
+        names = next(tied, [])
+        counts = sorted({len(each.samples or ()) for each in own})
+        causes = (
+            (
+                not _equal_on_ranks(own, worst.name),
+                f"ranks have gradients of their own, that of {worst.name} was not exchanged",
+            ),
+            (
+                is_local and passes > 1 and _near(factor, passes),
+                f"gradients of {passes} accumulated passes were not divided",
+            ),
+            (
+                is_local and not _near(factor, 1.0),
+                f"the loss of each rank is {factor or 0:.2f} times as large",
+            ),
+            (
+                _near(factor, ranks),
+                f"gradients were summed over {ranks} ranks instead of averaged",
+            ),
+            (_near(factor, 1 / ranks), f"gradients were divided by {ranks} once too often"),
+            (
+                names and _near(worst.factor, ranks),
+                f"the tied weight {' = '.join(names)} was reduced more than once",
+            ),
+            (
+                len(counts) > 1,
+                f"ranks with {some(counts)} samples were averaged without weights",
+            ),
+            (
+                any(each.clipped for each in own),
+                "gradients were clipped before they were reduced",
+            ),
+        )
+        return next((sentence for applies, sentence in causes if applies), None)
+
+    def _local_factor(self, step: int) -> float | None:
+        """Return the ratio of the gradients at the last module, before they are reduced.
+
+        It is the number of ranks where each takes the mean over its share of the samples.
+        """
+        theirs = [c for c in self._reference.calls if c.step == step and c.backward is not None]
+        own = _numbers(c for found in self._ours for c in found.calls if c.step == step)
+        if not theirs:
+            return None
+        last = theirs[-1]
+        pairs = [
+            (values[0], own["backward", last.name, sample][0])
+            for values, sample in zip(last.backward or (), last.samples, strict=True)
+            if ("backward", last.name, sample) in own
+        ]
+        expected, found = (float(np.linalg.norm(part)) for part in zip(*pairs, strict=True))
+        return found / expected if expected else None
+
+    def _first_module(self, step: int) -> tuple[ModuleCall | None, str]:
+        """Return the first module whose output differs, else whose gradient does, in order."""
+        theirs = [call for call in self._reference.calls if call.step == step]
+        rounded = _numbers(c for c in self._rounded.calls if c.step == step)
+        own = _numbers(c for found in self._ours for c in found.calls if c.step == step)
+        for call in theirs:
+            if self._differs(call, "forward", rounded, own):
+                return call, "forward"
+        with_gradient = [call for call in reversed(theirs) if call.backward is not None]
+        for place, call in enumerate(with_gradient):
+            if self._differs(call, "backward", rounded, own):
+                return call, "backward" if place else "loss"
+        return None, ""
+
+    def _differs(
+        self,
+        call: ModuleCall,
+        kind: str,
+        rounded: Mapping[tuple[str, str, str], list[float]],
+        own: Mapping[tuple[str, str, str], list[float]],
+    ) -> bool:
+        expected = getattr(call, kind)
+        rows = [
+            (values, own[kind, call.name, sample], rounded.get((kind, call.name, sample), values))
+            for values, sample in zip(expected, call.samples, strict=True)
+            if (kind, call.name, sample) in own
+        ]
+        if not rows:
+            return False
+        theirs, ours, changed = (np.array(part) for part in zip(*rows, strict=True))
+        scale = float(np.linalg.norm(theirs[:, 0])) or 1.0
+        if kind == "backward":  # the loss of a rank is a mean over its own samples
+            norm = float(np.linalg.norm(ours[:, 0]))
+            ours = ours * (scale / norm if norm else 1.0)
+            norm = float(np.linalg.norm(changed[:, 0]))
+            changed = changed * (scale / norm if norm else 1.0)
+        room = ROOM * float(np.linalg.norm(changed - theirs)) / scale
+        return float(np.linalg.norm(ours - theirs)) / scale > max(2.0**-11 * (call.step + 1), room)
+
+
+def _of_module(module: ModuleCall | None, direction: str) -> str | None:
+    """Return what the first module that differs says about the cause."""
+    if module is None:
+        return None
+    if direction == "forward" and module.kind.startswith(_NORMALISES):
+        return f"{module.name} ({module.kind}) uses the statistics of each rank's samples"
+    if direction == "forward":
+        return f"{module.name} ({module.kind}) is the first module that computes another output"
+    if direction == "loss":
+        return (
+            f"outputs agree, but not the gradient of the loss at {module.name}: ranks weight "
+            "samples differently, as by a mean over the valid labels of each rank"
+        )
+    return f"{module.name} ({module.kind}) is the first module that computes another gradient"
+
+
+def _key(update: Update) -> tuple[int, int]:
+    return update.optimizer, update.step
+
+
+def _by_key(updates: Iterable[Update]) -> dict[tuple[int, int], Update]:
+    return {_key(update): update for update in updates}
+
+
+def _by_name(tensors: Iterable[ComparedTensor]) -> dict[str, ComparedTensor]:
+    return {each.name: each for each in tensors}
+
+
+def _tensors(updates: Iterable[Update], kind: str) -> list[ComparedTensor]:
+    return [each for update in updates for each in getattr(update, kind)]
+
+
+def _numbers(calls: Iterable[ModuleCall]) -> dict[tuple[str, str, str], list[float]]:
+    """Return the numbers of each sample by direction, module and sample."""
+    return {key: values for call in calls for key, values in _of_call(call)}
+
+
+def _of_call(call: ModuleCall) -> Iterator[tuple[tuple[str, str, str], list[float]]]:
+    for kind, rows in (("forward", call.forward), ("backward", call.backward)):
+        for sample, values in zip(call.samples, rows or (), strict=False):
+            yield (kind, call.name, sample), values
+
+
+def _samples_fault(samples: Sequence[Sequence[str]]) -> str | None:
+    """Return how the samples of the ranks differ from those of the reference, which come first."""
+    theirs, *ours = (Counter(each) for each in samples)
+    fed = [each for each in ours if each]
+    if not theirs or not fed or all(each == theirs for each in fed):
+        return None  # not known, or every rank has the whole batch
+    together = sum(fed, Counter())
+    if together == theirs:
+        return None
+    if len(fed) > 1 and all(each == fed[0] for each in fed[1:]):
+        return "every rank trains on the same samples: " + _repeated(ours)
+    if together.total() != theirs.total():
+        each = f", {fed[0].total()} each" if len({f.total() for f in fed}) == 1 else ""
+        return (
+            f"{len(fed)} ranks train on {together.total()} samples in a step{each}, one process on "
+            f"{theirs.total()}; give each rank its share of a fixed global batch"
+        )
+    repeated = sum(count - 1 for count in together.values() if count > 1)
+    if repeated:
+        return f"{repeated} samples of the step are trained on by two ranks"
+    return (
+        f"{(together - theirs).total()} of {theirs.total()} samples are others than those of one "
+        "process: the order or the random changes of samples depend on the number of ranks"
+    )
+
+
+def _repeated(ours: Sequence[Counter[str]]) -> str:
+    first, second = [rank for rank, each in enumerate(ours) if each][:2]
+    return f"rank {second} repeats the samples of rank {first}"
+
+
+def _common(factors: Sequence[float]) -> float | None:
+    """Return the factor that all tensors share; None if they do not share one."""
+    if not factors:
+        return None
+    middle = float(np.median(factors))
+    near = [abs(factor - middle) <= _SAME_FACTOR * abs(middle) for factor in factors]
+    return middle if sum(near) >= 0.9 * len(near) else None
+
+
+def _near(factor: float | None, expected: float) -> bool:
+    return factor is not None and abs(factor - expected) <= _SAME_FACTOR * expected
+
+
+def _equal_on_ranks(own: Sequence[Update], name: str) -> bool:
+    found = {each.sha256 for update in own for each in update.gradient if each.name == name}
+    return len(found) <= 1

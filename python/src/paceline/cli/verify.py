@@ -1,0 +1,107 @@
+"""`paceline verify`: does a training script train the same in every layout?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from paceline import runner
+from paceline.cli.console import plain_console, print_json
+from paceline.cli.experiment import (
+    ExperimentCommand,
+    ScriptOptions,
+    is_script,
+    script_experiment,
+    vary_option,
+)
+from paceline.cli.options import count, json_option, list_option, out_option
+from paceline.cli.progress import ConsoleProgress
+from paceline.errors import ExitCode
+from paceline.records.files import jsonable
+from paceline.report.section import terminal_view
+from paceline.report.verified_script import verified_section
+from paceline.runner.verify_script import VerifiedLayout, verify_script
+from paceline.spec import load_spec
+
+_STEPS = 4
+_CODES = {
+    True: ExitCode.OK,
+    False: ExitCode.NOT_EQUIVALENT,
+    None: ExitCode.NOT_COMPARABLE,
+}
+
+
+@click.command("verify", cls=ExperimentCommand)
+@click.argument("spec", metavar="SCRIPT.py")
+@click.argument("script_arguments", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
+@list_option("--launcher", "NAME,…", "Launchers of several ranks; default: torchrun.")
+@list_option("--transport", "NAME,…", "Transports between ranks; default: gloo.")
+@click.option(
+    "--ranks",
+    "--nproc-per-node",
+    metavar="N",
+    type=count,
+    default=2,
+    show_default=True,
+    help="Ranks of each layout; they may share cores.",
+)
+@vary_option
+@click.option(
+    "--steps",
+    metavar="N",
+    type=count,
+    default=_STEPS,
+    show_default=True,
+    help="Compare so many steps of the optimiser.",
+)
+@out_option("RUN_DIR", "Write the run here; default: runs/verify-NAME-DATE-TIME.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@json_option
+def command(
+    spec: str,
+    script_arguments: tuple[str, ...],
+    launcher: tuple[str, ...],
+    transport: tuple[str, ...],
+    ranks: int,
+    vary: tuple[tuple[str, ...], ...],
+    steps: int,
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Show whether a training script trains the same in every layout.
+
+    The script runs unchanged: in one process, in one process with roundings added, and in each
+    layout. A ✗ names the first step, module and tensor that differ, and the likely cause.
+    """
+    if not is_script(spec):
+        raise click.UsageError(f"{spec}: expected a script (FILE.py)")
+    options = ScriptOptions(
+        launcher=launcher,
+        transport=transport,
+        ranks=ranks,
+        local_strategy=("processes",),
+        max_steps=steps,
+        warmup_steps=0,
+        vary=vary,
+    )
+    source = script_experiment(Path(spec), script_arguments, options)
+    for trial in source["trials"]:
+        if "ranks_per_node" in trial:
+            trial["oversubscribe"] = True  # nothing is timed
+    loaded = load_spec({**source, "repeats": 1, "telemetry": {"enabled": False}})
+    run_dir = out or runner.default_run_dir(f"verify-{loaded.experiment.name}")
+    with ConsoleProgress(quiet=quiet) as progress:
+        verified = verify_script(loaded, runner.plan(loaded), run_dir, progress=progress)
+    if as_json:
+        print_json(jsonable(verified))
+    else:
+        lines = [(_words(each), each.finding) for each in verified.layouts]
+        plain_console().print(terminal_view(verified_section(lines, passed=verified.passed)))
+    return _CODES[verified.passed]
+
+
+def _words(layout: VerifiedLayout) -> str:
+    trial = layout.trial
+    return " ".join([trial.launcher, trial.transport, trial.layout, *trial.arguments])

@@ -1,0 +1,329 @@
+"""Observe a script's training for `paceline verify`: samples, gradients, weights, modules.
+
+Every optimiser is followed. The reference keeps its tensors as files; all others compare theirs
+with them at once, rank by rank, and keep numbers. Sharded tensors (DTensor) are put together first.
+A reference that is trained once more with outputs that differ by roundings shows how much roundings
+matter for each tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from paceline.plan.trial import Observation
+from paceline.rank.script.batches import checksums, tensors_in
+from paceline.rank.script.modules import (
+    CalledModules,
+    named_buffers,
+    named_parameters,
+    parameter_names,
+    without_wrappers,
+)
+from paceline.rank.script.tensors import whole
+from paceline.records.files import write_json
+from paceline.records.layout import RankFiles, TrialFiles
+from paceline.records.observed import ComparedTensor, ModuleCall, Observed, Update
+from paceline.torch_internals import DataLoaderIterator
+from paceline.training.tensors import save_tensors, sha256_of
+from paceline.transports.recorder import Recorder
+
+# Relative change of the outputs of a first module: 16 units of roundoff of fp32, and one of the
+# types with less precision.
+_CHANGE = {torch.float32: 2.0**-20, torch.float64: 2.0**-20}
+_CHANGE_LOW_PRECISION = 2.0**-8
+_LOW_PRECISION = {torch.bfloat16, torch.float16}
+
+
+class Observer:
+    """Observes what happens in this process while `observing` is active."""
+
+    def __init__(
+        self,
+        observation: Observation,
+        rank: int,
+        files: TrialFiles,
+        own: RankFiles,
+        operations: Recorder,
+    ) -> None:
+        self._observation = observation
+        self._keeps = observation.reference is None
+        self._reference = TrialFiles(files.root.parent / (observation.reference or files.root.name))
+        self._own = own
+        self._operations = operations
+        self._random = torch.Generator().manual_seed(1)
+        self._found = Observed()
+        self._modules = CalledModules()
+        self._models: dict[str, nn.Module] = {}
+        self._names: dict[int, list[str]] = {}
+        self._module_names: dict[int, str] = {}
+        self._optimizers: list[Optimizer] = []
+        self._steps: list[int] = []  # of each optimiser
+        self._before: dict[str, Tensor] = {}  # weights before the step that is under way
+        self._gradient: dict[str, Tensor] | None = None
+        self._batch: list[str] | None = None  # checksums of the samples of the last batch
+        self._samples: list[str] = []  # of all batches since the last step
+        self._losses: list[float] = []
+        self._calls: list[tuple[int, nn.Module, list[str], list[list[float]], list[Any]]] = []
+        self._is_rounding = False
+        self._clipped_unix_s: float | None = None
+        self._is_first = rank == 0
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Observe while the context is active, and write what was seen at its end."""
+        loader: Any = DataLoaderIterator  # there is no hook
+        autograd: Any = torch.autograd
+        utils: Any = torch.nn.utils
+        with ExitStack() as stack:
+            stack.callback(self._write)
+            stack.enter_context(self._modules.noting())
+            stack.enter_context(_replaced(loader, "__next__", self._next_batch))
+            stack.enter_context(_replaced(autograd, "backward", self._backward))
+            for name in ("clip_grad_norm_", "clip_grad_value_"):
+                stack.enter_context(_replaced(utils, name, self._clip))
+            for handle in (
+                register_module_forward_pre_hook(self._before_forward),
+                register_module_forward_hook(self._after_forward),
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            ):
+                stack.callback(handle.remove)
+            self._is_rounding = self._observation.rounded
+            yield
+
+    # --- samples, losses, clipping ---
+
+    def _next_batch(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        batch = function(*arguments)
+        self._take(batch)
+        return batch
+
+    def _take(self, batch: Any) -> None:
+        self._batch = checksums(batch)
+        self._samples += self._batch or []
+
+    def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        tensors = arguments[0] if arguments else named.get("tensors")
+        first = tensors if isinstance(tensors, Tensor) else next(iter(tensors or ()), None)
+        if first is not None and first.numel() == 1:
+            self._losses.append(float(first.detach()))
+        result = function(*arguments, **named)
+        self._is_rounding = self._observation.rounded
+        return result
+
+    def _clip(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self._clipped_unix_s = time.time()
+        return function(*arguments, **named)
+
+    # --- modules ---
+
+    def _before_forward(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not torch.compiler.is_compiling() and self._batch is None:
+            self._take(inputs)
+
+    def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> Any:
+        """Note the numbers of a module's output; return another output where it is rounded."""
+        if torch.compiler.is_compiling():
+            return None
+        first = outputs if isinstance(outputs, Tensor) else next(tensors_in(outputs), None)
+        if first is None or isinstance(first, DTensor) or not first.is_floating_point():
+            return None
+        changed = None
+        if self._is_rounding and first is outputs:
+            self._is_rounding = False
+            changed = first = self._rounded(first)
+        if first.dtype in _LOW_PRECISION:
+            self._found.low_precision = True
+        if _is_layer(module) and self._batch:
+            numbers = per_sample(first, len(self._batch))
+            if numbers is not None:
+                gradient: list[Any] = []
+                step = max(self._steps, default=0)
+                self._calls.append((step, module, self._batch, numbers, gradient))
+                if first.requires_grad:
+                    note = partial(_note_gradient, gradient, len(self._batch))
+                    first.register_hook(note)  # type: ignore[no-untyped-call]
+        return changed
+
+    def _rounded(self, tensor: Tensor) -> Tensor:
+        change = _CHANGE.get(tensor.dtype, _CHANGE_LOW_PRECISION)
+        noise = torch.randn(tensor.shape, generator=self._random).to(tensor)
+        return tensor * (1 + change * noise)
+
+    # --- optimisers ---
+
+    def _before_step(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+            self._steps.append(0)
+            self._models = self._modules.models()
+            self._names = parameter_names(self._models)
+        weights = self._weights(optimizer)
+        if not self._steps[self._optimizers.index(optimizer)]:
+            self._found.initial += self._compared("initial", weights)
+        self._before = {name: tensor.clone() for name, tensor in weights.items()}
+        has_closure = len(arguments) > 1 or named.get("closure") is not None
+        self._gradient = None if has_closure else self._gradients(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
+        number = self._optimizers.index(optimizer)
+        gradient = self._gradients(optimizer) if self._gradient is None else self._gradient
+        weights = self._weights(optimizer)
+        change = {name: weights[name] - tensor for name, tensor in self._before.items()}
+        step = self._steps[number]
+        place = f"{number}-{step}"
+        reduced = [row.arrived_unix_s for row in self._operations.ended()]
+        clipped = self._clipped_unix_s
+        self._found.updates.append(
+            Update(
+                step=step,
+                optimizer=number,
+                samples=self._samples or None,
+                losses=self._losses,
+                gradient=self._compared(f"gradient-{place}", gradient),
+                weights=self._compared(f"weights-{place}", {**weights, **self._float_buffers()}),
+                change=self._compared(f"change-{place}", change),
+                clipped=clipped is not None and max(reduced, default=0.0) > clipped,
+            )
+        )
+        self._steps[number] += 1
+        self._batch, self._samples, self._losses = None, [], []
+        self._clipped_unix_s = None
+        self._before = {}
+
+    def _parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        return named_parameters([optimizer], self._names)
+
+    def _weights(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        return {name: whole(p.detach()) for name, p in self._parameters(optimizer).items()}
+
+    def _gradients(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        return {
+            name: whole(torch.zeros_like(p) if p.grad is None else p.grad).detach().clone()
+            for name, p in self._parameters(optimizer).items()
+        }
+
+    def _float_buffers(self) -> dict[str, Tensor]:
+        buffers = named_buffers(self._models)
+        return {n: whole(b) for n, b in buffers.items() if b.is_floating_point()}
+
+    # --- comparison ---
+
+    def _compared(self, point: str, tensors: Mapping[str, Tensor]) -> list[ComparedTensor]:
+        """Compare tensors with the reference's at a point of the training, or keep them for it."""
+        path = self._reference.weights_at(f"observed-{point}")
+        if self._keeps:
+            if self._is_first:
+                save_tensors(path, tensors)
+            theirs = dict(tensors)
+        else:
+            theirs = load_file(path) if path.exists() else {}
+        sharded = self._sharded()
+        found = []
+        for name, ours in tensors.items():
+            reference = theirs.get(name)
+            if reference is None or reference.shape != ours.shape:
+                if name not in self._found.unknown:
+                    self._found.unknown.append(name)
+                continue
+            found.append(compared(name, ours, reference, is_sharded=name in sharded))
+        return found
+
+    def _sharded(self) -> set[str]:
+        every = {
+            **named_parameters(self._optimizers, self._names),
+            **named_buffers(self._models),
+        }
+        return {name for name, tensor in every.items() if isinstance(tensor, DTensor)}
+
+    def _write(self) -> None:
+        for prefix, model in self._models.items():
+            for name, module in model.named_modules():
+                self._module_names.setdefault(id(module), prefix + without_wrappers(name))
+        self._found.calls = [
+            ModuleCall(
+                step=step,
+                name=self._module_names[id(module)],
+                kind=type(module).__name__,
+                samples=samples,
+                forward=forward,
+                backward=backward[0] if backward else None,
+            )
+            for step, module, samples, forward, backward in self._calls
+            if id(module) in self._module_names
+        ]
+        self._found.tied = [names for names in self._names.values() if len(names) > 1]
+        write_json(self._own.observed, self._found)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
+    """Let `answer` be called in place of a function, with the function as its first argument."""
+    function = getattr(owner, name)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        return answer(function, *arguments, **named)
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)
+
+
+def per_sample(tensor: Tensor, samples: int) -> list[list[float]] | None:
+    """Return the L2 norm of each sample and its projection on a fixed direction.
+
+    None if the first dimension does not divide into the samples.
+    """
+    if not tensor.dim() or len(tensor) % samples or not tensor.numel():
+        return None
+    rows = tensor.detach().reshape(samples, -1).to("cpu", torch.float32)
+    direction = torch.cos(torch.arange(rows.shape[1], dtype=torch.float32))
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return torch.stack([norms, (rows @ direction).double()], dim=1).tolist()
+
+
+def _note_gradient(found: list[Any], samples: int, gradient: Tensor) -> None:
+    if not isinstance(gradient, DTensor):
+        found.append(per_sample(gradient, samples))
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Return whether a module computes something itself: it has parameters or no parts."""
+    own = next(module.parameters(recurse=False), None)
+    return own is not None or next(module.children(), None) is None
+
+
+def compared(name: str, ours: Tensor, reference: Tensor, *, is_sharded: bool) -> ComparedTensor:
+    """Compare a tensor with the reference's, both as float32 on the CPU."""
+    a, b = ours.reshape(-1).double(), reference.reshape(-1).double()
+    norm = float(torch.linalg.vector_norm(b))
+    return ComparedTensor(
+        name=name,
+        l2=norm,
+        difference_l2=_finite(torch.linalg.vector_norm(a - b)),
+        factor=_finite(torch.dot(a, b)) / norm**2 if norm else None,
+        sha256=None if is_sharded else sha256_of({"": ours}),
+    )
+
+
+def _finite(value: Tensor) -> float:
+    number = float(value)
+    return number if math.isfinite(number) else math.inf

@@ -1,0 +1,55 @@
+"""`paceline verify` on known bugs of parallel training, on their twins, and on plain DDP."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
+
+BUGS = Path(__file__).parent / "programs/parallel_bugs.py"
+DDP = Path(__file__).parents[2] / "examples/scripts/ddp.py"
+LAYOUTS = DDP.with_name("layouts.py")
+
+
+def verified(paceline, *words):
+    """Return the exit code and the layouts of one verification."""
+    finished = paceline("verify", "--json", "-q", "--out", "run", *words)
+    assert finished.stdout, finished.stderr
+    return finished.returncode, json.loads(finished.stdout)["layouts"]
+
+
+# Other bugs: python/benchmarks/verify_bugs.py
+@pytest.mark.parametrize(
+    ("bug", "step", "tensor", "words"),
+    [
+        ("token-mean", 0, None, "not the gradient of the loss at head"),
+        ("late-drift", 2, None, "was not exchanged"),
+    ],
+)
+def test_a_bug_is_found_with_its_first_step_and_cause(paceline, bug, step, tensor, words):
+    code, [layout] = verified(paceline, BUGS, "--bug", bug)
+    found = layout["finding"]
+    assert (code, found["passed"], found["step"]) == (9, False, step)
+    assert tensor is None or found["tensor"] == tensor
+    assert words in found["reason"]
+
+
+def test_a_corrected_twin_passes(paceline):
+    code, [layout] = verified(paceline, BUGS, "--bug", "token-mean", "--fixed")
+    assert (code, layout["finding"]["passed"]) == (0, True), layout
+
+
+def test_layouts_are_varied_by_an_option_of_the_script(paceline):
+    code, layouts = verified(paceline, "--vary", "--layout=ddp,fsdp,tp", LAYOUTS)
+    results = {each["trial"]["arguments"][0]: each["finding"]["passed"] for each in layouts}
+    assert results == {"--layout=ddp": True, "--layout=fsdp": True, "--layout=tp": True}, layouts
+    assert code == 0
+
+
+def test_another_model_is_not_judged(paceline):
+    code, [layout] = verified(paceline, "--vary=--width=32", DDP, "--width", "16")
+    assert (code, layout["finding"]["passed"]) == (7, None)
+    assert "as one process has it" in layout["finding"]["reason"]

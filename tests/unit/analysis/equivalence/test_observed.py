@@ -1,0 +1,233 @@
+"""The judgement of `paceline verify`: first difference and cause, from fabricated numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from paceline.analysis.equivalence.observed import judge
+from paceline.records.observed import ComparedTensor, ModuleCall, Observed, Update
+
+NAMES = ("hidden.weight", "head.weight")
+SAMPLES = ["a", "b", "c", "d"]
+ROUNDING = 2.0**-20
+
+
+def tensor(name, factor=1.0, sha256="same", difference=None):
+    apart = abs(factor - 1) if difference is None else difference
+    return ComparedTensor(name=name, l2=1.0, difference_l2=apart, factor=factor, sha256=sha256)
+
+
+def tensors(**changes):
+    return [tensor(name, **changes) for name in NAMES]
+
+
+def update(step=0, samples=(), gradient=None, change=None, weights=None, **more):
+    return Update(
+        step=step,
+        optimizer=0,
+        samples=list(samples) or None,
+        losses=more.pop("losses", [1.0]),
+        gradient=gradient or tensors(),
+        change=change or tensors(),
+        weights=weights or tensors(),
+        **more,
+    )
+
+
+def call(name, samples, forward=1.0, backward=1.0, kind="Linear"):
+    return ModuleCall(
+        step=0,
+        name=name,
+        kind=kind,
+        samples=list(samples),
+        forward=[[forward, forward / 2] for _ in samples],
+        backward=[[backward, backward / 2] for _ in samples],
+    )
+
+
+def calls(samples, *, scale=1.0, **changes):
+    """Calls of two modules; changes: of one of them, by name."""
+    return [
+        call(name, samples, **{"backward": scale, **changes.get(name, {})})
+        for name in ("hidden", "head")
+    ]
+
+
+def one_process(steps=2, modules=None, **more):
+    return Observed(
+        initial=tensors(),
+        updates=[update(step, SAMPLES, **more) for step in range(steps)],
+        calls=calls(SAMPLES, **(modules or {})),
+    )
+
+
+ROUNDED = Observed(
+    initial=tensors(),
+    updates=[
+        update(
+            step,
+            SAMPLES,
+            gradient=tensors(difference=ROUNDING),
+            change=tensors(difference=ROUNDING),
+        )
+        for step in range(2)
+    ],
+    calls=calls(SAMPLES, hidden={"forward": 1 + ROUNDING}),
+)
+
+
+def ranks(*changes, scale=2.0, modules=None):
+    """Two ranks with half of the samples each; changes: of their updates."""
+    halves = (SAMPLES[:2], SAMPLES[2:])
+    every = [{**dict(changes[0] if changes else {})}, {**dict(changes[-1] if changes else {})}]
+    return [
+        Observed(
+            initial=tensors(),
+            updates=[update(step, **{"samples": half, **change}) for step in range(2)],
+            calls=calls(half, scale=scale, **(modules or {})),
+        )
+        for half, change in zip(halves, every, strict=True)
+    ]
+
+
+def found(ours, reference=None):
+    return judge([reference or one_process()], [ROUNDED], ours)
+
+
+def test_equal_steps_pass_with_their_number():
+    result = found(ranks())
+    assert (result.passed, result.steps) == (True, 2)
+    assert result.largest < 1e-3
+
+
+def test_rounding_passes_up_to_four_times_the_measured_change():
+    wide = dataclasses.replace(
+        ROUNDED, updates=[update(0, SAMPLES, gradient=tensors(difference=2.0**-9))]
+    )
+    ours = ranks({"gradient": tensors(difference=2.0**-8)})
+    reference = one_process(steps=1)
+    assert judge([reference], [wide], ours).passed is True
+    assert judge([reference], [ROUNDED], ours).passed is False
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference", "words"),
+    [
+        (ranks({"gradient": tensors(factor=2.0)}), {}, "summed over 2 ranks instead of averaged"),
+        (ranks({"gradient": tensors(factor=0.5)}), {}, "divided by 2 once too often"),
+        (
+            ranks({"gradient": tensors(factor=2.0)}, scale=4.0),
+            {"losses": [1.0, 1.0]},
+            "gradients of 2 accumulated passes were not divided",
+        ),
+        (ranks({"gradient": tensors(factor=3.0)}, scale=6.0), {}, "is 3.00 times as large"),
+        (
+            ranks(
+                {"gradient": tensors(factor=0.7, sha256="own")},
+                {"gradient": tensors(factor=1.3)},
+            ),
+            {},
+            "was not exchanged",
+        ),
+        (
+            ranks({"gradient": [tensor(NAMES[0], 0.9), tensor(NAMES[1], 1.2)], "clipped": True}),
+            {},
+            "clipped before they were reduced",
+        ),
+        (
+            ranks(
+                {"gradient": [tensor(NAMES[0], 0.9), tensor(NAMES[1], 1.2)]},
+                modules={"hidden": {"forward": 1.5, "kind": "BatchNorm1d"}},
+            ),
+            {"modules": {"hidden": {"kind": "BatchNorm1d"}}},
+            "hidden (BatchNorm1d) uses the statistics of each rank's samples",
+        ),
+        (
+            ranks(
+                {"gradient": [tensor(NAMES[0], 0.9), tensor(NAMES[1], 1.2)]},
+                modules={"head": {"forward": 1.5}},
+            ),
+            {},
+            "head (Linear) is the first module that computes another output",
+        ),
+        (
+            ranks({"gradient": [tensor(NAMES[0], 0.9), tensor(NAMES[1], 1.2)]}),
+            {},
+            "all modules agree",
+        ),
+    ],
+)  # fmt: skip
+def test_a_gradient_that_differs_has_a_likely_cause(ours, reference, words):
+    result = found(ours, one_process(**reference))
+    assert result.passed is False
+    assert result.step == 0
+    assert result.tensor in NAMES
+    assert words in result.reason
+
+
+def test_a_tied_weight_that_is_reduced_twice_is_named():
+    ours = ranks({"gradient": [tensor(NAMES[0], 2.0), tensor(NAMES[1])]})
+    for each in ours:
+        each.tied = [[NAMES[0], "out.weight"]]
+    assert "tied weight hidden.weight = out.weight" in found(ours).reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (SAMPLES[:2], SAMPLES[:2], "rank 1 repeats the samples of rank 0"),
+        (SAMPLES, ["e", "f", "g", "h"], "2 ranks train on 8 samples in a step, 4 each"),
+        (SAMPLES[:2], SAMPLES[1:3], "1 samples of the step are trained on by two ranks"),
+        (SAMPLES[:2], ["e", "f"], "2 of 4 samples are others than those of one process"),
+    ],
+)
+def test_other_samples_are_an_answer(first, second, words):
+    wrong = {"gradient": tensors(factor=0.8)}
+    result = found(ranks({"samples": first, **wrong}, {"samples": second, **wrong}))
+    assert result.passed is False
+    assert words in result.reason
+
+
+def test_ranks_that_all_have_the_whole_batch_pass():
+    assert found(ranks({"samples": SAMPLES})).passed is True
+
+
+def test_uneven_shares_without_weights_are_named():
+    wrong = {"gradient": [tensor(NAMES[0], 0.9), tensor(NAMES[1], 1.2)]}
+    result = found(ranks({"samples": SAMPLES[:3], **wrong}, {"samples": SAMPLES[3:], **wrong}))
+    assert "ranks with 1, 3 samples were averaged without weights" in result.reason
+
+
+def test_another_learning_rate_shows_in_the_change_of_the_weights():
+    result = found(ranks({"change": tensors(factor=2.0)}))
+    assert (result.passed, result.factor) == (False, 2.0)
+    assert "moves hidden.weight differently, by a factor of 2.00" in result.reason
+
+
+def test_replicas_that_drift_apart_fail_at_the_first_step():
+    result = found(ranks({}, {"weights": tensors(sha256="other")}))
+    assert (result.passed, result.step) == (False, 0)
+    assert "hidden.weight of rank 1 is no longer that of rank 0" in result.reason
+
+
+def test_other_first_weights_fail_before_any_step():
+    ours = ranks()
+    ours[1].initial = tensors(factor=1.1)
+    assert "hidden.weight of rank 1 differs before the first step" in found(ours).reason
+
+
+def test_a_parameter_that_no_rank_has_is_not_judged():
+    ours = ranks()
+    for each in ours:
+        each.initial = each.initial[:1]
+        each.unknown = ["flat"]
+    result = found(ours)
+    assert result.passed is None
+    assert "no rank has head.weight as one process has it, but flat" in result.reason
+
+
+def test_no_step_is_not_judged():
+    assert judge([one_process()], [ROUNDED], [Observed(), Observed()]).passed is None
+    assert judge([], [], []).passed is None
