@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
-from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
+from paceline.errors import EnvironmentLacks, ExitCode, PacelineError, TimedOut
 from paceline.host.memory import permanent_objects
 from paceline.host.processes import die_with_parent
 from paceline.host.programs import missing_extra
@@ -25,6 +25,7 @@ from paceline.job.rank_status import (
     trial_timed_out,
 )
 from paceline.job.sidecars import host_sidecar
+from paceline.job.stacks import answer_requests, request_stacks, write_error
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.attempts import begin_attempt
@@ -60,6 +61,7 @@ def run_rank(
 
 def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd:
     begin_attempt(job.files.rank(context.rank))
+    answer_requests(job.files.rank(context.rank))
     status = RankStatusFile(job, context)
 
     def expire() -> None:
@@ -76,6 +78,9 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
             with host_sidecar(job, context, watched_pids):
                 _train(job, context)
         except PacelineError as error:
+            if isinstance(error, TimedOut):  # its end lets launchers end the other ranks
+                write_error(job.files.rank(context.rank), error)
+                request_stacks(job.files)
             return status.failed(error)
         except Exception as error:  # noqa: BLE001  (the log and the status report it)
             missing = missing_extra(error) if isinstance(error, ImportError) else None

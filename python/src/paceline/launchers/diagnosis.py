@@ -17,6 +17,7 @@ from paceline.errors import (
 )
 from paceline.job.first_failure import FirstFailure, first_failure, outcome_status
 from paceline.job.messages import RANK_FAILED_LINE
+from paceline.job.stacks import read_stacks, stacks_sentence
 from paceline.launchers.base import Launcher
 from paceline.launchers.supervise import Ended
 from paceline.plan.trial import Trial
@@ -40,7 +41,8 @@ SPECIFIC_ERRORS: dict[int, type[PacelineError]] = {
 def diagnose(trial: Trial, files: TrialFiles, ended: Ended, launcher: Launcher) -> Outcome:
     """Return how the trial ended, with a message that names the failed rank and quotes its log."""
     statuses = read_statuses(files)
-    if not ended.timed_out and ended.exit_status == 0 and _all_done(trial, statuses):
+    has_ended = ended.exit_status == 0 or ended.stuck_at_exit
+    if not ended.timed_out and has_ended and _all_done(trial, statuses):
         return _outcome(trial, ended, ExitCode.OK, None, None)
     failure = FirstFailure(rank=None)
     if not ended.timed_out and not ended.missing_ranks:
@@ -98,6 +100,8 @@ def _message(
     else:
         what = _what_happened(trial, ended, failure, statuses, reported)
     lines = [f"trial {trial.id}: {what}"]
+    if _exit_code(ended, failure) is ExitCode.TIMED_OUT:
+        lines += filter(None, [stacks_sentence(read_stacks(files))])
     if tail := log_tail(log):
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in tail)]
     lines.append(f"logs: {files.root / 'ranks'}/*/log.txt, {files.launcher_log}")

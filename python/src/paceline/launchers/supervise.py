@@ -31,6 +31,7 @@ from paceline.host.processes import (
     send,
     wait_until,
 )
+from paceline.job.stacks import request_stacks
 from paceline.launchers.base import Command, TemporaryFolders
 from paceline.records.checkpoints import CHECKPOINT_SIGNAL, CheckpointFolder
 from paceline.records.documents import read_statuses
@@ -45,6 +46,8 @@ _NOTICE_S = 4.0
 # mpirun sends SIGKILL to its ranks 1 s after SIGTERM; Spark's shutdown hooks stop the context.
 _TERMINATION_S = 5.0
 _KILL_S = 5.0
+# After their last work, ranks write nothing more; a library may still hang in its destructors.
+_EXIT_S = 60.0
 # Slurm and Kubernetes end a job 30 s after SIGTERM by default; the launcher's end takes 5 to 10 s.
 _CHECKPOINT_S = 15.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the folder itself has a random name)
@@ -57,6 +60,7 @@ class Watched:
 
     ended_by_itself: bool = False
     timed_out: bool = False
+    stuck_at_exit: bool = False  # all ranks are done, but a process has not ended
     missing_ranks: tuple[int, ...] = ()  # did not start within their limit
     dead_ranks: tuple[int, ...] = ()  # ended without a status before any rank gave a reason
     trouble_unix_s: float | None = None  # when a failed process or rank was noticed
@@ -114,6 +118,8 @@ def supervise(
                 restart_limit_s=restart_limit_s,
             )
             ended_unix_s = time.time()
+            if not watched.ended_by_itself:
+                request_stacks(files)
         except (KeyboardInterrupt, SystemExit):
             on_interrupted()
             raise
@@ -139,15 +145,15 @@ def wait_for_end(
 ) -> Watched:
     """Wait until all processes have ended, or until the caller has to end them.
 
-    That is the case after `limit_s`, if not all ranks have started within `start_limit`, and
-    `notice_s` after a process or a rank failed. Ends nothing itself.
+    That is the case after `limit_s`, if not all ranks have started within `start_limit`, a minute
+    after all ranks are done, and `notice_s` after a process or a rank failed. Ends nothing itself.
     restart_limit_s: time in which a launcher may replace failed ranks; None if it does not.
     """
     notice_s = _NOTICE_S if notice_s is None else notice_s
     notice_s = notice_s if restart_limit_s is None else restart_limit_s
     watched = Watched()
     started = time.monotonic()
-    next_look, trouble_since = started, None
+    next_look, trouble_since, done_since = started, None, None
     while not _all_ended(processes):
         now = time.monotonic()
         if now - started > limit_s:
@@ -161,6 +167,10 @@ def wait_for_end(
                 watched.missing_ranks = _missing(statuses, start_limit.ranks)
                 if watched.missing_ranks:
                     return watched
+            done_since = (done_since or now) if _are_done(statuses) else None
+            if done_since is not None and now - done_since > _EXIT_S:
+                watched.stuck_at_exit = True
+                return watched
             if restart_limit_s is not None:
                 watched.dead_ranks = ()  # others may have taken their places
             trouble = _look_for_failures(statuses, watched) or trouble
@@ -185,6 +195,10 @@ def _all_ended(processes: Sequence[subprocess.Popen[bytes]]) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return len(running) == 1
+
+
+def _are_done(statuses: Sequence[RankStatus]) -> bool:
+    return bool(statuses) and all(status.state == "done" for status in statuses)
 
 
 def _missing(statuses: Sequence[RankStatus], ranks: int) -> tuple[int, ...]:

@@ -54,7 +54,7 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
     """
     compiler.import_when_used()
     own = files.rank(context.rank)
-    with Spans(own.spans) as spans, recording(own.communication) as recorder:
+    with Spans(own.spans) as spans, recording(own.communication, own.operations) as recorder:
         spans.ended("imports", context.process_started_unix_s)
         set_threads(trial.placement.threads_per_worker)
         with spans("rendezvous"):

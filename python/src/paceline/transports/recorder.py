@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.records.files import JsonlWriter
+from paceline.records.pending import OperationNotes
 from paceline.records.rows import CommunicationRow
 from paceline.training.pass_communication import is_awaiting
 
@@ -55,8 +56,10 @@ class Operation:
 class Recorder:
     """Keeps the rows of ended operations until `flush`, so that no operation waits for a disk."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, notes: Path | None = None) -> None:
+        """notes: the file of the last operations, for `paceline stacks`."""
         self._writer = JsonlWriter(file)
+        self._notes = None if notes is None else OperationNotes(notes)
         self._lock = threading.Lock()
         self._rows: list[CommunicationRow] = []
         self._sequences: dict[str, int] = {}
@@ -67,9 +70,21 @@ class Recorder:
             self._sequences[group] = sequence + 1
         return sequence
 
+    def begun(self, operation: Operation) -> None:
+        if self._notes is not None:
+            with self._lock:
+                self._notes.begun(
+                    operation.group,
+                    operation.operation,
+                    operation.sequence,
+                    operation.arrived_unix_s,
+                )
+
     def add(self, operation: Operation, ended_unix_s: float) -> None:
         row = CommunicationRow(**vars(operation), ended_unix_s=ended_unix_s)
         with self._lock:
+            if self._notes is not None:
+                self._notes.ended(operation.group)
             self._rows.append(row)
             full = len(self._rows) >= _KEPT_ROWS
         if full:
@@ -90,16 +105,23 @@ class Recorder:
     def close(self) -> None:
         self.flush()
         self._writer.close()
+        with self._lock:
+            if self._notes is not None:
+                self._notes.close()
+            self._notes = None
 
 
 _in_use: Recorder | None = None
 
 
 @contextmanager
-def recording(file: Path) -> Iterator[Recorder]:
-    """Record every operation of this process into `file` while the context is active."""
+def recording(file: Path, notes: Path | None = None) -> Iterator[Recorder]:
+    """Record every operation of this process into `file` while the context is active.
+
+    notes: the file of the last operations.
+    """
     global _in_use  # noqa: PLW0603  (see the module's first lines)
-    recorder = _in_use = Recorder(file)
+    recorder = _in_use = Recorder(file, notes)
     try:
         yield recorder
     finally:
@@ -133,7 +155,7 @@ def begin_operation(
     """
     recorder = _in_use
     sequence = recorder.next_sequence(group) if recorder is not None else 0
-    return Operation(
+    operation = Operation(
         group=group,
         ranks=ranks,
         sequence=sequence,
@@ -142,6 +164,9 @@ def begin_operation(
         arrived_unix_s=time.time() if arrived_unix_s is None else arrived_unix_s,
         awaited=is_awaiting(),
     )
+    if recorder is not None:
+        recorder.begun(operation)
+    return operation
 
 
 def payload_bytes(tensors: Any) -> int:

@@ -1,0 +1,60 @@
+"""`paceline stacks`: where the ranks of a running trial are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from paceline.cli.console import plain_console, print_json
+from paceline.cli.options import json_option, run_dir_argument
+from paceline.errors import ExitCode, NotComparable
+from paceline.job.stacks import RankStack, read_stacks, request_stacks, stacks_sentence
+from paceline.records.documents import read_statuses
+from paceline.records.files import jsonable
+from paceline.records.layout import RunFiles, TrialFiles
+from paceline.records.rows import SCHEMA
+
+_FRAMES = 8  # of each rank on the terminal
+
+
+@click.command("stacks")
+@run_dir_argument
+@json_option
+def command(run_dir: Path, as_json: bool) -> int:
+    """Show where the ranks of a running trial are.
+
+    Also which operation they wait for, and who has not begun it. RUN_DIR: default: the newest run
+    in runs/. Ranks of other hosts show their last operations only.
+    """
+    files = _running(RunFiles(run_dir))
+    request_stacks(files)
+    stacks = read_stacks(files)
+    if as_json:
+        print_json({"schema": SCHEMA, "trial": files.root.name, "ranks": jsonable(stacks)})
+        return ExitCode.OK
+    console = plain_console()
+    for stack in stacks:
+        console.print(f"rank {stack.rank} on {stack.host}")
+        for line in _lines(stack):
+            console.print(f"  {line}", soft_wrap=True)
+    console.print(stacks_sentence(stacks) or "No rank has written its stack.")
+    return ExitCode.OK
+
+
+def _running(run: RunFiles) -> TrialFiles:
+    """Return the trial whose ranks run. Raises NotComparable if there is none."""
+    for _, files in run.trials():
+        if any(s.state == "running" for s in read_statuses(files)) and not files.outcome.exists():
+            return files
+    raise NotComparable(f"{run.root}: expected a trial that runs, found none")
+
+
+def _lines(stack: RankStack) -> list[str]:
+    lines = [str(frame) for frame in stack.frames[:_FRAMES]]
+    if len(stack.frames) > _FRAMES:
+        lines.append(f"and {len(stack.frames) - _FRAMES} more calls")
+    for each in stack.operations:
+        state = "pending" if each.pending else "done"
+        lines.append(f"{each.operation} {each.sequence} of {each.group}: {state}")
+    return lines
