@@ -86,6 +86,25 @@ echo
 case " $FAILING " in *" ${0##*/} "*) exit 7 ;; esac
 """
 
+# Another version of Python, whose pip installs uv.
+OTHER_PYTHON = """\
+#!/bin/sh
+case "$*" in
+    "-I -m venv "*) mkdir -p "$4/bin"; cp "$FAKES/bin/python3" "$4/bin/python" ;;
+    *" install -q uv") cp "$FAKES/uv" "${0%/*}/uv" ;;
+    *platform*) echo 3.13.1 ;;
+    *) exit 1 ;;
+esac
+"""
+
+UV = """\
+#!/bin/sh
+case "$*" in
+    "python find 3.11") echo "$FAKES/python-of-uv" ;;
+    *) echo "uv $*" >>"$FAKES/calls" ;;
+esac
+"""
+
 UNFIT_PYTHON = """\
 #!/bin/sh
 case "$*" in
@@ -317,6 +336,22 @@ def test_without_python_311_ends_with_3_and_names_what_there_is(checkout: Checko
     assert "python3.11: not found, python3: 3.10.4" in done.stderr
     assert "PACELINE_PYTHON" in done.stderr
     assert not checkout.venv.exists()
+
+
+@pytest.mark.parametrize("is_on_path", [True, False])
+def test_uv_brings_python_311_where_the_system_has_none(
+    checkout: Checkout, is_on_path: bool
+) -> None:
+    (checkout.fakes / "bin" / "python3.11").rename(checkout.fakes / "python-of-uv")
+    if is_on_path:
+        write_program(checkout.fakes / "bin" / "uv", UV)
+    else:
+        write_program(checkout.fakes / "bin" / "python3", OTHER_PYTHON)
+        write_program(checkout.fakes / "uv", UV)
+    done = checkout.run("doctor")
+    assert (done.returncode, done.stdout) == (0, "paceline|doctor|\n"), done.stderr
+    assert "no Python 3.11 on PATH; uv brings one" in done.stderr
+    assert checkout.calls() == ["uv python install -q 3.11", *full_installation(checkout)]
 
 
 def test_shim_that_cannot_run_is_passed_over_for_python3(checkout: Checkout) -> None:
