@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from tests.functional.cli_runs import LIMIT_S, cli_in
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
-DDP = Path(__file__).parents[2] / "examples/scripts/ddp.py"
+ROOT = Path(__file__).parents[2]
+DDP = ROOT / "examples/scripts/ddp.py"
 STEPS = 6
 # Distributions of `paceline[all]` that `paceline` does not need.
 OF_EXTRAS = (
@@ -26,8 +28,11 @@ OF_EXTRAS = (
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """Return a Python with the packages of this one, except those of the extras."""
+    """Return a Python with the wheel, and the packages of this one except those of the extras."""
     folder = tmp_path_factory.mktemp("light")
+    built = [sys.executable, ROOT / "python/tools/bundle.py", "--out", folder / "dist"]
+    subprocess.run(built, check=True, capture_output=True, timeout=LIMIT_S)
+    [wheel] = (folder / "dist").glob("*.whl")
     venv.create(folder, with_pip=False)
     ours = Path(sysconfig.get_path("purelib"))
     theirs = folder / ours.relative_to(sys.prefix)
@@ -39,8 +44,10 @@ def python(tmp_path_factory):
     }
     assert {"pyspark", "mpi4py", "pyarrow", "cv2", "PIL", "petastorm"} <= absent
     for entry in ours.iterdir():
-        if entry.name not in absent and not (theirs / entry.name).exists():
+        is_ours = "paceline" in entry.name  # the sources, and extensions of other tests
+        if entry.name not in absent and not is_ours and not (theirs / entry.name).exists():
             (theirs / entry.name).symlink_to(entry)
+    zipfile.ZipFile(wheel).extractall(theirs)  # a wheel of Python alone is installed so (PEP 427)
     return folder / "bin/python"
 
 
