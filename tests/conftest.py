@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ hypothesis.settings.load_profile("repeatable")
 # which a conftest.py of a folder may do.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_MPI_FOLDER = "PRTE_MCA_prte_tmpdir_base"
+
 # Modules and tests are there until the end. To search them again and again took half of the 10 s
 # of CPU time in which a worker collects all tests; see pytest_collection_finish.
 gc.disable()
@@ -47,9 +50,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--soak-seed", type=int, default=0, help="seed of the first repetition")
 
 
-def pytest_configure() -> None:
-    """Let tests and the programs they start find ip, tc and prometheus."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests and the programs they start find ip, tc and prometheus; give mpirun a folder.
+
+    In a shared folder, files of a killed mpirun stop a later one that has its process id.
+    """
     os.environ["PATH"] = capabilities.path_with_system_folders(os.environ.get("PATH", os.defpath))
+    if _MPI_FOLDER not in os.environ:  # else it is that of the process that started this one
+        folder = tempfile.TemporaryDirectory(prefix="mpi-")
+        config.add_cleanup(folder.cleanup)
+        os.environ[_MPI_FOLDER] = folder.name
 
 
 # Folders whose tests may leave no file, socket or process open. Elsewhere libraries do: Petastorm
