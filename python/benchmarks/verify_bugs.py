@@ -2,8 +2,8 @@
 
     python verify_bugs.py --out results/raw/verify_bugs.json [--seeds 5] [--only BUG ...]
 
-Every bug of tests/functional/programs/parallel_bugs.py is verified with two ranks for each seed, and
-so is its twin. A bug that passes is missed; a twin that does not pass is a false alarm.
+Every bug of tests/functional/programs/parallel_bugs.py is verified with two ranks for each seed,
+and so is its twin. A bug that passes is missed; a twin that does not pass is a false alarm.
 """
 
 from __future__ import annotations
