@@ -91,6 +91,7 @@ def test_a_share_has_checksums_of_the_same_samples(tmp_path):
 
 def test_tied_weights_and_two_optimisers_are_followed(tmp_path):
     def train():
+        torch.manual_seed(1)
         first, second = nn.Linear(4, 4), nn.Linear(4, 4)
         second.weight = first.weight
         optimizers = [torch.optim.SGD(first.parameters()), torch.optim.SGD([second.bias])]
@@ -102,6 +103,11 @@ def test_tied_weights_and_two_optimisers_are_followed(tmp_path):
     assert found.tied == [["Linear.weight", "Linear2.weight"]]
     assert [update.optimizer for update in found.updates] == [0, 1]
     assert [each.name for each in found.updates[1].gradient] == ["Linear2.bias"]
+    again = observed(tmp_path / "again", train, reference="reference")
+    assert not again.unknown
+    assert {each.name: each.difference_l2 for each in again.initial} == {
+        "Linear.weight": 0, "Linear.bias": 0, "Linear2.bias": 0,
+    }  # fmt: skip
 
 
 def test_a_script_that_fails_leaves_what_was_seen(tmp_path):

@@ -175,8 +175,9 @@ class Observer:
             self._models = self._modules.models()
             self._names = parameter_names(self._models)
         weights = self._weights(optimizer)
-        if not self._steps[self._optimizers.index(optimizer)]:
-            self._found.initial += self._compared("initial", weights)
+        number = self._optimizers.index(optimizer)
+        if not self._steps[number]:
+            self._found.initial += self._compared(f"initial-{number}", weights)
         self._before = {name: tensor.clone() for name, tensor in weights.items()}
         has_closure = len(arguments) > 1 or named.get("closure") is not None
         self._gradient = None if has_closure else self._gradients(optimizer)
