@@ -16,12 +16,12 @@ from paceline.spec.models import Limits, TelemetrySettings
 from paceline.spec.placement import Placement
 from paceline.spec.tables import CheckpointSettings, FailureSettings, Target
 from paceline.spec.values import (
-    BASELINE,
     BatchNorm,
     Device,
     MemoryFormat,
     Precision,
     ReadingMode,
+    is_baseline,
 )
 
 __all__ = ["LOOPBACK", "Placement", "Training", "Trial", "trial_name"]
@@ -226,15 +226,7 @@ class Trial(_Value):
     @property
     def is_baseline(self) -> bool:
         """Return whether it is the sequential process that every speedup is relative to."""
-        plain = not (self.arguments or self.environment)
-        return (
-            plain
-            and {
-                "launcher": self.launcher,
-                "local_strategy": self.local_strategy,
-            }
-            == BASELINE
-        )
+        return is_baseline(self)
 
     @property
     def layout(self) -> str:

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from paceline.spec.tables import CheckpointSettings, FailureSettings, Table, Target
 from paceline.spec.values import (
-    BASELINE,
     FROM_LIST,
     BatchNorm,
     Count,
@@ -26,6 +25,7 @@ from paceline.spec.values import (
     PositiveInt,
     Precision,
     ReadingMode,
+    is_baseline,
 )
 
 SCHEMA = 2  # of spec files; schema 1 belongs to Paceline 0.1
@@ -144,15 +144,7 @@ class TrialRequest(_Overrides):
     @property
     def is_baseline(self) -> bool:
         """Return whether it is the sequential process that every speedup is relative to."""
-        plain = not (self.arguments or self.environment)
-        return (
-            plain
-            and {
-                "launcher": self.launcher,
-                "local_strategy": self.local_strategy,
-            }
-            == BASELINE
-        )
+        return is_baseline(self)
 
     @property
     def extension_keys(self) -> dict[str, Any]:

@@ -6,8 +6,9 @@ Light to import. Extensions add words of their own; the glossary explains all of
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field
@@ -29,6 +30,25 @@ BEST = "best"  # a local strategy that a search has to find first
 # The trial that every speedup is relative to: one process, one thread, no launcher.
 BASELINE = {"launcher": "local", "local_strategy": "sequential"}
 DEFAULT_EPOCHS = 1
+
+
+class _Configured(Protocol):
+    """A configuration as a spec asks for it, or as it is planned."""
+
+    @property
+    def launcher(self) -> str: ...
+    @property
+    def local_strategy(self) -> str: ...
+    @property
+    def arguments(self) -> tuple[str, ...]: ...
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+
+
+def is_baseline(trial: _Configured) -> bool:
+    """Return whether it is the sequential process that every speedup is relative to."""
+    named = {"launcher": trial.launcher, "local_strategy": trial.local_strategy}
+    return named == BASELINE and not (trial.arguments or trial.environment)
 
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?) ?([kmg]?)(?:bit|bps|bit/s|b/s)")
