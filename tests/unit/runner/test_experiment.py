@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -114,7 +115,7 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     monkeypatch.setattr(experiment, "make_datasets", lambda *_: {"tiny": str(tmp_path)})
     monkeypatch.setattr(experiment, "preflight", lambda _: None)
     monkeypatch.setattr(experiment, "check_equivalences", lambda *_, **__: None)
-    monkeypatch.setattr(experiment, "run_trial", found.run_trial)
+    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", found.run_trial)
     return found
 
 
@@ -250,7 +251,7 @@ def measured(made_up: MadeUp, fabricate: ModuleType, monkeypatch: pytest.MonkeyP
     made_up.noise = 0.0001
     text = made_up.spec.read_text().replace("repeats = 2", 'repeats = "auto"\nmax_repeats = 4')
     made_up.spec.write_text(text)
-    monkeypatch.setattr(experiment, "run_trial", run_trial)
+    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", run_trial)
     return made_up
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 from tests.unit.analysis.fabricate import SEQUENTIAL, Case, edit_json, make_run, make_trial_value
 
@@ -39,7 +41,7 @@ def trials(fabricate):
 @pytest.fixture
 def measurer(run, trials, monkeypatch):
     """A measurer that may not start anything, unless a test lets it."""
-    monkeypatch.setattr(measurement, "run_trial", None)
+    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", None)
     monkeypatch.setattr(measurement, "check_equivalences", lambda *_, **__: None)
 
     def make(limit_s=None):
@@ -96,7 +98,7 @@ def test_unfinished_trial_is_set_aside_and_run(measurer, run, trials, monkeypatc
             ended_unix_s=1.0, launcher_exit_status=0, failed_rank=None, message=None,
         )  # fmt: skip
 
-    monkeypatch.setattr(measurement, "run_trial", fabricated)
+    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", fabricated)
     made, watcher = measurer()
     assert made.measure(trials[1], 1, 1).failure is None
     assert watcher.started == [trials[1].id]
@@ -120,7 +122,7 @@ def test_baseline_that_fails_ends_the_search(measurer, run, trials, monkeypatch,
             ended_unix_s=1.0, launcher_exit_status=1, failed_rank=0, message="rank 0: no memory",
         )  # fmt: skip
 
-    monkeypatch.setattr(measurement, "run_trial", failing)
+    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", failing)
     made, watcher = measurer()
     with pytest.raises(RankFailed, match="no memory"):
         made.measure(trials[0], 1, 1)

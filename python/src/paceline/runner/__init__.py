@@ -30,6 +30,7 @@ from paceline.runner.run_trial import (
     failure_of_all,
     how_to_continue,
     is_finished,
+    run_followed,
     run_trial,
 )
 
@@ -56,5 +57,6 @@ __all__ = [
     "preview_run",
     "recorded_spec",
     "run",
+    "run_followed",
     "run_trial",
 ]

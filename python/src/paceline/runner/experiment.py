@@ -20,7 +20,7 @@ from paceline.runner.failure_injection import check_failures
 from paceline.runner.planning import Planned, Progress, make_datasets, manifest_of, planned_trials
 from paceline.runner.preview import preview_run
 from paceline.runner.repeats import AutomaticRepeats
-from paceline.runner.run_trial import failure_of, is_finished, run_trial
+from paceline.runner.run_trial import failure_of, is_finished, run_followed
 from paceline.spec import Spec
 
 
@@ -84,9 +84,7 @@ def _run_trials(
         if trial.configuration in hopeless or is_finished(trial_files):
             continue
         set_aside(files, trial)
-        progress.trial_started(trial, trial_files, number, total)
-        outcome = run_trial(trial, trial_files)
-        progress.trial_ended(trial, outcome)
+        outcome = run_followed(trial, trial_files, progress, number, total)
         if outcome.status == "ok":
             check_equivalences(planned.trials, files, keep_tensors=planned.experiment.keep_tensors)
             continue

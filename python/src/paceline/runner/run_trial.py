@@ -57,6 +57,16 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     return outcome
 
 
+def run_followed(
+    trial: Trial, files: TrialFiles, progress: Progress, number: int, of: int
+) -> Outcome:
+    """Run one trial, and tell the progress of its start and its end. number: from 1."""
+    progress.trial_started(trial, files, number, of)
+    outcome = run_trial(trial, files)
+    progress.trial_ended(trial, outcome)
+    return outcome
+
+
 def run_all(
     trials: Sequence[tuple[Trial, TrialFiles]], progress: Progress, start: int, of: int
 ) -> None:
@@ -65,9 +75,7 @@ def run_all(
     Raises RankFailed or TimedOut if one fails.
     """
     for number, (trial, files) in enumerate(trials, start=start):
-        progress.trial_started(trial, files, number, of)
-        outcome = run_trial(trial, files)
-        progress.trial_ended(trial, outcome)
+        outcome = run_followed(trial, files, progress, number, of)
         if outcome.status != "ok":
             raise failure_of(outcome)
 

@@ -14,7 +14,7 @@ from paceline.records.rows import SCHEMA, Outcome
 from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
 from paceline.runner.experiment import preflight
 from paceline.runner.planning import Planned, Progress, manifest_of
-from paceline.runner.run_trial import failure_of, run_trial
+from paceline.runner.run_trial import failure_of, run_followed
 from paceline.spec import Spec
 
 REFERENCE, ROUNDED = "reference", "reference-rounded"  # trials
@@ -54,9 +54,7 @@ class _Runs:
         """Run a trial, and return what its ranks observed."""
         trial, files = _observing(trial, observation), self._files.trial(trial.id)
         self._done += 1
-        self._progress.trial_started(trial, files, self._done, self._total)
-        outcome = run_trial(trial, files)
-        self._progress.trial_ended(trial, outcome)
+        outcome = run_followed(trial, files, self._progress, self._done, self._total)
         return outcome, _read(files)
 
     def reference(self, trial: Trial, name: str, observation: Observation) -> list[Observed]:

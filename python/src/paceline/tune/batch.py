@@ -33,7 +33,7 @@ from paceline.runner import (
     manifest_of,
     only_runner,
     preflight,
-    run_trial,
+    run_followed,
 )
 from paceline.spec import Experiment, Spec, TrialRequest, WorkloadRequest
 from paceline.spec.tables import EVALUATION_KEYS
@@ -273,9 +273,7 @@ class _TrialSearch:
         limits = trial.limits.model_copy(update={"rank_memory_mib": limit_mib})
         trial = trial.model_copy(update={"limits": limits})
         places = files.trial(trial.id)
-        progress.trial_started(trial, places, 1, 1)
-        outcome = run_trial(trial, places)
-        progress.trial_ended(trial, outcome)
+        outcome = run_followed(trial, places, progress, 1, 1)
         if outcome.status != "ok":
             if outcome.exit_code != ExitCode.ENVIRONMENT:  # that of too little memory
                 raise failure_of(outcome)

@@ -15,7 +15,7 @@ from paceline.analysis.trial.reading import load_trial
 from paceline.plan.trial import Trial
 from paceline.records.attempts import set_aside
 from paceline.records.layout import RunFiles
-from paceline.runner import Progress, check_equivalences, failure_of, is_finished, run_trial
+from paceline.runner import Progress, check_equivalences, failure_of, is_finished, run_followed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,7 @@ class TrialMeasurer:
             if self._deadline_s is not None and time.monotonic() > self._deadline_s:
                 return None
             set_aside(self._files, trial)
-            self._progress.trial_started(trial, files, number, of)
-            outcome = run_trial(trial, files)
-            self._progress.trial_ended(trial, outcome)
+            outcome = run_followed(trial, files, self._progress, number, of)
             if trial.is_baseline and outcome.status != "ok":
                 raise failure_of(outcome, self._files)
         baseline = self._baselines[trial.training.workload]
