@@ -167,6 +167,13 @@ def test_a_gradient_that_differs_has_a_likely_cause(ours, reference, words):
     assert words in result.reason
 
 
+def test_a_gradient_that_differs_is_judged_where_no_rank_has_a_whole_output():
+    ours = ranks({"gradient": tensors(factor=2.0)})
+    for each in ours:
+        each.calls = []
+    assert "summed over 2 ranks instead of averaged" in found(ours).reason
+
+
 def test_a_tied_weight_that_is_reduced_twice_is_named():
     ours = ranks({"gradient": [tensor(NAMES[0], 2.0), tensor(NAMES[1])]})
     for each in ours:

@@ -1,4 +1,4 @@
-"""What `paceline verify` observes in one process."""
+"""The observer of `paceline verify` in one process."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class _Judgement:
         self, theirs: Update, own: Sequence[Update], kind: str
     ) -> ComparedTensor | None:
         """Return the tensor that differs most beyond its limit; None if none does."""
-        rounded = next((u for u in self._rounded.updates if _key(u) == _key(theirs)), None)
+        rounded = _by_key(self._rounded.updates).get(_key(theirs))
         changes = {} if rounded is None else _by_name(getattr(rounded, kind))
         every = _tensors(own, kind)
         whole = math.hypot(*(each.l2 for each in _by_name(every).values()))
@@ -257,6 +257,8 @@ class _Judgement:
             for values, sample in zip(last.backward or (), last.samples, strict=True)
             if ("backward", last.name, sample) in own
         ]
+        if not pairs:  # the ranks hold the output in parts
+            return None
         expected, found = (float(np.linalg.norm(part)) for part in zip(*pairs, strict=True))
         return found / expected if expected else None
 

@@ -35,6 +35,7 @@ from paceline.rank.script.modules import (
     parameter_names,
     without_wrappers,
 )
+from paceline.rank.script.phases import replaced
 from paceline.rank.script.tensors import whole
 from paceline.records.files import write_json
 from paceline.records.layout import RankFiles, TrialFiles
@@ -71,7 +72,6 @@ class Observer:
         self._modules = CalledModules()
         self._models: dict[str, nn.Module] = {}
         self._names: dict[int, list[str]] = {}
-        self._module_names: dict[int, str] = {}
         self._optimizers: list[Optimizer] = []
         self._steps: list[int] = []  # of each optimiser
         self._before: dict[str, Tensor] = {}  # weights before the step that is under way
@@ -80,23 +80,20 @@ class Observer:
         self._samples: list[str] = []  # of all batches since the last step
         self._losses: list[float] = []
         self._calls: list[tuple[int, nn.Module, list[str], list[list[float]], list[Any]]] = []
-        self._is_rounding = False
+        self._is_rounding = observation.rounded  # the next output of a module
         self._clipped_unix_s: float | None = None
         self._is_first = rank == 0
 
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Observe while the context is active, and write what was seen at its end."""
-        loader: Any = DataLoaderIterator  # there is no hook
-        autograd: Any = torch.autograd
-        utils: Any = torch.nn.utils
         with ExitStack() as stack:
             stack.callback(self._write)
             stack.enter_context(self._modules.noting())
-            stack.enter_context(_replaced(loader, "__next__", self._next_batch))
-            stack.enter_context(_replaced(autograd, "backward", self._backward))
+            stack.enter_context(replaced(DataLoaderIterator, "__next__", self._next_batch))
+            stack.enter_context(replaced(torch.autograd, "backward", self._backward))
             for name in ("clip_grad_norm_", "clip_grad_value_"):
-                stack.enter_context(_replaced(utils, name, self._clip))
+                stack.enter_context(replaced(torch.nn.utils, name, self._clip))
             for handle in (
                 register_module_forward_pre_hook(self._before_forward),
                 register_module_forward_hook(self._after_forward),
@@ -104,7 +101,6 @@ class Observer:
                 register_optimizer_step_post_hook(self._after_step),
             ):
                 stack.callback(handle.remove)
-            self._is_rounding = self._observation.rounded
             yield
 
     # --- samples, losses, clipping ---
@@ -254,38 +250,24 @@ class Observer:
         return {name for name, tensor in every.items() if isinstance(tensor, DTensor)}
 
     def _write(self) -> None:
+        names: dict[int, str] = {}
         for prefix, model in self._models.items():
             for name, module in model.named_modules():
-                self._module_names.setdefault(id(module), prefix + without_wrappers(name))
+                names.setdefault(id(module), prefix + without_wrappers(name))
         self._found.calls = [
             ModuleCall(
                 step=step,
-                name=self._module_names[id(module)],
+                name=names[id(module)],
                 kind=type(module).__name__,
                 samples=samples,
                 forward=forward,
                 backward=backward[0] if backward else None,
             )
             for step, module, samples, forward, backward in self._calls
-            if id(module) in self._module_names
+            if id(module) in names
         ]
-        self._found.tied = [names for names in self._names.values() if len(names) > 1]
+        self._found.tied = [each for each in self._names.values() if len(each) > 1]
         write_json(self._own.observed, self._found)
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
-    """Let `answer` be called in place of a function, with the function as its first argument."""
-    function = getattr(owner, name)
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        return answer(function, *arguments, **named)
-
-    setattr(owner, name, call)
-    try:
-        yield
-    finally:
-        setattr(owner, name, function)
 
 
 def per_sample(tensor: Tensor, samples: int) -> list[list[float]] | None:

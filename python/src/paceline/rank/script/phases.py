@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,35 +105,13 @@ class PhaseTimer:
     @contextmanager
     def timing(self, batches: BatchCounter) -> Iterator[None]:
         """Time the two functions while the context is active, and count the samples of batches."""
-        loader: Any = DataLoaderIterator  # there is no hook
-        autograd: Any = torch.autograd
-        following, backward = loader.__next__, autograd.backward
-        loader.__next__ = self._timed(following, self._waited, batches.fetched)
-        autograd.backward = self._timed(
-            backward, self._passed_backward, lambda _: batches.passed_backward()
-        )
-        try:
+        waits = partial(_timed, self._waited, batches.fetched)
+        passes = partial(_timed, self._passed_backward, lambda _: batches.passed_backward())
+        with (
+            replaced(DataLoaderIterator, "__next__", waits),
+            replaced(torch.autograd, "backward", passes),
+        ):
             yield
-        finally:
-            loader.__next__, autograd.backward = following, backward
-
-    @staticmethod
-    def _timed(
-        function: Callable[..., Any],
-        note: Callable[[float, float], None],
-        seen: Callable[[Any], None],
-    ) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
-            begin_s = time.perf_counter()
-            try:
-                result = function(*arguments, **named)
-            finally:
-                note(begin_s, time.perf_counter())
-            seen(result)
-            return result
-
-        return call
 
     def _waited(self, begin_s: float, end_s: float) -> None:
         self._data_wait_s = (self._data_wait_s or 0.0) + end_s - begin_s
@@ -143,6 +122,42 @@ class PhaseTimer:
         self._waited_s = 0.0
         self._backward.append((begin_s, end_s))
         self._mark_s = end_s
+
+
+@contextmanager
+def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
+    """Let `answer` be called in place of a function of torch, which has no hook.
+
+    Its first argument is the function.
+    """
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return answer(function, *arguments, **named)
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)
+
+
+def _timed(
+    note: Callable[[float, float], None],
+    seen: Callable[[Any], None],
+    function: Callable[..., Any],
+    *arguments: Any,
+    **named: Any,
+) -> Any:
+    """Call a function; note when it began and ended, then what it returned."""
+    begin_s = time.perf_counter()
+    try:
+        result = function(*arguments, **named)
+    finally:
+        note(begin_s, time.perf_counter())
+    seen(result)
+    return result
 
 
 def _exposed(
