@@ -1,4 +1,7 @@
-"""A training in which rank 1 hangs: in a forward pass, in a data loader, or in another branch."""
+"""A training in which rank 1 hangs: in a forward pass, in a data loader, or in another branch.
+
+It sleeps until the trial ends it. The comments mark the lines that the test expects in the message.
+"""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Where ranks are, and who waits for whom."""
+"""Stacks and pending operations of ranks, and the sentence about them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from paceline.job.stacks import answer_requests
 from paceline.records.layout import RankFiles
 
 def forward():
-    time.sleep(60)
+    time.sleep(60)  # the fixture ends it
 
 answer_requests(RankFiles(Path(sys.argv[1])))
 print("ready", flush=True)

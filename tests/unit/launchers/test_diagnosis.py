@@ -39,6 +39,14 @@ def test_all_ranks_done_is_ok(outcome_of, write_status):
     assert outcome.message is None
 
 
+def test_ranks_that_are_done_are_ok_although_a_process_had_to_be_ended(outcome_of, write_status):
+    write_status(0, "done")
+    assert outcome_of(ended(-15, stuck_at_exit=True)).status == "failed"
+    write_status(1, "done")
+    assert outcome_of(ended(-15, stuck_at_exit=True)).status == "ok"
+    assert outcome_of(ended(-15)).status == "failed"
+
+
 def test_launcher_that_ends_well_without_all_ranks_is_a_failure(outcome_of, write_status):
     write_status(0, "done")
     outcome = outcome_of(ended(0))

@@ -176,6 +176,19 @@ def test_rank_that_does_not_start_in_time_ends_the_launcher(files, write_status,
     assert not ended.timed_out
 
 
+def test_launcher_that_does_not_end_after_its_ranks_are_done_is_ended(
+    files, write_status, monkeypatch
+):
+    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.05)
+    monkeypatch.setattr(module, "_EXIT_S", 0.2)
+    for rank in range(2):
+        write_status(rank, "done")
+    ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
+    assert ended.stuck_at_exit
+    assert not ended.timed_out
+    assert ended.exit_status == -signal.SIGTERM
+
+
 def test_step_of_the_wall_clock_is_no_death(files, write_status, monkeypatch):
     write_status(0, "running", host=host_name())
     unix_s = time.time() + 3600

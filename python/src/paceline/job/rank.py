@@ -78,8 +78,8 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
             with host_sidecar(job, context, watched_pids):
                 _train(job, context)
         except PacelineError as error:
+            write_error(job.files.rank(context.rank), error)
             if isinstance(error, TimedOut):  # its end lets launchers end the other ranks
-                write_error(job.files.rank(context.rank), error)
                 request_stacks(job.files)
             return status.failed(error)
         except Exception as error:  # noqa: BLE001  (the log and the status report it)

@@ -16,6 +16,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def write_error(files: RankFiles, error: BaseException) -> None:
         error = error.__cause__ or error.__context__ or error
     calls = reversed(traceback.extract_tb(error.__traceback__))
     lines = [f'  File "{call.filename}", line {call.lineno} in {call.name}\n' for call in calls]
-    with files.stacks.open("a") as file:
+    with suppress(OSError), files.stacks.open("a") as file:  # a full disk must not hide the error
         file.write("".join((_ERROR, *lines)))
 
 

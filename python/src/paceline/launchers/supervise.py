@@ -7,6 +7,7 @@ process, the local launcher for its ranks, and a Spark task for the mpirun that 
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import secrets
 import shutil
@@ -116,6 +117,7 @@ def supervise(
                 limit_s=limit_s,
                 start_limit=start_limit,
                 restart_limit_s=restart_limit_s,
+                exit_limit_s=_EXIT_S,
             )
             ended_unix_s = time.time()
             if not watched.ended_by_itself:
@@ -142,11 +144,13 @@ def wait_for_end(
     start_limit: StartLimit | None = None,
     notice_s: float | None = None,
     restart_limit_s: float | None = None,
+    exit_limit_s: float = math.inf,
 ) -> Watched:
     """Wait until all processes have ended, or until the caller has to end them.
 
-    That is the case after `limit_s`, if not all ranks have started within `start_limit`, a minute
-    after all ranks are done, and `notice_s` after a process or a rank failed. Ends nothing itself.
+    That is the case after `limit_s`, if not all ranks have started within `start_limit`,
+    `exit_limit_s` after all ranks are done, and `notice_s` after a process or a rank failed. Ends
+    nothing itself.
     restart_limit_s: time in which a launcher may replace failed ranks; None if it does not.
     """
     notice_s = _NOTICE_S if notice_s is None else notice_s
@@ -168,7 +172,7 @@ def wait_for_end(
                 if watched.missing_ranks:
                     return watched
             done_since = (done_since or now) if _are_done(statuses) else None
-            if done_since is not None and now - done_since > _EXIT_S:
+            if done_since is not None and now - done_since > exit_limit_s:
                 watched.stuck_at_exit = True
                 return watched
             if restart_limit_s is not None:
