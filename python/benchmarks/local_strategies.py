@@ -1,6 +1,6 @@
 """Ratios between the local strategies of a finished run, with the raw step times.
 
-paceline run python/benchmarks/local_strategies.toml --out RUN_DIR
+paceline run lerat2022-local --out RUN_DIR
 python local_strategies.py RUN_DIR --out local_strategies.json
 """
 

@@ -12,6 +12,7 @@ import pytest
 
 from paceline.analysis.compare.run import compare_run
 from paceline.records.layout import RunFiles
+from paceline.spec.loading import shipped_experiments
 
 BENCHMARKS = Path(__file__).parents[2] / "python" / "benchmarks"
 
@@ -84,3 +85,47 @@ def test_racks_share_their_uplinks(simulation: ModuleType) -> None:
     rounds, path = simulation.contended_cost("recursive-doubling", 4, racks)
     assert path == pytest.approx(1 + 4)
     assert rounds == pytest.approx(1 + 2)  # twice the cables between racks
+
+
+@pytest.fixture
+def run_all(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program that measures all raw files."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("run_all")
+
+
+def test_every_measurement_names_an_experiment_or_programs_with_their_options(
+    run_all: ModuleType,
+) -> None:
+    measurements = run_all.measurements()
+    files = [each.file for each in measurements]
+    assert len(files) == len(set(files))
+    for each in measurements:
+        assert (each.experiment is None) != (not each.commands), each.file
+        if each.experiment is not None:
+            assert each.experiment in shipped_experiments(), each.file
+        for command in each.commands:
+            program, name, *words = command.split()
+            if program == "paceline":
+                is_known = words[0] in shipped_experiments() or (BENCHMARKS / words[0]).is_file()
+                assert is_known, command
+                continue
+            source = (BENCHMARKS / name).read_text("utf-8")
+            options = [word for word in words if word.startswith("--")]
+            assert all(f'"{option}"' in source for option in options), command
+            assert "{out}" in words, command
+
+
+def test_what_this_version_has_measured_is_not_measured_again(
+    run_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    first, second, third = (each.file for each in run_all.measurements()[:3])
+    for file, version in ((first, run_all.__version__), (second, "0.0.1")):
+        (tmp_path / f"{file}.json").write_text(json.dumps({"versions": {"paceline": version}}))
+    words = ["--work", str(tmp_path), "--raw", str(tmp_path), "--only", first, second, third]
+    monkeypatch.setattr("sys.argv", ["run_all.py", *words, "--plan", "--minutes", "10"])
+    run_all.main()
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        second, third,
+    ]  # fmt: skip

@@ -1,0 +1,144 @@
+"""Measure every raw file of the results pages with this version: hours, in as many parts as needed.
+
+    python run_all.py --work FOLDER [--raw ../../docs/results/raw] [--only quickstart allreduce]
+        [--minutes 90] [--plan]
+
+run_all.toml lists the measurements. One whose raw file is of this version is left out, so the same
+command goes on after an interruption; runs of experiments in FOLDER are completed, not repeated.
+With --minutes, none is started that would probably not end in this time. Nothing else may run on
+the machine. Measurements with lab hosts need root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from common import write_results
+from paceline.data.catalogue import ensure_dataset
+from paceline.records.files import read_json
+from paceline.version import __version__
+
+HERE = Path(__file__).resolve().parent
+RAW = HERE.parents[1] / "docs/results/raw"
+LIMIT_FACTOR = 4  # of the estimate, after which a measurement is ended
+IMAGES = {"alexnet": 6003, "small": 600}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """A raw file, and how it is made: by an experiment with options, or by commands."""
+
+    file: str
+    minutes: float
+    experiment: str | None = None
+    options: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+
+
+def main() -> None:
+    options = arguments()
+    until_s = time.monotonic() + 60 * options.minutes
+    failed = []
+    for each in measurements():
+        out = options.raw / f"{each.file}.json"
+        if (options.only and each.file not in options.only) or is_of_this_version(out):
+            continue
+        fits = time.monotonic() + 60 * each.minutes <= until_s
+        print(f"{each.file}: about {each.minutes:g} min{'' if fits else ', no time'}", flush=True)
+        if fits and not options.plan and not measured(each, out, options.raw, options.work):
+            failed.append(each.file)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}; the logs are in {options.work}")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--work", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--raw", type=Path, default=RAW, metavar="FOLDER")
+    parser.add_argument(
+        "--only", nargs="+", metavar="FILE", choices=[e.file for e in measurements()]
+    )
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--plan", action="store_true", help="show what is left; measure nothing")
+    return parser.parse_args()
+
+
+def measurements() -> list[Measurement]:
+    found = tomllib.loads((HERE / "run_all.toml").read_text("utf-8"))["measurements"]
+    return [Measurement(**each) for each in found]
+
+
+def is_of_this_version(out: Path) -> bool:
+    return out.is_file() and read_json(out).get("versions", {}).get("paceline") == __version__
+
+
+def measured(each: Measurement, out: Path, raw: Path, work: Path) -> bool:
+    """Make a raw file; return whether that was possible."""
+    work.mkdir(parents=True, exist_ok=True)
+    limit_s = 60 * LIMIT_FACTOR * each.minutes
+    with (work / f"{each.file}.log").open("a") as log:
+        try:
+            if each.experiment is not None:
+                measure_experiment(each, out, work, Commands(log, limit_s))
+            else:
+                places = {"out": out, "raw": raw, "work": work}
+                places |= {name: dataset(name, work) for name in IMAGES if uses(each, name)}
+                for command in each.commands:
+                    words = [word.format(**places) for word in shlex.split(command)]
+                    Commands(log, limit_s).run(words)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            print(f"{each.file}: {error}", file=sys.stderr)
+            return False
+    return True
+
+
+def uses(each: Measurement, name: str) -> bool:
+    return any(f"{{{name}}}" in command for command in each.commands)
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Runs commands with a limit; their output goes to a log."""
+
+    log: TextIO
+    limit_s: float
+
+    def run(self, words: Sequence[str], stdout: TextIO | None = None) -> None:
+        """Raise CalledProcessError or TimeoutExpired."""
+        program = {"python": [sys.executable], "paceline": [sys.executable, "-m", "paceline.cli"]}
+        subprocess.run(
+            [*program[words[0]], *words[1:]], cwd=HERE, timeout=self.limit_s, check=True,
+            stdin=subprocess.DEVNULL, stdout=stdout or self.log, stderr=self.log,
+        )  # fmt: skip
+
+
+def measure_experiment(each: Measurement, out: Path, work: Path, commands: Commands) -> None:
+    """Run an experiment, or go on with it, and write its comparison."""
+    run_dir = work / each.file
+    words = ["run", each.experiment, *each.options, "--out", run_dir]
+    if run_dir.exists():
+        words = ["run", "--resume", run_dir]
+    commands.run(["paceline", *map(str, words)])
+    compared = run_dir.with_suffix(".comparison.json")
+    with compared.open("w", encoding="utf-8") as file:
+        commands.run(["paceline", "compare", str(run_dir), "--json"], file)
+    shown = shlex.join(["paceline", "run", str(each.experiment), *each.options])
+    write_results(out, each.file, {**read_json(compared), "command": shown})
+
+
+def dataset(name: str, work: Path) -> Path:
+    """Return a data set of AlexNet's images, made once."""
+    return ensure_dataset("simple-big", images=IMAGES[name], seed=1, cache_dir=work / "data")
+
+
+if __name__ == "__main__":
+    main()
