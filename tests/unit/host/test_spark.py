@@ -17,6 +17,36 @@ def test_spark_home_is_used_and_its_version_read_from_its_jars(tmp_path):
     assert (found.path, found.version, found.why) == (tmp_path, "3.4.1", "$SPARK_HOME")
 
 
+@pytest.mark.parametrize(
+    ("jar", "version"),
+    [
+        ("spark-core_2.12-3.3.2.3.3.7190.0-91.jar", "3.3.2.3.3.7190.0-91"),  # Cloudera
+        ("spark-core_2.11-2.4.0.7.1.9.0-387.jar", "2.4.0.7.1.9.0-387"),
+        ("spark-core_2.12-3.5.0-amzn-1.jar", "3.5.0-amzn-1"),  # EMR
+        ("spark-core_2.13-4.1.4.jar", "4.1.4"),
+    ],
+)
+def test_versions_of_distributors_are_read_whole(tmp_path, jar, version):
+    program(tmp_path / "bin" / "spark-submit", "")
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / jar).touch()
+    found = spark.find_spark({"SPARK_HOME": str(tmp_path)})
+    assert found.version == version
+    assert spark.major_version(found) == int(version[0])
+
+
+def test_version_comes_from_the_python_part_where_jars_have_other_names(tmp_path):
+    program(tmp_path / "bin" / "spark-submit", "")
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "----ws_3_5--core--core-hive-2.3__hadoop-3.2_2.12_deploy.jar").touch()
+    with pytest.raises(EnvironmentLacks, match=r"jars/spark-core_SCALA-VERSION\.jar or .*version"):
+        spark.find_spark({"SPARK_HOME": str(tmp_path)})
+    version = tmp_path / "python" / "pyspark" / "version.py"
+    version.parent.mkdir(parents=True)
+    version.write_text('__version__: str = "3.5.2"\n')
+    assert spark.find_spark({"SPARK_HOME": str(tmp_path)}).version == "3.5.2"
+
+
 def test_spark_home_without_spark_is_refused(tmp_path):
     with pytest.raises(EnvironmentLacks, match="spark-submit"):
         spark.find_spark({"SPARK_HOME": str(tmp_path)})

@@ -14,6 +14,8 @@ from paceline.launchers.mpi.implementations import Implementation, Mpich, OpenMp
 from paceline.launchers.mpi.launcher import hostfile_slots
 from paceline.launchers.mpi.tools import Mpirun
 from paceline.launchers.spark import launcher as spark
+from paceline.launchers.spark.class_archive import COLLECTOR
+from paceline.launchers.spark.configuration import QUICK_JVM
 from paceline.launchers.torchrun import launcher as torchrun
 
 THREADS = {
@@ -250,7 +252,7 @@ def test_spark_has_a_slot_for_every_thread_and_loopback_only(make_launch_trial, 
         **THREADS,
         "JAVA_HOME": "/jdk",
         "SPARK_HOME": "/opt/spark",
-        "SPARK_LAUNCHER_OPTS": spark.QUICK_JVM,
+        "SPARK_LAUNCHER_OPTS": QUICK_JVM,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
@@ -261,9 +263,48 @@ def test_java_of_spark_maps_its_classes_from_archives(make_launch_trial, files, 
     monkeypatch.setenv("SPARK_LAUNCHER_OPTS", "-Dmine=1")
     made = command(make_launch_trial("spark"), files)
     conf = confs(made.argv)
-    for process in ("driver", "executor"):
-        assert conf[f"spark.{process}.extraJavaOptions"] == f"{spark.QUICK_JVM} -XX:both"
-    assert made.environment["SPARK_LAUNCHER_OPTS"] == f"{spark.QUICK_JVM} -XX:of-java -Dmine=1"
+    assert conf["spark.driver.defaultJavaOptions"] == f"{QUICK_JVM} -XX:both"
+    assert conf["spark.executor.defaultJavaOptions"] == QUICK_JVM  # its Java is not known
+    assert made.environment["SPARK_LAUNCHER_OPTS"] == f"{QUICK_JVM} -XX:of-java -Dmine=1"
+
+
+def test_options_of_the_site_and_of_the_spec_stay_beside_those_of_spark(
+    make_launch_trial, files, monkeypatch, tmp_path
+):
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# the site's\n"
+        "spark.driver.extraJavaOptions  -Djava.security.krb5.conf=/etc/site.conf\n"
+        "spark.executor.extraJavaOptions=-XX:+UseG1GC -Dhttp.proxyHost=proxy\n"
+        "spark.driver.defaultJavaOptions: -Dhdp.version=3\n"
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setattr(spark, "archive_option", lambda _java, _spark: "")
+    settings = {"master": "yarn", "conf": {"spark.driver.extraJavaOptions": "-XX:+UseZGC"}}
+    conf = confs(command(make_launch_trial("spark", launcher_options=settings), files).argv)
+    without_collector = " ".join(QUICK_JVM.replace(COLLECTOR, "").split())
+    assert conf["spark.driver.defaultJavaOptions"] == f"{without_collector} -Dhdp.version=3"
+    assert conf["spark.executor.defaultJavaOptions"] == without_collector
+    # Of these two, spark-submit reads the first here and the second from the file.
+    assert conf["spark.driver.extraJavaOptions"] == "-XX:+UseZGC"
+    assert "spark.executor.extraJavaOptions" not in conf
+
+
+def test_executors_have_room_for_the_ranks_of_a_node_also_on_one_node(make_launch_trial, files):
+    def conf(**changed):
+        trial = make_launch_trial("spark", launcher_options={"master": "yarn"}, **changed)
+        return confs(command(trial, files).argv)
+
+    one = conf(ranks=2, threads=3)
+    assert (one["spark.executor.instances"], one["spark.executor.cores"]) == ("1", "6")
+    two = conf(ranks=2, nodes=2, interface="eth0")
+    assert (two["spark.executor.instances"], two["spark.executor.cores"]) == ("2", "2")
+    overhead_mib = [int(each["spark.executor.memoryOverhead"].removesuffix("m")) for each in (
+        conf(ranks=1), conf(ranks=2),
+    )]  # fmt: skip
+    assert overhead_mib[0] > 384 + 1024
+    assert overhead_mib[1] - 384 == 2 * (overhead_mib[0] - 384)
+    limited = conf(ranks=2, limits={"rank_memory_mib": 3000})
+    assert limited["spark.executor.memoryOverhead"] == "6384m"
 
 
 def test_spark_has_a_slot_for_every_thread_also_where_ranks_share_cores(make_launch_trial, files):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,10 @@ from paceline.host.programs import (
 )
 
 _VECTOR_MODULE = "jdk.incubator.vector"
+# Apache's is 3.5.9, Cloudera's 3.3.2.3.3.7190.0-91, that of EMR 3.5.0-amzn-1.
+_CORE_JAR = re.compile(r"spark-core_[\d.]+-(\d.*)\.jar")
+_PYTHON_VERSION = re.compile(r'__version__\s*(?::\s*\w+\s*)?=\s*"([^"]+)"')
+_SETTING = re.compile(r"([^\s=:#!][^\s=:]*)\s*[=:]?\s*(.*)")  # a line of java.util.Properties
 
 
 def find_spark(environment: Mapping[str, str] = os.environ) -> Tool:
@@ -49,8 +54,29 @@ def find_spark(environment: Mapping[str, str] = os.environ) -> Tool:
 def _version(home: Path) -> str:
     # `spark-submit --version` would start a JVM.
     for jar in (home / "jars").glob("spark-core_*.jar"):
-        return jar.stem.rpartition("-")[2]
-    raise EnvironmentLacks(f"Spark: expected {home}/jars/spark-core_*.jar, found none")
+        if (named := _CORE_JAR.fullmatch(jar.name)) is not None:
+            return named[1]
+    python = home / "python" / "pyspark" / "version.py"  # where the jars have names of their own
+    if python.is_file() and (said := _PYTHON_VERSION.search(python.read_text("utf-8"))) is not None:
+        return said[1]
+    raise EnvironmentLacks(
+        f"Spark: expected {home}/jars/spark-core_SCALA-VERSION.jar or {python}, found neither; "
+        "correct SPARK_HOME"
+    )
+
+
+def site_settings(spark: Tool, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the settings of spark-defaults.conf, which spark-submit reads; empty without one."""
+    folder = Path(environment.get("SPARK_CONF_DIR") or spark.path / "conf")
+    file = folder / "spark-defaults.conf"
+    if not file.is_file():
+        return {}
+    lines = (_SETTING.fullmatch(line.strip()) for line in file.read_text("utf-8").splitlines())
+    return {line[1]: line[2] for line in lines if line is not None}
+
+
+def major_version(spark: Tool) -> int:
+    return int(spark.version.partition(".")[0])
 
 
 def find_java_for_spark(environment: Mapping[str, str] = os.environ) -> Tool:
@@ -60,7 +86,7 @@ def find_java_for_spark(environment: Mapping[str, str] = os.environ) -> Tool:
     that this Spark loads: since version 4 `spark-submit` starts Java with jdk.incubator.vector.
     """
     java, spark = find_java(environment), find_spark(environment)
-    if int(spark.version.partition(".")[0]) >= 4 and _VECTOR_MODULE not in module_names(java.path):
+    if major_version(spark) >= 4 and _VECTOR_MODULE not in module_names(java.path):
         raise EnvironmentLacks(
             f"Java: Spark {spark.version} ({spark.path}) needs the module {_VECTOR_MODULE}, "
             f"{java.path} ({java.why}) lacks it; set JAVA_HOME to a full JDK of version 17 or later"

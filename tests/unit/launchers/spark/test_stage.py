@@ -27,13 +27,15 @@ def context_with(*slots: int, master: str = "spark://head:7077") -> SimpleNamesp
 
 def test_executors_that_register_one_after_the_other_are_waited_for(make_job, monkeypatch):
     monkeypatch.setattr(stage, "_POLL_S", 0.001)
-    stage._check_slots(context_with(0, 0, 1, 1, 2), make_job(launcher="spark"), 20.0)
+    stage._check_slots(context_with(0, 0, 1, 1, 2), make_job(launcher="spark"))
 
 
 @pytest.mark.parametrize("master", ["spark://head:7077", "local[1]"])
 def test_too_few_slots_are_refused_with_both_numbers(make_job, monkeypatch, master):
     monkeypatch.setattr(stage, "_POLL_S", 0.001)
-    with pytest.raises(EnvironmentLacks, match=r"has 1 slot\(s\) of 3 cpu.* needs 2 at once"):
-        stage._check_slots(
-            context_with(1, master=master), make_job(launcher="spark"), others_s=0.01
-        )
+    job = make_job(launcher="spark", slots_s=0.01)
+    expected = (
+        r"has 1 slot\(s\) of 3 cpu.* needs 2 at once.*longer than 0\.01 s \(limits\.slots_s\)"
+    )
+    with pytest.raises(EnvironmentLacks, match=expected):
+        stage._check_slots(context_with(1, master=master), job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 
 from paceline.errors import EnvironmentLacks
@@ -20,6 +21,7 @@ EXECUTORS_ADVICE = (
 # The JVM only distributes tasks. Spark's start-up is mostly class loading and compiling; the first
 # compiler alone needs half the CPU time for it (measured: 4.7 s -> 2.6 s of CPU).
 QUICK_JVM = f"-XX:TieredStopAtLevel=1 {COLLECTOR} -Xshare:auto"
+_A_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")  # a JVM refuses two
 
 _HEARTBEATS = 4  # in the limit of a collective
 _LONGEST_HEARTBEAT_S = 10  # Spark's default
@@ -29,6 +31,11 @@ _TENSORS = 2  # a parameter's weight and momentum
 _COPIES = 4
 _MIB = 2**20
 _JVM_MIB = 1024  # heap that Spark itself needs
+# Memory beside the heap: of the JVM itself, of a rank with torch, and copies of the weights in a
+# rank (weights, gradients, states of the optimiser, messages).
+_JVM_BESIDE_MIB, _RANK_MIB, _COPIES_IN_RANK = 384, 1024, 8
+# Spark's own wait for executors, before the job asks how many slots there are.
+_REGISTRATION_S = 30
 
 
 def wrong_nodes(expected: int, nodes: Sequence[str]) -> EnvironmentLacks:
@@ -85,8 +92,13 @@ def job_defaults(trial: Trial, *, local: bool) -> dict[str, str]:
     }
 
 
-def configuration(trial: Trial) -> dict[str, str]:
-    """Return the configuration for spark-submit, before that of the spec."""
+def configuration(
+    trial: Trial, site: Mapping[str, str] | None = None, archive: str = ""
+) -> dict[str, str]:
+    """Return the configuration for spark-submit, before that of the spec.
+
+    site: the settings of spark-defaults.conf. archive: option of the driver's JVM.
+    """
     local = is_local(master_of(trial))
     conf = {
         "spark.dynamicAllocation.enabled": "false",
@@ -95,29 +107,62 @@ def configuration(trial: Trial) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "WARN",
-        "spark.driver.extraJavaOptions": QUICK_JVM,
-        "spark.executor.extraJavaOptions": QUICK_JVM,
+        **_java_options(trial, site or {}, archive),
         **job_defaults(trial, local=local),
     }
     if not local:
         own = {k: v for k, v in os.environ.items() if k == MPIRUN_VARIABLE}
         ranks = {**rank_environment(trial), **own}
         conf |= {f"spark.executorEnv.{k}": v for k, v in ranks.items()}
+        conf["spark.executor.memoryOverhead"] = f"{_beside_heap_mib(trial)}m"
     return conf
 
 
+def _java_options(trial: Trial, site: Mapping[str, str], archive: str) -> dict[str, str]:
+    """Return the options of the JVMs, which Spark puts before `extraJavaOptions`.
+
+    So those of the site and the spec stay, Kerberos and proxies for example, and have the last
+    word. The site's own defaults are repeated, because a setting has one value. The archive is the
+    driver's only: the Java of executors is not known, and Java 8 does not start with its options.
+    """
+    options = {}
+    for process, own in (("driver", archive), ("executor", "")):
+        extra, default = (f"spark.{process}.{kind}JavaOptions" for kind in ("extra", "default"))
+        theirs = {**site, **trial.options_as(SparkOptions).conf}.get(extra, "")
+        defaults = site.get(default, "")
+        quick = QUICK_JVM
+        if _A_COLLECTOR.search(f"{defaults} {theirs}"):
+            quick = quick.replace(COLLECTOR, "")
+        options[default] = " ".join(f"{quick} {own} {defaults}".split())
+    return options
+
+
 def _cluster_shape(trial: Trial) -> dict[str, str]:
-    """Return the cores to use on a cluster: one executor per node if there are several."""
+    """Return the executors to use on a cluster: one per node, with the cores of its ranks.
+
+    YARN's own default is two executors of one core.
+    """
     place = trial.placement
-    shape = {
+    registration_s = min(_REGISTRATION_S, math.ceil(trial.limits.slots_s))
+    return {
         "spark.cores.max": str(slots_per_node(trial) * place.nodes),
-        # The session is ready when all executors are, not only the first; it waits 30 s for them.
+        "spark.executor.cores": str(slots_per_node(trial)),
+        "spark.executor.instances": str(place.nodes),  # YARN and Kubernetes
+        # The session is ready when all executors are, not only the first.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{registration_s}s",
     }
-    if place.nodes > 1:
-        shape["spark.executor.cores"] = str(slots_per_node(trial))
-        shape["spark.executor.instances"] = str(place.nodes)  # YARN and Kubernetes
-    return shape
+
+
+def _beside_heap_mib(trial: Trial) -> int:
+    """Return the memory of an executor's ranks, which are processes beside its JVM."""
+    limit_mib = trial.limits.rank_memory_mib
+    if limit_mib is None:
+        copies = _COPIES_IN_RANK * trial.placement.replicas_per_rank
+        is_script = trial.training.script is not None
+        parameter_bytes = 0 if is_script else task_facts(trial.training).parameter_bytes
+        limit_mib = _RANK_MIB + math.ceil(copies * parameter_bytes / _MIB)
+    return _JVM_BESIDE_MIB + trial.placement.ranks_per_node * limit_mib
 
 
 def native_settings(trial: Trial) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import Finding, job_script, tool_finding
-from paceline.host.spark import find_java, find_java_for_spark, find_spark
+from paceline.host.spark import find_java, find_java_for_spark, find_spark, site_settings
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.context import rank_environment
 from paceline.launchers.base import Command, TemporaryFolders, first_named
@@ -81,13 +81,9 @@ def submission(trial: Trial) -> Command:
     spark = find_spark()
     argv = [str(spark.path / "bin" / "spark-submit"), "--master", master_of(trial)]
     argv += ["--driver-memory", driver_memory(trial)]
-    # Executors on hosts without the archive ignore the option.
-    java_options = f"{QUICK_JVM} {archive_option(find_java(), spark)}".rstrip()
     conf = {
         **_python(),
-        **configuration(trial),
-        "spark.driver.extraJavaOptions": java_options,
-        "spark.executor.extraJavaOptions": java_options,
+        **configuration(trial, site_settings(spark), archive_option(find_java(), spark)),
         **trial.options_as(SparkOptions).conf,
     }
     for name, value in conf.items():
@@ -171,7 +167,9 @@ def checks() -> list[Finding]:
 
 _MASTER = "k8s://https://kubernetes.default.svc"
 # The operator sets these from keys of its own.
-_SET_BY_OPERATOR = ("spark.executor.instances", "spark.executor.cores", "spark.executor.memory")
+_SET_BY_OPERATOR = tuple(
+    f"spark.executor.{name}" for name in ("instances", "cores", "memory", "memoryOverhead")
+)
 
 
 def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:

@@ -34,8 +34,6 @@ from paceline.rank.rounds.exchange import Orders, Report, State, together
 from paceline.records.attempts import leave_attempt
 from paceline.records.rows import FailureRow
 
-# Executors register one by one, soon after the first.
-_SLOTS_WAIT_S = 4.0
 _POLL_S = 0.2
 # Ranks of a failed stage end within a few seconds: those that lost a peer report it 2 s later.
 _RANKS_END_S = 6.0
@@ -76,25 +74,24 @@ def main(archive: Path) -> int:
     return end.exit_code
 
 
-def _check_slots(context: SparkContext, job: Job, others_s: float = _SLOTS_WAIT_S) -> None:
+def _check_slots(context: SparkContext, job: Job) -> None:
     """Raise EnvironmentLacks if the stage could never start; Spark would wait ten minutes.
 
-    A cluster without an executor for this job may be starting one, for which it has
-    `limits.rendezvous_s`. others_s: time for the others after the latest executor.
+    A cluster may be starting executors for this job, for which it has `limits.slots_s`.
     """
     spark = context._jsc.sc()  # noqa: SLF001  (Spark's own check uses it; there is no public way)
     profile = spark.resourceProfileManager().defaultResourceProfile()
     needed = job.trial.placement.ranks
-    slots, deadline = 0, time.monotonic() + job.trial.limits.rendezvous_s
+    limit_s = job.trial.limits.slots_s
+    deadline_s = time.monotonic() + limit_s
     while (found := int(spark.maxNumConcurrentTasks(profile))) < needed:
-        if found != slots:
-            slots, deadline = found, time.monotonic() + others_s
-        if time.monotonic() > deadline or is_local(str(context.master)):
+        if time.monotonic() > deadline_s or is_local(str(context.master)):
             raise EnvironmentLacks(
                 f"Spark master {context.master} has {found} slot(s) of "
                 f"{context.getConf().get('spark.task.cpus', '1')} cpu(s), the barrier stage needs "
                 f"{needed} at once; use fewer ranks, or more or bigger executors (local[N], "
-                "--num-executors, --executor-cores, --total-executor-cores)"
+                "--num-executors, --executor-cores, --total-executor-cores). In a busy queue, let "
+                f"it wait longer than {limit_s:g} s (limits.slots_s)"
             )
         time.sleep(_POLL_S)
 
@@ -119,7 +116,7 @@ def _train(context: SparkContext, job: Job) -> RankEnd:
         )
         leave_attempt(job.files, failure)
         # Spark may be replacing an executor, on a host that has to start first.
-        _check_slots(context, job, others_s=job.trial.limits.rendezvous_s)
+        _check_slots(context, job)
     return end
 
 
