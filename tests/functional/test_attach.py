@@ -62,7 +62,7 @@ def test_torchrun_is_recorded_without_a_change(paceline, tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert "epoch 1: loss" in ended.stdout  # of the script
     assert "32 steps on 2 ranks (torchrun, gloo): " in ended.stdout
-    assert "waiting for the slowest rank" in " ".join(ended.stdout.split())
+    assert "waiting for the slowest rank" in " ".join(ended.stdout.replace("│", " ").split())
     assert (tmp_path / "run/report.html").exists()
     [trial] = (tmp_path / "run/trials").iterdir()
     assert sorted(path.name for path in (trial / "ranks").iterdir()) == ["0", "1"]
@@ -95,9 +95,7 @@ def test_one_process_ends_with_its_own_code_and_keeps_its_sitecustomize(paceline
 def test_ctrl_c_reaches_the_command_and_what_it_did_is_shown(paceline, tmp_path):
     (tmp_path / "endless.py").write_text(ENDLESS, "utf-8")
     log = tmp_path / "log.txt"
-    watched = paceline.start(
-        "watch", "--out", "run", "--", sys.executable, "endless.py", log=log
-    )
+    watched = paceline.start("watch", "--out", "run", "--", sys.executable, "endless.py", log=log)
     try:
         steps = tmp_path / "run/trials/endless.r0/ranks/0/steps.jsonl"
         wait_for(

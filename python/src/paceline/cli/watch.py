@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,6 @@ def command(
 def _watch(run_dir: Path, out: Path | None, *, once: bool, interval_s: float) -> int:
     if out is not None:
         raise click.UsageError("--out: expected a command after `--`, found none; leave it out")
-    try:
+    with suppress(KeyboardInterrupt):  # the usual way to stop watching
         watch(RunFiles(run_dir), plain_console(), once=once, interval_s=interval_s)
-    except KeyboardInterrupt:
-        pass  # the usual way to stop watching
     return 0

@@ -1,4 +1,4 @@
-"""The verdict on one recorded command: where the time of its steps went, and which rank was slow."""
+"""The verdict on one recorded command: the parts of a step, the slow rank, the hosts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def _main_cost(row: Row) -> str:
 def _phases(row: Row) -> str:
     known = {name: s for name in STEP_PHASES if (s := row.step_phases_s.get(name)) is not None}
     whole = sum(known.values())
-    parts = [f"{LABELS[n]} {share(s / whole)}" for n, s in known.items() if s > _LEAST_SHARE * whole]
+    parts = [
+        f"{LABELS[n]} {share(s / whole)}" for n, s in known.items() if s > _LEAST_SHARE * whole
+    ]
     return f"A step: {', '.join(parts)}."
 
 

@@ -103,8 +103,7 @@ def _run(command: Sequence[str], files: TrialFiles) -> tuple[int, bool]:
         if not _has_terminal():
             process.send_signal(signal.SIGINT)
     except SystemExit as ended:  # a signal, see paceline.cli.signals
-        assert isinstance(ended.code, int)
-        process.send_signal(ended.code - _SIGNAL_BASE)
+        process.send_signal(int(ended.code or 0) - _SIGNAL_BASE)
     return process.wait(), True
 
 
