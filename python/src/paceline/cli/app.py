@@ -58,7 +58,7 @@ _SECTIONS = {
         "tune": "Find the fastest settings, or the largest batch, by short trials.",
     },
     "Watch": {
-        "watch": "Show a running run in this terminal.",
+        "watch": "Show a running run in this terminal, or record a training with its own launcher.",
         "monitor": "Show a run in Prometheus.",
         "stacks": "Show where the ranks of a running trial are.",
     },

@@ -95,7 +95,7 @@ def _began_unix_s(path: Path) -> Iterator[float]:
             yield manifest.stat().st_mtime
 
 
-def _or_newest(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
+def or_newest(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
     """Replace a missing run directory, or an empty tuple of them, by the newest run."""
     if value or ctx.resilient_parsing:
         return value
@@ -123,10 +123,10 @@ class _Pair(click.ParamType[tuple[str, str]]):
 pair = _Pair()
 # The help of a verb says so, because arguments have no help text.
 run_dir_argument: Decorator[Any] = click.argument(
-    "run_dir", type=RUN_DIR, metavar="[RUN_DIR]", required=False, callback=_or_newest
+    "run_dir", type=RUN_DIR, metavar="[RUN_DIR]", required=False, callback=or_newest
 )
 run_dirs_argument: Decorator[Any] = click.argument(
-    "run_dirs", type=RUN_DIR, metavar="[RUN_DIR]...", nargs=-1, callback=_or_newest
+    "run_dirs", type=RUN_DIR, metavar="[RUN_DIR]...", nargs=-1, callback=or_newest
 )
 spec_argument: Decorator[Any] = click.argument("spec", metavar="SPEC")
 json_option: Decorator[Any] = click.option(

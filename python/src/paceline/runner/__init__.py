@@ -9,10 +9,12 @@ trial aside and runs it again.
 - `disk`: the estimated disk use, and the warning if it is too much;
 - `preview`: steps, duration, faults and warnings before the first trial;
 - `run_trial`: one trial from its command to its outcome;
+- `attach`: a command of the user whose ranks record themselves;
 - `measure_more`: one more block of repeats, shares of the batch, and trials in turn;
 - `equivalence`: the comparison of tensors with the baseline.
 """
 
+from paceline.runner.attach import Attached, attach, name_of_command
 from paceline.runner.directory import (
     check_run_dir,
     default_run_dir,
@@ -35,11 +37,13 @@ from paceline.runner.run_trial import (
 )
 
 __all__ = [
+    "Attached",
     "ConfigurationPreview",
     "DiskUse",
     "Planned",
     "Preview",
     "Progress",
+    "attach",
     "check_equivalences",
     "check_run_dir",
     "default_run_dir",
@@ -50,6 +54,7 @@ __all__ = [
     "made_run_dir",
     "make_datasets",
     "manifest_of",
+    "name_of_command",
     "only_runner",
     "plan",
     "predicted_disk_use",

@@ -55,15 +55,28 @@ def check_run_dir(files: RunFiles, spec: Spec, *, resume: bool) -> None:
     """Raise UsageError unless `files` is a run of this spec to resume, or may become one."""
     with _unusable(files.root):
         has_run = files.manifest.exists()
-        others = [path for path in files.root.glob("*") if not _may_be_first(path, files)]
-    if has_run:
-        _check_resumed(files, spec, resume=resume)
-    elif resume:
+    if not resume:
+        check_new(files)
+    elif has_run:
+        _check_resumed(files, spec)
+    else:
         raise UsageError(
             f"{files.root}: expected a run to resume, found no {files.manifest.name}; "
             "leave out --resume to start one"
         )
-    elif others:
+
+
+def check_new(files: RunFiles) -> None:
+    """Raise UsageError unless a run may begin here."""
+    with _unusable(files.root):
+        has_run = files.manifest.exists()
+        others = [path for path in files.root.glob("*") if not _may_be_first(path, files)]
+    if has_run:
+        raise UsageError(
+            f"{files.root}: holds a run already; complete it with `paceline run --resume "
+            f"{files.root}`, or choose another directory with --out"
+        )
+    if others:
         raise UsageError(
             f"{files.root}: expected a new or empty directory; choose another with --out"
         )
@@ -78,12 +91,7 @@ def _may_be_first(path: Path, files: RunFiles) -> bool:
     return path == files.tune.root or path.name.startswith(left)
 
 
-def _check_resumed(files: RunFiles, spec: Spec, *, resume: bool) -> None:
-    if not resume:
-        raise UsageError(
-            f"{files.root}: holds a run already; complete it with `paceline run --resume "
-            f"{files.root}`, or choose another directory with --out"
-        )
+def _check_resumed(files: RunFiles, spec: Spec) -> None:
     before = read_json(files.manifest).get("spec_toml")
     if before != spec.text and (
         not isinstance(before, str) or parse_spec(before, str(files.manifest)) != spec.experiment

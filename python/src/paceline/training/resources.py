@@ -175,14 +175,35 @@ def read_back(
 
     workers: environments of the threads of strategy `threads`, each of which trains a replica.
     """
+    found = actual_environment(
+        context,
+        trial,
+        clock_offset_s=clock_offset_s,
+        clock_error_s=clock_error_s,
+        initial_weights_sha256=initial_weights_sha256,
+        workers=workers,
+    )
+    threads = (found.intraop_threads, found.interop_threads)
+    check_rank(context.rank, trial, threads, found.affinity)
+    check_workers(context.rank, trial, workers, found.affinity)
+    return found
+
+
+def actual_environment(
+    context: RankContext,
+    trial: Trial,
+    *,
+    clock_offset_s: float,
+    clock_error_s: float,
+    initial_weights_sha256: str = "",
+    workers: Sequence[WorkerEnvironment] = (),
+) -> RankEnvironment:
+    """Return the environment of this rank, whatever was requested; arguments as in `read_back`."""
     import torch  # noqa: PLC0415  (after apply_resources)
 
     from paceline.training.devices import device_name, device_of  # noqa: PLC0415  (imports torch)
 
-    threads = (torch.get_num_threads(), torch.get_num_interop_threads())
     affinity = sorted(os.sched_getaffinity(0))
-    check_rank(context.rank, trial, threads, affinity)
-    check_workers(context.rank, trial, workers, affinity)
     limits = read_limits()
     return RankEnvironment(
         rank=context.rank,
@@ -191,8 +212,8 @@ def read_back(
         node_index=context.node_index,
         host=context.host,
         pid=os.getpid(),
-        intraop_threads=threads[0],
-        interop_threads=threads[1],
+        intraop_threads=torch.get_num_threads(),
+        interop_threads=torch.get_num_interop_threads(),
         omp_environment={
             name: value for name, value in sorted(os.environ.items()) if name.startswith(_RECORDED)
         },

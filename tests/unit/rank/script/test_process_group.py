@@ -11,8 +11,9 @@ from torch.distributed import device_mesh
 
 from paceline.errors import UsageError
 from paceline.plan.rank_context import RankContext
-from paceline.rank.script.process_group import ProcessGroups
+from paceline.rank.script.process_group import ProcessGroups, recorded_groups
 from paceline.training.pass_communication import is_awaiting
+from paceline.transports.gloo_group import BACKEND
 
 
 class _Trial:
@@ -110,3 +111,11 @@ def test_the_destruction_of_the_default_group_is_announced():
         dist.destroy_process_group(dist.new_group([0]))
         dist.destroy_process_group()
     assert announced == [True]
+
+
+@pytest.mark.parametrize("name", ["gloo", None])
+def test_a_group_of_gloo_is_wrapped_and_stays_the_scripts_own(name):
+    with recorded_groups():
+        dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+        assert dist.get_backend() == BACKEND
+        assert dist.get_backend(dist.new_group([0], backend="gloo")) == BACKEND

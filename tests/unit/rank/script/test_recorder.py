@@ -33,7 +33,7 @@ def training_of(**workload):
 class Run:
     """A recorder, and a training of one parameter under it."""
 
-    def __init__(self, folder, rank=0, ranks=1, **workload):
+    def __init__(self, folder, rank=0, ranks=1, *, ends_diverged=True, **workload):
         self.files = RankFiles(folder)
         self.first: list[float] = []
         self.parameter = nn.Parameter(torch.ones(1))
@@ -47,6 +47,7 @@ class Run:
             self.files,
             Recorder(folder / "communication.jsonl"),
             lambda _: self.first.append(float(self.parameter.grad)),
+            ends_diverged=ends_diverged,
         )
 
     def train(self, steps, before=lambda _: None, after=lambda _: None):
@@ -173,3 +174,9 @@ def test_a_closure_computes_the_gradient_within_the_step(tmp_path, named):
 def test_a_step_without_any_gradient_is_noticed(tmp_path):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     assert not ParameterRecord(optimizer, {}, TrialFiles(tmp_path)).has_gradient
+
+
+def test_a_recorder_beside_another_launcher_does_not_end_a_diverged_script(tmp_path):
+    run = Run(tmp_path, ends_diverged=False)
+    rows = run.train(2, after=lambda _: paceline.step(loss=float("nan"), samples=3))
+    assert [(row["loss_sum"], row["samples"]) for row in rows] == [(None, 3), (None, 3)]

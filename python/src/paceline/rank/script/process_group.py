@@ -2,7 +2,7 @@
 
 The backend that the script names is ignored: which one carries its messages is what a trial
 compares. Rendezvous and limits are Paceline's. Frameworks call the same functions of torch, so they
-need nothing else.
+need nothing else. Where the launcher is not Paceline's, `recorded_groups` only records.
 """
 
 from __future__ import annotations
@@ -10,22 +10,26 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from paceline.errors import UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.torch_internals import HashStore, Store
 from paceline.training.pass_communication import awaiting
+from paceline.transports.gloo_group import BACKEND
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.rank.peers import Peers
+
+_GLOO = "gloo"  # of torch, which BACKEND wraps
 
 
 class ProcessGroups:
@@ -46,29 +50,15 @@ class ProcessGroups:
         self._new_group: Callable[..., Any] = dist.new_group
         self._destroy: Callable[..., None] = dist.destroy_process_group
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Replace the functions of torch, wherever torch itself refers to them."""
-        answers = {
-            self._init: _as(self._init, self._answer_init),
-            self._new_group: _as(self._new_group, self._answer_new_group),
-            self._destroy: _as(self._destroy, self._answer_destroy),
-            **{function: _marked(function) for function in _collectives()},
-        }
-        places = [
-            (module, function)
-            for name, module in list(sys.modules.items())
-            if name.startswith("torch.distributed")
-            for function in answers
-            if getattr(module, function.__name__, None) is function
-        ]
-        for module, function in places:
-            setattr(module, function.__name__, answers[function])
-        try:
-            yield
-        finally:
-            for module, function in places:
-                setattr(module, function.__name__, function)
+    def answering(self) -> AbstractContextManager[None]:
+        """Answer these functions of torch while the context is active."""
+        return _answered(
+            {
+                self._init: self._answer_init,
+                self._new_group: self._answer_new_group,
+                self._destroy: self._answer_destroy,
+            }
+        )
 
     def _answer_init(
         self,
@@ -119,6 +109,57 @@ class ProcessGroups:
         if dist.is_initialized() and group in (None, dist.group.WORLD):
             self.before_destroy()
         self._destroy(group)
+
+
+def recorded_groups() -> AbstractContextManager[None]:
+    """Record the groups of a script, which keep the back ends that the script names.
+
+    Operations of a back end that Paceline cannot wrap (nccl) are not recorded.
+    """
+    init, new_group = dist.init_process_group, dist.new_group
+
+    def answer_init(backend: str | None = None, *others: Any, **named: Any) -> None:
+        if backend is None and not torch.accelerator.is_available():
+            backend = _GLOO
+        init(_recorded(backend), *others, **named)
+
+    def answer_new_group(
+        ranks: list[int] | None = None,
+        timeout: timedelta | None = None,
+        backend: str | None = None,
+        *others: Any,
+        **named: Any,
+    ) -> Any:
+        return new_group(ranks, timeout, _recorded(backend), *others, **named)
+
+    return _answered({init: answer_init, new_group: answer_new_group})
+
+
+def _recorded(backend: str | None) -> str | None:
+    return BACKEND if backend is not None and backend.lower() == _GLOO else backend
+
+
+@contextmanager
+def _answered(answers: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator[None]:
+    """Replace functions of torch, wherever torch itself refers to them, and mark collectives."""
+    replacements = {
+        **{function: _as(function, answer) for function, answer in answers.items()},
+        **{function: _marked(function) for function in _collectives()},
+    }
+    places = [
+        (module, function)
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch.distributed")
+        for function in replacements
+        if getattr(module, function.__name__, None) is function
+    ]
+    for module, function in places:
+        setattr(module, function.__name__, replacements[function])
+    try:
+        yield
+    finally:
+        for module, function in places:
+            setattr(module, function.__name__, function)
 
 
 def _collectives() -> list[Callable[..., Any]]:

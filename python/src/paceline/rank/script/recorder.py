@@ -28,6 +28,7 @@ from paceline.rank.script.batches import BatchCounter
 from paceline.rank.script.phases import PhaseTimer, StepTimes
 from paceline.rank.script.program import EnoughSteps
 from paceline.rank.script.step import report_to
+from paceline.rank.spans import Spans
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import RankFiles
 from paceline.records.rows import StepRow
@@ -50,11 +51,15 @@ class TrainingRecorder:
         files: RankFiles,
         operations: Recorder,
         on_first_step: Callable[[Optimizer], None],
+        *,
+        ends_diverged: bool = True,
     ) -> None:
+        """ends_diverged: end the script if it reports a loss that is not finite."""
         self.steps = 0
         self.started_unix_s: float | None = None  # of the first step
         self.ended_unix_s: float | None = None  # of the last step
         self._rank = context.rank
+        self._ends_diverged = ends_diverged
         self._max_steps = training.max_steps
         self._samples, self._global_samples = _stated_samples(training, context)
         self._operations = operations
@@ -106,6 +111,17 @@ class TrainingRecorder:
     def first_batch_sha256(self) -> str | None:
         """Checksum of this rank's first batch; None where the user states the samples."""
         return self._batches.first_sha256 if self._samples is None else None
+
+    def record_spans(self, spans: Spans, started_unix_s: float) -> None:
+        """Record building the model and training, as far as the script came.
+
+        started_unix_s: of the script.
+        """
+        now_unix_s = time.time()
+        first, last = self.started_unix_s, self.ended_unix_s
+        spans.record("model_build", started_unix_s, now_unix_s if first is None else first)
+        if first is not None:
+            spans.record("train", first, now_unix_s if last is None else last)
 
     def _first_forward(self, _module: nn.Module, inputs: Any) -> None:
         self._first_hook.remove()
@@ -201,7 +217,7 @@ class TrainingRecorder:
         self._was_reported = self._report is not None
         reported, self._report = self._report or (None, None), None
         loss, samples = (None if reported[0] is None else float(reported[0])), reported[1]
-        if loss is not None and not math.isfinite(loss):
+        if loss is not None and not math.isfinite(loss) and self._ends_diverged:
             raise RankFailed(
                 f"rank {self._rank}: the script reports a loss of {loss} in step {ended['step']}, "
                 "expected a finite number: the training diverged",
@@ -214,9 +230,15 @@ class TrainingRecorder:
                 **ended,
                 samples=samples,
                 global_samples=self._global_samples,
-                loss_sum=None if loss is None else loss * (1 if samples is None else samples),
+                loss_sum=_loss_sum(loss, samples),
             )
         )
+
+
+def _loss_sum(loss: float | None, samples: int | None) -> float | None:
+    if loss is None or not math.isfinite(loss):
+        return None
+    return loss * (1 if samples is None else samples)
 
 
 def _stated_samples(training: Training, context: RankContext) -> tuple[int | None, int | None]:

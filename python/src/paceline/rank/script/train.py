@@ -101,16 +101,9 @@ class _ScriptRank:
                 stack.enter_context(self._training.recording())
                 run_script(self._script, self._trial.arguments)
         finally:
-            self._record_spans(started_unix_s)
+            self._training.record_spans(self._spans, started_unix_s)
         with self._spans("bookkeeping"):
             self._finish()
-
-    def _record_spans(self, started_unix_s: float) -> None:
-        """Record building the model and training, as far as the script came."""
-        first, last = self._training.started_unix_s, self._training.ended_unix_s
-        self._spans.record("model_build", started_unix_s, time.time() if first is None else first)
-        if first is not None:
-            self._spans.record("train", first, time.time() if last is None else last)
 
     def _first_step(self, optimizer: Optimizer) -> None:
         """Check and record what is known when the first gradient is complete."""

@@ -1,0 +1,73 @@
+"""The command of the user as a trial, so that everything that reads trials can read its records."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from paceline.attach.place import Place
+from paceline.errors import UsageError
+from paceline.plan.planning import plan_trials
+from paceline.plan.trial import Trial
+from paceline.records.layout import TrialFiles
+from paceline.spec import load_spec
+from paceline.spec.extensions import TRANSPORTS
+from paceline.spec.models import SCHEMA, name_of_script
+from paceline.spec.values import BASELINE
+from paceline.transports.gloo_group import BACKEND
+
+# The transport of a back end of torch.distributed.
+_TRANSPORTS = {BACKEND: "gloo", "gloo": "gloo", "nccl": "nccl", "mpi4py": "mpi"}
+_BY_DEVICE = {"cpu": "gloo", "cuda": "nccl"}  # where a group has a back end for each device
+
+
+def planned_trial(files: TrialFiles, place: Place, cores: int) -> Trial:
+    """Return this process's script as a trial, as far as it is known before it trains.
+
+    cores: that its ranks may use.
+    """
+    script = getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0] or "script"
+    if place.ranks > 1:
+        layout = {"local_strategy": "processes", "ranks_per_node": place.ranks, "transport": "gloo"}
+    else:
+        layout = {"local_strategy": "intraop"}
+    own = {"launcher": place.launcher, "threads_per_rank": 1, "oversubscribe": True, **layout}
+    spec: dict[str, Any] = {
+        "schema": SCHEMA,
+        "name": name_of_script(script),
+        "repeats": 1,
+        "workloads": [{"script": script, "arguments": sys.argv[1:]}],
+        "trials": [dict(BASELINE), own],
+    }
+    planned = plan_trials(load_spec(spec).experiment, {}, cores)
+    [trial] = [each for each in planned if not each.is_baseline]
+    placement = trial.placement.model_copy(update={"allocated_cores": cores})
+    return trial.model_copy(update={"id": files.root.name, "placement": placement})
+
+
+def trial_as_found(trial: Trial, *, backend: str | None, device: str, threads: int) -> Trial:
+    """Return the trial with what is known when its first gradient is complete.
+
+    backend: of the script's default process group; None without one. threads: of each rank.
+    Raises UsageError for a back end that Paceline does not know.
+    """
+    found: dict[str, Any] = {
+        "device": device,
+        "placement": trial.placement.model_copy(update={"threads_per_rank": threads}),
+    }
+    if backend is not None and trial.placement.ranks > 1:
+        transport = _transport(backend, device)
+        found["transport"] = transport
+        found["transport_options"] = TRANSPORTS.get(transport).Options()
+    return trial.model_copy(update=found)
+
+
+def _transport(backend: str, device: str) -> str:
+    if backend in _TRANSPORTS:
+        return _TRANSPORTS[backend]
+    if backend in ("undefined", "custom") or ":" in backend:
+        return _BY_DEVICE[device]
+    raise UsageError(
+        f"expected a process group of {', '.join(sorted(set(_TRANSPORTS) - {BACKEND}))}, got "
+        f"{backend}; the run says gloo"
+    )

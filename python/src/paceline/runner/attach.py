@@ -1,0 +1,147 @@
+"""Run a command of the user whose ranks record themselves, as the only trial of a run directory.
+
+The command has the terminal: it is in the same process group, and its input and output are those of
+this process.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.errors import ExitCode
+from paceline.host.machine import all_packages, machine_facts, package_versions
+from paceline.host.processes import guarded
+from paceline.host.programs import repository_state
+from paceline.job.first_failure import first_failure
+from paceline.records.compact import compact_trial
+from paceline.records.documents import read_statuses
+from paceline.records.files import write_json, write_text
+from paceline.records.layout import RunFiles, TrialFiles
+from paceline.records.rows import SCHEMA, Outcome
+from paceline.runner.directory import check_new, made_run_dir, only_runner
+from paceline.spec.models import name_of_script
+
+_FOLDER_VARIABLE = "PACELINE_ATTACH"  # of the trial; attach/startup/sitecustomize.py reads it
+_STARTUP = Path(paceline.__file__).parent / "attach" / "startup"
+_SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """A command that has ended."""
+
+    exit_code: int  # of the command; 128 plus the signal that ended it
+    trained: bool  # whether a process of the command was recorded
+
+
+def name_of_command(command: Sequence[str]) -> str:
+    """Return the name of a command's run: that of its script, else that of its program."""
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    return name_of_script(script)
+
+
+def attach(command: Sequence[str], run_dir: Path) -> Attached:
+    """Run a command to its end, and record its ranks into a new run directory.
+
+    Signals that ask this process to end are passed on to the command. Raises UsageError if the
+    directory cannot be used.
+    """
+    run, name = RunFiles(run_dir), name_of_command(command)
+    check_new(run)
+    with made_run_dir(run_dir), only_runner(run_dir):
+        files = run.trial(f"{name}.r0")
+        write_json(run.manifest, _manifest(name, files))
+        write_text(files.command, shlex.join(command) + "\n")
+        launched_unix_s = time.time()
+        status, is_interrupted = _run(command, files)
+        code = status if status >= 0 else _SIGNAL_BASE - status
+        if not any(files.ranks()):
+            run.manifest.unlink()
+            shutil.rmtree(files.root.parent)
+            return Attached(exit_code=code, trained=False)
+        message = _failure(files, code, is_interrupted=is_interrupted)
+        outcome = Outcome(
+            schema=SCHEMA,
+            trial_id=files.root.name,
+            status="ok" if message is None else "failed",
+            exit_code=code,
+            launched_unix_s=launched_unix_s,
+            ended_unix_s=time.time(),
+            launcher_exit_status=status,
+            failed_rank=first_failure(read_statuses(files)).rank if message else None,
+            message=message,
+        )
+        write_json(files.outcome, outcome)
+        if message is None:
+            compact_trial(files)
+    return Attached(exit_code=code, trained=True)
+
+
+def _run(command: Sequence[str], files: TrialFiles) -> tuple[int, bool]:
+    """Return the exit status of a command, and whether a signal asked for its end."""
+    search = [str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(search),
+        _FOLDER_VARIABLE: str(files.root.absolute()),
+    }
+    process = subprocess.Popen(guarded(command), env=environment)
+    try:  # as long as the user lets it run, like every program that starts another one
+        return process.wait(), False
+    except KeyboardInterrupt:
+        if not _has_terminal():
+            process.send_signal(signal.SIGINT)
+    except SystemExit as ended:  # a signal, see paceline.cli.signals
+        process.send_signal(int(ended.code or 0) - _SIGNAL_BASE)
+    return process.wait(), True
+
+
+def _has_terminal() -> bool:
+    """Return whether a terminal has sent the interrupt, to all processes in its foreground."""
+    with suppress(OSError):
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        finally:
+            os.close(terminal)
+    return False
+
+
+def _failure(files: TrialFiles, code: int, *, is_interrupted: bool) -> str | None:
+    """Return why the records are not those of a whole training; None if they can be used.
+
+    A training that the user has interrupted can be used if rank 0 has come to its end.
+    """
+    if code == ExitCode.OK or (is_interrupted and files.result.exists()):
+        return None
+    failure = first_failure(read_statuses(files))
+    reason = f"the command ended with exit status {code}"
+    if failure.rank is None or failure.error is None:
+        return reason
+    return f"rank {failure.rank}: {failure.error}; {reason}"
+
+
+def _manifest(name: str, files: TrialFiles) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "name": name,
+        "description": "a command with its own launcher",
+        "created_unix_s": time.time(),
+        "trials": [files.root.name],
+        "data": {},
+        "git": repository_state(Path.cwd()),
+        "versions": package_versions(),
+        "packages": all_packages(),
+        "host": machine_facts(),
+    }
