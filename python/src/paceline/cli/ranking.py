@@ -25,6 +25,7 @@ from paceline.report.table import ranking_view
 from paceline.runner.preview import duration
 
 if TYPE_CHECKING:
+    from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
 
@@ -47,6 +48,7 @@ class LiveRanking:
         self._running: Trial | None = None
         self._began_s = self._started_s = time.monotonic()
         self._analysis_s = 0.0
+        self._analysed: dict[str, TrialAnalysis] = {}
         self.table: RenderableType = ""
 
     def name(self, trial: Trial) -> str:
@@ -73,7 +75,7 @@ class LiveRanking:
         if self._analysis_s > _MOST_SHARE * (now_s - self._began_s):
             return
         try:
-            comparison = compare_run(run, require_baseline=False)
+            comparison = compare_run(run, require_baseline=False, analysed=self._analysed)
         except PacelineError:  # nothing has finished, or a file is damaged
             return
         shown = with_waiting(comparison, self._trials)
