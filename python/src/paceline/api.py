@@ -236,7 +236,10 @@ class LineProgress:
     def stage(self, text: str) -> None:
         print(text, file=sys.stderr)
 
-    def planned(self, summary: str) -> None:
+    def planned(
+        self, summary: str, trials: Sequence[Trial], expected_s: Mapping[str, float]
+    ) -> None:
+        del trials, expected_s
         print(summary, file=sys.stderr)
 
     def data(self, done: int, total: int) -> None:
@@ -250,6 +253,9 @@ class LineProgress:
         del trial
         seconds = outcome.ended_unix_s - outcome.launched_unix_s
         print(f"{self._label}  {outcome.status}  {seconds:.1f} s", file=sys.stderr)
+
+    def between_trials(self, run: RunFiles) -> None:
+        """Show nothing: a ranking that changes needs a terminal."""
 
 
 def run(

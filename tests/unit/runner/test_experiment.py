@@ -64,11 +64,16 @@ def outcome(trial_id: str, code: ExitCode, status: str = "failed") -> Outcome:
 class Silent:
     """Progress that nobody sees."""
 
-    def planned(self, summary: str) -> None: ...
+    def __init__(self) -> None:
+        self.looks: list[int] = []  # finished trials at each call between two trials
+
+    def planned(self, summary: str, trials: object, expected_s: object) -> None: ...
     def stage(self, text: str) -> None: ...
     def data(self, done: int, total: int) -> None: ...
     def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None: ...
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
+    def between_trials(self, run: RunFiles) -> None:
+        self.looks.append(len(list(run.root.glob("trials/*/outcome.json"))))
 
 
 class MadeUp:
@@ -83,6 +88,7 @@ class MadeUp:
         self.ran: list[str] = []
         self.speeds: dict[str, float] = {}
         self.noise = 0.0
+        self.progress = Silent()
 
     def run_trial(self, trial: Trial, files: TrialFiles) -> Outcome:
         self.ran.append(trial.id)
@@ -100,11 +106,12 @@ class MadeUp:
         changes: Sequence[str] = (),
     ) -> list[Outcome]:
         self.ran.clear()
+        self.progress = Silent()
         return runner.run(
             load_spec(str(self.spec), changes),
             self.out,
             resume=resume,
-            progress=Silent(),
+            progress=self.progress,
             keep_going=keep_going,
         )
 
@@ -287,3 +294,10 @@ def test_automatic_repeats_end_after_their_time(measured: MadeUp) -> None:
     record = read_stopping(RunFiles(measured.out))
     assert record is not None
     assert (record.stopped, record.looks, record.level) == ("time", (), None)
+
+
+def test_progress_gets_the_run_before_the_first_trial_and_after_each(made_up: MadeUp) -> None:
+    made_up.faults = {".threads.": ExitCode.RANK_FAILED}
+    made_up.run()
+    # the second repeat of the failed configuration is not tried
+    assert made_up.progress.looks == [0, 1, 2, 3, 4, 5]

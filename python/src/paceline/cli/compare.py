@@ -149,13 +149,18 @@ def command(
     return ExitCode.OK
 
 
-def print_table(comparison: Comparison, whole: Comparison | None = None) -> None:
-    """Print verdict and table of each workload.
+def print_table(
+    comparison: Comparison, whole: Comparison | None = None, *, verdict_last: bool = False
+) -> None:
+    """Print verdicts and tables, on a terminal with bars.
 
-    whole: the comparison with all rows, if only some are shown.
+    whole: the comparison with all rows, if only some are shown. verdict_last: below the tables.
     """
     console = plain_console()
-    console.print(comparison_view(comparison, console.width, whole))
+    view = comparison_view(
+        comparison, console.width, whole, bars=console.is_terminal, verdict_last=verdict_last
+    )
+    console.print(view)
 
 
 def _selected(comparison: Comparison, patterns: Sequence[str]) -> Comparison:

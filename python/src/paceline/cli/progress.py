@@ -1,14 +1,15 @@
-"""Progress on standard error: a live bar on a terminal, otherwise one line per trial."""
+"""Progress on standard error: a live display on a terminal, otherwise one line per trial."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     Progress,
@@ -18,6 +19,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from paceline.cli.console import plain_console
@@ -25,10 +27,15 @@ from paceline.records.layout import TrialFiles
 from paceline.records.tail import LineTail
 
 if TYPE_CHECKING:
+    from paceline.cli.ranking import LiveRanking
     from paceline.plan.trial import Trial
+    from paceline.records.layout import RunFiles
     from paceline.records.rows import Outcome
 
 _POLL_S = 0.5
+_REFRESHES_PER_S = 2.0  # each takes some milliseconds of a core, which the trial needs
+# Short: a terminal that echoes ^C behind a full line would begin another one.
+_HINT = "Ctrl-C stops; the run can be continued."
 
 
 class _CountColumn(ProgressColumn):
@@ -40,45 +47,65 @@ class _CountColumn(ProgressColumn):
         return Text(f"{task.completed:.0f}/{task.total:.0f} {task.fields['unit']}")
 
 
-def _bar(console: Console, *, is_shown: bool = True) -> Progress:
+def _bar(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=None, table_column=Column(max_width=20)),
         _CountColumn(),
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        disable=not (is_shown and console.is_terminal),  # it would print an empty line
+        disable=not console.is_interactive,  # it would print an empty line
     )
 
 
 class ConsoleProgress:
-    """Show the runner's progress. The step counter is read from the records of rank 0."""
+    """Show the runner's progress. The step counter is read from the records of rank 0.
+
+    On a terminal a run with a plan also has its ranking, which is drawn by a thread: a signal
+    interrupts the main thread only, so never a line that is half written.
+    """
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         """Show nothing but failed trials if quiet, also the logs of trials if verbose."""
         self._quiet, self._verbose = quiet, verbose
         self._console = plain_console(stderr=True)
-        self._bar = _bar(self._console, is_shown=not quiet)
+        self._is_live = self._console.is_interactive and not quiet
+        self._bar = _bar(self._console)
+        self._ranking: LiveRanking | None = None
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._display,
+            refresh_per_second=_REFRESHES_PER_S,
+            transient=True,
+        )
         self._task: TaskID | None = None
         self._label = ""
         self._watcher: _StepWatcher | None = None
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._is_live:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop_watcher()
-        self._bar.stop()
+        self._live.stop()
 
     def stage(self, text: str) -> None:
         self._label = text
         self._start(text, total=None, unit="")
-        if not (self._console.is_terminal or self._quiet):
+        if not (self._console.is_interactive or self._quiet):
             self._console.print(text)
 
-    def planned(self, summary: str) -> None:
+    def planned(
+        self, summary: str, trials: Sequence[Trial], expected_s: Mapping[str, float]
+    ) -> None:
+        if self._is_live:
+            # Other commands show progress without the analysis.
+            from paceline.cli.ranking import LiveRanking  # noqa: PLC0415
+
+            self._ranking = LiveRanking(trials, expected_s)
         if not self._quiet:
             self._console.print(summary, soft_wrap=True)
 
@@ -88,7 +115,11 @@ class ConsoleProgress:
 
     def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None:
         self._label = f"[{number}/{of}] {trial.id}"
-        self._start(self._label, total=trial.training.max_steps, unit="steps")
+        shown = self._label
+        if self._ranking is not None:
+            self._ranking.started(trial)
+            shown = self._ranking.name(trial)
+        self._start(shown, total=trial.training.max_steps, unit="steps")
         if self._verbose:
             self._console.print(f"{self._label}  log: {files.launcher_log}", soft_wrap=True)
         self._watcher = _StepWatcher(files.rank(0).steps, self._steps)
@@ -97,24 +128,35 @@ class ConsoleProgress:
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
         del trial
         self._stop_watcher()
-        if self._quiet and outcome.status == "ok":
+        is_good = outcome.status == "ok"
+        if is_good and (self._quiet or (self._ranking is not None and not self._verbose)):
             return
         seconds = outcome.ended_unix_s - outcome.launched_unix_s
         self._console.print(
             f"{self._label}  {outcome.status}  {seconds:.1f} s",
             soft_wrap=True,  # one line per trial, so that a log can be searched
         )
-        if outcome.status != "ok":
+        if not is_good:
             self._console.print(f"  {outcome.reason}", soft_wrap=True)
+
+    def between_trials(self, run: RunFiles) -> None:
+        if self._ranking is not None:
+            self._ranking.look(run, self._console.width)
+
+    def _display(self) -> RenderableType:
+        if self._ranking is None:
+            return self._bar
+        hint = Text(_HINT, style="dim")
+        return Group(self._ranking.state(), self._bar, "", self._ranking.table, hint)
 
     def _steps(self, done: int) -> None:
         if self._task is not None:
             self._bar.update(self._task, completed=done)
 
     def _start(self, description: str, total: int | None, unit: str) -> None:
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(description, total=total, unit=unit)
+        before, self._task = self._task, self._bar.add_task(description, total=total, unit=unit)
+        if before is not None:
+            self._bar.remove_task(before)
 
     def _stop_watcher(self) -> None:
         if self._watcher is not None:

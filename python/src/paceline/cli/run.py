@@ -12,7 +12,7 @@ import click
 from paceline import api, runner
 from paceline.api import Run
 from paceline.cli.compare import print_table
-from paceline.cli.console import print_json
+from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
 from paceline.cli.findings import print_findings
 from paceline.cli.options import RUN_DIR, json_option, out_option
@@ -22,7 +22,9 @@ from paceline.cli.signals import EndedBySignal
 from paceline.cli.streams import reader_may_end
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
+from paceline.report.next_commands import next_commands
 from paceline.report.verdict import comparison_document
+from paceline.spec.loading import shipped_experiments
 
 
 @click.command("run", cls=ExperimentCommand)
@@ -79,7 +81,8 @@ def command(
             keep_going=False if exit_first else None,
             progress=progress,
         )
-    _show(finished, as_json=as_json)
+    is_shipped = spec.experiment.name in shipped_experiments()
+    _show(finished, is_shipped=is_shipped, as_json=as_json)
 
 
 @contextmanager
@@ -92,24 +95,28 @@ def _interruption_says_how_to_continue(files: RunFiles) -> Iterator[None]:
         raise
 
 
-def _show(finished: Run, *, as_json: bool) -> None:
+def _show(finished: Run, *, is_shipped: bool, as_json: bool) -> None:
     """Print the result, and raise the failure of its trials."""
     with reader_may_end("stdout"):  # report and exit code do not depend on it
         if finished.search is not None and not as_json:
             print_findings(finished.search)
         if not finished.failed:
-            _show_comparison(finished, as_json=as_json)
+            _show_comparison(finished, is_shipped=is_shipped, as_json=as_json)
             return
         with suppress(NotComparable):  # no trial has finished
-            _show_comparison(finished, as_json=as_json)
+            _show_comparison(finished, is_shipped=is_shipped, as_json=as_json)
     raise runner.failure_of_all(finished.failed, finished.files)
 
 
-def _show_comparison(run: Run, *, as_json: bool) -> None:
+def _show_comparison(run: Run, *, is_shipped: bool, as_json: bool) -> None:
     if as_json:
         print_json(comparison_document(run.comparison))
-    else:
-        print_table(run.comparison)
-    report = f"report: {run.to_html()}"
-    print(report if as_json else f"\n{report}", file=sys.stderr if as_json else sys.stdout)
+        print(f"report: {run.to_html()}", file=sys.stderr)
+        return
+    print_table(run.comparison, verdict_last=True)
+    print(f"\nreport: {run.to_html()}")
+    console = plain_console()
+    if console.is_terminal:  # the last line of a log is the report
+        for command, purpose in next_commands(run.comparison, run.path, is_shipped=is_shipped):
+            console.print(f"{purpose}:\n  {command}", soft_wrap=True)
     sys.stdout.flush()

@@ -18,7 +18,7 @@ from types import FrameType
 SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
 # `timeout` and some shells signal a process and then its group: that is one request, not two.
 _ONE_REQUEST_S = 1.0
-_SHOW_CURSOR = "\x1b[?25h"  # the progress bar hides it
+_SHOW_CURSOR = "\x1b[?25h"  # the live display hides it
 # Slurm sends SIGUSR1 or SIGUSR2 before it ends a job, if the job asks for it (--signal).
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -77,7 +77,7 @@ class _EndOnce:
 def end_at_once(number: int) -> None:
     """End this process without its clean-up."""
     name = signal.Signals(number).name
-    cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""
+    cursor = f"{_SHOW_CURSOR}\n" if sys.stderr.isatty() else ""
     text = f"{cursor}paceline: ended by a second signal, {name}, without clean-up\n"
     with suppress(OSError):  # not through Python's buffer, whose lock this thread may hold
         os.write(2, text.encode())

@@ -10,14 +10,16 @@ from paceline.analysis.compare.row import COMPUTATION, NO_TRANSPORT, Row, distin
 from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.statistics.intervals import Interval
 from paceline.records.phases import LABELS
-from paceline.report.section import Cell, Column, Detail, Table
+from paceline.report.section import Bar, Cell, Column, Detail, Table
 from paceline.report.wording import (
+    DASH,
     NOT_MEASURED,
     bounds,
     mark_of,
     mebibytes,
     number,
     range_of,
+    reach,
     whole,
 )
 
@@ -43,6 +45,7 @@ class _Line:
     detail: Detail
     near: str  # mark of what may be the fastest; empty for all that are slower
     is_best: bool
+    longest: float  # upper end of the longest bar
 
 
 def comparison_table(
@@ -60,6 +63,8 @@ def comparison_table(
     verdict = comparison.verdicts[workload]
     if rows is None:
         rows = comparison.rows_of(workload)
+    drawn = [each for row in rows if (each := _drawn_figure(row)) is not None]
+    longest = max(map(reach, drawn), default=0.0)
     return Table(
         columns=_columns(rows),
         items=[
@@ -69,13 +74,26 @@ def comparison_table(
                 detail=detail,
                 near=_near_mark(verdict, row),
                 is_best=row.configuration == verdict.best,
+                longest=longest,
             )
             for row in rows
         ],
         title=title,
         style=_style,
-        gap=1 if detail == Detail.NARROW else 2,
+        gap=1,
+        bar=_bar if longest > 0 else None,
     )
+
+
+def table_title(comparison: Comparison, workload: str) -> str:
+    """Return workload, global batch and number of repeats."""
+    rows = comparison.rows_of(workload)
+    repeats = {row.repeats for row in rows if row.repeats} or {0}
+    counted = DASH.join(str(n) for n in sorted({min(repeats), max(repeats)}))
+    word = "repeat" if counted == "1" else "repeats"
+    batches = {row.global_batch for row in rows if row.global_batch is not None}
+    batch = f", global batch {batches.pop()}" if len(batches) == 1 else ""
+    return f"{workload}{batch}, {counted} {word}"
 
 
 def _near_mark(verdict: Verdict, row: Row) -> str:
@@ -92,7 +110,7 @@ def _near_mark(verdict: Verdict, row: Row) -> str:
 
 def mark_cell(row: Row) -> Cell:
     """Return whether a row is equivalent to the baseline."""
-    if row.failed:
+    if not row.repeats:  # it failed, or waits for its first trial
         return Cell(NOT_MEASURED)
     return Cell(mark_of(row), style=_MARK_STYLES[mark_of(row)])
 
@@ -144,7 +162,7 @@ def _time_to_target(line: _Line) -> Cell:
     if row.failed:
         return _failed(line)
     if row.time_to_target_s is None:
-        return Cell("missed")
+        return Cell("missed" if row.repeats else NOT_MEASURED)
     text = f"{line.near}{number(row.time_to_target_s)}"
     return Cell(text, _half_width(row.time_to_target_s))
 
@@ -161,6 +179,19 @@ def _half_width(interval: Interval) -> str:
 def _samples_per_s(line: _Line) -> Cell:
     value = line.row.samples_per_s
     return interval_cell(value) if line.detail == Detail.PAGE else Cell(number(value))
+
+
+def _drawn_figure(row: Row) -> Interval | None:
+    """Return the figure of a row that is drawn: over the baseline, larger is better."""
+    return row.speedup if row.target is None else row.target_speedup
+
+
+def _bar(line: _Line) -> Bar:
+    value = _drawn_figure(line.row)
+    if value is None:
+        return Bar(0.0, 0.0)
+    low = value.low if value.is_known else value.median
+    return Bar(low / line.longest, reach(value) / line.longest)
 
 
 def _layout(line: _Line) -> str:
@@ -217,10 +248,10 @@ def mark_sentences(comparison: Comparison) -> list[str]:
 
 _COLUMNS: tuple[Column[_Line], ...] = (
     Column("samples\n/s", _samples_per_s),
-    Column("strategy", lambda line: line.row.local_strategy, "name"),
-    Column("layout", _layout, "text"),
-    Column("launcher", lambda line: line.row.launcher, "name"),
-    Column("transport", _transport, "name"),
+    Column("strategy", lambda line: line.row.local_strategy, "name", names_row=True),
+    Column("layout", _layout, "text", names_row=True),
+    Column("launcher", lambda line: line.row.launcher, "name", names_row=True),
+    Column("transport", _transport, "name", names_row=True),
     Column("main cost\nof a step", _main_cost, "name"),
     Column("effi-\nciency", _efficiency, detail=Detail.WIDE),
     Column("s per\nstep", lambda line: number(line.row.step_s), detail=Detail.WIDE),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
+import gzip
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,7 @@ from paceline.records.files import write_text
 from paceline.records.layout import RunFiles
 from paceline.records.phases import ALL_PHASES
 from paceline.report import strategies
-from paceline.report.columns import comparison_table, mark_sentences
+from paceline.report.columns import comparison_table, mark_sentences, table_title
 from paceline.report.explain import causes_section
 from paceline.report.figures.bars import rank_time_chart, step_time_chart
 from paceline.report.figures.charts import Chart, plotly_js
@@ -130,8 +134,9 @@ def render(comparison: Comparison) -> str:
         "headlines": [(name, verdict_sentence(comparison, name)) for name in comparison.workloads],
         "sections": page_sections(comparison),
         "page": Detail.PAGE,
+        "opened": Detail.WIDE,
         "json": _script_json,
-        "plotly": _script(plotly_js()),
+        "plotly": _packed(plotly_js()),
     }
     return environment.get_template(_TEMPLATE).render(context)
 
@@ -142,10 +147,12 @@ def charts(comparison: Comparison) -> dict[str, Chart]:
 
 
 def page_sections(comparison: Comparison) -> list[Section]:
-    """Return the sections of the page that have something to show."""
-    found = [
-        _speed_section(comparison),
-        causes_section(comparison),
+    """Return the sections of the page that have something to show.
+
+    Speed and causes are open, everything else is folded.
+    """
+    open_ones = [_speed_section(comparison), causes_section(comparison)]
+    others = [
         strategies.local_section(comparison),
         strategies.pipelines_section(comparison),
         strategies.local_global_section(comparison),
@@ -186,7 +193,8 @@ def page_sections(comparison: Comparison) -> list[Section]:
         machine_section(comparison),
         method_section(comparison),
     ]
-    return [section for section in found if section is not None]
+    folded = [replace(section, folded=True) for section in others if section is not None]
+    return [*(section for section in open_ones if section is not None), *folded]
 
 
 def _speed_section(comparison: Comparison) -> Section:
@@ -208,15 +216,13 @@ def _speed_part(comparison: Comparison, workload: str) -> Section:
     if any(row.speedup is not None for row in rows):
         shown.append(speedup_chart(comparison, workload))
     notes = [f"{short_name(row, comparison.rows)}: {note}" for row in rows for note in row.notes]
-    distribution = step_distribution_chart(comparison, workload)
     return Section(
         title=f"{workload}: global batch {rows[0].global_batch}",
         charts=shown,
-        table=comparison_table(comparison, workload, Detail.PAGE),
-        parts=[
-            Section(notes=notes),
-            Section(charts=(distribution,)),
-        ],
+        table=comparison_table(
+            comparison, workload, Detail.PAGE, title=table_title(comparison, workload)
+        ),
+        parts=[Section(notes=notes)],
     )
 
 
@@ -224,13 +230,15 @@ def _time_section(comparison: Comparison) -> Section:
     parts = [
         Section(
             charts=(
+                step_distribution_chart(comparison, workload),
                 rank_time_chart(comparison, workload),
                 step_time_chart(comparison, workload),
             ),
             parts=(
                 Section(
-                    folded=f"The numbers for {workload}, in seconds (mean over ranks, median over "
+                    title=f"The numbers for {workload}, in seconds (mean over ranks, median over "
                     "repeats)",
+                    folded=True,
                     table=phase_table(comparison, workload),
                 ),
             ),
@@ -238,7 +246,7 @@ def _time_section(comparison: Comparison) -> Section:
         for workload in comparison.workloads
     ]
     meanings = facts_table([(phase.label, phase.meaning) for phase in ALL_PHASES])
-    parts.append(Section(folded="What the phases are", table=meanings))
+    parts.append(Section(title="What the phases are", folded=True, table=meanings))
     return Section(title="Time", anchor="time", parts=parts)
 
 
@@ -328,6 +336,10 @@ def _script_json(text: str) -> Markup:
     return Markup(text.replace("<", "\\u003c"))  # noqa: S704
 
 
-def _script(text: str) -> Markup:
-    """Return trusted JavaScript without the text that would end its element."""
-    return Markup(text.replace("</script", "<\\/script"))  # noqa: S704
+@cache
+def _packed(text: str) -> str:
+    """Return text for a script element, compressed with gzip and in Base64.
+
+    Plotly.js is five megabytes, which browsers unpack in a tenth of a second.
+    """
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()

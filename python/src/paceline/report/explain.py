@@ -125,7 +125,7 @@ def causes_section(comparison: Comparison) -> Section | None:
         drawn = [each for each in found if each.is_significant][:1]
         charts = [waterfall_chart(each, name(each.faster), name(each.slower)) for each in drawn]
         pairs = [
-            Section(folded=difference_sentence(each, name), parts=_pair_parts(each))
+            Section(title=difference_sentence(each, name), folded=True, parts=_pair_parts(each))
             for each in found
         ]
         if pairs:

@@ -103,7 +103,7 @@ def _page_part(name: str, profile: TrialCommunication) -> Section:
         intro=missing,
         table=table,
         sentences=_straggler_sentences(profile),
-        parts=(Section(folded=words, sentences=_facts(profile)),),
+        parts=(Section(title=words, folded=True, sentences=_facts(profile)),),
     )
 
 

@@ -73,7 +73,7 @@ def equivalence_section(comparison: Comparison) -> Section:
         ),
         table=Table(columns=columns, items=found) if found else None,
         sentences=() if found else ("No baseline has finished, so nothing was checked.",),
-        parts=[Section(folded="Result of each check", parts=details)] if found else (),
+        parts=[Section(title="Result of each check", folded=True, parts=details)] if found else (),
     )
 
 
@@ -158,10 +158,10 @@ def commands_section(comparison: Comparison) -> Section:
         for trial in comparison.trials.get(row.configuration, ())
         if trial.record.command
     ]
-    parts = [Section(folded=f"{len(trials)} trials", parts=trials)]
+    parts = [Section(title=f"{len(trials)} trials", folded=True, parts=trials)]
     spec = comparison.manifest.get("spec_toml")
     if spec:
-        parts.append(Section(folded="The spec", code=spec))
+        parts.append(Section(title="The spec", folded=True, code=spec))
     return Section(title="Exact commands", anchor="commands", parts=parts)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table as RichTable
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 WIDE_COLUMNS = 120  # of a terminal, from which more figures are shown
+_LEAST_BAR, _MOST_BAR = 6, 30  # columns of a terminal
 _STYLES = {
     "": "", "soft": "dim", "sum": "bold", "best": "",
-    "yes": "green", "no": "bold red", "unknown": "yellow", "lossy": "cyan",
+    "yes": "green", "no": "bold red", "unknown": "yellow", "lossy": "cyan", "bar": "cyan",
 }  # fmt: skip
 
 
@@ -31,8 +33,8 @@ class Detail(IntEnum):
     """The room for a table."""
 
     NARROW = 0  # a terminal of 80 columns
-    WIDE = 1
-    PAGE = 2
+    WIDE = 1  # one of 120 columns, and the page as it opens
+    PAGE = 2  # the page after a click on the button of the table
 
 
 class Cell(NamedTuple):
@@ -44,12 +46,19 @@ class Cell(NamedTuple):
     tip: str = ""  # shown on the page while the mouse is over it
 
 
+class Bar(NamedTuple):
+    """A bar in a terminal, as shares of the longest one: solid to `low`, pale to `high`."""
+
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
     """A column: its heading, which may have several lines, and the cell of an item.
 
     kind: numbers are aligned to the right; a text may be broken into lines, and an id of a
-    configuration or trial after a dot.
+    configuration or trial after a dot. names_row: a reader finds the row by it.
     """
 
     heading: str
@@ -57,6 +66,12 @@ class Column(Generic[Item]):
     kind: Literal["number", "name", "text", "id"] = "number"
     detail: Detail = Detail.NARROW  # from which it is shown
     tip: str = ""
+    names_row: bool = False
+
+    @property
+    def label(self) -> str:
+        """The heading on one line."""
+        return self.heading.strip().replace("-\n", "").replace("\n", " ")
 
 
 def _plain(item: object) -> str:
@@ -66,16 +81,25 @@ def _plain(item: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table(Generic[Item]):
-    """Items with their columns. style: of an item's line, a key of the styles."""
+    """Items with their columns. style: of an item's line, a key of the styles.
+
+    bar: what a terminal draws at the end of an item's line if it has room.
+    """
 
     columns: Sequence[Column[Item]]
     items: Sequence[Item]
     title: str = ""
     style: Callable[[Item], str] = _plain
     gap: int = 2  # spaces between two columns of the terminal
+    bar: Callable[[Item], Bar] | None = None
 
     def shown(self, detail: Detail) -> list[Column[Item]]:
         return [column for column in self.columns if column.detail <= detail]
+
+    def row_names(self, detail: Detail) -> list[Column[Item]]:
+        """Return the shown columns that name a row: those marked so, else the first."""
+        shown = self.shown(detail)
+        return [column for column in shown if column.names_row] or shown[:1]
 
     def lines(self, detail: Detail) -> Iterator[tuple[str, list[Cell]]]:
         """Yield style and cells of each item."""
@@ -110,7 +134,7 @@ class Section:
 
     title: str = ""
     anchor: str = ""  # the page links to it
-    folded: str = ""  # words on which a reader of the page clicks to see what follows
+    folded: bool = False  # a reader of the page clicks on the title to see the rest
     intro: str = ""  # how to read what follows
     charts: Sequence[Chart] = ()
     table: Table[Any] | None = None
@@ -163,9 +187,15 @@ def spaced(blocks: Sequence[RenderableType]) -> Group:
     return Group(*found)
 
 
-def terminal_table(table: Table[Any], detail: Detail = Detail.NARROW) -> RichTable:
-    """Return a table for the terminal, which shrinks its texts to the width."""
+def terminal_table(
+    table: Table[Any], detail: Detail = Detail.NARROW, bars_within: int | None = None
+) -> RichTable:
+    """Return a table for the terminal, which shrinks its texts to the width.
+
+    bars_within: columns of the terminal, to draw the bars of the items; None draws none.
+    """
     columns = table.shown(detail)
+    lines = list(table.lines(detail))
     found = _FittingTable(
         title=table.title or None,
         title_justify="left",
@@ -183,13 +213,38 @@ def terminal_table(table: Table[Any], detail: Detail = Detail.NARROW) -> RichTab
             no_wrap=column.kind in ("number", "name"),
             overflow="fold",
         )
-    for style, cells in table.lines(detail):
-        shown = (
+    bars: list[Text] = []
+    if table.bar is not None and bars_within is not None:
+        room = bars_within - _text_width(table, columns, lines) - table.gap
+        if room >= _LEAST_BAR:
+            bars = [_drawn(table.bar(item), min(room, _MOST_BAR)) for item in table.items]
+            found.add_column("", no_wrap=True)
+    for number, (style, cells) in enumerate(lines):
+        shown: list[RenderableType] = [
             _Ids(cell.text) if column.kind == "id" else _text(cell)
             for column, cell in zip(columns, cells, strict=True)
-        )
-        found.add_row(*shown, style=_STYLES[style])
+        ]
+        found.add_row(*shown, *bars[number : number + 1], style=_STYLES[style])
     return found
+
+
+def _text_width(
+    table: Table[Any], columns: Sequence[Column[Any]], lines: Sequence[tuple[str, list[Cell]]]
+) -> int:
+    """Return the columns of a terminal that a table needs if no text is broken."""
+    texts = [
+        [column.heading, *(str(_text(cells[n])) for _, cells in lines)]
+        for n, column in enumerate(columns)
+    ]
+    widths = [max(cell_len(line) for text in each for line in text.split("\n")) for each in texts]
+    return sum(widths) + table.gap * (len(widths) - 1)
+
+
+def _drawn(bar: Bar, width: int) -> Text:
+    """Draw a bar; an interval of any length has a place."""
+    high = round(bar.high * width)
+    low = min(round(bar.low * width), high - 1) if bar.high > bar.low else high
+    return Text("█" * low + "▒" * (high - low), style=_STYLES["bar"])
 
 
 class _FittingTable(RichTable):

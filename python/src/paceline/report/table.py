@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import short_name
-from paceline.report.columns import UNKNOWN_WIDTH, comparison_table, mark_sentences
+from paceline.report.columns import UNKNOWN_WIDTH, comparison_table, mark_sentences, table_title
 from paceline.report.section import (
     WIDE_COLUMNS,
     detail_of,
@@ -19,31 +20,73 @@ from paceline.report.section import (
 )
 from paceline.report.sections import lossy_section, staleness_section
 from paceline.report.verdict import verdict_sentence
-from paceline.report.wording import DASH, mark_of, not_ranked_reason, table_sentences
+from paceline.report.wording import mark_of, not_ranked_reason, table_sentences
 
 _LEGEND = "eq.: equivalent to the baseline. Main cost: largest part beside computation."
 _HTML = '<pre style="line-height: normal; overflow-x: auto">{code}</pre>'
 
 
 def comparison_view(
-    comparison: Comparison, width: int, whole: Comparison | None = None
+    comparison: Comparison,
+    width: int,
+    whole: Comparison | None = None,
+    *,
+    bars: bool = False,
+    verdict_last: bool = False,
 ) -> RenderableType:
     """Return everything that `paceline compare` prints; the console may drop the colours.
 
     whole: the comparison with all rows, if only some are shown; the verdict is about these.
+    bars: draw the speedups where the width allows it. verdict_last: below the tables.
     """
-    judged = whole or comparison
+    verdict = _verdict_view(whole or comparison, comparison.workloads)
+    tables = [
+        *(_workload_view(comparison, each, width, bars=bars) for each in comparison.workloads),
+        Group(*_footnotes(comparison)),
+    ]
+    return spaced([*tables, verdict] if verdict_last else [verdict, *tables])
+
+
+def _verdict_view(comparison: Comparison, workloads: Sequence[str]) -> RenderableType:
+    """Return the verdict on each of the workloads."""
+    return spaced(
+        [
+            Text(f"{workload}: {verdict_sentence(comparison, workload)}", style="bold")
+            for workload in workloads
+        ]
+    )
+
+
+def ranking_view(comparison: Comparison, width: int) -> RenderableType:
+    """Return the tables alone, with bars, while the run goes on.
+
+    Without a verdict: looking at it after every trial would find more false differences than the
+    5 % that it states.
+    """
+    return spaced(
+        [
+            _ranking_table(comparison, workload, width, bars=True)
+            for workload in comparison.workloads
+        ]
+    )
+
+
+def _workload_view(
+    comparison: Comparison, workload: str, width: int, *, bars: bool
+) -> RenderableType:
+    more = (lossy_section(comparison, workload), staleness_section(comparison, workload))
+    blocks: list[RenderableType] = [_ranking_table(comparison, workload, width, bars=bars)]
+    blocks += [terminal_view(each, detail_of(width)) for each in more if each is not None]
+    return spaced(blocks)
+
+
+def _ranking_table(
+    comparison: Comparison, workload: str, width: int, *, bars: bool
+) -> RenderableType:
     detail = detail_of(width)
-    blocks: list[RenderableType] = []
-    for workload in comparison.workloads:
-        sentence = f"{workload}: {verdict_sentence(judged, workload)}"
-        blocks.append(Text(sentence, style="bold"))
-        title = _title(comparison, workload)
-        table = comparison_table(comparison, workload, detail, title=title)
-        blocks.append(terminal_table(table, detail))
-        more = (lossy_section(comparison, workload), staleness_section(comparison, workload))
-        blocks += [terminal_view(each, detail) for each in more if each is not None]
-    return spaced([*blocks, Group(*_footnotes(comparison))])
+    title = table_title(comparison, workload)
+    table = comparison_table(comparison, workload, detail, title=title)
+    return terminal_table(table, detail, width if bars else None)
 
 
 def comparison_text(comparison: Comparison, width: int = 80) -> str:
@@ -61,16 +104,6 @@ def comparison_html(comparison: Comparison, width: int = WIDE_COLUMNS) -> str:
     )
     console.print(comparison_view(comparison, width))
     return console.export_html(inline_styles=True, code_format=_HTML)
-
-
-def _title(comparison: Comparison, workload: str) -> str:
-    rows = comparison.rows_of(workload)
-    repeats = {row.repeats for row in rows if row.repeats} or {0}
-    counted = DASH.join(str(n) for n in sorted({min(repeats), max(repeats)}))
-    word = "repeat" if counted == "1" else "repeats"
-    batches = {row.global_batch for row in rows if row.global_batch is not None}
-    batch = f", global batch {batches.pop()}" if len(batches) == 1 else ""
-    return f"{workload}{batch}, {counted} {word}"
 
 
 def _footnotes(comparison: Comparison) -> list[RenderableType]:

@@ -104,6 +104,11 @@ def mebibytes(value: float | None) -> str:
     return whole(None if value is None else value / 2**20)
 
 
+def reach(interval: Interval) -> float:
+    """Return the upper end of what is drawn of an interval."""
+    return interval.high if interval.is_known else interval.median
+
+
 def with_bounds(interval: Interval | None) -> str:
     """Format the estimate with its interval in parentheses."""
     if interval is None:

@@ -48,7 +48,7 @@ def run(
         warn_of_small_disk(planned, run_dir)
         for text in preview.warnings:
             warnings.warn(text, PacelineWarning, stacklevel=2)
-        progress.planned(preview.summary)
+        progress.planned(preview.summary, planned.trials, preview.expected_trials_s)
     if keep_going is None:
         keep_going = len({trial.configuration for trial in planned.trials}) > 1
     with only_runner(run_dir):
@@ -75,6 +75,7 @@ def _run_trials(
     if planned.experiment.repeats == "auto":
         rule = AutomaticRepeats(planned.experiment, planned.trials, files)
     repeat = 0
+    progress.between_trials(files)
     for number, trial in enumerate(planned.trials, start=1):
         if trial.repeat > repeat:  # all trials of the repeats before have ended
             repeat = trial.repeat
@@ -87,12 +88,13 @@ def _run_trials(
         outcome = run_followed(trial, trial_files, progress, number, total)
         if outcome.status == "ok":
             check_equivalences(planned.trials, files, keep_tensors=planned.experiment.keep_tensors)
-            continue
-        if not keep_going or outcome.status == "interrupted":
+        elif not keep_going or outcome.status == "interrupted":
             raise failure_of(outcome, files)
-        failed.append(outcome)
-        if _is_hopeless(trial, planned.trials, files):
-            hopeless.add(trial.configuration)
+        else:
+            failed.append(outcome)
+            if _is_hopeless(trial, planned.trials, files):
+                hopeless.add(trial.configuration)
+        progress.between_trials(files)
     if rule is not None:
         rule.ended(repeat + 1)
     return failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +20,7 @@ from paceline.host.programs import repository_state
 from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials
 from paceline.plan.trial import Training, Trial
-from paceline.records.layout import TrialFiles
+from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import SCHEMA, Outcome
 from paceline.spec import Experiment, Spec, WorkloadRequest
 from paceline.spec.values import absolute_name, training_steps
@@ -30,13 +31,20 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """Receives the progress of a run; all methods return at once."""
+    """Receives the progress of a run; all methods but `between_trials` return at once."""
 
     def stage(self, text: str) -> None: ...
-    def planned(self, summary: str) -> None: ...
+    def planned(
+        self, summary: str, trials: Sequence[Trial], expected_s: Mapping[str, float]
+    ) -> None:
+        """Receive the plan. expected_s: duration of a repeat, by configuration, where known."""
+
     def data(self, done: int, total: int) -> None: ...
     def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None: ...
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
+
+    def between_trials(self, run: RunFiles) -> None:
+        """Receive the run before the first trial and after each one, while nothing is timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,12 @@ class Preview:
         return sum(known_s) if len(known_s) == len(self.configurations) else None
 
     @property
+    def expected_trials_s(self) -> dict[str, float]:
+        """Expected duration of one repeat of each configuration that is known."""
+        known = ((each.configuration, each.trial_s) for each in self.configurations)
+        return {name: trial_s for name, trial_s in known if trial_s is not None}
+
+    @property
     def summary(self) -> str:
         """The size of the run as one line."""
         trials, configurations = self.trials, len(self.configurations)

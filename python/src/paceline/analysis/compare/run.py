@@ -42,7 +42,11 @@ _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of t
 
 
 def compare_run(
-    run: RunFiles, *, require_baseline: bool = True, baseline: str | None = None
+    run: RunFiles,
+    *,
+    require_baseline: bool = True,
+    baseline: str | None = None,
+    analysed: dict[str, TrialAnalysis] | None = None,
 ) -> Comparison:
     """Compare the finished trials of `run`. Writes nothing.
 
@@ -50,6 +54,7 @@ def compare_run(
     with `speedup` None.
     baseline: shell pattern of configurations; speedups are over the fastest equivalent one that
     matches. Default: that of the spec, else the sequential baseline.
+    analysed: checked trials by id, which are not analysed again; new ones are added.
     Raises NotComparable if no trial has finished, or the baseline is required and missing;
     UsageError if no configuration matches `baseline`; DataError if a file is damaged.
     """
@@ -68,7 +73,10 @@ def compare_run(
         raise no_match("baseline", [baseline], names)
     pattern = manifest.get("baseline") if baseline is None else baseline
     stopping = read_stopping(run)
-    parts = [_Workload(name, found, pattern, stopping) for name, found in by_workload.items()]
+    parts = [
+        _Workload(name, found, pattern, stopping, {} if analysed is None else analysed)
+        for name, found in by_workload.items()
+    ]
     trials = {name: found for part in parts for name, found in part.trials.items()}
     return Comparison(
         experiment=finished[0].trial.experiment,
@@ -105,6 +113,7 @@ class _Workload:
         records: Sequence[TrialRecord],
         chosen_baseline: str | None,
         stopping: Stopping | None,
+        analysed: dict[str, TrialAnalysis],
     ) -> None:
         """chosen_baseline: shell pattern of configurations, or None for the sequential one.
 
@@ -112,7 +121,7 @@ class _Workload:
         """
         self.name = name
         self.flags: list[str] = []
-        self.trials = _analyse_all([r for r in records if r.finished])
+        self.trials = _analyse_all([r for r in records if r.finished], analysed)
         sequential = min(
             (t[0].record for t in self.trials.values() if t[0].record.trial.is_baseline),
             key=plainness,
@@ -169,15 +178,23 @@ class _Workload:
         return max(usable, key=lambda name: usable[name], default=None)
 
 
-def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysis, ...]]:
-    """Analyse each trial alone; by configuration, in order of repeat."""
+def _analyse_all(
+    records: Sequence[TrialRecord], analysed: dict[str, TrialAnalysis]
+) -> dict[str, tuple[TrialAnalysis, ...]]:
+    """Analyse each trial alone that is not among the analysed; by configuration, in order of repeat."""
     baselines = [r for r in records if r.trial.is_baseline]
     found: dict[str, list[TrialAnalysis]] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
         analyses = pool.map(
-            lambda record: analyse_trial(record, equivalence_baseline(record, baselines)), records
+            lambda record: (
+                analysed.get(record.trial.id)
+                or analyse_trial(record, equivalence_baseline(record, baselines))
+            ),
+            records,
         )
         for record, analysis in zip(records, analyses, strict=True):
+            if analysis.equivalence is not None:
+                analysed[record.trial.id] = analysis
             found.setdefault(record.trial.configuration, []).append(analysis)
     return {name: tuple(sorted(trials, key=lambda t: t.repeat)) for name, trials in found.items()}
 

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from plotly.io import from_json
 from plotly.offline import get_plotlyjs
 
+from paceline.report.wording import reach
+
 if TYPE_CHECKING:
     from paceline.analysis.compare.result import Comparison
     from paceline.analysis.compare.row import Row
@@ -136,11 +138,6 @@ def omitted(comparison: Comparison, workload: str) -> str:
     if len(rows) <= MOST_SHOWN:
         return ""
     return f" Shown: the {MOST_SHOWN - 1} fastest of {len(rows)} configurations and the baseline."
-
-
-def reach(interval: Interval) -> float:
-    """Return the upper end of what is drawn of an interval."""
-    return interval.high if interval.is_known else interval.median
 
 
 def spread(intervals: Sequence[Interval]) -> dict[str, Any]:

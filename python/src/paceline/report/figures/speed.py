@@ -21,12 +21,11 @@ from paceline.report.figures.charts import (
     colours,
     first_repeats,
     omitted,
-    reach,
     shown_rows,
     spread,
     thinned,
 )
-from paceline.report.wording import NOT_MEASURED, with_bounds
+from paceline.report.wording import NOT_MEASURED, reach, with_bounds
 
 if TYPE_CHECKING:
     from paceline.analysis.compare.row import Row

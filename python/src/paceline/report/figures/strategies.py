@@ -19,11 +19,10 @@ from paceline.report.figures.charts import (
     Chart,
     chart,
     colours,
-    reach,
     spread,
 )
 from paceline.report.figures.hosts import curve
-from paceline.report.wording import DASH, arithmetic_words, bounds, place_name
+from paceline.report.wording import DASH, arithmetic_words, bounds, place_name, reach
 
 if TYPE_CHECKING:
     from paceline.analysis.compare.row import Row
