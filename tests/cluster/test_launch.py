@@ -142,7 +142,7 @@ def test_training_on_executors_of_their_own(dataset, run_by_hand, tmp_path):
     """Spark starts two executors, as on a cluster; the tests with labs have a real master."""
     out = tmp_path / "run"
     submit = spark_submit("--master", "local-cluster[2,1,512]", "--driver-memory", "512m")
-    conf = ["--conf", "spark.executor.memory=512m"]
+    conf = ["--conf", "spark.executor.memory=512m", "--conf", "spark.executor.cores=1"]
     conf += ["--conf", f"spark.executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"]
     done = run_by_hand(*submit, *conf, SPARK_JOB, *task("spark", dataset, out))
     assert done.returncode == 0, done.stderr

@@ -181,7 +181,10 @@ class _Workload:
 def _analyse_all(
     records: Sequence[TrialRecord], analysed: dict[str, TrialAnalysis]
 ) -> dict[str, tuple[TrialAnalysis, ...]]:
-    """Analyse each trial alone that is not among the analysed; by configuration, in order of repeat."""
+    """Return the analyses by configuration, in order of repeat.
+
+    analysed: the checked ones by trial; each of the others is analysed alone and added, if checked.
+    """
     baselines = [r for r in records if r.trial.is_baseline]
     found: dict[str, list[TrialAnalysis]] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
