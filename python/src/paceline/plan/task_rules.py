@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.plan.trial import Training, Trial
 from paceline.spec.descriptors import OptionModel, StrategyDescriptor
-from paceline.spec.extensions import STRATEGIES, TRANSPORTS
+from paceline.spec.extensions import STRATEGIES, TRANSPORTS, quoted
 from paceline.spec.model_facts import ModelFacts
 from paceline.spec.models import TrialRequest, WorkloadRequest
 from paceline.spec.workloads import workload_of
@@ -27,6 +27,8 @@ def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
     )
     yield from _batch_norm_faults(request, trial)
     yield from _checkpointing_faults(request, requested=checkpointing)
+    yield from _arithmetic_faults(strategy, trial)
+    yield from _accumulation_faults(request, strategy, trial)
     if TRANSPORTS.get(trial.transport).averages_weights:
         yield from _round_faults(training, trial.transport)
 
@@ -154,6 +156,65 @@ def _checkpointing_faults(request: WorkloadRequest, *, requested: bool) -> Itera
         fault = workload.facts().splitting_fault
         if fault is not None:
             yield f"activation_checkpointing: it needs the blocks of the model, but {fault}"
+
+
+def _arithmetic_faults(strategy: StrategyDescriptor, trial: Trial) -> Iterator[str]:
+    """Yield ways to compute that a strategy does not have, or that exclude each other."""
+    training, options = trial.training, trial.strategy_options
+    if training.compile and not strategy.can_compile:
+        able = quoted(tuple(s.name for s in STRATEGIES.all() if s.can_compile))
+        yield (
+            f'compile: "{strategy.name}" calls parts of the model in an order of its own, which '
+            f"torch.compile would change; use local_strategy = {able}, or remove it"
+        )
+    if training.compile and training.activation_checkpointing:
+        yield (
+            "compile: activation_checkpointing computes blocks again outside of compiled code; use "
+            "one of the two"
+        )
+    averages = getattr(options, "averaging", None) is not None
+    if training.precision == "fp16" and (averages or not strategy.can_scale_loss):
+        able = quoted(tuple(s.name for s in STRATEGIES.all() if s.can_scale_loss))
+        what = "averages weights" if averages else f'is "{strategy.name}"'
+        yield (
+            f"precision: fp16 scales the loss, and all updates of a step must use one scale, but "
+            f'the trial {what}; use local_strategy = {able} without averaging, or "bf16"'
+        )
+    if training.precision == "fp16" and getattr(trial.transport_options, "compression", None):
+        yield (
+            "compression: keeps the errors of earlier gradients, whose scale changes under "
+            'precision = "fp16"; use one of the two'
+        )
+    if training.float32_matmul_precision != "highest" and training.precision != "fp32":
+        yield (
+            "float32_matmul_precision: applies to matrix products of float32, and "
+            f'precision = "{training.precision}" has none; use one of the two'
+        )
+
+
+def _accumulation_faults(
+    request: WorkloadRequest, strategy: StrategyDescriptor, trial: Trial
+) -> Iterator[str]:
+    """Yield why a worker cannot divide its samples as the spec says."""
+    steps, workload = trial.training.accumulation_steps, workload_of(request)
+    if steps is None or steps == 1:
+        return
+    if strategy.is_pipelined:
+        yield (
+            f'accumulation_steps: "{strategy.name}" divides the samples by micro_batches; use that '
+            "key, or remove this"
+        )
+    samples = trial.placement.samples_of_a_replica(trial.training.global_batch)
+    if steps > samples:
+        yield (
+            f"accumulation_steps: a replica has {samples} sample(s) of a step, expected at most as "
+            f"many parts, got {steps}; use {samples}, or a larger global_batch"
+        )
+    if workload.needs_facts and workload.facts().batch_norms:
+        yield (
+            f"accumulation_steps: layer {workload.facts().batch_norms[0]} of {workload.model} "
+            f"normalises over the whole batch, so it cannot be divided: expected 1, got {steps}"
+        )
 
 
 def undivided_for_batch_norm(

@@ -18,6 +18,7 @@ from paceline.spec.tables import CheckpointSettings, FailureSettings, Target
 from paceline.spec.values import (
     BatchNorm,
     Device,
+    MatmulPrecision,
     MemoryFormat,
     Precision,
     ReadingMode,
@@ -73,9 +74,9 @@ class Evaluation(_Value):
 class Training(_Value):
     """The training task itself.
 
-    Trials are comparable only if all of this is equal, except for precision and memory format,
-    which are compared on purpose. With a script, only the workload's name, the seed, max_steps
-    and warmup_steps have a meaning beside it.
+    Trials are comparable only if all of this is equal, except for the values that a trial may
+    override, which are compared on purpose. With a script, only the workload's name, the seed,
+    max_steps and warmup_steps have a meaning beside it.
     """
 
     workload: str
@@ -96,6 +97,9 @@ class Training(_Value):
     batch_norm: BatchNorm = "global"
     learning_rate_warmup_steps: int = 0
     activation_checkpointing: bool = False
+    accumulation_steps: int | None = None  # None: as the task says
+    compile: bool = False
+    float32_matmul_precision: MatmulPrecision = "highest"
     script: Script | None = None
     evaluation: Evaluation | None = None
     task: str = ""  # "module:Class" or "file.py:Class"; "" is the class of the workload
@@ -103,6 +107,13 @@ class Training(_Value):
     options: dict[str, Any] = {}  # of the task
     items: int | None = None  # samples of the task's own map-style data set
     cache: str | None = None  # folder on each node that keeps files of a remote data set
+
+    @property
+    def arithmetic(self) -> str:
+        """Name of the arithmetic: the precision, with that of matrix products if it is lower."""
+        if self.float32_matmul_precision == "highest":
+            return self.precision
+        return f"{self.precision} {self.float32_matmul_precision}"
 
     @property
     def target(self) -> Target | None:
@@ -245,6 +256,11 @@ class Trial(_Value):
         training = self.training
         own = ["own BN"] if training.batch_norm == "per-replica" else []
         own += ["activation checkpointing"] if training.activation_checkpointing else []
+        if training.accumulation_steps is not None:
+            own.append(f"accumulate {training.accumulation_steps}")
+        own += ["compiled"] if training.compile else []
+        if training.float32_matmul_precision != "highest":
+            own.append(f"matmul {training.float32_matmul_precision}")
         own += [*self.arguments, *(f"{name}={value}" for name, value in self.environment.items())]
         return [*own, *(label for each in self.options for label in each.labels())]
 
@@ -274,6 +290,12 @@ def configuration_name(trial: Trial) -> str:
         parts.append("bn-per-replica")
     if training.activation_checkpointing:
         parts.append("checkpointed")
+    if training.accumulation_steps is not None:
+        parts.append(f"accumulate{training.accumulation_steps}")
+    if training.compile:
+        parts.append("compiled")
+    if training.float32_matmul_precision != "highest":
+        parts.append(f"matmul-{training.float32_matmul_precision}")
     parts += trial.transport_options.name_parts(place)
     parts += trial.launcher_options.name_parts(place)
     parts += [_in_a_name(argument) for argument in trial.arguments]

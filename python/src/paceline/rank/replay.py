@@ -62,7 +62,14 @@ if TYPE_CHECKING:
     from paceline.rank.samples import Samples
 
 # Values that may differ between a trial and its baseline, although they train the same.
-_MAY_DIFFER = {"precision", "batch_norm", "activation_checkpointing"}
+_MAY_DIFFER = {
+    "precision",
+    "batch_norm",
+    "activation_checkpointing",
+    "accumulation_steps",
+    "compile",
+    "float32_matmul_precision",
+}
 # Relative change of the inputs: 16 units of roundoff of fp32. Roundings within the model add up to
 # about as much, so that units switch in most batches in which another order of sums may switch one.
 _CHANGE = 2.0**-20
@@ -129,7 +136,7 @@ class Replays:
         """Decide which states to keep: those that no repeat of this baseline has kept before."""
         there = {checkpoint.steps for checkpoint in self._folder.complete()}
         self._kept = {*replayed_after(self._steps)} - there
-        exact = self.trial.training.precision == "fp32" and self.trial.device == "cpu"
+        exact = self.trial.training.arithmetic == "fp32" and self.trial.device == "cpu"
         floats = self.samples.task.example_input().is_floating_point()
         self._measures = exact and floats and 0 not in there
         if self._measures:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from paceline.data.reading import Feed, SoloNode
 from paceline.errors import RankFailed
 from paceline.host.memory import own_memory
@@ -38,6 +40,7 @@ from paceline.records.rows import Replayed, StepRow
 from paceline.strategies import LocalStrategy, create_strategy
 from paceline.torch_internals import compiler
 from paceline.training.checkpointing import checkpoint_activations
+from paceline.training.compilation import compiler_settings
 from paceline.training.resources import set_threads
 from paceline.training.task import Task
 from paceline.training.tensors import save_tensors, sha256_by_name, sha256_of
@@ -54,9 +57,14 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
     """
     compiler.import_when_used()
     own = files.rank(context.rank)
-    with Spans(own.spans) as spans, recording(own.communication, own.operations) as recorder:
+    with (
+        compiler_settings(trial.training),
+        Spans(own.spans) as spans,
+        recording(own.communication, own.operations) as recorder,
+    ):
         spans.ended("imports", context.process_started_unix_s)
         set_threads(trial.placement.threads_per_worker)
+        torch.set_float32_matmul_precision(trial.training.float32_matmul_precision)
         with spans("rendezvous"):
             peers = join_peers(context, trial)
         with peers.leaving():

@@ -77,6 +77,10 @@ class StrategyResult(TypedDict, total=False):
     stashed_versions: int  # of PipeDream, as are the following
     stashed_bytes: int
 
+    # under fp16
+    loss_scale: float  # at the end
+    skipped_steps: int  # their gradients were not finite
+
     # updates without a sum in every step
     update_mode: str
     averaging: AveragingResult

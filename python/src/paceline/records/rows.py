@@ -245,6 +245,7 @@ class RankEnvironment:
     keeps_freed_memory: bool | None = (
         None  # whether malloc accepted the setting; None if not requested
     )
+    float32_matmul_precision: str = "highest"  # of torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

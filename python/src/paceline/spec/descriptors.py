@@ -113,6 +113,9 @@ class StrategyDescriptor(Descriptor):
     count_key: ClassVar[str | None] = None  # the key that "auto" takes from the node's cores
     layout_key_names: ClassVar[tuple[str, ...]] = ()  # own keys that a search for a layout finds
     without_cuda: ClassVar[str | None] = None  # why it has no GPUs and what to use instead
+    # Values of a training that it can apply beside the others.
+    can_compile: ClassVar[bool] = False
+    can_scale_loss: ClassVar[bool] = False  # fp16
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         """Return the counts on a node with `cores` cores: the meaning of "auto".

@@ -19,6 +19,7 @@ from paceline.spec.values import (
     Count,
     Device,
     LearningRateScaling,
+    MatmulPrecision,
     MemoryFormat,
     Name,
     PositiveFloat,
@@ -48,6 +49,14 @@ class _Overrides(Table):
     ] = None
     activation_checkpointing: Annotated[
         bool | None, Field(description="compute activations again in the backward pass")
+    ] = None
+    accumulation_steps: Annotated[
+        PositiveInt | None,
+        Field(description="parts of a worker's samples that it processes one after the other"),
+    ] = None
+    compile: Annotated[bool | None, Field(description="compile the model (torch.compile)")] = None
+    float32_matmul_precision: Annotated[
+        MatmulPrecision | None, Field(description="precision of matrix products of float32")
     ] = None
 
 

@@ -22,7 +22,8 @@ Count = PositiveInt | Literal["auto"]  # "auto": as the local strategy decides
 FROM_LIST: Any = Field(strict=False)  # for tuples: TOML's arrays are lists
 
 Device = Literal["cpu", "cuda"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
+MatmulPrecision = Literal["highest", "high", "medium"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 BatchNorm = Literal["global", "per-replica"]
 ReadingMode = Literal["memory", "stream"]

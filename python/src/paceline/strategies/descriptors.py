@@ -30,6 +30,8 @@ class Sequential(StrategyDescriptor):
     position = 10
     implementation = "paceline.strategies.replica:ReplicaStrategy"
     runs_scripts = True
+    can_compile = True
+    can_scale_loss = True
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         return NodeCounts(ranks=1, threads_per_rank=1)
@@ -60,6 +62,8 @@ class Intraop(StrategyDescriptor):
     implementation = "paceline.strategies.replica:ReplicaStrategy"
     count_key = "threads_per_rank"
     runs_scripts = True
+    can_compile = True
+    can_scale_loss = True
     without_cuda = (
         '"intraop" uses threads of the CPU, expected "cpu", got "cuda"; use local_strategy = '
         '"sequential" for one GPU'
@@ -252,6 +256,8 @@ class Processes(ProcessPerReplica):
     Options = ProcessesOptions
     can_reduce_flat = True
     runs_scripts = True
+    can_compile = True
+    can_scale_loss = True
     keys_of_own_training = ("reduction", "averaging_period_steps", "averaging_start_step")
     layout_key_names = ("replicas",)
 

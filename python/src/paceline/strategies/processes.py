@@ -41,6 +41,8 @@ from paceline.strategies.reduction.sufficient_factors import (
     rows_of,
 )
 from paceline.training.batch_norm import statistics_width, synchronise
+from paceline.training.compilation import compile_model
+from paceline.training.loss_scale import LossScale
 from paceline.training.optimizers import trained_parameters
 from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import run_passes, working_dtype
@@ -89,7 +91,10 @@ class ProcessesStrategy(ShardedStrategy):
         low_precision = self._open_low_precision(shared, weights, rows)
         self._open_shared_factors(shared, low_precision)
         own_shards = self._shards_by_rank[self._rank]
-        shard = OptimizerShard(self._layout, own_shards, weights, task, rows, low_precision)
+        self._scale = LossScale.of(trial.training)
+        shard = OptimizerShard(
+            self._layout, own_shards, weights, task, rows, low_precision, scale=self._scale
+        )
         self._shards = [shard]
         vectors = shared_rows(shared, "sums", self._ranks, max(1, statistics_width(model)))
         place, wait = (range(self._ranks), self._rank), self._barrier.wait
@@ -97,6 +102,7 @@ class ProcessesStrategy(ShardedStrategy):
         if trial.placement.replicas > 1:
             total = SharedSum(vectors, *place, wait, self._replicate_group)
             self._pass_communication = synchronise(model, total, trial.training.batch_norm)
+        compile_model(model, trial.training)
         self._barrier.wait()  # rank 0 has copied the weights
         shard.refresh()
         self._barrier.wait()
@@ -149,6 +155,7 @@ class ProcessesStrategy(ShardedStrategy):
             self._trial.training,
             accumulating=self._accumulating,
             communication=self._pass_communication,
+            scale=1.0 if self._scale is None else self._scale.value,
         )
         for layer, of_all_nodes in self._node_factors.gathered().items():
             factors.store(layer, *of_all_nodes)
@@ -164,7 +171,10 @@ class ProcessesStrategy(ShardedStrategy):
 
     def step(self) -> None:
         """Step the optimiser; ends when the slowest rank of the node has stepped."""
-        self._shards[0].step(self._squared_norm())
+        squared_norm = self._squared_norm()
+        self._shards[0].step(squared_norm)
+        if self._scale is not None and squared_norm is not None:
+            self._scale.update(squared_norm)
         self._barrier.wait()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ from paceline.strategies.reduction.factor_exchange import ReplicaFactors, open_g
 from paceline.strategies.reduction.optimizer_shard import gradients_of
 from paceline.torch_internals import exclude_from_ddp
 from paceline.training.batch_norm import batch_norms, synchronise
+from paceline.training.compilation import compile_model
 from paceline.training.devices import (
     InputMover,
     Stopwatch,
@@ -40,6 +41,7 @@ from paceline.training.devices import (
     synchronize,
     use_device,
 )
+from paceline.training.loss_scale import LOSS_SCALE, LossScale, unscaled
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import run_passes, working_dtype
@@ -84,8 +86,10 @@ class ReplicaStrategy(LocalStrategy):
         self._mover, self._stopwatch = InputMover(self._device), Stopwatch(self._device)
         self._model = model.to(self._device)
         self._parallel: nn.Module = self._model  # in DDP, if there are peers
+        self._scale = LossScale.of(trial.training)
         if context.world_size == 1:
             self._create_optimizers(elsewhere=frozenset())
+            compile_model(self._model, trial.training)
             return
         # Compressed buckets, or a limit of buckets in flight, may start sums of gradients at other
         # times on each rank, so statistics in the same group could meet gradients.
@@ -100,6 +104,7 @@ class ReplicaStrategy(LocalStrategy):
             factors.join(model, task.example_input(), samples, dtype, limit_s)
             factors.capture()
         self._create_optimizers(elsewhere=factors.parameter_names)
+        compile_model(model, trial.training)
         self._wrap(model, elsewhere=factors.parameter_names)
 
     def _create_optimizers(self, elsewhere: frozenset[str]) -> None:
@@ -107,9 +112,9 @@ class ReplicaStrategy(LocalStrategy):
         trained = trained_parameters(self._model).items()
         summed = [(name, p) for name, p in trained if name not in elsewhere]
         from_factors = [(name, p) for name, p in trained if name in elsewhere]
-        self._optimizer = TaskOptimizer(self._task, summed) if summed else None
+        self._optimizer = TaskOptimizer(self._task, summed, self._scale) if summed else None
         if from_factors:
-            self._factors_optimizer = TaskOptimizer(self._task, from_factors)
+            self._factors_optimizer = TaskOptimizer(self._task, from_factors, self._scale)
 
     @property
     def _optimizers(self) -> list[TaskOptimizer]:
@@ -148,6 +153,7 @@ class ReplicaStrategy(LocalStrategy):
             mover=self._mover,
             accumulating=self._no_reduction,
             communication=self._pass_communication,
+            scale=1.0 if self._scale is None else self._scale.value,
         )
         if self._buckets is None:
             return passed.result(alone=True)
@@ -182,10 +188,10 @@ class ReplicaStrategy(LocalStrategy):
     def step(self) -> StepCommunication | None:
         """Step the optimisers: first that whose gradients are complete.
 
-        The norm for clipping needs all gradients.
+        The norm needs all gradients. Clipping needs it, and the scale of the loss under fp16.
         """
         squared_norm, waited_s = None, 0.0
-        if self._task.clip_norm is not None:
+        if self._task.clip_norm is not None or self._scale is not None:
             waited_s = self._wait_for_buckets()
             squared_norm = sum(optimizer.squared_norm() for optimizer in self._optimizers)
         if self._factors_optimizer is not None:
@@ -193,6 +199,8 @@ class ReplicaStrategy(LocalStrategy):
         waited_s += self._wait_for_buckets()
         if self._optimizer is not None:
             self._optimizer.step(squared_norm)
+        if self._scale is not None and squared_norm is not None:
+            self._scale.update(squared_norm)
         synchronize(self._device)
         if self._factors_optimizer is None:
             return None
@@ -208,7 +216,8 @@ class ReplicaStrategy(LocalStrategy):
 
     def gradients(self) -> dict[str, Tensor]:
         self._wait_for_buckets()
-        return on_cpu(gradients_of(self._model.named_parameters()))
+        gradients = gradients_of(self._model.named_parameters())
+        return on_cpu(unscaled(gradients, self._scale))
 
     def state_dict(self) -> dict[str, Tensor]:
         return on_cpu(self._model.state_dict())
@@ -221,18 +230,25 @@ class ReplicaStrategy(LocalStrategy):
             state.add_model(self._model)
             for optimizer in self._optimizers:
                 state.add_optimizer(optimizer)
+            if self._scale is not None:
+                state.values[LOSS_SCALE] = self._scale.state
         return state
 
     def restore(self, saved: SavedState) -> None:
         restore_model(self._model, saved)
         for optimizer in self._optimizers:
             restore_optimizer(optimizer, saved)
+        if self._scale is not None:
+            self._scale.restore(saved.value(LOSS_SCALE))
 
     def describe(self) -> StrategyResult:
+        settings = self._device_settings
+        if self._scale is not None:
+            settings = {**settings, **self._scale.describe()}
         if self._buckets is None:
-            return self._device_settings
+            return settings
         return {
-            **self._device_settings,
+            **settings,
             **self._factors.with_traffic(self._buckets.describe()),
         }
 

@@ -64,21 +64,21 @@ def device_name(device: torch.device) -> str:
 
 
 def use_device(device: torch.device) -> StrategyResult:
-    """Make `device` the current one, with the exact arithmetic of the CPU. Return the settings, for
-    the records.
+    """Make `device` the current one, with the exact convolutions of the CPU. Return the settings,
+    for the records.
 
-    Otherwise matrix products of float32 may use TF32, with 10 instead of 23 bits of mantissa
-    (PyTorch notes, CUDA semantics), and cuDNN may choose convolutions that sum in a different order
+    Otherwise convolutions of float32 may use TF32, with 10 instead of 23 bits of mantissa (PyTorch
+    notes, CUDA semantics), and cuDNN may choose convolutions that sum in a different order
     each time, so runs could not be compared.
     """
     if device.type == "cpu":
         return {}
     torch.cuda.set_device(device)
-    torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
-    return {"device": device_name(device), "tf32": False, "cudnn_deterministic": True}
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    return {"device": device_name(device), "tf32": tf32, "cudnn_deterministic": True}
 
 
 def synchronize(device: torch.device) -> None:

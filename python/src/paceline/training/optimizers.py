@@ -14,6 +14,7 @@ from paceline.errors import UsageError
 from paceline.spec.values import warmup_factor
 
 if TYPE_CHECKING:
+    from paceline.training.loss_scale import LossScale
     from paceline.training.task import Task
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -40,9 +41,15 @@ def no_gradient(name: str) -> UsageError:
 class TaskOptimizer:
     """A task's optimiser of some parameters, and the schedule of its learning rate."""
 
-    def __init__(self, task: Task, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """parameters: with the names of the model; at least one."""
+    def __init__(
+        self,
+        task: Task,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        scale: LossScale | None = None,
+    ) -> None:
+        """parameters: with the names of the model; at least one. scale: of the gradients."""
         self._task = task
+        self._scale = scale
         self._named = list(parameters)
         self._parameters = [parameter for _, parameter in self._named]
         self._clip_norm = task.clip_norm
@@ -59,12 +66,16 @@ class TaskOptimizer:
     def step(self, squared_norm: float | None = None) -> None:
         """Step the optimiser with the parameters' `.grad`, then the schedule.
 
-        squared_norm: of the gradient of the whole model, for clipping; None if these parameters are
-        the whole model.
+        squared_norm: of the gradient of the whole model, for clipping and under fp16; None if these
+        parameters are the whole model. Under fp16 a gradient that is not finite changes nothing.
         """
-        if self._clip_norm is not None:
-            self._clip(self.squared_norm() if squared_norm is None else squared_norm)
-        self._step_with(1.0)
+        is_finite = True
+        if self._clip_norm is not None or self._scale is not None:
+            norm = math.sqrt(self.squared_norm() if squared_norm is None else squared_norm)
+            is_finite = self._scale is None or math.isfinite(norm)
+            self._multiply(self._factor(norm))
+        if is_finite:
+            self._step_with(1.0)
         self._end_step()
 
     def step_part(self, share: float, progress: float | None = None) -> None:
@@ -103,10 +114,12 @@ class TaskOptimizer:
 
     def squared_norm(self) -> float:
         """Return the squared L2 norm of the gradients of these parameters, together."""
-        return sum(
+        scale = 1.0 if self._scale is None else self._scale.value
+        squares = sum(
             float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
             for gradient in self._gradients()
         )
+        return squares / scale**2
 
     @property
     def has_stepped(self) -> bool:
@@ -162,10 +175,15 @@ class TaskOptimizer:
         )
         return any(group.get("fused") or group.get("capturable") for group in groups)
 
-    def _clip(self, squared_norm: float) -> None:
-        assert self._clip_norm is not None
-        factor = self._clip_norm / (math.sqrt(squared_norm) + _EPSILON)
-        if factor < 1:
+    def _factor(self, norm: float) -> float:
+        """Return the factor that undoes the scale of the gradients, and clips them."""
+        factor = 1.0 if self._scale is None else 1 / self._scale.value
+        if self._clip_norm is not None:
+            factor *= min(1.0, self._clip_norm / (norm + _EPSILON))
+        return factor
+
+    def _multiply(self, factor: float) -> None:
+        if factor != 1:
             for gradient in self._gradients():
                 gradient.mul_(factor)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,18 +22,20 @@ from paceline.training.pass_communication import PassCommunication
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.task import Task
 
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 def working_dtype(training: Training) -> torch.dtype:
     """Return the type in which large operations compute."""
-    return torch.bfloat16 if training.precision == "bf16" else torch.float32
+    return _TYPES[training.precision]
 
 
 def autocast(training: Training, device: str = "cpu") -> AbstractContextManager[object]:
     """Return a context with lower precision on a device type, if the training requests it. It
     applies to the thread that enters it."""
-    if training.precision == "bf16":
-        return torch.autocast(device, dtype=torch.bfloat16)
-    return nullcontext()
+    if training.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device, dtype=working_dtype(training))
 
 
 def share_of(batch: TrainBatch, replica: int, replicas: int) -> TrainBatch:
@@ -90,7 +93,7 @@ def parts_of(task: Task, batch: TrainBatch) -> list[TrainBatch]:
     return [share_of(batch, number, count) for number in range(count)]
 
 
-def run_passes(  # noqa: PLR0913  (most replicas lack the last four)
+def run_passes(  # noqa: PLR0913  (most replicas lack the last five)
     task: Task,
     model: nn.Module,
     batch: TrainBatch,
@@ -100,24 +103,26 @@ def run_passes(  # noqa: PLR0913  (most replicas lack the last four)
     mover: InputMover | None = None,
     accumulating: Callable[[], AbstractContextManager[None]] = nullcontext,
     communication: PassCommunication | None = None,
+    scale: float = 1.0,
 ) -> Passes:
     """Run the forward and backward passes of a replica's part of a batch.
 
     Gradients are replaced by those of this part's contribution to the mean over
     `batch.global_samples`. stopwatch, mover: of the model's device; None means the CPU.
     accumulating: returns a context for each pass but the last, in which gradients are incomplete.
-    communication: of the model's layers.
+    communication: of the model's layers. scale: factor of the loss, and so of its gradients.
     """
     communicated = communication or PassCommunication()
     stopwatch = stopwatch or Stopwatch(CPU)
     started_s = stopwatch.start()
     model.zero_grad()
+    one_pass = partial(_run_pass, task, model, training, stopwatch, mover, communicated, scale)
     done = []
     *first, last = parts_of(task, batch)
     for part in first:
         with accumulating():
-            done.append(_run_pass(task, model, part, training, stopwatch, mover, communicated))
-    done.append(_run_pass(task, model, last, training, stopwatch, mover, communicated))
+            done.append(one_pass(part))
+    done.append(one_pass(last))
     # As if all forward passes came first.
     begun_s = [passed.started_s for passed in done] if first else [started_s]
     forward_s = sum(passed.forwarded_s for passed in done) - sum(begun_s)
@@ -131,14 +136,15 @@ def run_passes(  # noqa: PLR0913  (most replicas lack the last four)
     )
 
 
-def _run_pass(
+def _run_pass(  # noqa: PLR0913, PLR0917  (bound by its only caller)
     task: Task,
     model: nn.Module,
-    batch: TrainBatch,
     training: Training,
     stopwatch: Stopwatch,
     mover: InputMover | None,
     communication: PassCommunication,
+    scale: float,
+    batch: TrainBatch,
 ) -> Passes:
     """Run one forward and backward pass, which adds to the gradients."""
     started, before_s = stopwatch.mark(), communication.total_s
@@ -147,7 +153,7 @@ def _run_pass(
     loss = sum_of_losses(task, model, batch, training)
     loss_sum = float(loss.detach())
     forwarded, between_s = stopwatch.mark(), communication.total_s
-    (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
+    (scale * (loss.float() / batch.global_samples)).backward()  # type: ignore[no-untyped-call]
     ready_s = stopwatch.reached_s(stopwatch.mark())
     return Passes(
         loss_sum,

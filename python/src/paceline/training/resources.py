@@ -233,6 +233,7 @@ def actual_environment(
         numa_nodes=numa_nodes_of(affinity),
         workers=list(workers),
         keeps_freed_memory=_APPLIED.get(_KEEPS_FREED_MEMORY),
+        float32_matmul_precision=torch.get_float32_matmul_precision(),
     )
 
 

@@ -59,6 +59,7 @@ class TaskSettings:
     # of a stored input; None: an RGB image of image_size
     input_shape: tuple[int, ...] | None = None
     input_dtype: str = "uint8"
+    accumulation_steps: int | None = None  # of the spec; None: as the task says
     options: Mapping[str, Any] = field(default_factory=dict)  # `options` of the workload
 
 
@@ -70,8 +71,8 @@ class Task:
     # Fields of the data set, which are columns of its Parquet files; they may be the same one.
     input_field: str = "image"
     target_field: str = "label"
-    # Parts into which a worker divides its samples of a step, to need less memory. The
-    # micro-batches of a pipeline have the same effect, so pipelines ignore it.
+    # Parts into which a worker divides its samples of a step, to need less memory, unless the spec
+    # says it. The micro-batches of a pipeline have the same effect, so pipelines ignore it.
     accumulation_steps: int = 1
     # Limit of the global L2 norm of the gradient of all parameters; None means no limit.
     clip_norm: float | None = None
@@ -84,6 +85,8 @@ class Task:
         """Raises pydantic's ValidationError for options that are not allowed."""
         self.settings = settings
         self.options: Any = self.Options.model_validate(dict(settings.options))
+        if settings.accumulation_steps is not None:
+            self.accumulation_steps = settings.accumulation_steps
 
     def model(self) -> nn.Module:
         """Return the model with its initial weights, float32.

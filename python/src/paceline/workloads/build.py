@@ -227,6 +227,7 @@ def task_of(
         seed=training.seed,
         steps=steps,
         memory_format=training.memory_format,
+        accumulation_steps=training.accumulation_steps,
         options=training.options,
     )
     return _created(task_class, settings)

@@ -65,8 +65,8 @@ def why_other_training(before: BaselineTraining, after: BaselineTraining) -> str
         return "the baseline begins with other weights"
     training = before.training
     allowed = tolerance(
-        after.training.precision,
-        training.precision,
+        after.training.arithmetic,
+        training.arithmetic,
         _STEPS,
         rounding=before.rounding,
         global_batch=training.global_batch,

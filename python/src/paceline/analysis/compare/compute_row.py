@@ -51,7 +51,7 @@ def configuration_row(
     efficiency = None
     base = measured.baseline
     speedup = speedup_of(configuration, base, measured.speeds)
-    if speedup is not None and base is not None and _same_precision(trial, base):
+    if speedup is not None and base is not None and _same_arithmetic(trial, base):
         efficiency = speedup.scaled(base.placement.cores / trial.placement.cores)
     results = [t.record.result for t in trials if t.record.result is not None]
     result = results[0] if results else None
@@ -166,8 +166,8 @@ def _over_trials(
     return {name: found.get(name) for name in names}
 
 
-def _same_precision(trial: Trial, other: Trial) -> bool:
-    return trial.training.precision == other.training.precision
+def _same_arithmetic(trial: Trial, other: Trial) -> bool:
+    return trial.training.arithmetic == other.training.arithmetic
 
 
 def _global_batch(trials: Sequence[TrialAnalysis]) -> int | None:
@@ -294,10 +294,10 @@ def _notes(
             "is fair only if every configuration has the same global batch"
         )
     baseline = measured.baseline
-    if baseline is not None and not _same_precision(first, baseline):
+    if baseline is not None and not _same_arithmetic(first, baseline):
         yield (
-            f"no efficiency: the baseline ran in {baseline.training.precision}, this in "
-            f"{first.training.precision}"
+            f"no efficiency: the baseline ran in {baseline.training.arithmetic}, this in "
+            f"{first.training.arithmetic}"
         )
     if len(measured.speeds.repeats[configuration]) == 1 and not measured.speeds.has_noise:
         yield "one repeat: the interval covers its steps, not the run-to-run noise"

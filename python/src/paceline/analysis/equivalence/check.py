@@ -110,8 +110,8 @@ def check_equivalence(
     trial, baseline = load_trial(trial_files), load_trial(baseline_files)
     steps = global_steps(trial)
     allowed = tolerance(
-        trial.trial.training.precision,
-        baseline.trial.training.precision,
+        trial.trial.training.arithmetic,
+        baseline.trial.training.arithmetic,
         len(steps.step),
         rounding=measured_rounding(baseline),
         global_batch=baseline.trial.training.global_batch,
@@ -208,12 +208,12 @@ def equivalence_baseline(
     record: TrialRecord, baselines: Iterable[TrialRecord]
 ) -> TrialFiles | None:
     """Return the baseline trial to check against: of the same seed, and if possible of equal
-    precision and with tensors."""
-    wanted = record.trial.training.precision
+    arithmetic and with tensors."""
+    wanted = record.trial.training.arithmetic
     best = min(
         (b for b in baselines if b.trial.training.seed == record.trial.training.seed),
         key=lambda b: (
-            b.trial.training.precision != wanted,
+            b.trial.training.arithmetic != wanted,
             not b.files.weights.exists(),
             *plainness(b),
         ),
@@ -222,11 +222,12 @@ def equivalence_baseline(
     return None if best is None else best.files
 
 
-def plainness(record: TrialRecord) -> tuple[bool, bool, int]:
+def plainness(record: TrialRecord) -> tuple[bool, bool, bool, int]:
     """Return the order in which baselines are preferred, the plainest one first."""
     training = record.trial.training
     return (
-        training.precision != "fp32",
+        training.arithmetic != "fp32",
+        training.compile or training.accumulation_steps is not None,
         training.memory_format != "contiguous",
         record.trial.repeat,
     )

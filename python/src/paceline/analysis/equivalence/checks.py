@@ -20,6 +20,9 @@ _COMPARED_ON_PURPOSE = {
     "memory_format",
     "batch_norm",
     "activation_checkpointing",
+    "accumulation_steps",
+    "compile",
+    "float32_matmul_precision",
 }  # these may differ between trainings
 
 

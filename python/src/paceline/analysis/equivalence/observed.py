@@ -17,7 +17,6 @@ import numpy as np
 from paceline.analysis.equivalence.sample_log import some
 from paceline.analysis.equivalence.tolerances import LEAST_MISTAKE, ROOM, tolerance
 from paceline.records.observed import ComparedTensor, ModuleCall, Observed, Update
-from paceline.spec.values import Precision
 
 _NOISE = 2.0**-13  # share of the norm of all tensors below which one tensor is noise
 _SAME_FACTOR = 0.02  # spread of the factors of tensors that were all multiplied by one number
@@ -142,7 +141,7 @@ class _Judgement:
 
     def _base(self, theirs: Update) -> float:
         low = any(each.low_precision for each in (self._reference, *self._ours))
-        kind: Precision = "bf16" if low else "fp32"
+        kind = "bf16" if low else "fp32"
         return tolerance(kind, kind, 1).gradient * (theirs.step + 1)
 
     def _most(self, theirs: Update) -> float:

@@ -23,7 +23,9 @@ one sample too many or too few is still found.
 
 Under bf16 autocast products are added in fp32 and results rounded to u = 2^-9; sixteen layers
 forward and backward give 2^5 roundings: 2^-4. Against an fp32 baseline, units of ReLU and
-max-pooling also decide otherwise (measured: 0.21 on a small AlexNet), hence 2^-2.
+max-pooling also decide otherwise (measured: 0.21 on a small AlexNet), hence 2^-2. Under fp16 and in
+products of float32 that are rounded to TF32 ("high"), u = 2^-11, so both are four times smaller.
+Products of float32 with "medium" round to bf16.
 
 Over n steps the differences grow: momentum sums them twice, as n^2, and later they grow
 exponentially, because the loss is not convex (measured on a small AlexNet, learning rate 0.01,
@@ -52,16 +54,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
 
 from paceline.records.comparison_points import EARLY_STEPS, FINAL, GRADIENT, LONG_STEPS
 
-if TYPE_CHECKING:
-    from paceline.spec.values import Precision
-
 UNIT_ROUNDOFF_FP32 = 2.0**-24
 
-Arithmetic = Literal["fp32", "bf16", "bf16 against fp32"]
+# Unit roundoff of `Training.arithmetic`, where it is not that of fp32.
+_LOW_ROUNDOFF = {
+    "bf16": 2.0**-9,
+    "fp32 medium": 2.0**-9,
+    "fp16": 2.0**-11,
+    "fp32 high": 2.0**-11,
+}
+_LOW_ROUNDINGS, _SWITCHES = 2.0**5, 4.0  # factors, see above
+ROOM = 4.0
+LEAST_MISTAKE = 2.0**-7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +78,7 @@ class Tolerance:
     rounding: changes that the baseline has measured, by point.
     """
 
-    arithmetic: Arithmetic
+    arithmetic: str  # of both, as in "fp32" or "bf16 against fp32"
     steps: int
     loss: float
     gradient: float
@@ -92,41 +99,38 @@ class Tolerance:
 
     def of_weights(self, steps: int) -> float:
         """Return the limit for one tensor after some steps from the first weights."""
-        return min(ROOM * self.gradient * steps**2, _WEIGHTS_LIMIT[self.arithmetic])
+        return min(ROOM * self.gradient * steps**2, self._weights_limit)
 
     def of_replay(self, point: str) -> float:
         """Return the limit for one tensor after replayed steps."""
         measured = ROOM * self.rounding.get(point, 0.0)
-        return min(max(_REPLAY[self.arithmetic], measured), _WEIGHTS_LIMIT[self.arithmetic])
+        derived = 2.0**-4 if self.arithmetic == "fp32" else self._weights_limit
+        return min(max(derived, measured), self._weights_limit)
+
+    @property
+    def _weights_limit(self) -> float:
+        return 0.25 if self.arithmetic == "fp32" else 0.5
 
     def judges(self, point: str) -> bool:
         """Return whether rounding alone stays below the largest limit at a point."""
-        return ROOM * self.rounding.get(point, 0.0) <= _WEIGHTS_LIMIT[self.arithmetic]
-
-
-_GRADIENT: dict[Arithmetic, float] = {"fp32": 2.0**-11, "bf16": 2.0**-4, "bf16 against fp32": 0.25}
-_REPLAY: dict[Arithmetic, float] = {"fp32": 2.0**-4, "bf16": 0.5, "bf16 against fp32": 0.5}
-ROOM = 4.0
-LEAST_MISTAKE = 2.0**-7
-_WEIGHTS_LIMIT: dict[Arithmetic, float] = {"fp32": 0.25, "bf16": 0.5, "bf16 against fp32": 0.5}
+        return ROOM * self.rounding.get(point, 0.0) <= self._weights_limit
 
 
 def tolerance(
-    ours: Precision,
-    baseline: Precision,
+    ours: str,
+    baseline: str,
     steps: int,
     *,
     rounding: Mapping[str, float] | None = None,
     global_batch: int = 1,
 ) -> Tolerance:
-    """Return the tolerance for a trial in precision `ours` after `steps` steps.
+    """Return the tolerance for a trial after `steps` steps.
 
-    rounding: changes that the baseline has measured, by point. global_batch: samples of a step.
+    ours, baseline: their arithmetic, see `Training.arithmetic`. rounding: changes that the baseline
+    has measured, by point. global_batch: samples of a step.
     """
-    arithmetic: Arithmetic = "bf16 against fp32"
-    if ours == baseline:
-        arithmetic = ours
-    derived = gradient = _GRADIENT[arithmetic]
+    arithmetic = ours if ours == baseline else f"{ours} against {baseline}"
+    derived = gradient = _of_gradient(ours, baseline)
     measured = dict(rounding or {}) if arithmetic == "fp32" else {}
     if GRADIENT in measured:
         most = max(LEAST_MISTAKE, 1 / (2 * global_batch))
@@ -135,7 +139,16 @@ def tolerance(
         arithmetic=arithmetic,
         steps=steps,
         # the loss is the end of the forward half of the same computation
-        loss=min(derived, _GRADIENT["bf16"]),
+        loss=min(derived, _of_gradient("bf16", "bf16")),
         gradient=gradient,
         rounding=measured,
     )
+
+
+def _of_gradient(ours: str, baseline: str) -> float:
+    """Return the derived limit for the first gradient."""
+    low = [_LOW_ROUNDOFF[each] for each in (ours, baseline) if each in _LOW_ROUNDOFF]
+    if not low:
+        return 2.0**-11
+    rounded = _LOW_ROUNDINGS * max(low)
+    return rounded if ours == baseline else _SWITCHES * rounded

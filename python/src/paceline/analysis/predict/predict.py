@@ -274,7 +274,7 @@ def _grouped(steps: Sequence[NodeStep]) -> list[list[NodeStep]]:
     found: dict[Hashable, list[NodeStep]] = defaultdict(list)
     for step in steps:
         training = step.record.trial.training
-        arithmetic = (training.precision, training.memory_format)
+        arithmetic = (training.arithmetic, training.memory_format)
         found[arithmetic, node_setup(step.record.trial)].append(step)
     return list(found.values())
 

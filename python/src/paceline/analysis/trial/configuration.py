@@ -55,6 +55,9 @@ def node_setup(trial: Trial) -> Hashable:
         tuple(trial.strategy_options.details()) if place.stages > 1 else (),
         trial.device,
         trial.training.activation_checkpointing,
+        trial.training.accumulation_steps,
+        trial.training.compile,
+        trial.training.float32_matmul_precision,
     )
 
 

@@ -20,6 +20,7 @@ from paceline.strategies.reduction.sufficient_factors import (
     RowGradients,
     SufficientFactors,
 )
+from paceline.training.loss_scale import LossScale
 from paceline.training.optimizers import TaskOptimizer, no_gradient
 from paceline.training.state import WEIGHTS, RankState, SavedState, restore_optimizer, whole
 from paceline.training.task import Task
@@ -32,10 +33,10 @@ class OptimizerShard:
     holds the shards. Several workers may share it, and each writes only its own shards. rows:
     parameters of linear layers whose gradients are computed from sufficient factors, with their
     numbers of rows. low_precision: copy of the weights of those layers, which all workers share,
-    too.
+    too. scale: of the gradients, under fp16.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (most workers lack the last four)
         self,
         layout: FlatLayout,
         parameter_shards: Sequence[ParameterShard],
@@ -45,6 +46,7 @@ class OptimizerShard:
         low_precision: LowPrecisionWeights | None = None,
         *,
         first: int = 0,
+        scale: LossScale | None = None,
     ) -> None:
         self.parameter_shards = parameter_shards
         self._row_gradients = RowGradients(layout, parameter_shards, rows or {})
@@ -58,7 +60,7 @@ class OptimizerShard:
         owns = bool(parameter_shards)
         names = [shard.name for shard in parameter_shards]
         named = zip(names, self._parameters, strict=True)
-        self._optimizer = TaskOptimizer(task, named) if owns else None
+        self._optimizer = TaskOptimizer(task, named, scale) if owns else None
 
     def reduce(
         self,

@@ -1,0 +1,71 @@
+"""Scale of the loss under fp16, so that small gradients are not rounded to zero.
+
+The smallest float16 is 6e-8, and many gradients of activations are smaller. So the loss is
+multiplied by a power of two, and the optimiser divides the gradients by it. A gradient that is not
+finite shows that the scale was too large: its step is left out, and the scale is halved
+(Micikevicius et al.: Mixed Precision Training, ICLR 2018). All ranks have equal scales, because
+they see equal norms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from paceline.plan.trial import Training
+from paceline.records.communication import StrategyResult
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOSS_SCALE = "loss_scale"  # name of its state in a checkpoint
+# Those of torch.amp.GradScaler.
+_FIRST, _GROWTH_STEPS = 2.0**16, 2000
+
+
+class LossScale:
+    """The scale of one rank's loss."""
+
+    def __init__(self) -> None:
+        self.value = _FIRST
+        self._skipped_steps = 0
+        self._finite_steps = 0  # since the last change
+
+    @classmethod
+    def of(cls, training: Training) -> Self | None:
+        """Return the scale of a training; None if it needs none."""
+        return cls() if training.precision == "fp16" else None
+
+    def update(self, squared_norm: float) -> None:
+        """Adapt the scale after a step. squared_norm: of the gradient of the whole model."""
+        if not math.isfinite(squared_norm):
+            self.value /= 2
+            self._skipped_steps += 1
+            self._finite_steps = 0
+            return
+        self._finite_steps += 1
+        if self._finite_steps == _GROWTH_STEPS:
+            self.value *= 2
+            self._finite_steps = 0
+
+    @property
+    def state(self) -> list[float]:
+        """The values that a checkpoint keeps."""
+        return [self.value, self._finite_steps]
+
+    def restore(self, state: Any) -> None:
+        """Continue with a saved state. None: keep the own one, the saved training had none."""
+        if state is not None:
+            self.value, self._finite_steps = float(state[0]), int(state[1])
+
+    def describe(self) -> StrategyResult:
+        """Return the scale and the number of steps left out, for the records."""
+        return {"loss_scale": self.value, "skipped_steps": self._skipped_steps}
+
+
+def unscaled(gradients: Mapping[str, Tensor], scale: LossScale | None) -> dict[str, Tensor]:
+    """Return gradients by name without their scale; copies, if there is a scale."""
+    if scale is None:
+        return dict(gradients)
+    return {name: gradient / scale.value for name, gradient in gradients.items()}

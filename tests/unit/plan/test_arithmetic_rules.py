@@ -1,0 +1,85 @@
+"""Ways to compute that a trial may choose: what is planned, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.plan.planning import plan_trials
+from paceline.spec.loading import check_spec
+
+PROCESSES = {"launcher": "local", "local_strategy": "processes", "ranks_per_node": 2}
+THREADS = {"launcher": "local", "local_strategy": "threads", "replicas": 2}
+PIPELINE = {
+    "launcher": "local", "local_strategy": "pipeline", "stages": 2, "oversubscribe": True,
+}  # fmt: skip
+
+
+def planned(trial: dict[str, Any], workload: str = "tiny"):
+    document = {
+        "schema": 2,
+        "name": "ways",
+        "training": {"max_steps": 4, "global_batch": 8},
+        "workloads": [{"name": workload}],
+        "trials": [{"launcher": "local", "local_strategy": "sequential"}, trial],
+    }
+    trials = plan_trials(check_spec(document, "spec"), {workload: "/d"}, 4)
+    return next(t for t in trials if len(t.labels) or not t.is_baseline)
+
+
+def test_each_way_has_a_name_and_a_label():
+    ways = {"compile": True, "accumulation_steps": 4, "float32_matmul_precision": "high"}
+    trial = planned({**PROCESSES, **ways})
+    assert trial.configuration.endswith(".fp32.accumulate4.compiled.matmul-high")
+    assert trial.labels == ["accumulate 4", "compiled", "matmul high"]
+    assert trial.training.arithmetic == "fp32 high"
+
+
+def test_fp16_is_planned_for_processes():
+    assert planned({**PROCESSES, "precision": "fp16"}).training.arithmetic == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("trial", "message"),
+    [
+        ({**THREADS, "compile": True}, 'compile: "threads" calls parts of the model'),
+        ({**PIPELINE, "compile": True}, 'compile: "pipeline" calls parts of the model'),
+        (
+            {**PROCESSES, "compile": True, "activation_checkpointing": True},
+            "compile: activation_checkpointing computes blocks again",
+        ),
+        ({**THREADS, "precision": "fp16"}, 'but the trial is "threads"'),
+        (
+            {**PROCESSES, "transport": "gloo", "precision": "fp16", "averaging_period_steps": 4},
+            "but the trial averages weights",
+        ),
+        (
+            {**PROCESSES, "transport": "gloo", "precision": "fp16", "compression": "topk"},
+            "compression: keeps the errors of earlier gradients",
+        ),
+        (
+            {**PROCESSES, "precision": "bf16", "float32_matmul_precision": "high"},
+            "float32_matmul_precision: applies to matrix products of float32",
+        ),
+        (
+            {**PIPELINE, "accumulation_steps": 2},
+            'accumulation_steps: "pipeline" divides the samples by micro_batches',
+        ),
+        (
+            {**PROCESSES, "accumulation_steps": 5},
+            "a replica has 4 sample(s) of a step, expected at most as many parts, got 5",
+        ),
+    ],
+)
+def test_what_a_strategy_cannot_do_is_refused(trial, message):
+    with pytest.raises(UsageError, match="cannot be planned") as caught:
+        planned(trial)
+    assert message in str(caught.value)
+
+
+def test_batch_normalisation_cannot_be_accumulated():
+    with pytest.raises(UsageError) as caught:
+        planned({**PROCESSES, "accumulation_steps": 2}, workload="resnet101")
+    assert "normalises over the whole batch, so it cannot be divided" in str(caught.value)
