@@ -1,0 +1,61 @@
+"""The shell lines of examples/ci/speed-gate.yml, on a script of main and a slower one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.functional.cli_runs import LIMIT_S
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(600)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SIZES = {"SCRIPT": "ddp.py", "ARGUMENTS": "--width 32", "MAX_STEPS": "12", "REPEATS": "3"}
+SLOWER = ("optimizer.step()", "optimizer.step(); __import__('time').sleep(0.2)")
+LIMIT = "60%"  # of the machine of the tests, which is shared
+
+
+@pytest.fixture(scope="module")
+def lines():
+    """Return the shell lines of the workflow by the names of their steps."""
+    workflow = yaml.safe_load((EXAMPLES / "ci/speed-gate.yml").read_text("utf-8"))
+    steps = workflow["jobs"]["gate"]["steps"]
+    assert set(SIZES) < set(workflow["env"])
+    environment = {**workflow["env"], **SIZES, "LIMIT": LIMIT}
+    return {step["name"]: step["run"] for step in steps if "name" in step}, environment
+
+
+def test_a_slower_branch_fails_and_main_does_not(lines, cache, tmp_path):
+    steps, environment = lines
+    script = (EXAMPLES / "scripts/ddp.py").read_text("utf-8")
+    for part, text in (("main", script), ("branch", script.replace(*SLOWER))):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "ddp.py").write_text(text, "utf-8")
+    program = tmp_path / "bin/paceline"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m paceline.cli "$@"\n', "utf-8")
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+
+    def run(step):
+        return subprocess.run(
+            [shutil.which("bash"), "-eo", "pipefail", "-c", steps[step]],
+            env={**os.environ, **environment, "PATH": path, "PACELINE_CACHE": str(cache)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=2 * LIMIT_S,
+            check=False,
+        )
+
+    measured = run("Measure main, the branch, and main again")
+    assert measured.returncode == 0, measured.stderr
+    assert run("Compare main with itself").returncode == 0
+    judged = run("Compare the branch with main")
+    assert judged.returncode == 8, judged.stdout + judged.stderr
+    assert (tmp_path / "gate.xml").exists()
