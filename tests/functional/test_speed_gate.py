@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +43,7 @@ def test_a_slower_branch_fails_and_main_does_not(lines, cache, tmp_path):
 
     def run(step):
         return subprocess.run(
-            [shutil.which("bash"), "-eo", "pipefail", "-c", steps[step]],
+            ["bash", "-eo", "pipefail", "-c", steps[step]],
             env={**os.environ, **environment, "PATH": path, "PACELINE_CACHE": str(cache)},
             cwd=tmp_path,
             capture_output=True,
