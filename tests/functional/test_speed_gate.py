@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from tests.functional.cli_runs import LIMIT_S
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-BASH = shutil.which("bash") or "/bin/bash"
 SIZES = {"SCRIPT": "ddp.py", "ARGUMENTS": "--width 32", "MAX_STEPS": "12", "REPEATS": "3"}
 SLOWER = ("optimizer.step()", "optimizer.step(); __import__('time').sleep(0.2)")
 LIMIT = "60%"  # of the machine of the tests, which is shared
@@ -45,7 +43,7 @@ def test_a_slower_branch_fails_and_main_does_not(lines, cache, tmp_path):
 
     def run(step):
         return subprocess.run(
-            [BASH, "-eo", "pipefail", "-c", steps[step]],
+            ["bash", "-eo", "pipefail", "-c", steps[step]],
             env={**os.environ, **environment, "PATH": path, "PACELINE_CACHE": str(cache)},
             cwd=tmp_path,
             capture_output=True,

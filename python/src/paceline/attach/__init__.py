@@ -1,8 +1,8 @@
 """Record a training that its own launcher starts: `paceline watch -- COMMAND`.
 
 The command runs unchanged. `startup` is a folder in its PYTHONPATH, so every Python process of the
-command imports its `sitecustomize`. In a process that trains, it calls `rank.record`, which writes
-the files of one rank of one trial: the same as those of a script under `paceline run`.
+command imports its `sitecustomize`. In a process that trains, that calls `rank.record`, which
+writes the files of one rank of one trial: the same as those of a script under `paceline run`.
 
 - `startup/sitecustomize`: find the processes that train; only the standard library;
 - `place`: which rank a process is, from the variables of its launcher;

@@ -35,6 +35,7 @@ from paceline.spec.models import name_of_script
 _FOLDER_VARIABLE = "PACELINE_ATTACH"  # of the trial; attach/startup/sitecustomize.py reads it
 _STARTUP = Path(paceline.__file__).parent / "attach" / "startup"
 _SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
+_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +98,25 @@ def _run(command: Sequence[str], files: TrialFiles) -> tuple[int, bool]:
         _FOLDER_VARIABLE: str(files.root.absolute()),
     }
     process = subprocess.Popen(guarded(command), env=environment)
-    try:  # as long as the user lets it run, like every program that starts another one
-        return process.wait(), False
+    try:
+        return _exit_status(process), False
     except KeyboardInterrupt:
         if not _has_terminal():
             process.send_signal(signal.SIGINT)
     except SystemExit as ended:  # a signal, see paceline.cli.signals
         process.send_signal(int(ended.code or 0) - _SIGNAL_BASE)
-    return process.wait(), True
+    return _exit_status(process), True
+
+
+def _exit_status(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a command, which runs as long as the user lets it.
+
+    It waits in short parts: the handler that Polars installs for SIGINT restarts system calls, so
+    an interrupt would be noticed only after a long one.
+    """
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=_POLL_S)
 
 
 def _has_terminal() -> bool:
