@@ -16,9 +16,10 @@ from paceline.spec.models import SCHEMA, name_of_script
 from paceline.spec.values import BASELINE
 from paceline.transports.gloo_group import BACKEND
 
-# The transport of a back end of torch.distributed.
-_TRANSPORTS = {BACKEND: "gloo", "gloo": "gloo", "nccl": "nccl", "mpi4py": "mpi"}
-_BY_DEVICE = {"cpu": "gloo", "cuda": "nccl"}  # where a group has a back end for each device
+_GLOO = "gloo"
+# The transport of a back end of torch.distributed that has another name.
+_OTHER_NAMES = {BACKEND: _GLOO, "mpi4py": "mpi"}
+_OF_CUDA = "nccl"  # where a group has a back end for each device; that of the CPU is gloo
 
 
 def planned_trial(files: TrialFiles, place: Place, cores: int) -> Trial:
@@ -28,7 +29,7 @@ def planned_trial(files: TrialFiles, place: Place, cores: int) -> Trial:
     """
     script = getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0] or "script"
     if place.ranks > 1:
-        layout = {"local_strategy": "processes", "ranks_per_node": place.ranks, "transport": "gloo"}
+        layout = {"local_strategy": "processes", "ranks_per_node": place.ranks, "transport": _GLOO}
     else:
         layout = {"local_strategy": "intraop"}
     own = {"launcher": place.launcher, "threads_per_rank": 1, "oversubscribe": True, **layout}
@@ -63,11 +64,12 @@ def trial_as_found(trial: Trial, *, backend: str | None, device: str, threads: i
 
 
 def _transport(backend: str, device: str) -> str:
-    if backend in _TRANSPORTS:
-        return _TRANSPORTS[backend]
+    if backend in _OTHER_NAMES:
+        return _OTHER_NAMES[backend]
+    if backend in {each.name for each in TRANSPORTS.all()}:
+        return backend
     if backend in ("undefined", "custom") or ":" in backend:
-        return _BY_DEVICE[device]
+        return _GLOO if device == "cpu" else _OF_CUDA
     raise UsageError(
-        f"expected a process group of {', '.join(sorted(set(_TRANSPORTS) - {BACKEND}))}, got "
-        f"{backend}; the run says gloo"
+        f"expected a process group of gloo, mpi4py, nccl, got {backend}; the run says gloo"
     )

@@ -20,7 +20,7 @@ from paceline.records.checkpoints import KEPT
 from paceline.records.comparison_points import EARLY_STEPS, replayed_after
 from paceline.runner.planning import Planned, known_samples, planned_steps
 
-_RUN_BYTES = 4_800_000  # the report holds the library that draws its figures
+_RUN_BYTES = 2_200_000  # the report holds the library that draws its figures
 _TRIAL_BYTES = 15_000
 _RANK_BYTES = 12_000
 _HOST_BYTES = 25_000
