@@ -13,7 +13,12 @@ from paceline.cli.options import count, out_option, positive, spec_argument
 from paceline.cli.streams import say
 from paceline.errors import UsageError
 from paceline.launchers.schedulers.files import Places, Rendered
-from paceline.launchers.schedulers.kubernetes import MOUNT, KubernetesSettings, render_kubernetes
+from paceline.launchers.schedulers.kubernetes import (
+    MOUNT,
+    KubernetesSettings,
+    render_kubernetes,
+    toleration,
+)
 from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
 from paceline.plan.trial import Trial
 from paceline.records.files import write_text
@@ -108,12 +113,36 @@ def slurm(
     show_default=True,
     help="Memory of a rank.",
 )
+@click.option(
+    "--pull-secret",
+    "pull_secrets",
+    metavar="NAME",
+    multiple=True,
+    help="Secret with which images are pulled.",
+)
+@click.option(
+    "--node-selector",
+    "labels",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Label of the nodes to use.",
+)
+@click.option(
+    "--toleration",
+    "tolerations",
+    metavar="KEY=VALUE:EFFECT",
+    multiple=True,
+    help="Taint of nodes that may be used.",
+)
+@click.option("--queue", metavar="NAME", help="Queue of Kueue.")
 def kubernetes(
     spec: str,
     out: Path | None,
     data_dir: str | None,
     run_dir: str | None,
     cores: int | None,
+    labels: tuple[str, ...],
+    tolerations: tuple[str, ...],
     **settings: Any,
 ) -> None:  # fmt: skip
     """Write SparkApplication, MPIJob and Job objects; apply nothing.
@@ -125,8 +154,21 @@ def kubernetes(
         run_dir=run_dir or f"{MOUNT}/runs/{experiment.name}",
         data_dir=data_dir or f"{MOUNT}/data",
     )
-    rendered = render_kubernetes(trials, KubernetesSettings(places=places, **settings))
+    given = KubernetesSettings(
+        places=places,
+        node_selector=dict(map(_label, labels)),
+        tolerations=tuple(map(toleration, tolerations)),
+        **settings,
+    )
+    rendered = render_kubernetes(trials, given)
     _write(out or Path(f"{experiment.name}-kubernetes"), rendered)
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, found, value = text.partition("=")
+    if not key or not found:
+        raise UsageError(f"--node-selector: expected KEY=VALUE, got {text!r}")
+    return key, value
 
 
 def _planned(source: str, cores: int | None) -> tuple[Experiment, list[Trial]]:

@@ -66,6 +66,7 @@ _MPI_JOB_SPEC = _closed(
                 "activeDeadlineSeconds": _COUNT,
             }
         ),
+        "launcherCreationPolicy": {"enum": ["AtStartup", "WaitForWorkersReady"]},
         "sshAuthMountPath": {"type": "string"},
         "mpiImplementation": {"enum": ["OpenMPI", "Intel", "MPICH"]},
         "mpiReplicaSpecs": _closed({"Launcher": _REPLICA, "Worker": _REPLICA}, "Launcher"),

@@ -11,11 +11,13 @@ import yaml
 from tests.unit.launchers.schedulers.all_launchers import SPEC, planned
 from tests.unit.launchers.schedulers.published import check
 
+from paceline.errors import UsageError
 from paceline.launchers.schedulers.files import Places
 from paceline.launchers.schedulers.kubernetes import (
     KubernetesSettings,
     object_name,
     render_kubernetes,
+    toleration,
 )
 from paceline.plan.trial import Trial
 
@@ -33,9 +35,9 @@ def _objects(text: str = SPEC, settings: KubernetesSettings = _SETTINGS):
     return documents, rendered.left_out
 
 
-def _of_kind(kind: str):
-    documents, _ = _objects()
-    (found,) = [objects for objects in documents.values() if objects[1]["kind"] == kind]
+def _of_kind(kind: str, settings: KubernetesSettings = _SETTINGS):
+    documents, _ = _objects(SPEC, settings)
+    found = next(objects for objects in documents.values() if objects[1]["kind"] == kind)
     trial_map, *objects = found
     assert trial_map["kind"] == "ConfigMap"
     return objects
@@ -153,6 +155,98 @@ def test_images_volume_and_namespace_are_the_clusters_own() -> None:
             assert "image: registry.example/paceline" in text
             assert "claimName: volume" in text
             assert "&id" not in text
+
+
+def _pods(kind: str, settings: KubernetesSettings = _SETTINGS):
+    """The specs of the pods that have ranks or start them."""
+    spec = _of_kind(kind, settings)[0]["spec"]
+    if kind == "Job":
+        return [spec["template"]["spec"]]
+    return [spec["mpiReplicaSpecs"][role]["template"]["spec"] for role in ("Launcher", "Worker")]
+
+
+def test_every_repeat_names_the_config_map_that_exists() -> None:
+    documents, _ = _objects(SPEC.replace("repeats = 3", "repeats = 100"))
+    for objects in documents.values():
+        name = objects[0]["metadata"]["name"]
+        check(objects[-1])  # its name is the longest
+        for each in objects[1:]:
+            spec = each["spec"]
+            replica = spec.get("mpiReplicaSpecs", {}).get("Worker", spec)
+            pod = replica["template"]["spec"] if "template" in replica else spec
+            (volume,) = [v for v in pod["volumes"] if v["name"] == "trial"]
+            assert volume["configMap"]["name"] == name
+
+
+def test_mpirun_starts_when_all_workers_answer() -> None:
+    spec = _of_kind("MPIJob")[0]["spec"]
+    assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
+    launcher, worker = _pods("MPIJob")
+    probe = worker["containers"][0]["readinessProbe"]
+    assert probe["tcpSocket"] == {"port": 2222}
+    command = launcher["containers"][0]["command"]
+    assert "ConnectionAttempts=30" in command[command.index("plm_ssh_args") + 1]
+
+
+def test_two_nodes_of_a_trial_are_never_one_machine() -> None:
+    job = _of_kind("MPIJob")[1]
+    template = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
+    executor = _of_kind("SparkApplication")[1]["spec"]["executor"]
+    for labels, affinity in (
+        (template["metadata"]["labels"], template["spec"]["affinity"]),
+        (executor["labels"], executor["affinity"]),
+    ):
+        (rule,) = affinity["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert rule["topologyKey"] == "kubernetes.io/hostname"
+        assert rule["labelSelector"]["matchLabels"] == labels
+    # a repeat that ends does not keep the next one from its machines
+    assert template["metadata"]["labels"] == {"paceline-pods-of": job["metadata"]["name"]}
+
+
+def test_namespaces_with_restricted_pod_security_accept_the_pods() -> None:
+    containers = [c for kind in ("MPIJob", "Job") for p in _pods(kind) for c in p["containers"]]
+    application = _of_kind("SparkApplication")[0]["spec"]
+    for each in (*containers, application["driver"], application["executor"]):
+        # https://kubernetes.io/docs/concepts/security/pod-security-standards, "Restricted"
+        context = each["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_objects_have_the_rules_of_the_cluster() -> None:
+    gpu = {"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}
+    settings = dataclasses.replace(
+        _SETTINGS,
+        pull_secrets=("registry",),
+        node_selector={"pool": "big"},
+        tolerations=(toleration("gpu=yes:NoSchedule"),),
+        queue="research",
+    )
+    documents, _ = _objects(SPEC, settings)
+    for objects in documents.values():
+        for each in objects:
+            check(each)
+        labels = objects[1]["metadata"]["labels"]
+        assert labels["kueue.x-k8s.io/queue-name"] == "research"
+    for pod in (*_pods("MPIJob", settings), *_pods("Job", settings)):
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+        assert pod["nodeSelector"] == {"pool": "big"}
+        assert pod["tolerations"] == [gpu]
+    spec = _of_kind("SparkApplication", settings)[0]["spec"]
+    assert spec["imagePullSecrets"] == ["registry"]
+    assert spec["nodeSelector"] == {"pool": "big"}
+    assert spec["driver"]["tolerations"] == spec["executor"]["tolerations"] == [gpu]
+
+
+def test_a_toleration_is_written_as_a_taint() -> None:
+    assert toleration("spot") == {"key": "spot", "operator": "Exists"}
+    assert toleration("spot:NoExecute") == {
+        "key": "spot", "operator": "Exists", "effect": "NoExecute",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="expected KEY=VALUE:EFFECT, got '=a:b'"):
+        toleration("=a:b")
 
 
 def test_what_kubernetes_cannot_be_told_is_left_out_with_its_reason() -> None:

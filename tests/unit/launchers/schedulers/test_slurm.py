@@ -87,6 +87,15 @@ def test_one_process_starts_the_ranks_of_a_single_node() -> None:
     assert _command(_one("local"))[1:3] == ["-m", "paceline.launchers.local"]
 
 
+def test_no_other_user_can_make_the_file_of_torchruns_rendezvous() -> None:
+    text = _one("torchrun")
+    assert "/tmp" not in text
+    made, removed = "\nrendezvous=$(mktemp -d)\n", """\ntrap 'rm -rf "$rendezvous"' EXIT\n"""
+    assert made in text
+    assert removed in text
+    assert "--rdzv-endpoint=$rendezvous/store" in _command(text)
+
+
 def test_a_spark_trial_starts_its_own_cluster() -> None:
     text = _one("spark")
     asked = _options(text)

@@ -33,6 +33,8 @@ from paceline.launchers.schedulers.kubernetes import (
     JOBS,
     PYTHON,
     KubernetesSettings,
+    apart,
+    apart_labels,
     job_arguments,
     metadata,
     pod,
@@ -160,6 +162,7 @@ def _check_hostfile(trial: Trial, path: Path) -> None:
 
 _SSH_DIR = "/home/paceline/.ssh"
 _SSH_PORT = 2222  # an ordinary user may listen there
+_SSH_ATTEMPTS = 30
 _HOSTFILE = "/etc/mpi/hostfile"  # the MPI operator writes it
 _IMAGE = "paceline-mpi"
 _INTERFACE = "btl_tcp_if_include"  # MCA parameter of Open MPI 4 and 5
@@ -194,6 +197,13 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
         "worker", _IMAGE, _sshd(), trial, settings,
         ranks=place.ranks_per_node, cores=place.cores_per_node,
     )  # fmt: skip
+    worker["metadata"] = {"labels": apart_labels(trial)}
+    worker["spec"]["affinity"] = apart(trial)
+    # The launcher waits for workers that are ready: those whose ssh server answers.
+    worker["spec"]["containers"][0]["readinessProbe"] = {
+        "tcpSocket": {"port": _SSH_PORT},
+        "periodSeconds": 2,
+    }
     return {
         "apiVersion": "kubeflow.org/v2beta1",
         "kind": "MPIJob",
@@ -205,6 +215,7 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
                 "backoffLimit": 0,
                 "activeDeadlineSeconds": limit_s(trial),
             },
+            "launcherCreationPolicy": "WaitForWorkersReady",
             "sshAuthMountPath": _SSH_DIR,
             "mpiImplementation": "OpenMPI",
             "mpiReplicaSpecs": {
@@ -217,7 +228,12 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
 
 def _mpirun(trial: Trial, settings: KubernetesSettings) -> list[str]:
     place = trial.placement
-    ssh = f"-p {_SSH_PORT} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+    # A worker that is ready may not have its name in the cluster's DNS yet. ssh tries again once a
+    # second; a retry of the whole pod could repeat steps.
+    ssh = (
+        f"-p {_SSH_PORT} -o ConnectionAttempts={_SSH_ATTEMPTS} -o StrictHostKeyChecking=no "
+        "-o UserKnownHostsFile=/dev/null"
+    )
     command = ["mpirun", "-n", str(place.ranks), "--hostfile", _HOSTFILE]
     command += ["--map-by", mapping(place)]
     command += ["--bind-to", "none", "--prtemca", "plm_ssh_args", ssh]

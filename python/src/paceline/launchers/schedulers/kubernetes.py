@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.errors import UsageError
 from paceline.job.context import rank_environment
 from paceline.launchers.schedulers.files import (
     CannotRender,
@@ -36,7 +37,10 @@ _TRIAL_DIR = "/etc/paceline"
 _TRIAL_FILE = "trial.json"
 _USER = 1000  # of the images
 _LONGEST_NAME = 40  # with the suffixes of operators it must fit a DNS label of 63 characters
+_LONGEST_SUFFIX = "-r99"  # a spec has at most 100 repeats
 _MIB_PER_GIB = 1024
+_PODS_OF = "paceline-pods-of"  # label of the pods that need a machine each
+_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # https://kueue.sigs.k8s.io/docs/tasks/run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,10 @@ class KubernetesSettings:
     namespace: str | None = None
     service_account: str = "spark"  # with which drivers may start executors
     memory_gib: float = 4.0  # per rank
+    pull_secrets: tuple[str, ...] = ()  # of the registry
+    node_selector: Mapping[str, str] = field(default_factory=dict)  # labels of nodes
+    tolerations: tuple[Mapping[str, str], ...] = ()  # as in a pod; `toleration` makes one
+    queue: str | None = None  # of Kueue
 
     def image(self, name: str) -> str:
         return f"{self.registry}{name}:{__version__}"
@@ -94,7 +102,8 @@ def object_name(trial: Trial) -> str:
 def _configuration_name(trial: Trial) -> str:
     words = f"{trial.training.workload}-{trial.launcher}-{trial.local_strategy}"
     number = f"{zlib.crc32(trial.configuration.encode()):08x}"
-    longest = _LONGEST_NAME - len(number) - len(f"--r{trial.repeat}")
+    # All repeats share one ConfigMap, so its name must not depend on the repeat.
+    longest = _LONGEST_NAME - len(number) - len("-") - len(_LONGEST_SUFFIX)
     words = re.sub(r"[^a-z0-9]+", "-", words.lower())[:longest].strip("-")
     return f"{words}-{number}"
 
@@ -121,9 +130,10 @@ def _metadata(name: str, settings: KubernetesSettings) -> dict[str, Any]:
 
 
 def metadata(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
+    queue = {} if settings.queue is None else {_QUEUE_LABEL: settings.queue}
     return {
         **_metadata(object_name(trial), settings),
-        "labels": {"app.kubernetes.io/name": "paceline"},
+        "labels": {"app.kubernetes.io/name": "paceline", **queue},
         "annotations": {"paceline-trial": trial.id},
     }
 
@@ -139,6 +149,66 @@ def job_arguments(trial: Trial, settings: KubernetesSettings) -> list[str]:
 
 def environment(trial: Trial) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in rank_environment(trial).items()]
+
+
+def toleration(text: str) -> dict[str, str]:
+    """Return a toleration from KEY[=VALUE][:EFFECT], as `kubectl taint` writes a taint.
+
+    Raises UsageError without a key.
+    """
+    taint, _, effect = text.partition(":")
+    key, has_value, value = taint.partition("=")
+    if not key:
+        raise UsageError(f"toleration: expected KEY=VALUE:EFFECT, got {text!r}")
+    found = {"key": key, "operator": "Equal" if has_value else "Exists"}
+    if has_value:
+        found["value"] = value
+    return {**found, "effect": effect} if effect else found
+
+
+def tolerations(settings: KubernetesSettings) -> dict[str, Any]:
+    """Return the field `tolerations` of a pod, if there are any."""
+    listed = [dict(each) for each in settings.tolerations]
+    return {"tolerations": listed} if listed else {}
+
+
+def node_selector(settings: KubernetesSettings) -> dict[str, Any]:
+    """Return the field `nodeSelector` of a pod or a SparkApplication, if there are labels."""
+    return {"nodeSelector": dict(settings.node_selector)} if settings.node_selector else {}
+
+
+def security_context() -> dict[str, Any]:
+    """Return a container's security context that namespaces with the "restricted" Pod Security
+    Standard accept."""
+    return {
+        "runAsUser": _USER,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def pod_security_context() -> dict[str, Any]:
+    """Return a pod's security context: its volumes belong to the user of the images."""
+    return {"fsGroup": _USER}
+
+
+def apart_labels(trial: Trial) -> dict[str, str]:
+    """Return the labels of pods that `apart` keeps on different machines."""
+    return {_PODS_OF: object_name(trial)}
+
+
+def apart(trial: Trial) -> dict[str, Any]:
+    """Return the affinity with which no two pods of the trial share a machine.
+
+    Two planned nodes on one machine would share its cores, memory and kernel.
+    """
+    term = {
+        "labelSelector": {"matchLabels": apart_labels(trial)},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def volumes(trial: Trial, settings: KubernetesSettings) -> list[dict[str, Any]]:
@@ -179,13 +249,17 @@ def pod(
         "image": settings.image(image),
         "command": command,
         "env": environment(trial),
-        "securityContext": {"runAsUser": _USER},
+        "securityContext": security_context(),
         "resources": {"requests": resources, "limits": dict(resources)},
         "volumeMounts": mounts(),
     }
+    secrets = [{"name": secret} for secret in settings.pull_secrets]
     return {
         "spec": {
-            "securityContext": {"fsGroup": _USER},
+            "securityContext": pod_security_context(),
+            **({"imagePullSecrets": secrets} if secrets else {}),
+            **node_selector(settings),
+            **tolerations(settings),
             "containers": [container],
             "volumes": volumes(trial, settings),
         }

@@ -41,6 +41,7 @@ class SlurmStep:
     tasks_per_node: int = 1
     cpus_per_task: int
     environment: Mapping[str, str] = field(default_factory=dict)
+    preparation: tuple[str, ...] = ()  # lines of bash before the command
 
 
 def render_slurm(trials: Sequence[Trial], settings: SlurmSettings) -> Rendered:
@@ -78,6 +79,7 @@ def _lines(repeats: Sequence[Trial], step: SlurmStep, settings: SlurmSettings) -
     yield "set -euo pipefail"
     for name, value in {**rank_environment(trial), **step.environment}.items():
         yield f"export {name}={shlex.quote(value)}"
+    yield from step.preparation
     yield ""
     repeat = '"$SLURM_ARRAY_TASK_ID"' if len(repeats) > 1 else str(trial.repeat)
     yield " \\\n  ".join(

@@ -28,10 +28,16 @@ from paceline.launchers.schedulers.kubernetes import (
     JOBS,
     PYTHON,
     KubernetesSettings,
+    apart,
+    apart_labels,
     environment,
     job_arguments,
     metadata,
     mounts,
+    node_selector,
+    pod_security_context,
+    security_context,
+    tolerations,
     volumes,
 )
 from paceline.launchers.schedulers.slurm import SlurmSettings, SlurmStep
@@ -181,6 +187,16 @@ def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
     return SlurmStep(command=command, cpus_per_task=slots_per_node(trial))
 
 
+def _of_each_pod(settings: KubernetesSettings) -> dict[str, Any]:
+    """Return what driver and executors have in common; new, or YAML would show an alias."""
+    return {
+        "podSecurityContext": pod_security_context(),
+        "securityContext": security_context(),
+        **tolerations(settings),
+        "volumeMounts": mounts(),
+    }
+
+
 def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
     """Return a SparkApplication with one executor per node. Raises CannotRender."""
     if trial.transport == "mpi":
@@ -190,6 +206,7 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
         update={"launcher_options": options.model_copy(update={"master": _MASTER})}
     )
     conf = {**configuration(on_cluster), "spark.pyspark.python": PYTHON, **options.conf}
+    secrets = {"imagePullSecrets": list(settings.pull_secrets)} if settings.pull_secrets else {}
     return {
         "apiVersion": "sparkoperator.k8s.io/v1beta2",
         "kind": "SparkApplication",
@@ -200,6 +217,8 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
             "sparkVersion": package_metadata.version("pyspark"),
             "mode": "cluster",
             "image": settings.image("paceline-spark"),
+            **secrets,
+            **node_selector(settings),
             "mainApplicationFile": f"local://{JOBS}/spark-jobs/train.py",
             "arguments": job_arguments(trial, settings),
             "sparkConf": {k: v for k, v in conf.items() if k not in _SET_BY_OPERATOR},
@@ -210,7 +229,7 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
                 "memory": driver_memory(trial),
                 "serviceAccount": settings.service_account,
                 "env": environment(trial),
-                "volumeMounts": mounts(),
+                **_of_each_pod(settings),
             },
             "executor": {
                 "instances": place.nodes,
@@ -219,7 +238,9 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
                 "memory": conf.get("spark.executor.memory", "1g"),
                 # Ranks are Python processes beside the JVM.
                 "memoryOverhead": f"{settings.memory_mib(place.ranks_per_node)}m",
-                "volumeMounts": mounts(),
+                "labels": apart_labels(trial),
+                "affinity": apart(trial),
+                **_of_each_pod(settings),
             },
         },
     }

@@ -87,12 +87,15 @@ def checks() -> list[Finding]:
 
 def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
     """Return one task, torchrun's agent, that starts all ranks."""
-    job_id = "$SLURM_JOB_ID"
-    agent = agent_arguments(trial, job_id, f"/tmp/paceline-{job_id}.rendezvous")  # noqa: S108
-    # Unquoted: the shell has to replace the job's number.
+    # torch unpickles the file of the rendezvous, so only this user may create it. Unquoted: the
+    # shell has to replace the variables.
+    agent = agent_arguments(trial, "$SLURM_JOB_ID", '"$rendezvous"/store')
     command = " ".join([shlex.quote(settings.python), *agent, *_MODULE])
     return SlurmStep(
-        command=command, cpus_per_task=trial.placement.cores_per_node, environment=ENVIRONMENT
+        command=command,
+        cpus_per_task=trial.placement.cores_per_node,
+        environment=ENVIRONMENT,
+        preparation=("rendezvous=$(mktemp -d)", "trap 'rm -rf \"$rendezvous\"' EXIT"),
     )
 
 
