@@ -274,7 +274,7 @@ def test_options_of_the_site_and_of_the_spec_stay_beside_those_of_spark(
     (tmp_path / "spark-defaults.conf").write_text(
         "# the site's\n"
         "spark.driver.extraJavaOptions  -Djava.security.krb5.conf=/etc/site.conf\n"
-        "spark.executor.extraJavaOptions=-XX:+UseG1GC -Dhttp.proxyHost=proxy\n"
+        "spark.executor.extraJavaOptions=-Dhttp.proxyHost=proxy \\\n  -XX:+UseG1GC\n"
         "spark.driver.defaultJavaOptions: -Dhdp.version=3\n"
     )
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))

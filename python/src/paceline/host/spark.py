@@ -25,6 +25,7 @@ _VECTOR_MODULE = "jdk.incubator.vector"
 _CORE_JAR = re.compile(r"spark-core_[\d.]+-(\d.*)\.jar")
 _PYTHON_VERSION = re.compile(r'__version__\s*(?::\s*\w+\s*)?=\s*"([^"]+)"')
 _SETTING = re.compile(r"([^\s=:#!][^\s=:]*)\s*[=:]?\s*(.*)")  # a line of java.util.Properties
+_CONTINUED = re.compile(r"\\\r?\n\s*")  # between the parts of such a line
 
 
 def find_spark(environment: Mapping[str, str] = os.environ) -> Tool:
@@ -71,7 +72,8 @@ def site_settings(spark: Tool, environment: Mapping[str, str] = os.environ) -> d
     file = folder / "spark-defaults.conf"
     if not file.is_file():
         return {}
-    lines = (_SETTING.fullmatch(line.strip()) for line in file.read_text("utf-8").splitlines())
+    text = _CONTINUED.sub("", file.read_text("utf-8"))
+    lines = (_SETTING.fullmatch(line.strip()) for line in text.splitlines())
     return {line[1]: line[2] for line in lines if line is not None}
 
 
