@@ -52,6 +52,14 @@ launcher = "local"
 local_strategy = "sequential"
 """
 
+THREADS = """
+[[trials]]
+launcher = "local"
+local_strategy = "threads"
+replicas = 2
+oversubscribe = true
+"""
+
 
 def trial(launcher: str, transport: str, **values: object) -> str:
     """A [[trials]] entry with two one-thread ranks."""

@@ -1,4 +1,4 @@
-"""`paceline watch -- COMMAND`: a training with its own launcher is recorded, and stays as it is."""
+"""`paceline watch -- COMMAND` records a training with its own launcher, and does not change it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 while True:
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
-    time.sleep(0.01)
+    time.sleep(0.01)  # few steps, so that their records stay small on a slow machine
 """
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.functional.cli_runs import SMALL
+from tests.functional.cli_runs import SMALL, THREADS
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
 
@@ -20,13 +20,8 @@ QUICK = (
 # end.
 SPEC = (
     QUICK
+    + THREADS
     + """
-[[trials]]
-launcher = "local"
-local_strategy = "threads"
-replicas = 2
-oversubscribe = true
-
 [[trials]]
 launcher = "mpi"
 transport = "mpi"

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.functional.cli_runs import SMALL, Cli, slowed
+from tests.functional.cli_runs import SMALL, THREADS, Cli, slowed
 from tests.support.terminal import Program
 
 from paceline.errors import ExitCode
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 
-SPEC = (
-    SMALL
-    + """
-[[trials]]
-launcher = "local"
-local_strategy = "threads"
-replicas = 2
-oversubscribe = true
-"""
-)
+SPEC = SMALL + THREADS
 LIMIT_S = 120
 COLUMNS = 80
 

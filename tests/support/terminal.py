@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import termios
@@ -95,7 +96,6 @@ class Program:
             stdin=theirs, stdout=theirs, stderr=theirs, env=dict(environment), cwd=cwd,
         )  # fmt: skip
         os.close(theirs)
-        os.set_blocking(self._ours, False)
         self._decode = codecs.getincrementaldecoder("utf-8")().decode
 
     def type(self, text: str) -> None:
@@ -121,12 +121,10 @@ class Program:
     def _read(self, is_enough: Callable[[], bool], limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
         while not is_enough():
-            assert time.monotonic() < deadline_s, f"late:\n{self.screen.text}"
+            left_s = max(0.0, deadline_s - time.monotonic())
+            assert select.select([self._ours], [], [], left_s)[0], f"late:\n{self.screen.text}"
             try:
                 found = os.read(self._ours, 65536)
-            except BlockingIOError:
-                time.sleep(0.02)
-                continue
             except OSError:  # EIO: no process has the terminal open any more
                 return
             self.screen.feed(self._decode(found))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
+from paceline.attach import place as place_module
 from paceline.attach.place import Place, own_place
+from paceline.attach.startup import sitecustomize
 from paceline.errors import EnvironmentLacks
 
 TORCHRUN = {
@@ -35,3 +39,10 @@ def test_a_rank_is_found_by_the_variables_of_its_launcher(environment, place):
 def test_ranks_on_several_hosts_are_refused():
     with pytest.raises(EnvironmentLacks, match="all ranks on this host, found 2 of 4"):
         own_place({**TORCHRUN, "WORLD_SIZE": "4"})
+
+
+def test_the_start_of_python_looks_for_the_variables_of_every_launcher() -> None:
+    """It may import only the standard library, so it has their names once more."""
+    assert {rank for rank, *_ in place_module._VARIABLES} == set(sitecustomize._RANK_VARIABLES)
+    runner = importlib.import_module("paceline.runner.attach")  # a function has its name
+    assert runner._FOLDER_VARIABLE == sitecustomize._FOLDER_VARIABLE

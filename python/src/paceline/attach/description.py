@@ -23,9 +23,10 @@ _OF_CUDA = "nccl"  # where a group has a back end for each device; that of the C
 
 
 def planned_trial(files: TrialFiles, place: Place, cores: int) -> Trial:
-    """Return this process's script as a trial, as far as it is known before it trains.
+    """Return this process's script as a trial, before its training begins.
 
-    cores: that its ranks may use.
+    Transport, device and threads are guesses; `trial_as_found` corrects them. cores: that its ranks
+    may use.
     """
     script = getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0] or "script"
     if place.ranks > 1:

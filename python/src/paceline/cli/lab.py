@@ -12,8 +12,8 @@ import click
 
 from paceline.cli.console import print_json
 from paceline.cli.options import json_option
-from paceline.cli.signals import SIGNAL_BASE
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+from paceline.host.processes import shell_status
 from paceline.lab import Lab, LabSettings, network, why_not
 from paceline.lab.record import LabRecord, Registry
 from paceline.lab.removal import is_abandoned, remove, remove_abandoned
@@ -90,7 +90,7 @@ def up(
 
 def _run_on_first(lab: Lab, shell_line: str) -> int:
     status = subprocess.call(lab.hosts[0].command("sh", "-c", shell_line))
-    return status if status >= 0 else SIGNAL_BASE - status
+    return shell_status(status)
 
 
 @command.command("down")
@@ -138,7 +138,7 @@ def execute(name: str, host: str, words: tuple[str, ...]) -> int:
     record = _existing(name)
     own = words[1:] if words[:1] == ("--",) else words
     status = subprocess.call(record.host(host).command(*own))
-    return status if status >= 0 else SIGNAL_BASE - status
+    return shell_status(status)
 
 
 @command.command("cut")

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from paceline.records.layout import RunFiles
 
 _MOST_SHARE = 0.05  # of the time of a run, for the analysis of what has finished
-_OTHER_LINES = (
-    6  # of the display: state, running trial, empty ones, the line that was cut, the hint
-)
+# Of the display: state, running trial, empty ones, the line that was cut, the hint.
+_OTHER_LINES = 6
 
 
 class LiveRanking:

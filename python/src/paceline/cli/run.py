@@ -81,8 +81,7 @@ def command(
             keep_going=False if exit_first else None,
             progress=progress,
         )
-    is_shipped = spec.experiment.name in shipped_experiments()
-    _show(finished, is_shipped=is_shipped, as_json=as_json)
+    _show(finished, as_json=as_json)
 
 
 @contextmanager
@@ -95,20 +94,20 @@ def _interruption_says_how_to_continue(files: RunFiles) -> Iterator[None]:
         raise
 
 
-def _show(finished: Run, *, is_shipped: bool, as_json: bool) -> None:
+def _show(finished: Run, *, as_json: bool) -> None:
     """Print the result, and raise the failure of its trials."""
     with reader_may_end("stdout"):  # report and exit code do not depend on it
         if finished.search is not None and not as_json:
             print_findings(finished.search)
         if not finished.failed:
-            _show_comparison(finished, is_shipped=is_shipped, as_json=as_json)
+            _show_comparison(finished, as_json=as_json)
             return
         with suppress(NotComparable):  # no trial has finished
-            _show_comparison(finished, is_shipped=is_shipped, as_json=as_json)
+            _show_comparison(finished, as_json=as_json)
     raise runner.failure_of_all(finished.failed, finished.files)
 
 
-def _show_comparison(run: Run, *, is_shipped: bool, as_json: bool) -> None:
+def _show_comparison(run: Run, *, as_json: bool) -> None:
     if as_json:
         print_json(comparison_document(run.comparison))
         print(f"report: {run.to_html()}", file=sys.stderr)
@@ -117,6 +116,7 @@ def _show_comparison(run: Run, *, is_shipped: bool, as_json: bool) -> None:
     print(f"\nreport: {run.to_html()}")
     console = plain_console()
     if console.is_terminal:  # the last line of a log is the report
+        is_shipped = run.comparison.experiment in shipped_experiments()
         for command, purpose in next_commands(run.comparison, run.path, is_shipped=is_shipped):
             console.print(f"{purpose}:\n  {command}", soft_wrap=True)
     sys.stdout.flush()

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
+from paceline.host.processes import SIGNAL_BASE
+
 # `timeout` and some shells signal a process and then its group: that is one request, not two.
 _ONE_REQUEST_S = 1.0
 _SHOW_CURSOR = "\x1b[?25h"  # the live display hides it

@@ -30,6 +30,7 @@ TOKEN_VARIABLE = "PACELINE_TRIAL_TOKEN"  # noqa: S105  (marks processes, gives n
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _KILL_S = 5.0
+SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,11 @@ def kill_until_gone(find: Callable[[], set[int]], limit_s: float) -> bool:
         return not left
 
     return wait_until(none_left, limit_s)
+
+
+def shell_status(status: int) -> int:
+    """Return the exit status that a shell gives to one of subprocess, negative after a signal."""
+    return status if status >= 0 else SIGNAL_BASE - status
 
 
 def end_processes(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> list[int]:

@@ -44,6 +44,7 @@ from paceline.records.comparison_points import (
 )
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import Replayed
+from paceline.spec.models import Overrides
 from paceline.training.optimizers import trained_parameters
 from paceline.training.state import RATES, WEIGHTS
 from paceline.training.state_files import Position, StateFiles, write_state
@@ -62,14 +63,7 @@ if TYPE_CHECKING:
     from paceline.rank.samples import Samples
 
 # Values that may differ between a trial and its baseline, although they train the same.
-_MAY_DIFFER = {
-    "precision",
-    "batch_norm",
-    "activation_checkpointing",
-    "accumulation_steps",
-    "compile",
-    "float32_matmul_precision",
-}
+_MAY_DIFFER = set(Overrides.model_fields)
 # Relative change of the inputs: 16 units of roundoff of fp32. Roundings within the model add up to
 # about as much, so that units switch in most batches in which another order of sums may switch one.
 _CHANGE = 2.0**-20

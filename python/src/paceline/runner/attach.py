@@ -20,9 +20,7 @@ from typing import Any
 
 import paceline
 from paceline.errors import ExitCode
-from paceline.host.machine import all_packages, machine_facts, package_versions
-from paceline.host.processes import guarded
-from paceline.host.programs import repository_state
+from paceline.host.processes import SIGNAL_BASE, guarded, shell_status
 from paceline.job.first_failure import first_failure
 from paceline.records.compact import compact_trial
 from paceline.records.documents import read_statuses
@@ -30,11 +28,11 @@ from paceline.records.files import write_json, write_text
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import SCHEMA, Outcome
 from paceline.runner.directory import check_new, made_run_dir, only_runner
+from paceline.runner.planning import provenance
 from paceline.spec.models import name_of_script
 
 _FOLDER_VARIABLE = "PACELINE_ATTACH"  # of the trial; attach/startup/sitecustomize.py reads it
 _STARTUP = Path(paceline.__file__).parent / "attach" / "startup"
-_SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
 _POLL_S = 1.0
 
 
@@ -66,7 +64,7 @@ def attach(command: Sequence[str], run_dir: Path) -> Attached:
         write_text(files.command, shlex.join(command) + "\n")
         launched_unix_s = time.time()
         status, is_interrupted = _run(command, files)
-        code = status if status >= 0 else _SIGNAL_BASE - status
+        code = shell_status(status)
         if not any(files.ranks()):
             run.manifest.unlink()
             shutil.rmtree(files.root.parent)
@@ -104,7 +102,7 @@ def _run(command: Sequence[str], files: TrialFiles) -> tuple[int, bool]:
         if not _has_terminal():
             process.send_signal(signal.SIGINT)
     except SystemExit as ended:  # a signal, see paceline.cli.signals
-        process.send_signal(int(ended.code or 0) - _SIGNAL_BASE)
+        process.send_signal(int(ended.code or 0) - SIGNAL_BASE)
     return _exit_status(process), True
 
 
@@ -149,11 +147,7 @@ def _manifest(name: str, files: TrialFiles) -> dict[str, Any]:
         "schema": SCHEMA,
         "name": name,
         "description": "a command with its own launcher",
-        "created_unix_s": time.time(),
         "trials": [files.root.name],
         "data": {},
-        "git": repository_state(Path.cwd()),
-        "versions": package_versions(),
-        "packages": all_packages(),
-        "host": machine_facts(),
+        **provenance(),
     }

@@ -136,11 +136,18 @@ def manifest_of(planned: Planned) -> dict[str, Any]:
         "schema": SCHEMA,
         "name": planned.experiment.name,
         "description": planned.experiment.description,
-        "created_unix_s": time.time(),
         "spec_toml": planned.spec_text,
         "baseline": planned.experiment.baseline,
         "trials": [trial.id for trial in planned.trials],
         "data": planned.datasets,
+        **provenance(),
+    }
+
+
+def provenance() -> dict[str, Any]:
+    """Return what every manifest says: when, where and with which versions the run began."""
+    return {
+        "created_unix_s": time.time(),
         "git": repository_state(Path.cwd()),
         "versions": package_versions(),
         "packages": all_packages(),

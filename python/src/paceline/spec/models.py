@@ -39,7 +39,7 @@ def name_of_script(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(path).stem).lstrip("._-")[:64] or "script"
 
 
-class _Overrides(Table):
+class Overrides(Table):
     """Training values that may be set for all, for a workload, or for a trial."""
 
     precision: Precision | None = None
@@ -60,10 +60,10 @@ class _Overrides(Table):
     ] = None
 
 
-TRIAL_VALUES = tuple(_Overrides.model_fields)
+TRIAL_VALUES = tuple(Overrides.model_fields)
 
 
-class _WorkloadOverrides(_Overrides):
+class _WorkloadOverrides(Overrides):
     """Training values that must be equal among compared trials, so no trial may set them."""
 
     image_size: Annotated[int, Field(ge=32, le=1024)] | None = None
@@ -128,7 +128,7 @@ class WorkloadRequest(_WorkloadOverrides):
         return {"name": name_of_script(script), **values}
 
 
-class TrialRequest(_Overrides):
+class TrialRequest(Overrides):
     """[[trials]]: one configuration, run on each workload or on those that `workloads` names.
 
     Keys of the local strategy, transport and launcher are extras of this model; read them with

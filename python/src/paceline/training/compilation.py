@@ -1,7 +1,7 @@
 """Compile a model (torch.compile), except for layers that Paceline has replaced.
 
-Such a layer sums over ranks, keeps factors or draws the masks of samples. It runs as it is, between
-compiled parts of the model.
+Such a layer sums over ranks, keeps factors or draws the masks of samples. It is not compiled: torch
+calls it between compiled parts of the model.
 """
 
 from __future__ import annotations

@@ -14,16 +14,7 @@ from paceline.analysis.equivalence.tolerances import Tolerance
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import GlobalSteps
 from paceline.plan.sample_order import SampleOrder
-
-_COMPARED_ON_PURPOSE = {
-    "precision",
-    "memory_format",
-    "batch_norm",
-    "activation_checkpointing",
-    "accumulation_steps",
-    "compile",
-    "float32_matmul_precision",
-}  # these may differ between trainings
+from paceline.spec.models import Overrides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +95,7 @@ def training_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
 def _training_values(record: TrialRecord) -> dict[str, object]:
     """Return the values that must be equal, with the checksum of a user's file, not its path."""
     training = record.trial.training
-    values = training.model_dump(exclude=_COMPARED_ON_PURPOSE)
+    values = training.model_dump(exclude=set(Overrides.model_fields))  # compared on purpose
     if training.task_sha256 is not None:
         values["task"] = training.task.rpartition(":")[2]
     return values

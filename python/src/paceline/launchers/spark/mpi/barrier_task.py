@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.host.processes import shell_status
 from paceline.job.job import Job
 from paceline.job.rank import check_shared
 from paceline.job.rank_status import RankEnd
@@ -175,4 +176,4 @@ def _start_daemon(
         output.seek(0)
         text = output.read().decode(errors="replace")[-_OUTPUT_CHARACTERS:]
         with suppress(OSError):  # an agent that has ended needs no answer
-            send(agent, {"status": status if status >= 0 else 128 - status, "output": text.strip()})
+            send(agent, {"status": shell_status(status), "output": text.strip()})
