@@ -28,8 +28,8 @@ from paceline.torch_internals import (
     profiler_enabled,
     register_backend,
 )
+from paceline.transports.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.all_reduce import AllReduce, CollectiveStatistics
-from paceline.transports.mpi.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.collectives import Collectives
 from paceline.transports.mpi.descriptor import Algorithm
 from paceline.transports.mpi.point_to_point import Messenger, MpiMessage

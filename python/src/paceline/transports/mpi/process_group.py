@@ -15,17 +15,17 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
-from paceline.transports.mpi.all_reduce import CollectiveStatistics, combined_statistics
-from paceline.transports.mpi.buffers import (
+from paceline.transports.buffers import (
     concatenated,
     copy_back,
     flattened_if_alike,
-    message_of,
     scatter_into,
 )
+from paceline.transports.mpi.all_reduce import CollectiveStatistics, combined_statistics
+from paceline.transports.mpi.buffers import message_of
 from paceline.transports.mpi.group_core import BACKEND, GroupCore
 from paceline.transports.mpi.point_to_point import MpiMessage
-from paceline.transports.mpi.reduce_operations import Reduction, reduction_of
+from paceline.transports.reductions import Reduction, reduction_of
 from paceline.transports.work import PendingWork
 
 __all__ = ["BACKEND", "MpiProcessGroup"]
@@ -242,7 +242,7 @@ class MpiProcessGroup(GroupCore):
 
     def _reduce_over_all(self, tensor: Tensor, reduction: Reduction) -> CollectiveStatistics:
         flat = reduction.begin(tensor)
-        statistics = self._reductions.allreduce(flat.numpy(), reduction.operation)
+        statistics = self._reductions.allreduce(flat.numpy(), reduction.ufunc)
         reduction.end(flat, self._size)
         copy_back(flat, tensor)
         return statistics

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from paceline.transports.mpi.shared_memory import SLOTS, SharedSegments, owned, segment_bytes
+from paceline.transports.shared_memory import SLOTS, SharedSegments, segment_bytes, shares
 
 LIMIT_S = 20
 SIZES = (1, 2, 3, 5)
@@ -91,11 +91,13 @@ def test_owners_reduce_their_shares_and_hand_them_out(run, length):
 
     def task(segments, rank):
         buffer = values(rank, length, np.int64)
-        segments.reduce_scatter(buffer, np.add, owners)
-        share = buffer[owned(length, rank, owners)].copy()
-        buffer[owned(length, rank, owners)] *= 2  # what the hosts exchange meanwhile
-        segments.all_gather(buffer, owners)
-        return share, buffer
+        parts = shares(buffer, owners)
+        segments.reduce_scatter(parts, np.add)
+        share = parts.get(rank, buffer[:0])
+        reduced = share.copy()
+        share *= 2  # what the hosts exchange meanwhile
+        segments.all_gather(parts)
+        return reduced, buffer
 
     expected = sum(values(rank, length, np.int64) for rank in range(run.size))
     results = run(task)
