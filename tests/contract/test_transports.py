@@ -10,10 +10,12 @@ pytestmark = pytest.mark.contract
 
 LIMIT_S = 2.0
 
-TRANSPORTS = ("gloo", "mpi")
+TRANSPORTS = ("gloo", "paceline", "mpi")
 SETUPS = [(t, n, "together") for t in TRANSPORTS for n in (2, 3)]
 # The mpi transport uses other algorithms if ranks cannot share memory.
 SETUPS.append(("mpi", 3, "apart"))
+# Transport paceline reduces in two levels if ranks are on several hosts.
+SETUPS.append(("paceline", 3, "apart"))
 # The checks of programs/collectives.py, and those that torch's Gloo cannot pass.
 CHECKS = {
     "allreduce", "average", "bool", "long_and_empty", "not_contiguous", "channels_last",

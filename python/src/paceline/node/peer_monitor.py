@@ -71,7 +71,7 @@ class PeerMonitor:
                 raise TimedOut(
                     f"local rank {self.local_rank} waited {self._limit_s:g} s for {explain()}. "
                     "Look at their logs; if they only need more time, increase "
-                    "limits.collective_s in the spec"
+                    "limits.collective_s in the spec, or the timeout of the process group"
                 )
         self._look_for_failed()
 

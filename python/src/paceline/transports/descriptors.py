@@ -64,6 +64,19 @@ class Gloo(GradientTransport):
         return ("ring",)
 
 
+class SharedMemory(Gloo):
+    """Shared memory within a host, Gloo between hosts."""
+
+    name = "paceline"
+    summary = "shared memory within a host, Gloo between hosts"
+    position = 35
+    implementation = "paceline.transports.network:SharedMemoryTransport"
+    devices = ("cpu",)
+
+    def auto_priority(self, request: TrialRequest) -> int | None:
+        return None
+
+
 class Nccl(GradientTransport):
     """NVIDIA's collectives."""
 

@@ -124,10 +124,11 @@ for _method in _OTHERS:
     setattr(RecordedProcessGroup, _method, _handed_on(_method))
 
 
-def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
-    """Create a group as torch creates one of Gloo; torch calls this for each group with this rank.
+def create_gloo(given: Any) -> tuple[ProcessGroupGloo, Any]:
+    """Return a backend of Gloo and a group around it, as torch creates one of Gloo.
 
-    See torch.distributed.distributed_c10d._new_process_group_helper.
+    given: what torch tells an extended backend about the group. See
+    torch.distributed.distributed_c10d._new_process_group_helper.
     """
     backend = ProcessGroupGloo(
         given.store, given.group_rank, given.group_size, timeout=given.timeout
@@ -136,17 +137,27 @@ def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     backend.options.group_name = given.group_id
     number_operations(backend)
     inner: Any = dist.ProcessGroup(given.store, given.group_rank, given.group_size)
-    group: Any = RecordedProcessGroup(inner, given.group_id)
-    kind = dist.ProcessGroup.BackendType.GLOO
-    for each in (inner, group):  # torch reads devices and names of the outer one as well
-        set_default_backend(each, kind)
-        register_backend(each, _DEVICES, kind, backend)
+    register_gloo(inner, backend)
     set_group_name(inner, given.group_id)
     # Never freed: its destructor waits for Gloo's threads and holds the GIL, for which one of them
     # may wait to release a callback. The last reference is often that of a user's model.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
-    recorded: RecordedProcessGroup = group
-    return recorded
+    return backend, inner
+
+
+def register_gloo(group: Any, backend: ProcessGroupGloo) -> None:
+    """Let torch find the backend of a group; it reads devices and names of the outer one too."""
+    kind = dist.ProcessGroup.BackendType.GLOO
+    set_default_backend(group, kind)
+    register_backend(group, _DEVICES, kind, backend)
+
+
+def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
+    """Create a group; torch calls this for each group with this rank."""
+    backend, inner = create_gloo(given)
+    group = RecordedProcessGroup(inner, given.group_id)
+    register_gloo(group, backend)
+    return group
 
 
 dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=list(_DEVICES))

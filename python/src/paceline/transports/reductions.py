@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.torch_internals import factor_of
-from paceline.transports.buffers import flattened, on_host, wire_buffer
+from paceline.transports.buffers import (
+    copy_back,
+    flattened,
+    flattened_if_alike,
+    on_host,
+    scatter_into,
+    wire_buffer,
+)
+
+_Result = TypeVar("_Result")
 
 _ReduceOp: Any = dist.ReduceOp  # its members are of another type than the options' values
 
@@ -45,6 +55,16 @@ class Reduction:
     factor: Any = None  # number or tensor by which every rank's values are multiplied first
     average: bool = False
 
+    def dtype(self, given: torch.dtype) -> torch.dtype:
+        """Return the type in which values of type `given` are reduced."""
+        if given in _HALVES:
+            return torch.float32
+        if given == torch.bool:
+            return torch.uint8
+        if given in _NARROW and self.ufunc in _OVERFLOWING:
+            return torch.int32
+        return given
+
     def begin(self, tensor: Tensor) -> Tensor:
         """Return the values of `tensor`, flat, on the host, in a type that numpy and MPI reduce.
 
@@ -52,14 +72,9 @@ class Reduction:
         products of 8 and 16 bits as int32. The result is a view of the tensor if no conversion is
         needed.
         """
-        if tensor.dtype in _HALVES:
-            flat = flattened(tensor.detach().to(torch.float32))
-        elif tensor.dtype == torch.bool:
-            flat = flattened(tensor.detach().to(torch.uint8))
-        elif tensor.dtype in _NARROW and self.ufunc in _OVERFLOWING:
-            flat = flattened(tensor.detach().to(torch.int32))
-        else:
-            flat = wire_buffer(tensor)
+        dtype = self.dtype(tensor.dtype)
+        converted = dtype != tensor.dtype
+        flat = flattened(tensor.detach().to(dtype)) if converted else wire_buffer(tensor)
         flat = on_host(flat)
         return flat if self.factor is None else flat * self.factor
 
@@ -99,6 +114,29 @@ def _name(reduce_op: Any) -> str:
     return str(getattr(reduce_op, "op", reduce_op)).rpartition(".")[2]
 
 
+def reduce_tensors(
+    tensors: list[Tensor],
+    reductions: Sequence[Reduction],
+    reduce: Callable[[NDArray[Any], np.ufunc], _Result],
+    ranks: int,
+) -> list[_Result]:
+    """Reduce each tensor in place, or all in one message if they are alike.
+
+    reductions: of each tensor. reduce: reduces a flat array over all ranks in place. Return what it
+    returned for each message.
+    """
+    buffers = flattened_if_alike(tensors)
+    results = []
+    for tensor, reduction in zip(buffers, reductions, strict=False):  # perhaps one buffer
+        flat = reduction.begin(tensor)
+        results.append(reduce(flat.numpy(), reduction.ufunc))
+        reduction.end(flat, ranks)
+        copy_back(flat, tensor)
+    if buffers is not tensors:
+        scatter_into(buffers[0], tensors)
+    return results
+
+
 def reduce_in_order(
     own: NDArray[Any], rank: int, others: dict[int, NDArray[Any]], ufunc: np.ufunc
 ) -> None:
@@ -113,5 +151,6 @@ def reduce_in_order(
         contribution = contributions[contributor]
         # Elements of `own` must not be overwritten before they are used.
         target = own if contribution is own or result is own else result
-        ufunc(result, contribution, out=target)
+        with np.errstate(all="ignore"):  # infinities and NaN are the user's, as in torch
+            ufunc(result, contribution, out=target)
         result = target

@@ -18,6 +18,7 @@ takes the core from the peer (100 MB in 335 ms). Here ranks sleep.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import PeerLost, TimedOut
 from paceline.node.shared_node import SharedNode
+from paceline.node.signals import Barrier
 from paceline.plan.sample_order import share_bounds
 from paceline.torch_internals import Store
 from paceline.transports.reductions import reduce_in_order
@@ -63,12 +65,12 @@ class SharedSegments:
     """
 
     def __init__(
-        self, memory: NDArray[np.uint8], rank: int, size: int, synchronise: Callable[[], None]
+        self, memory: NDArray[np.uint8], rank: int, size: int, synchronise: Callable[[str], None]
     ) -> None:
         """memory: shape (segment_bytes(size),), the same bytes on all ranks.
 
-        synchronise: barrier of all ranks, which also makes a rank's earlier writes visible to the
-        others.
+        synchronise: barrier of all ranks for the operation of the given name. It also makes a
+        rank's earlier writes visible to the others.
         """
         self._rank, self._size = rank, size
         self._synchronise = synchronise
@@ -82,22 +84,23 @@ class SharedSegments:
             return
         message = self._message(shares(buffer, self._size))
         reduce = partial(message.reduce, ufunc=ufunc, published=True)
-        self._run(message, message.copy_in, reduce, message.copy_out)
+        self._run("allreduce", message, message.copy_in, reduce, message.copy_out)
 
     def reduce_scatter(self, parts: Parts, ufunc: np.ufunc) -> None:
         """Reduce each part over all ranks, in place on its owner only."""
         message = self._message(parts)
-        self._run(message, message.copy_in, partial(message.reduce, ufunc=ufunc, published=False))
+        reduce = partial(message.reduce, ufunc=ufunc, published=False)
+        self._run("reduce_scatter", message, message.copy_in, reduce)
 
     def all_gather(self, parts: Parts) -> None:
         """Copy each part from its owner to all ranks. A single part is a broadcast."""
         message = self._message(parts)
-        self._run(message, message.publish, message.copy_out)
+        self._run("allgather", message, message.publish, message.copy_out)
 
     def _message(self, parts: Parts) -> _Message:
         return _Message(parts, self._rank, self._size, self._areas)
 
-    def _run(self, message: _Message, *stages: Callable[[int, int], None]) -> None:
+    def _run(self, name: str, message: _Message, *stages: Callable[[int, int], None]) -> None:
         """Run the stages for every chunk, each stage one turn after the one before it.
 
         An all-reduce copies one chunk in (the parts of other owners), reduces the previous chunk,
@@ -108,7 +111,7 @@ class SharedSegments:
         turns = message.chunks + len(stages) - 1
         for turn in range(turns):
             if turn > 0:
-                self._synchronise()
+                self._synchronise(name)
             for age, stage in enumerate(stages):
                 chunk = turn - age
                 if 0 <= chunk < message.chunks:
@@ -118,10 +121,11 @@ class SharedSegments:
     def _reduce_short(self, buffer: NDArray[Any], ufunc: np.ufunc) -> None:
         areas = [area[: buffer.nbytes].view(buffer.dtype) for area in self._areas[self._turn]]
         areas[self._rank][:] = buffer
-        self._synchronise()
+        self._synchronise("allreduce")
         buffer[:] = areas[0]
-        for area in areas[1:]:
-            ufunc(buffer, area, out=buffer)
+        with np.errstate(all="ignore"):  # infinities and NaN are the user's, as in torch
+            for area in areas[1:]:
+                ufunc(buffer, area, out=buffer)
         self._turn = (self._turn + 1) % SLOTS
 
 
@@ -213,33 +217,20 @@ class HostGroup:
         Raises EnvironmentLacks on all members if they cannot share memory, TimedOut if a member
         does not take part.
         """
-        self._library = library
-        self._world_rank = world_ranks[rank]
         local_rank, size = members.index(rank), len(members)
-        local_ranks = ", ".join(map(str, range(size)))
-        named = ", ".join(str(world_ranks[member]) for member in members)
-        self._who = f"local ranks {local_ranks} are ranks {named}"
         share = GroupStore(
             store, local_rank, size, prefix=f"host of rank {world_ranks[members[0]]}"
         )
         self._node = SharedNode(share, limit_s)
-        self._barrier = self._node.barrier(range(size))
-        memory = self._node.memory("all-reduce", segment_bytes(size))
-        self.segments = SharedSegments(
-            memory, local_rank, size, lambda: self.synchronise("allreduce")
+        local_ranks = ", ".join(map(str, range(size)))
+        named = ", ".join(str(world_ranks[member]) for member in members)
+        self.synchronise = Meeting(
+            self._node.barrier(range(size)),
+            f"rank {world_ranks[rank]}: {library}",
+            f"local ranks {local_ranks} are ranks {named}",
         )
-
-    def synchronise(self, name: str) -> None:
-        """Wait, asleep, until all members have reached operation `name`.
-
-        Raises TimedOut, or PeerLost if a member died.
-        """
-        try:
-            self._barrier.wait()
-        except TimedOut as error:
-            raise TimedOut(self._explained(name, error)) from error
-        except PeerLost as error:
-            raise PeerLost(self._explained(name, error), error.rank) from error
+        memory = self._node.memory("all-reduce", segment_bytes(size))
+        self.segments = SharedSegments(memory, local_rank, size, self.synchronise)
 
     def fail(self) -> None:
         """Let the members that wait, now or later, get PeerLost instead of a time-out."""
@@ -248,5 +239,26 @@ class HostGroup:
     def close(self) -> None:
         self._node.close()
 
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A barrier whose errors name the operation and the ranks."""
+
+    barrier: Barrier
+    place: str  # this rank and its library, for messages
+    members: str  # which rank is which local rank
+
+    def __call__(self, name: str) -> None:
+        """Wait, asleep, until all members have reached operation `name`.
+
+        Raises TimedOut, or PeerLost if a member died.
+        """
+        try:
+            self.barrier.wait()
+        except TimedOut as error:
+            raise TimedOut(self._explained(name, error)) from error
+        except PeerLost as error:
+            raise PeerLost(self._explained(name, error), error.rank) from error
+
     def _explained(self, name: str, error: Exception) -> str:
-        return f"rank {self._world_rank}: {self._library} {name}: {error} ({self._who})"
+        return f"{self.place} {name}: {error} ({self.members})"
