@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.errors import PeerLost, TimedOut
@@ -50,20 +50,20 @@ class PeerMonitor:
         self,
         semaphores: Semaphores,
         index: int,
-        peer: int,
+        awaited: Callable[[], Sequence[int]],
         deadline: float,
         explain: Callable[[], str],
     ) -> None:
-        """Take one from the semaphore that `peer` posts; deadline is a value of time.monotonic().
+        """Take one from a semaphore; deadline is a value of time.monotonic().
 
-        Raises PeerLost if any rank of the node fails or dies, or `peer` leaves; TimedOut with
-        `explain()` in the message.
+        awaited: the ranks that must do something before it is posted. Raises PeerLost if any rank
+        of the node fails or dies, or one of those leaves; TimedOut with `explain()` in the message.
         """
         while not semaphores.take(index, max(0.0, min(_SLICE_S, deadline - time.monotonic()))):
             try:
-                self._look_for_lost(peer)
+                self._look_for_lost(awaited())
             except PeerLost:
-                # The peer may have posted, and then left, after the last slice.
+                # It may have been posted, by a rank that then left, after the last slice.
                 if semaphores.take(index, 0.0):
                     break
                 raise
@@ -77,7 +77,7 @@ class PeerMonitor:
 
     def check(self) -> None:
         """Raise PeerLost if a rank of the node has failed or died, without waiting."""
-        self._look_for_lost(self.local_rank)
+        self._look_for_lost(())
 
     def deadline(self) -> float:
         return time.monotonic() + self._limit_s
@@ -88,13 +88,13 @@ class PeerMonitor:
         if failed >= 0:
             raise self._lost(failed, "has failed")
 
-    def _look_for_lost(self, peer: int) -> None:
+    def _look_for_lost(self, awaited: Sequence[int]) -> None:
         self._look_for_failed()
         for rank, process in self._processes.items():
             # Read before the state, so that a rank that leaves in between is not reported as dead.
             alive = process.is_alive()
             state = self._states[rank]
-            if rank == peer and state == _LEFT:
+            if rank in awaited and state == _LEFT:
                 raise self._lost(rank, "has left")
             if not alive and state == _HERE:
                 raise self._lost(rank, f"(process {process.pid}) has died")

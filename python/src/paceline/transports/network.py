@@ -152,8 +152,8 @@ class SharedMemoryTransport(GlooTransport):
         return failure or super().explain(error)
 
     def describe(self) -> TransportResult:
-        described = getattr(self._group, "describe", dict)()
-        return {**super().describe(), "library": "paceline", **described}
+        how = self._group.describe() if hasattr(self._group, "describe") else {}
+        return {**super().describe(), "library": "paceline", **how}
 
 
 # Texts of torch and NCCL (ProcessGroupNCCL.cpp, NCCLUtils.cpp; ncclResult_t in NCCL's manual)
