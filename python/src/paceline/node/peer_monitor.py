@@ -28,9 +28,11 @@ class PeerMonitor:
         processes: Mapping[int, Process],
         states: NDArray[np.uint8],
         limit_s: float,
+        names: Sequence[str] = (),
     ) -> None:
         """processes: processes of the node's ranks, by local rank. states: shared, shape
-        (ranks,)."""
+        (ranks,). names: of the ranks in messages, by local rank, if they have better ones."""
+        self._names = names
         self.local_rank = local_rank
         self._processes = {
             rank: process for rank, process in processes.items() if rank != local_rank
@@ -69,11 +71,15 @@ class PeerMonitor:
                 raise
             if time.monotonic() >= deadline:
                 raise TimedOut(
-                    f"local rank {self.local_rank} waited {self._limit_s:g} s for {explain()}. "
+                    f"{self.name(self.local_rank)} waited {self._limit_s:g} s for {explain()}. "
                     "Look at their logs; if they only need more time, increase "
                     "limits.collective_s in the spec, or the timeout of the process group"
                 )
         self._look_for_failed()
+
+    def name(self, local_rank: int) -> str:
+        """Return the name of a rank for messages."""
+        return self._names[local_rank] if self._names else f"local rank {local_rank} of this node"
 
     def check(self) -> None:
         """Raise PeerLost if a rank of the node has failed or died, without waiting."""
@@ -101,6 +107,6 @@ class PeerMonitor:
 
     def _lost(self, rank: int, how: str) -> PeerLost:
         return PeerLost(
-            f"local rank {rank} of this node {how} while local rank {self.local_rank} waited; the "
-            "cause is in its log"
+            f"{self.name(rank)} {how} while {self.name(self.local_rank)} waited; the cause is in "
+            "its log"
         )

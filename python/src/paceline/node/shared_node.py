@@ -28,9 +28,9 @@ class SharedNode:
     memory when no process uses it.
     """
 
-    def __init__(self, node: NodeShare, limit_s: float) -> None:
+    def __init__(self, node: NodeShare, limit_s: float, names: Sequence[str] = ()) -> None:
         """limit_s: limit of each wait, here and in all objects created from this. node: used for
-        nothing else.
+        nothing else. names: of the ranks in messages, by local rank.
 
         Raises EnvironmentLacks if the ranks cannot share memory, TimedOut if a rank does not take
         part.
@@ -45,7 +45,7 @@ class SharedNode:
         self._signals = [signals]
         # Rank 0 sends its process after it has initialised the semaphores.
         processes = {} if ranks == 1 else _processes(node, limit_s)
-        self._peers = PeerMonitor(self.local_rank, processes, states[:ranks], limit_s)
+        self._peers = PeerMonitor(self.local_rank, processes, states[:ranks], limit_s, names)
         self._everyone = Barrier(range(ranks), signals, self._arrivals(ranks), self._peers)
 
     def memory(self, name: str, size_bytes: int) -> NDArray[np.uint8]:

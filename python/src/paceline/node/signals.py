@@ -43,7 +43,7 @@ class Barrier:
     def wait(self) -> None:
         """Wait until all members have called this.
 
-        Raises TimedOut naming the absent local ranks, PeerLost if a member failed or died.
+        Raises TimedOut naming the absent ranks, PeerLost if a member failed or died.
         """
         own, size = self._position(), len(self._members)
         deadline = self._peers.deadline()
@@ -71,8 +71,8 @@ class Barrier:
     def _explain(self, own: int) -> str:
         absent = self._absent(own)
         if not absent:
-            return "the other local ranks, which have all come, to go on"
-        return f"local ranks {', '.join(map(str, absent))} to meet"
+            return "the others, which have all come, to go on"
+        return f"{', '.join(map(self._peers.name, absent))} to meet"
 
 
 def _rounds(members: int) -> int:
@@ -154,7 +154,7 @@ class Channel:
             semaphore,
             lambda: [peer],
             deadline,
-            lambda: f"local rank {peer} {purpose}",
+            lambda: f"{self._peers.name(peer)} {purpose}",
         )
 
     def _checked(self, index: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.errors import EnvironmentLacks, PacelineError
+from paceline.errors import EnvironmentLacks, PacelineError, PeerLost
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, Work
 from paceline.transports.buffers import byte_view, copy_back, flattened, wire_buffer
@@ -237,6 +237,8 @@ class SharedMemoryGroup(RecordedProcessGroup):
             try:
                 with self._using:
                     call()
+            except PeerLost:
+                raise  # the others find out themselves who is lost
             except Exception:
                 self._levels.fail()
                 raise

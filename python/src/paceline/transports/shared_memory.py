@@ -221,13 +221,10 @@ class HostGroup:
         share = GroupStore(
             store, local_rank, size, prefix=f"host of rank {world_ranks[members[0]]}"
         )
-        self._node = SharedNode(share, limit_s)
-        local_ranks = ", ".join(map(str, range(size)))
-        named = ", ".join(str(world_ranks[member]) for member in members)
+        names = [f"rank {world_ranks[member]}" for member in members]
+        self._node = SharedNode(share, limit_s, names)
         self.synchronise = Meeting(
-            self._node.barrier(range(size)),
-            f"rank {world_ranks[rank]}: {library}",
-            f"local ranks {local_ranks} are ranks {named}",
+            self._node.barrier(range(size)), f"{names[local_rank]}: {library}"
         )
         memory = self._node.memory("all-reduce", segment_bytes(size))
         self.segments = SharedSegments(memory, local_rank, size, self.synchronise)
@@ -242,11 +239,10 @@ class HostGroup:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """A barrier whose errors name the operation and the ranks."""
+    """A barrier whose errors name the operation."""
 
     barrier: Barrier
-    place: str  # this rank and its library, for messages
-    members: str  # which rank is which local rank
+    place: str  # this rank and its library
 
     def __call__(self, name: str) -> None:
         """Wait, asleep, until all members have reached operation `name`.
@@ -256,9 +252,6 @@ class Meeting:
         try:
             self.barrier.wait()
         except TimedOut as error:
-            raise TimedOut(self._explained(name, error)) from error
+            raise TimedOut(f"{self.place} {name}: {error}") from error
         except PeerLost as error:
-            raise PeerLost(self._explained(name, error), error.rank) from error
-
-    def _explained(self, name: str, error: Exception) -> str:
-        return f"{self.place} {name}: {error} ({self.members})"
+            raise PeerLost(f"{self.place} {name}: {error}", error.rank) from error
