@@ -92,6 +92,38 @@ def job_defaults(trial: Trial, *, local: bool) -> dict[str, str]:
     }
 
 
+# Settings that matter only while a context and its executors start.
+_OF_A_START = (
+    "spark.app.name",
+    "spark.authenticate",
+    "spark.cores.max",
+    "spark.driver.bindAddress",
+    "spark.driver.host",
+    "spark.executor.cores",
+    "spark.executor.instances",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime",
+    "spark.scheduler.minRegisteredResourcesRatio",
+    "spark.ui.enabled",
+)
+_DEFAULTS = {
+    "spark.task.cpus": "1",
+    "spark.executor.heartbeatInterval": "10s",
+    "spark.python.worker.reuse": "true",
+}
+
+
+def lacking_settings(trial: Trial, conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings for a trial for which a running context has another value, or none."""
+    wanted = job_defaults(trial, local=is_local(conf["spark.master"]))
+    if trial.transport != "spark-rounds":
+        del wanted["spark.python.worker.reuse"]  # the tasks have workers of their own
+    return {
+        name: value
+        for name, value in wanted.items()
+        if name not in _OF_A_START and conf.get(name, _DEFAULTS.get(name)) != value
+    }
+
+
 def configuration(
     trial: Trial, site: Mapping[str, str] | None = None, archive: str = ""
 ) -> dict[str, str]:
