@@ -1,7 +1,7 @@
 """A notebook with a SparkContext of its own: notebook.py SCRIPT WORDS…
 
-It runs the job script twice in the context, as `%run` does, then a job of its own, and prints what it
-finds as JSON.
+It runs the job script twice in the context, as `%run` does, then jobs of its own, and prints what
+it finds as JSON.
 """
 
 import json
