@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +27,12 @@ def session_with(*slots: int, master: str = "spark://head:7077") -> Session:
         master=master,
         getConf=lambda: {"spark.task.cpus": "3"},
     )
-    return Session(context, pytest.fail)
+    return Session(context, pytest.fail, time.monotonic())
 
 
 def test_executors_that_register_one_after_the_other_are_waited_for(make_job, monkeypatch):
     monkeypatch.setattr(stage, "_POLL_S", 0.001)
-    stage._check_slots(session_with(0, 0, 1, 1, 2), make_job(launcher="spark"))
+    stage._check_slots(session_with(0, 0, 1, 1, 2), make_job(launcher="spark"), time.monotonic())
 
 
 @pytest.mark.parametrize("master", ["spark://head:7077", "local[1]"])
@@ -42,12 +43,20 @@ def test_too_few_slots_are_refused_with_both_numbers(make_job, monkeypatch, mast
         r"has 1 slot\(s\) of 3 cpu.* needs 2 at once.*longer than 0\.01 s \(limits\.slots_s\)"
     )
     with pytest.raises(EnvironmentLacks, match=expected):
-        stage._check_slots(session_with(1, master=master), job)
+        stage._check_slots(session_with(1, master=master), job, time.monotonic())
+
+
+def test_limit_of_slots_counts_from_the_submit(make_job, monkeypatch):
+    monkeypatch.setattr(stage, "_POLL_S", 0.001)
+    job = make_job(launcher="spark", slots_s=600)
+    with pytest.raises(EnvironmentLacks, match="has 1 slot"):
+        stage._check_slots(session_with(1), job, time.monotonic() - 601)
+    stage._check_slots(session_with(2), job, time.monotonic() - 601)  # they came in the meantime
 
 
 def test_spark_that_tells_no_slots_checks_them_itself(make_job, monkeypatch, capsys):
     monkeypatch.setattr(stage, "count_slots", lambda _context: None)
-    stage._check_slots(session_with(0), make_job(launcher="spark"))
+    stage._check_slots(session_with(0), make_job(launcher="spark"), time.monotonic())
     assert "it checks them itself" in capsys.readouterr().err
 
 

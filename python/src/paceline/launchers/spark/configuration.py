@@ -146,7 +146,6 @@ def configuration(
         own = {k: v for k, v in os.environ.items() if k == MPIRUN_VARIABLE}
         ranks = {**rank_environment(trial), **own}
         conf |= {f"spark.executorEnv.{k}": v for k, v in ranks.items()}
-        conf["spark.executor.memoryOverhead"] = f"{_beside_heap_mib(trial)}m"
     return conf
 
 
@@ -170,7 +169,7 @@ def _java_options(trial: Trial, site: Mapping[str, str], archive: str) -> dict[s
 
 
 def _cluster_shape(trial: Trial) -> dict[str, str]:
-    """Return the executors to use on a cluster: one per node, with the cores of its ranks.
+    """Return the executors to use on a cluster: one per node, with cores and memory of its ranks.
 
     YARN's own default is two executors of one core.
     """
@@ -180,6 +179,7 @@ def _cluster_shape(trial: Trial) -> dict[str, str]:
         "spark.cores.max": str(slots_per_node(trial) * place.nodes),
         "spark.executor.cores": str(slots_per_node(trial)),
         "spark.executor.instances": str(place.nodes),  # YARN and Kubernetes
+        "spark.executor.memoryOverhead": f"{_beside_heap_mib(trial)}m",
         # The session is ready when all executors are, not only the first.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{registration_s}s",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql.utils import is_remote
 
 from paceline.errors import EnvironmentLacks
-from paceline.job.context import rank_environment
+from paceline.job.context import launched_unix_s, rank_environment
 from paceline.job.messages import say
 from paceline.launchers.descriptors import is_local
 from paceline.launchers.spark.configuration import check_conf, job_defaults, lacking_settings
@@ -37,6 +38,7 @@ class Session:
 
     context: SparkContext
     cancel: Callable[[], object]  # ends the jobs of the trial, from any thread
+    asked_s: float  # time.monotonic() when the executors were asked for
     failed: bool = False  # the user of the session sets it
 
     @property
@@ -70,8 +72,9 @@ def _own(trial: Trial) -> Iterator[Session]:
     check_conf(dict(conf.getAll()))
     for name, value in job_defaults(trial, local=is_local(conf.get("spark.master") or "")).items():
         conf.setIfMissing(name, value)
+    asked_s = time.monotonic() - (time.time() - launched_unix_s())
     context = SparkContext(conf=conf)
-    session = Session(context, context.cancelAllJobs)
+    session = Session(context, context.cancelAllJobs, asked_s)
     try:
         yield session
     except BaseException:
@@ -91,7 +94,7 @@ def _existing(context: SparkContext, trial: Trial) -> Iterator[Session]:
     context.addJobTag(job)
     # Workers keep cores and settings of a rank, so the owner's jobs must not get them.
     context.environment.update({**rank_environment(trial), _JOB_VARIABLE: job})
-    session = Session(context, lambda: context.cancelJobsWithTag(job))
+    session = Session(context, lambda: context.cancelJobsWithTag(job), time.monotonic())
     try:
         yield session
     except BaseException:

@@ -45,7 +45,7 @@ def main(archive: Path) -> int:
     job = parse_job("spark", "spark-jobs/train.py")
     check_started_once()
     with open_session(job.trial) as session:
-        _check_slots(session, job)
+        _check_slots(session, job, session.asked_s)
         prepare(job)
         if archive.is_file():
             session.context.addPyFile(str(archive))
@@ -58,15 +58,16 @@ def main(archive: Path) -> int:
     return end.exit_code
 
 
-def _check_slots(session: Session, job: Job) -> None:
+def _check_slots(session: Session, job: Job, since_s: float) -> None:
     """Raise EnvironmentLacks if the stage could never start; Spark would wait ten minutes.
 
     A cluster may be starting executors for this job, for which it has `limits.slots_s`.
+    since_s: time.monotonic() when it was asked for them.
     """
     context = session.context
     needed = job.trial.placement.ranks
     limit_s = job.trial.limits.slots_s
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = since_s + limit_s
     while (found := count_slots(context)) is None or found < needed:
         if found is None:
             say("this Spark does not tell its slots; it checks them itself before the stage")
@@ -102,7 +103,7 @@ def _train(session: Session, job: Job) -> RankEnd:
         )
         leave_attempt(job.files, failure)
         # Spark may be replacing an executor, on a host that has to start first.
-        _check_slots(session, job)
+        _check_slots(session, job, time.monotonic())
     return end
 
 
