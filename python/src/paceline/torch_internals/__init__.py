@@ -71,11 +71,6 @@ class RandomOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 # (torch.distributed.distributed_c10d._new_process_group_helper).
 
 
-def number_operations(backend: ProcessGroupGloo) -> None:
-    """Begin the numbers of a backend's operations."""
-    backend._set_sequence_number_for_group()
-
-
 def register_backend(
     group: Any, devices: Iterable[str], kind: dist.ProcessGroup.BackendType, backend: Any
 ) -> None:
