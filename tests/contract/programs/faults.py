@@ -57,13 +57,13 @@ def _halve_what_is_summed() -> None:
 
 def _halve_what_is_scattered() -> None:
     """What ranks with shards of the parameters sum is half of what it should be."""
-    healthy = torch.distributed.reduce_scatter_tensor
+    healthy = torch.distributed.reduce_scatter_single
 
     def scatter_halves(output: torch.Tensor, *arguments: Any, **options: Any) -> None:
         healthy(output, *arguments, **options)
         output.mul_(0.5)
 
-    torch.distributed.reduce_scatter_tensor = scatter_halves
+    torch.distributed.reduce_scatter_single = scatter_halves
 
 
 def _halve_what_servers_get() -> None:

@@ -52,7 +52,7 @@ class ShardedTensor:
         padded = own.new_zeros((self._rows, *self.shape[1:]))
         padded[: len(own)] = own
         whole = own.new_empty((self._rows * dist.get_world_size(), *self.shape[1:]))
-        dist.all_gather_into_tensor(whole, padded)
+        dist.all_gather_single(whole, padded)
         return whole[: self.shape[0]]
 
     @property

@@ -242,7 +242,7 @@ class _AllGather(AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         with self._communication.measured():
-            work: dist.Work | None = dist.all_gather_into_tensor(
+            work: dist.Work | None = dist.all_gather_single(
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
         return work
@@ -266,7 +266,7 @@ class _ReduceScatter(ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         with self._communication.measured():
-            work: dist.Work | None = dist.reduce_scatter_tensor(
+            work: dist.Work | None = dist.reduce_scatter_single(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
         return work
