@@ -114,6 +114,22 @@ def faults_of(text: str) -> list[str]:
         ),
         ("mpi/hogwild", "ranks_per_node = 2; " + NODES, "shares the memory of one node, got 2"),
         ("local/hogwild", 'transport = "gloo"', "is not used within a node"),
+        (
+            "local/sharded",
+            'transport = "shared"',
+            'no process group of torch, which "sharded" needs; use "gloo"',
+        ),
+        ("local/sharded", 'transport = "gloo"; compression = "bf16"', '"sharded" has none'),
+        (
+            "mpi/sharded",
+            "ranks_per_node = 2; sufficient_factors = 'always'; " + NODES,
+            '"sharded" has none',
+        ),
+        (
+            "local/sharded",
+            'device = "cuda"; ranks_per_node = 2; transport = "gloo"',
+            'divides parameters in the memory of CPUs, expected "cpu"',
+        ),
         ("local/pipeline", "stages = 2; vertical_sync = true", 'schedule = "pipedream"; remove'),
         (
             "local/pipeline",
@@ -264,6 +280,8 @@ def test_combination_that_cannot_work_is_refused_with_one_reason(way, keys, expe
         ("spark/parameter-server", 'update_mode = "shat"; push_period_steps = 2'),
         ("mpi/parameter-server", 'ranks_per_node = 2; transport = "mpi"; ' + NODES),
         ("spark/hogwild", "ranks_per_node = 3"),
+        ("local/sharded", "ranks_per_node = 3"),
+        ("mpi/sharded", 'ranks_per_node = 2; transport = "mpi"; ' + NODES),
         ("mpi/pipeline", 'stages = 3; schedule = "pipedream"; vertical_sync = true'),
         ("spark/sequential", NODES),
         ("mpi/processes", 'device = "cuda"; replicas = 2; transport = "nccl"'),
