@@ -64,7 +64,6 @@ def test_shipped_experiments_are_those_documented():
 @pytest.mark.parametrize(
     "page",
     [
-        "README.md",
         "docs/reference/spec.md",
         "docs/tutorials/first-comparison.md",
         "docs/how-to/lab.md",
