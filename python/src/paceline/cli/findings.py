@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LEGEND = "k replicas, s stages, t threads each, m micro-batches; split before these layers"
 NO_GAIN = "no gain, slower: no significant gain (95 % interval), so the default is kept"
 _WIDTH = 80
-_LOSSY = "is lossy: it does not train the same (docs/explanation/compression.md)"
+_LOSSY = "is lossy: it does not train the same (docs/explanation/less-traffic.md)"
 _MIB = 2**20
 _BATCH_COLUMNS = ("batch", "memory", "samples/s", "")
 

@@ -17,7 +17,8 @@ worker. This is the interface for the job side, the same for built-in and third-
    `finish(job, end)` records it. `end.exit_code` is the program's exit code.
 7. `run_guarded(main)` runs the program and turns a PacelineError into a message and an exit code.
 
-`paceline.launchers.local` is the shortest example; CONTRIBUTING.md explains how to add a launcher.
+`paceline.launchers.local` is the shortest example. README.md of the package explains how to add a
+launcher.
 """
 
 from paceline.job.context import check_started_once, nodes_of, rank_context
