@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001
 """Write the tables and marked figures of docs/results from the raw files.
 
     python result_tables.py [--check]
@@ -211,7 +212,7 @@ def cell(entries: Sequence[Row], path: str, unit: str, summary: str) -> str:
         return NONE
     if summary == "range":
         return " to ".join(shown(f(present), unit) for f in (min, max))
-    return shown({"median": statistics.median, "max": max, "sum": sum}[summary](present), unit)
+    return shown(max(present) if summary == "max" else statistics.median(present), unit)
 
 
 def shown(value: Any, unit: str = "") -> str:
@@ -243,7 +244,9 @@ def number(value: float | None, unit: str) -> str:
         return f"{100 * value:.1f}"
     if unit == "%":
         value = 100 * value
-        return f"{value:.{0 if abs(value) >= 9.95 or abs(value) < 0.05 else 1}f} %".replace("-", "−")
+        return f"{value:.{0 if abs(value) >= 9.95 or abs(value) < 0.05 else 1}f} %".replace(
+            "-", "−"
+        )
     value *= UNITS[unit]
     if value == round(value):
         return f"{value:,.0f}"
