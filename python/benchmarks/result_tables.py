@@ -219,21 +219,25 @@ def shown(value: Any, unit: str = "") -> str:
     """Return a value as text: an interval for values of repeats, three digits for a number."""
     if value is None:
         return NONE
-    if isinstance(value, bool):
-        return "✓" if value else "✗"
     if isinstance(value, list) and value and isinstance(value[0], float):
         value = median_interval(value)
     if isinstance(value, list):
         return ", ".join(shown(each, unit) for each in value) or NONE
-    if isinstance(value, dict) and "low" not in value:
-        return ", ".join(f"{key} {shown(each, unit)}" for key, each in value.items())
     if isinstance(value, dict):
-        middle = value["mean"] if "mean" in value else value["median"]
-        low, middle, high = (number(each, unit) for each in (value["low"], middle, value["high"]))
-        return middle if low == high else f"{middle} ({low}–{high})"
-    if isinstance(value, str) and not value.isdecimal():
-        return value
-    return number(float(value), unit)
+        return interval(value, unit)
+    if isinstance(value, bool):
+        return "✓" if value else "✗"
+    is_word = isinstance(value, str) and not value.isdecimal()
+    return value if is_word else number(float(value), unit)
+
+
+def interval(value: Row, unit: str) -> str:
+    """Return an interval as text, or each entry of another dictionary."""
+    if "low" not in value:
+        return ", ".join(f"{key} {shown(each, unit)}" for key, each in value.items())
+    middle = value["mean"] if "mean" in value else value["median"]
+    low, middle, high = (number(each, unit) for each in (value["low"], middle, value["high"]))
+    return middle if low == high else f"{middle} ({low}–{high})"
 
 
 def number(value: float | None, unit: str) -> str:
