@@ -32,7 +32,7 @@ RUN_LIMIT_S = 300.0
 def main() -> None:
     options = arguments()
     folder = options.folder.resolve()
-    wheel = bundle.build_wheel(folder / "dist")
+    wheel, _ = bundle.build_distributions(folder / "dist")
     found = [of_version(version, folder, wheel) for version in options.versions]
     text = json.dumps({"date": time.strftime("%Y-%m-%d"), "versions": found}, indent=1)
     if options.out is not None:
