@@ -55,7 +55,7 @@ OF_NUMPY = {
 def main() -> None:
     options = arguments()
     folder = options.folder.resolve()
-    wheel = bundle.build_wheel(folder / "dist")
+    wheel, _ = bundle.build_distributions(folder / "dist")
     found = [of_version(each, folder, wheel, tests=options.tests) for each in options.versions]
     text = json.dumps({"date": time.strftime("%Y-%m-%d"), "versions": found}, indent=1)
     if options.out is not None:
