@@ -100,12 +100,13 @@ def chart(
     height_px: int,
     legend: bool = False,
     right: int = 24,
+    top: int = 12,
 ) -> Chart:
     layout: dict[str, Any] = {
         "template": "none",
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 60, "r": right, "t": 12, "b": 48},
+        "margin": {"l": 60, "r": right, "t": top, "b": 48},
         "font": {"family": "system-ui, sans-serif", "size": 12},
         "showlegend": legend,
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
