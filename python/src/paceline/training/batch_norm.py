@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
 from paceline.errors import UsageError
+from paceline.spec.values import BatchNorm
 from paceline.torch_internals import BatchNormLayer
 from paceline.training.pass_communication import PassCommunication, Total
 from paceline.training.recomputation import once
-
-if TYPE_CHECKING:
-    from paceline.spec.values import BatchNorm
 
 _EXCLUDED = "paceline_excluded"  # attribute of a layer whose samples do not count
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from paceline.analysis.trial.reading import TrialRecord
 from paceline.host.processes import UNKNOWN_BOOT
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.plan.trial import Placement, Trial
-    from paceline.records.rows import RankEnvironment
+from paceline.plan.trial import Placement, Trial
+from paceline.records.rows import RankEnvironment
 
 # resources that are equal on all ranks of a trial, as text for a sentence
 _SHARED: dict[str, Callable[[RankEnvironment], str]] = {

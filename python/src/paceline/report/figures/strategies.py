@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from paceline.analysis.compare.local_global import Elsewhere, LocalGlobal, StrategyLine
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import local_name, strategy_name
+from paceline.analysis.compare.row import Row, local_name, strategy_name
 from paceline.analysis.trial.host_frames import read_series
 from paceline.report.figures.charts import (
     GREY,
@@ -23,9 +22,6 @@ from paceline.report.figures.charts import (
 )
 from paceline.report.figures.hosts import curve
 from paceline.report.wording import DASH, arithmetic_words, bounds, place_name, reach
-
-if TYPE_CHECKING:
-    from paceline.analysis.compare.row import Row
 
 _USES = (("CPU, %", "cpu_busy_percent"), ("RAM, %", "ram_percent"), ("threads", "run_threads"))
 _SYMBOLS = ("circle", "diamond", "triangle-up", "star", "cross", "x")
