@@ -64,7 +64,8 @@ def pages() -> list[Path]:
 @cache
 def declared() -> dict[str, Any]:
     """Return what result_tables.toml says of each table."""
-    return tomllib.loads((HERE / "result_tables.toml").read_text("utf-8"))
+    tables = tomllib.loads((HERE / "result_tables.toml").read_text("utf-8"))
+    return {name: {**tables.get(spec.get("like"), {}), **spec} for name, spec in tables.items()}
 
 
 @cache
@@ -79,10 +80,15 @@ def with_tables(text: str) -> str:
 
 
 def figure(shown: str, _marker: str, name: str, path: str, factor: str | None) -> str:
-    """Return the value at a path with as many decimals as the shown one."""
+    """Return the value at a path with as many decimals as the shown one.
+
+    Raises LookupError if there is none.
+    """
+    value = at(raw(name), path)
+    if value is None:
+        raise LookupError(f"expected a figure in raw/{name}.json at {path}, found none")
     decimals = len(shown.partition(".")[2])
-    value = at(raw(name), path) * float(factor or 1)
-    return f"{value:,.{decimals}f}".replace("-", "−")
+    return f"{value * float(factor or 1):,.{decimals}f}".replace("-", "−")
 
 
 def table(name: str) -> str:
@@ -173,7 +179,7 @@ def at(document: Any, path: str) -> Any:
         if word == "*":
             return [at(entry, "/".join(words[place + 1 :])) for entry in document]
         if is_choice:
-            document = next(entry for entry in document if str(entry[field]) == wanted)
+            document = next((each for each in document if str(each[field]) == wanted), None)
         elif isinstance(document, list):
             document = document[int(word)]
         elif word in COMPUTED:

@@ -57,6 +57,14 @@ def test_a_changed_figure_is_written_anew(
     )
 
 
+def test_a_figure_that_no_raw_file_has_is_named(
+    result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_tables, "raw", {"new": {"rows": []}}.__getitem__)
+    with pytest.raises(LookupError, match=r"raw/new\.json at rows/name=c/s"):
+        result_tables.with_tables("It took 0.70<!-- new/rows/name=c/s --> s.")
+
+
 TABLE = """
 raw = "new"
 rows = "runs/*/rows/*"
