@@ -1,0 +1,273 @@
+"""Write the tables and marked figures of docs/results from the raw files.
+
+    python result_tables.py [--check]
+
+A page has a pair of lines for each table, and this program fills the space between them:
+
+    <!-- table: quickstart -->
+    <!-- end -->
+
+result_tables.toml says for each table which raw file it shows, where its rows are, and which
+columns it has. A figure in a sentence is followed by its source, a raw file and a path in it, and
+a factor if its unit is another one:
+
+    1.85<!-- quickstart/rows/local_strategy=threads/speedup/median -->
+    25.6<!-- hvprof/rows/0/step_s/median * 1000 -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+import tomllib
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from common import median_interval
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parents[1] / "docs/results"
+TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FIGURE = re.compile(r"([−\d.,]+)(<!-- (\w+)/([^>]+?)(?: \* ([\d.e+-]+))? -->)")
+UNITS = {"": 1.0, "ms": 1e3, "MB": 1e-6, "MiB": 2.0**-20, "million": 1e-6}
+NONE = "–"
+Row = Mapping[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is old")
+    check = parser.parse_args().check
+    old = []
+    for page in pages():
+        text = page.read_text("utf-8")
+        if (new := with_tables(text)) != text:
+            old.append(page.name)
+            if not check:
+                page.write_text(new, "utf-8")
+    if check and old:
+        sys.exit(f"not as the raw files say: {', '.join(old)}; run python result_tables.py")
+
+
+def pages() -> list[Path]:
+    return sorted(RESULTS.glob("**/*.md"))
+
+
+@cache
+def declared() -> dict[str, Any]:
+    """Return what result_tables.toml says of each table."""
+    return tomllib.loads((HERE / "result_tables.toml").read_text("utf-8"))
+
+
+@cache
+def raw(name: str) -> Any:
+    return json.loads((RESULTS / "raw" / f"{name}.json").read_text("utf-8"))
+
+
+def with_tables(text: str) -> str:
+    """Return a page with the tables and figures that the raw files give."""
+    text = TABLE.sub(lambda found: found[1] + table(found[2]) + found[3], text)
+    return FIGURE.sub(lambda found: figure(*found.groups()) + found[2], text)
+
+
+def figure(shown: str, _marker: str, name: str, path: str, factor: str | None) -> str:
+    """Return the value at a path with as many decimals as the shown one."""
+    decimals = len(shown.partition(".")[2])
+    value = at(raw(name), path) * float(factor or 1)
+    return f"{value:,.{decimals}f}".replace("-", "−")
+
+
+def table(name: str) -> str:
+    """Return a table in Markdown, and below it where its figures come from."""
+    spec = declared()[name]
+    head, body = (pivoted if "cells" in spec else listed)(spec)
+    lines = [head, ["---"] * len(head), *body]
+    text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return f"\n{text}\n{provenance(spec['raw'])}\n"
+
+
+def listed(spec: Row) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the rows of a table with a row for each entry, or for each group."""
+    entries = selected(spec)
+    columns = [[*column, "", ""][:4] for column in spec["columns"]]
+    grouping = spec.get("group")
+    if grouping is None:
+        groups = [[entry] for entry in entries]
+    else:
+        groups = list(grouped(entries, grouping).values())
+    body = [[cell(group, *column[1:]) for column in columns] for group in groups]
+    return [column[0] for column in columns], body
+
+
+def pivoted(spec: Row) -> tuple[list[str], list[list[str]]]:
+    """Return a table with the values of one field as rows and of another one as columns."""
+    row, column, path, unit = spec["cells"]
+    entries = selected(spec)
+    heads = list(grouped(entries, [column]))
+    body = []
+    for (name,), of_row in grouped(entries, [row]).items():
+        by_column = grouped(of_row, [column])
+        joined = [
+            " / ".join(shown(at(entry, path), unit) for entry in by_column.get(head, []))
+            for head in heads
+        ]
+        body.append([label(name), *joined])
+    return [spec["corner"], *(label(head) for (head,) in heads)], body
+
+
+def label(value: str | float) -> str:
+    """Return the value of a field that names rows or columns."""
+    return value if isinstance(value, str) else f"{value:,g}" if value < 1 else f"{value:,}"
+
+
+def grouped(entries: Sequence[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
+    """Return entries by the values of some fields, in the order in which these first occur."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for entry in entries:
+        groups.setdefault(tuple(at(entry, key) for key in keys), []).append(entry)
+    return groups
+
+
+def selected(spec: Row) -> list[Row]:
+    """Return the entries of a raw file that a table shows, in its order."""
+    found = list(entries_at(raw(spec["raw"]), spec["rows"]))
+    for path, wanted in spec.get("where", {}).items():
+        allowed = wanted if isinstance(wanted, list) else [wanted]
+        found = [entry for entry in found if at(entry, path) in allowed]
+    for path in reversed(spec.get("sort", [])):
+        found.sort(key=lambda entry: at(entry, path.lstrip("-")), reverse=path.startswith("-"))
+    return found
+
+
+def entries_at(document: Any, path: str) -> Iterator[Row]:
+    """Yield what a path with `*` finds; an entry has the fields of those around it, and its key."""
+    found: list[ChainMap[str, Any]] = [ChainMap({"value": document}, document)]
+    for word in path.split("/"):
+        parents, found = found, []
+        for parent in parents:
+            inner = parent["value"] if word == "*" else parent[word]
+            items = inner.items() if isinstance(inner, dict) else enumerate(inner)
+            for key, value in items if word == "*" else [(parent.get("key"), inner)]:
+                fields = value if isinstance(value, dict) else {}
+                above = {"parent": parent.get("key"), "key": key}
+                found.append(parent.new_child({**above, **fields, "value": value}))
+    yield from found
+
+
+def at(document: Any, path: str) -> Any:
+    """Return the value at a path of keys, indices and `field=value`; None if there is none.
+
+    `*` stands for all entries of a list, and leads to a list of values.
+    """
+    words = path.split("/")
+    for place, word in enumerate(words):
+        field, is_choice, wanted = word.partition("=")
+        if word == "*":
+            return [at(entry, "/".join(words[place + 1 :])) for entry in document]
+        if is_choice:
+            document = next(entry for entry in document if str(entry[field]) == wanted)
+        elif isinstance(document, list):
+            document = document[int(word)]
+        elif word in COMPUTED:
+            document = COMPUTED[word](document)
+        else:
+            document = document.get(word)
+        if document is None:
+            return None
+    return document
+
+
+def configuration(row: Row) -> str:
+    """Return the name of a configuration: strategy, layout and what differs from the defaults."""
+    words = [row["local_strategy"], row.get("layout", ""), *row.get("labels", ())]
+    return " ".join(word for word in [*words, row.get("options", {}).get("balance")] if word)
+
+
+def mark(row: Row) -> str:
+    """Return ✓ for an equivalent row, ✗ for one that is not, ~ for a lossy one."""
+    return {True: "✓", False: "✗", None: "~"}[row["equivalent"]]
+
+
+COMPUTED = {"(name)": configuration, "(mark)": mark}
+
+
+def cell(entries: Sequence[Row], path: str, unit: str, summary: str) -> str:
+    values = [at(entry, path) for entry in entries]
+    if not summary:
+        return shown(values[0], unit)
+    present = [value for value in values if value is not None]
+    if summary == "share":
+        return f"{sum(map(bool, present))} of {len(values)}"
+    if summary == "count":
+        return str(len(values))
+    if not present:
+        return NONE
+    if summary == "range":
+        return " to ".join(shown(f(present), unit) for f in (min, max))
+    return shown({"median": statistics.median, "max": max, "sum": sum}[summary](present), unit)
+
+
+def shown(value: Any, unit: str = "") -> str:
+    """Return a value as text: an interval for values of repeats, three digits for a number."""
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "✓" if value else "✗"
+    if isinstance(value, list) and value and isinstance(value[0], float):
+        value = median_interval(value)
+    if isinstance(value, list):
+        return ", ".join(shown(each, unit) for each in value) or NONE
+    if isinstance(value, dict) and "low" not in value:
+        return ", ".join(f"{key} {shown(each, unit)}" for key, each in value.items())
+    if isinstance(value, dict):
+        middle = value["mean"] if "mean" in value else value["median"]
+        low, middle, high = (number(each, unit) for each in (value["low"], middle, value["high"]))
+        return middle if low == high else f"{middle} ({low}–{high})"
+    if isinstance(value, str) and not value.isdecimal():
+        return value
+    return number(float(value), unit)
+
+
+def number(value: float | None, unit: str) -> str:
+    """Return a number with three significant digits, a percentage with two."""
+    if value is None:  # a bound of an interval, if not all repeats reached a target
+        return "∞"
+    if unit == "percent":  # of a column that says so
+        return f"{100 * value:.1f}"
+    if unit == "%":
+        value = 100 * value
+        return f"{value:.{0 if abs(value) >= 9.95 or abs(value) < 0.05 else 1}f} %".replace("-", "−")
+    value *= UNITS[unit]
+    if value == round(value):
+        return f"{value:,.0f}"
+    if abs(value) < 1e-3:
+        return f"{value:.1e}"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 3)}f}".replace("-", "−")
+
+
+def provenance(name: str) -> str:
+    """Return the sentence below a table: command, date, version, commit, machine and raw file."""
+    document = raw(name)
+    versions, host = document.get("versions", {}), document.get("host", {})
+    commit = (document.get("git") or {}).get("commit") or document.get("commit")
+    parts = [
+        f"`{document['command']}`" if "command" in document else "",
+        document.get("date", ""),
+        f"version {versions['paceline']}" if "paceline" in versions else "",
+        f"commit {commit[:7]}" if isinstance(commit, str) else "",
+        f"{host['cpu_model']}, {host['cores']} cores" if host else document.get("machine", ""),
+        f"[raw](raw/{name}.json)",
+    ]
+    return ", ".join(part for part in parts if part) + "."
+
+
+if __name__ == "__main__":
+    main()
