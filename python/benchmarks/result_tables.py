@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001
 """Write the tables and marked figures of docs/results from the raw files.
 
     python result_tables.py [--check]
@@ -211,28 +212,32 @@ def cell(entries: Sequence[Row], path: str, unit: str, summary: str) -> str:
         return NONE
     if summary == "range":
         return " to ".join(shown(f(present), unit) for f in (min, max))
-    return shown({"median": statistics.median, "max": max, "sum": sum}[summary](present), unit)
+    return shown(max(present) if summary == "max" else statistics.median(present), unit)
 
 
 def shown(value: Any, unit: str = "") -> str:
     """Return a value as text: an interval for values of repeats, three digits for a number."""
     if value is None:
         return NONE
-    if isinstance(value, bool):
-        return "✓" if value else "✗"
     if isinstance(value, list) and value and isinstance(value[0], float):
         value = median_interval(value)
     if isinstance(value, list):
         return ", ".join(shown(each, unit) for each in value) or NONE
-    if isinstance(value, dict) and "low" not in value:
-        return ", ".join(f"{key} {shown(each, unit)}" for key, each in value.items())
     if isinstance(value, dict):
-        middle = value["mean"] if "mean" in value else value["median"]
-        low, middle, high = (number(each, unit) for each in (value["low"], middle, value["high"]))
-        return middle if low == high else f"{middle} ({low}–{high})"
-    if isinstance(value, str) and not value.isdecimal():
-        return value
-    return number(float(value), unit)
+        return interval(value, unit)
+    if isinstance(value, bool):
+        return "✓" if value else "✗"
+    is_word = isinstance(value, str) and not value.isdecimal()
+    return value if is_word else number(float(value), unit)
+
+
+def interval(value: Row, unit: str) -> str:
+    """Return an interval as text, or each entry of another dictionary."""
+    if "low" not in value:
+        return ", ".join(f"{key} {shown(each, unit)}" for key, each in value.items())
+    middle = value["mean"] if "mean" in value else value["median"]
+    low, middle, high = (number(each, unit) for each in (value["low"], middle, value["high"]))
+    return middle if low == high else f"{middle} ({low}–{high})"
 
 
 def number(value: float | None, unit: str) -> str:
@@ -243,7 +248,9 @@ def number(value: float | None, unit: str) -> str:
         return f"{100 * value:.1f}"
     if unit == "%":
         value = 100 * value
-        return f"{value:.{0 if abs(value) >= 9.95 or abs(value) < 0.05 else 1}f} %".replace("-", "−")
+        return f"{value:.{0 if abs(value) >= 9.95 or abs(value) < 0.05 else 1}f} %".replace(
+            "-", "−"
+        )
     value *= UNITS[unit]
     if value == round(value):
         return f"{value:,.0f}"

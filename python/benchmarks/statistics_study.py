@@ -80,7 +80,6 @@ def main() -> None:
         "automatic_repeats": automatic(runs // 2, options.seed),
     }
     results["seconds"] = round(time.monotonic() - begin, 1)
-    print(markdown(results))
     write_results(
         options.out,
         "statistics_study",
@@ -396,39 +395,6 @@ def automatic_runs(
         "separated_all": rounded(complete),
         "mean_repeats": round(float(np.mean(used)), 2),
     }
-
-
-def markdown(results: dict[str, Any]) -> str:
-    """Return the tables of docs/results/statistics.md."""
-    grid = {(row["noise"], row["configurations"], row["repeats"]): row for row in results["grid"]}
-    lines = []
-    for name, digits in (
-        ("ratio_coverage", 1),
-        ("speed_coverage", 1),
-        ("false_separations", 1),
-        ("power", 0),
-    ):
-        lines += ["", name, "", "| noise | 2 configurations | 9 | 20 |", "|---|---|---|---|"]
-        for noise in NOISES:
-            cells = [
-                " / ".join(f"{100 * grid[noise, size, r][name]:.{digits}f}" for r in REPEATS)
-                for size in SIZES
-            ]
-            lines.append(f"| {noise} | {' | '.join(cells)} |")
-    lines += ["", "variances", ""]
-    for rule, found in results["variances"].items():
-        few, more, equal = (
-            found[key] for key in ("noisy_3_repeats", "noisy_5_repeats", "equal_3_repeats")
-        )
-        shares = [
-            few["coverage_of_first"], more["coverage_of_first"], equal["coverage_of_first"],
-            *(each["false_separations"] for each in (few, more, equal)),
-        ]  # fmt: skip
-        median = found["leader_8_of_20_median_separated"]
-        every = 100 * found["leader_5_of_9_all_separated"]
-        cells = [*(f"{100 * share:.1f}" for share in shares), f"{median:g}", f"{every:.0f} %"]
-        lines.append(f"| {rule} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -343,8 +343,9 @@ def _tally(found: Iterable[Decision], choice: Callable[[Row], str]) -> str:
             won.setdefault(name, []).append(name in fastest)
     shares = {name: sum(each) / len(each) for name, each in won.items()}
     ordered = sorted(won, key=lambda name: (-shares[name], -len(won[name]), name))
-    first, *rest = (f"`{name}` {sum(won[name])} of {len(won[name])}" for name in ordered)
-    return ", ".join([f"**{first}**", *rest])
+    if len(ordered) == 1:
+        return f"only `{ordered[0]}` was measured"
+    return ", ".join(f"`{name}` {sum(won[name])} of {len(won[name])}" for name in ordered)
 
 
 def _network_cells(network: Network, workloads: Mapping[str, str]) -> list[str]:

@@ -43,7 +43,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axes.set_title(name, loc="left", weight="bold")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("speedup over one core")
-    panels[1].legend(frameon=False, title="launcher")
+    panels[1].legend(frameon=False, loc="upper right", fontsize="small", borderaxespad=0)
     figure.tight_layout()
     figure.savefig(DOCS / "images/within-a-node.png")
 

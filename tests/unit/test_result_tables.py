@@ -1,0 +1,118 @@
+# ruff: noqa: RUF001
+"""Tables and marked figures of docs/results are what the raw files say."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs/results"
+
+
+@pytest.fixture
+def result_tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "python/benchmarks")
+    return importlib.import_module("result_tables")
+
+
+@pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.name)
+def test_tables_and_figures_follow_from_the_raw_files(
+    result_tables: ModuleType, page: Path
+) -> None:
+    """If this fails, run `python result_tables.py` in python/benchmarks."""
+    text = page.read_text("utf-8")
+    assert result_tables.with_tables(text) == text
+
+
+def test_every_declared_table_is_on_a_page(result_tables: ModuleType) -> None:
+    texts = [page.read_text("utf-8") for page in RESULTS.glob("*.md")]
+    on_pages = [name for text in texts for name in re.findall(r"<!-- table: (\w+) -->", text)]
+    assert sorted(on_pages) == sorted(result_tables.declared())
+
+
+def test_every_raw_file_is_used(result_tables: ModuleType) -> None:
+    places = ("docs/**/*.md", "*.md", "python/benchmarks/*.toml", "tests/**/*.py")
+    text = "\n".join(path.read_text("utf-8") for place in places for path in ROOT.glob(place))
+    tables = {spec["raw"] for spec in result_tables.declared().values()}
+    figures = set(re.findall(r"<!-- (\w+)/", text))
+    named = set(re.findall(r"(\w+)\.json", text))
+    assert {path.stem for path in (RESULTS / "raw").iterdir()} - tables - figures - named == set()
+
+
+def test_a_changed_figure_is_written_anew(
+    result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = {"rows": [{"name": "a", "s": 0.5}, {"name": "b", "s": -1234.56}]}
+    monkeypatch.setattr(result_tables, "raw", {"new": document}.__getitem__)
+    text = "It took 0.70<!-- new/rows/name=b/s --> s, 1<!-- new/rows/0/s * 1000 --> ms."
+    assert (
+        result_tables.with_tables(text)
+        == "It took −1,234.56<!-- new/rows/name=b/s --> s, 500<!-- new/rows/0/s * 1000 --> ms."
+    )
+
+
+TABLE = """
+raw = "new"
+rows = "runs/*/rows/*"
+where = { kind = ["x", "y"] }
+sort = ["-link"]
+group = ["link"]
+columns = [
+    ["link", "link"], ["rows", "s", "", "count"], ["median, ms", "s", "ms", "median"],
+    ["share", "error", "%", "range"], ["right", "right", "", "share"],
+]
+"""
+GROUPS = {
+    "date": "2026-01-02",
+    "command": "python new.py",
+    "runs": [
+        {
+            "link": "a",
+            "rows": [
+                {"kind": "x", "s": 0.25, "error": -0.051, "right": True},
+                {"kind": "y", "s": 0.75, "error": 0.2, "right": False},
+                {"kind": "z", "s": 9.0, "error": 9.0, "right": True},
+            ],
+        },
+        {"link": "b", "rows": [{"kind": "x", "s": 0.0123456, "error": 0.5, "right": True}]},
+    ],
+}
+
+
+def test_rows_are_selected_sorted_grouped_and_summarised(
+    result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_tables, "raw", {"new": GROUPS}.__getitem__)
+    monkeypatch.setattr(result_tables, "declared", lambda: {"t": tomllib.loads(TABLE)})
+    lines = result_tables.table("t").splitlines()
+    assert lines[3:5] == [
+        "| b | 1 | 12.3 | 50 % to 50 % | 1 of 1 |",
+        "| a | 2 | 500 | −5.1 % to 20 % | 1 of 2 |",
+    ]
+    assert lines[-1] == "`python new.py`, 2026-01-02, [raw](raw/new.json)."
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (1234.5, "", "1,234"),
+        (0.98765, "", "0.988"),
+        (3.0e-6, "", "3.0e-06"),
+        ({"low": 1.0, "median": 1.5, "high": None}, "", "1.50 (1–∞)"),
+        ({"low": 1.5, "median": 1.5, "high": 1.5}, "", "1.50"),
+        (None, "ms", "–"),
+        (True, "", "✓"),
+        (2**21, "MiB", "2"),
+        ("25000000", "MB", "25"),
+    ],
+)
+def test_values_have_three_digits_and_their_interval(
+    result_tables: ModuleType, value: object, unit: str, expected: str
+) -> None:
+    assert result_tables.shown(value, unit) == expected
