@@ -39,6 +39,7 @@ TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"([−\d.,]+)(<!-- (\w+)/([^>]+?)(?: \* ([\d.e+-]+))? -->)")
 UNITS = {"": 1.0, "ms": 1e3, "MB": 1e-6, "MiB": 2.0**-20, "million": 1e-6}
 NONE = "–"
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 Row = Mapping[str, Any]
 
 
@@ -258,12 +259,16 @@ def number(value: float | None, unit: str) -> str:
             "-", "−"
         )
     value *= UNITS[unit]
-    if value == round(value):
-        return f"{value:,.0f}"
-    if abs(value) < 1e-3:
-        return f"{value:.1e}"
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(decimals, 3)}f}".replace("-", "−")
+    if abs(value) >= 100 or value == round(value):
+        text = f"{value:,.0f}"
+    elif abs(value) < 1e-3:
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        text = f"{mantissa}·10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+    else:
+        value = float(f"{value:.3g}")
+        decimals = 2 - math.floor(math.log10(abs(value)))
+        text = f"{value:,.{min(decimals, 3)}f}"
+    return text.replace("-", "−")
 
 
 def provenance(name: str) -> str:

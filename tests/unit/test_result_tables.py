@@ -111,7 +111,7 @@ def test_rows_are_selected_sorted_grouped_and_summarised(
     [
         (1234.5, "", "1,234"),
         (0.98765, "", "0.988"),
-        (3.0e-6, "", "3.0e-06"),
+        (3.0e-6, "", "3.0·10⁻⁶"),
         ({"low": 1.0, "median": 1.5, "high": None}, "", "1.50 (1–∞)"),
         ({"low": 1.5, "median": 1.5, "high": 1.5}, "", "1.50"),
         (None, "ms", "–"),
