@@ -24,7 +24,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     mkdocs = Path(sys.executable).with_name("mkdocs")
     built = subprocess.run(
-        [mkdocs, "build", "--strict", "--quiet", "-f", ROOT / "mkdocs.yml", "-d", folder],
+        [mkdocs, "build", "--strict", "-f", ROOT / "mkdocs.yml", "-d", folder],
         capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr

@@ -462,6 +462,7 @@ def test_check_runs_every_step_and_fails_if_one_does(checkout: Checkout) -> None
         "mkdocs",
         {"ruff", "mypy", "lint-imports", "mkdocs"},
     )
+    assert done.stdout.splitlines()[-1] == "mkdocs|build|--strict|-f|../mkdocs.yml|"
     assert done.returncode == 1
     assert "failed: mypy src benchmarks tools, mypy ../tests" in done.stderr
     checkout.extra["FAILING"] = ""

@@ -47,7 +47,9 @@ def commands_in_prose(page: Path) -> Iterator[list[str]]:
 def _commands(line: str) -> Iterator[list[str]]:
     while _OPTIONAL.search(line):  # options within options
         line = _OPTIONAL.sub(r"\1", line)
-    words = shlex.split(line, comments=True)
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words = list(lexer)
     for place, word in enumerate(words):
         if " " in word and "paceline" in word.split()[0]:  # the value of --exec
             yield from _commands(word)
