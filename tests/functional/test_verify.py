@@ -44,7 +44,7 @@ def test_a_corrected_twin_passes(paceline):
 
 
 def test_layouts_are_varied_by_an_option_of_the_script(paceline):
-    names = ("ddp", "fsdp", "tp")
+    names = ("ddp", "fsdp", "tp", "pipeline:4")
     code, layouts = verified(paceline, "--vary", f"--layout={','.join(names)}", LAYOUTS)
     results = {each["trial"]["arguments"][0]: each["finding"]["passed"] for each in layouts}
     assert results == {f"--layout={name}": True for name in names}, layouts
