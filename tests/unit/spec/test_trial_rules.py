@@ -150,7 +150,7 @@ def faults_of(text: str) -> list[str]:
         (
             "mpi/processes",
             'transport = "none"',
-            'must average gradients; use "shared", "gloo" or "mpi"',
+            'must average gradients; use "shared", "gloo", "paceline" or "mpi"',
         ),
         # how gradients travel
         ("mpi/processes", 'transport = "spark-rounds"', 'needs launcher = "spark", got "mpi"'),
@@ -167,7 +167,7 @@ def faults_of(text: str) -> list[str]:
         (
             "mpi/processes",
             'compression = "bf16"',
-            'transport = "gloo", "mpi" or "nccl"',
+            'transport = "gloo", "paceline", "mpi" or "nccl"',
         ),
         (
             "mpi/processes",
@@ -208,7 +208,7 @@ def faults_of(text: str) -> list[str]:
         (
             "mpi/processes",
             'ranks_per_node = 2; transport = "shared"; ' + NODES,
-            'joins the ranks of one node, got nodes = 2; use "gloo" or "mpi"',
+            'joins the ranks of one node, got nodes = 2; use "gloo", "paceline" or "mpi"',
         ),
         # reductions
         ("local/processes", 'reduction = "flat"', "is for processes on several nodes"),
