@@ -49,9 +49,20 @@ __all__ = [
     "TCPStore",
     "Work",
     "abort_process_groups",
+    "all_gather_single",
     "profiler_enabled",
+    "reduce_scatter_single",
     "tree_leaves",
 ]
+
+
+# torch 2.13 has new names for these.
+all_gather_single: Callable[..., Any] = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
+reduce_scatter_single: Callable[..., Any] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
 
 
 class RandomOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]

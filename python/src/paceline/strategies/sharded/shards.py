@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.torch_internals import all_gather_single
 from paceline.training.file_memory import FileMemory
 from paceline.training.state import Elements
 
@@ -52,7 +53,7 @@ class ShardedTensor:
         padded = own.new_zeros((self._rows, *self.shape[1:]))
         padded[: len(own)] = own
         whole = own.new_empty((self._rows * dist.get_world_size(), *self.shape[1:]))
-        dist.all_gather_single(whole, padded)
+        all_gather_single(whole, padded)
         return whole[: self.shape[0]]
 
     @property

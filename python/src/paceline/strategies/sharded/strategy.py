@@ -28,7 +28,12 @@ from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.strategies.sharded.shards import ShardedTensor, gathered
 from paceline.strategies.sharded.units import find_units
-from paceline.torch_internals import AllGather, ReduceScatter
+from paceline.torch_internals import (
+    AllGather,
+    ReduceScatter,
+    all_gather_single,
+    reduce_scatter_single,
+)
 from paceline.training.batch_norm import batch_norms, synchronise
 from paceline.training.loss_scale import LOSS_SCALE, LossScale, unscaled
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
@@ -242,7 +247,7 @@ class _AllGather(AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         with self._communication.measured():
-            work: dist.Work | None = dist.all_gather_single(
+            work: dist.Work | None = all_gather_single(
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
         return work
@@ -266,7 +271,7 @@ class _ReduceScatter(ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         with self._communication.measured():
-            work: dist.Work | None = dist.reduce_scatter_single(
+            work: dist.Work | None = reduce_scatter_single(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
         return work
