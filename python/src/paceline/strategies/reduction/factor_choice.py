@@ -29,6 +29,7 @@ from paceline.errors import EnvironmentLacks
 from paceline.plan.trial import Trial
 from paceline.records.communication import FactorResult, StrategyResult
 from paceline.spec.extensions import TRANSPORTS
+from paceline.torch_internals import all_gather_single
 from paceline.training.linear import weight_gradient
 from paceline.transports.bucket_settings import FactorSetting, gradient_options_of
 
@@ -211,7 +212,7 @@ def measure(
 
     def gather(size: int) -> None:
         own = torch.zeros(size // 4)
-        dist.all_gather_single(torch.empty(ranks * len(own)), own, group=group)
+        all_gather_single(torch.empty(ranks * len(own)), own, group=group)
 
     def reduce(size: int) -> None:
         dist.all_reduce(torch.zeros(size // 4), group=reducing)

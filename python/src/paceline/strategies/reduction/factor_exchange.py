@@ -45,7 +45,7 @@ from paceline.strategies.reduction.sufficient_factors import (
     linear_layers,
     parameter_names,
 )
-from paceline.torch_internals import Work
+from paceline.torch_internals import Work, all_gather_single
 from paceline.training.linear import bias_gradient, joined, weight_gradient
 from paceline.training.passes import working_dtype
 from paceline.transports.bucket_settings import FactorSetting
@@ -228,7 +228,7 @@ class _GatheredFactor:
         own[: len(kept)].copy_(kept)
         own[len(kept) :].zero_()
         everyone = self._all[: self._ranks * self._rows]
-        self.work = dist.all_gather_single(everyone, own, group=self._group, async_op=True)
+        self.work = all_gather_single(everyone, own, group=self._group, async_op=True)
         return own.numel() * own.element_size()
 
     def wait(self) -> Tensor:
