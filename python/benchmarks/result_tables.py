@@ -39,6 +39,7 @@ TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"([−\d.,]+)(<!-- (\w+)/([^>]+?)(?: \* ([\d.e+-]+))? -->)")
 UNITS = {"": 1.0, "ms": 1e3, "MB": 1e-6, "MiB": 2.0**-20, "million": 1e-6}
 NONE = "–"
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 Row = Mapping[str, Any]
 
 
@@ -64,7 +65,8 @@ def pages() -> list[Path]:
 @cache
 def declared() -> dict[str, Any]:
     """Return what result_tables.toml says of each table."""
-    return tomllib.loads((HERE / "result_tables.toml").read_text("utf-8"))
+    tables = tomllib.loads((HERE / "result_tables.toml").read_text("utf-8"))
+    return {name: {**tables.get(spec.get("like"), {}), **spec} for name, spec in tables.items()}
 
 
 @cache
@@ -79,10 +81,15 @@ def with_tables(text: str) -> str:
 
 
 def figure(shown: str, _marker: str, name: str, path: str, factor: str | None) -> str:
-    """Return the value at a path with as many decimals as the shown one."""
+    """Return the value at a path with as many decimals as the shown one.
+
+    Raises LookupError if there is none.
+    """
+    value = at(raw(name), path)
+    if value is None:
+        raise LookupError(f"expected a figure in raw/{name}.json at {path}, found none")
     decimals = len(shown.partition(".")[2])
-    value = at(raw(name), path) * float(factor or 1)
-    return f"{value:,.{decimals}f}".replace("-", "−")
+    return f"{value * float(factor or 1):,.{decimals}f}".replace("-", "−")
 
 
 def table(name: str) -> str:
@@ -173,7 +180,7 @@ def at(document: Any, path: str) -> Any:
         if word == "*":
             return [at(entry, "/".join(words[place + 1 :])) for entry in document]
         if is_choice:
-            document = next(entry for entry in document if str(entry[field]) == wanted)
+            document = next((each for each in document if str(each[field]) == wanted), None)
         elif isinstance(document, list):
             document = document[int(word)]
         elif word in COMPUTED:
@@ -252,12 +259,16 @@ def number(value: float | None, unit: str) -> str:
             "-", "−"
         )
     value *= UNITS[unit]
-    if value == round(value):
-        return f"{value:,.0f}"
-    if abs(value) < 1e-3:
-        return f"{value:.1e}"
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(decimals, 3)}f}".replace("-", "−")
+    if abs(value) >= 100 or value == round(value):
+        text = f"{value:,.0f}"
+    elif abs(value) < 1e-3:
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        text = f"{mantissa}·10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+    else:
+        value = float(f"{value:.3g}")
+        decimals = 2 - math.floor(math.log10(abs(value)))
+        text = f"{value:,.{min(decimals, 3)}f}"
+    return text.replace("-", "−")
 
 
 def provenance(name: str) -> str:

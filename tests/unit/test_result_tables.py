@@ -57,6 +57,14 @@ def test_a_changed_figure_is_written_anew(
     )
 
 
+def test_a_figure_that_no_raw_file_has_is_named(
+    result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_tables, "raw", {"new": {"rows": []}}.__getitem__)
+    with pytest.raises(LookupError, match=r"raw/new\.json at rows/name=c/s"):
+        result_tables.with_tables("It took 0.70<!-- new/rows/name=c/s --> s.")
+
+
 TABLE = """
 raw = "new"
 rows = "runs/*/rows/*"
@@ -103,7 +111,7 @@ def test_rows_are_selected_sorted_grouped_and_summarised(
     [
         (1234.5, "", "1,234"),
         (0.98765, "", "0.988"),
-        (3.0e-6, "", "3.0e-06"),
+        (3.0e-6, "", "3.0·10⁻⁶"),
         ({"low": 1.0, "median": 1.5, "high": None}, "", "1.50 (1–∞)"),
         ({"low": 1.5, "median": 1.5, "high": 1.5}, "", "1.50"),
         (None, "ms", "–"),
