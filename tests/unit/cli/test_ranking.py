@@ -248,6 +248,17 @@ def test_failures_stay_above_the_display(watched: Watched, monkeypatch: pytest.M
     assert screen.cursor_is_shown
 
 
+def test_what_a_run_will_do_wraps_between_words(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = on_terminal(monkeypatch, 80)
+    with ConsoleProgress() as progress:
+        progress.planned(f"{'8 trials ' * 9}in one line", watched.trials, {})
+    screen = Screen(80)
+    screen.feed(out.getvalue().replace("\n", "\r\n"))
+    assert screen.text.splitlines() == [("8 trials " * 9).strip(), "in one line"]
+
+
 def test_colours_can_be_switched_off(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     out = on_terminal(monkeypatch, 80)

@@ -107,7 +107,7 @@ class ConsoleProgress:
 
             self._ranking = LiveRanking(trials, expected_s)
         if not self._quiet:
-            self._console.print(summary, soft_wrap=True)
+            self._console.print(summary, soft_wrap=not self._is_live)  # a log has it in one line
 
     def data(self, done: int, total: int) -> None:
         if self._task is not None:
