@@ -86,7 +86,8 @@ def _limited_adapter() -> Any:
     from requests.adapters import HTTPAdapter  # noqa: PLC0415  (with fsspec's WebHDFS)
 
     class Limited(HTTPAdapter):
-        def send(self, *request: Any, timeout: Any = None, **options: Any) -> Any:
-            return super().send(*request, timeout=timeout or _HTTP_LIMITS_S, **options)
+        def send(self, request: Any, *values: Any, **options: Any) -> Any:
+            options["timeout"] = options.get("timeout") or _HTTP_LIMITS_S
+            return super().send(request, *values, **options)
 
     return Limited()
