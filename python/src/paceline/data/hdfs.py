@@ -86,8 +86,8 @@ def _limited_adapter() -> Any:
     from requests.adapters import HTTPAdapter  # noqa: PLC0415  (with fsspec's WebHDFS)
 
     class Limited(HTTPAdapter):
-        def send(self, request: Any, *others: Any, **options: Any) -> Any:
+        def send(self, request: Any, *values: Any, **options: Any) -> Any:
             options["timeout"] = options.get("timeout") or _HTTP_LIMITS_S
-            return super().send(request, *others, **options)
+            return super().send(request, *values, **options)
 
     return Limited()

@@ -8,7 +8,9 @@ Parquet file. The result is read back and compared before it appears under its n
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import pickle
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,7 +38,6 @@ from paceline.data.manifest import (
     SkippedImage,
     image_fields,
 )
-from paceline.data.row_groups import quiet_petastorm
 from paceline.errors import DataError, PacelineWarning, UsageError
 from paceline.plan.sample_order import share_bounds
 from paceline.version import __version__
@@ -49,7 +50,8 @@ TARGET_ROWS = 64
 TARGET_BYTES = 16 * 2**20
 _BAD_SHOWN = 20
 _EXAMINED_PER_TASK = 32
-_BLOCK_MB = 1024  # Parquet's row-group limit, far above TARGET_BYTES: one group per file
+_BLOCK_BYTES = 2**30  # Parquet's row-group limit, far above TARGET_BYTES: one group per file
+_PETASTORM_NAME = "_common_metadata"
 _PACKAGES = ("petastorm", "pyarrow", "pillow")  # whose versions the manifest states
 
 
@@ -93,6 +95,7 @@ def ingest(
         try:
             _write(spark, target.partial_url, folder, plan, counter)
             manifest = _manifest(spark, target, folder, good, skipped, plan, seed)
+            target.write(_PETASTORM_NAME, _petastorm_metadata(manifest.files))
             target.write_manifest(manifest.as_json())
             target.commit()
         except BaseException:
@@ -179,18 +182,40 @@ def _judge(
 def _write(
     spark: SparkSession, url: str, folder: ImageFolder, plan: list[list[Assignment]], counter: Any
 ) -> None:
-    """Second pass: write the row groups and Petastorm's metadata."""
-    from petastorm.etl.dataset_metadata import materialize_dataset  # noqa: PLC0415  (slow)
-
-    root, schema = str(folder.root), petastorm_schema()
-    quiet_petastorm()
+    """Second pass: write the row groups."""
+    root = str(folder.root)
     rows = spark.sparkContext.parallelize(plan, len(plan)).flatMap(
         lambda group: counted(counter, rows_of(root, group))
     )
-    with materialize_dataset(spark, url, schema, row_group_size_mb=_BLOCK_MB):
-        frame = spark.createDataFrame(rows, schema.as_spark_schema(), verifySchema=False)
-        # JPEG and PNG do not compress further.
-        frame.write.option("compression", "none").parquet(url)
+    frame = spark.createDataFrame(rows, petastorm_schema().as_spark_schema(), verifySchema=False)
+    # JPEG and PNG do not compress further.
+    writer = frame.write.option("compression", "none").option("parquet.block.size", _BLOCK_BYTES)
+    writer.parquet(url)
+
+
+def _petastorm_metadata(files: Sequence[DataFile]) -> bytes:
+    """Return the file with which Petastorm's readers find schema and row groups.
+
+    Petastorm's own writer needs a Python library for each store, which Spark does not.
+    """
+    import pyarrow as pa  # noqa: PLC0415  (slow)
+    import pyarrow.parquet as pq  # noqa: PLC0415
+    from petastorm.etl.dataset_metadata import (  # noqa: PLC0415
+        ROW_GROUPS_PER_FILE_KEY,
+        UNISCHEMA_KEY,
+    )
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
+
+    schema = petastorm_schema()
+    row_groups = {file.path: len(file.row_group_rows) for file in files}
+    metadata = {
+        UNISCHEMA_KEY: pickle.dumps(schema),
+        ROW_GROUPS_PER_FILE_KEY: json.dumps(row_groups).encode(),
+    }
+    sink = pa.BufferOutputStream()
+    pq.write_metadata(to_arrow_schema(schema.as_spark_schema()).with_metadata(metadata), sink)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def petastorm_schema() -> Any:

@@ -285,9 +285,13 @@ class Target:
     def write_manifest(self, document: Mapping[str, Any]) -> None:
         """Write the manifest into the temporary data set."""
         self._files.delete(self._path(self._partial, "_SUCCESS"), False)  # written by Spark
-        stream = self._files.create(self._path(self._partial, MANIFEST_NAME), True)
+        self.write(MANIFEST_NAME, json.dumps(document, indent=1).encode())
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file into the temporary data set."""
+        stream = self._files.create(self._path(self._partial, name), True)
         try:
-            stream.write(bytearray(json.dumps(document, indent=1).encode()))
+            stream.write(bytearray(content))
         finally:
             stream.close()
 
