@@ -4,7 +4,8 @@ torch does not report when an operation of Gloo begins or ends: its profiler doe
 of a run and at a cost, and its flight recorder does not know the end. So torch gets a thin process
 group. It records when this rank submits an operation, passes it to the group that torch would have
 created, and records the end when the operation's future is done, before any `wait` for it returns.
-Errors and limits are those of the inner group.
+Reduce-scatter has no future in Gloo, so its end is that of the first `wait` for it. Errors and
+limits are those of the inner group.
 
 All calls go to the methods of the inner group, never to `super()`: the latter hold the GIL while
 they call C++, and Gloo's threads, which need the GIL to release tensors, would wait for ever.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -51,17 +53,20 @@ _OPERATIONS = {
     "all_to_all_single": ("alltoall", 1),
     "barrier": ("barrier", None),
 }
-# Passed on without a record. Point-to-point messages and reduce-scatter have no future in Gloo, so
-# their end is unknown; the others transfer nothing.
-_OTHERS = (
-    "send",
-    "recv",
-    "recv_anysource",
+# Those without a future.
+_REDUCE_SCATTERS = (
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
     "_reduce_scatter_base",
+)
+# Passed on without a record. Point-to-point messages have no future in Gloo, and may be waited for
+# late or never, so their end is unknown; the others transfer nothing.
+_OTHERS = (
+    "send",
+    "recv",
+    "recv_anysource",
     "monitored_barrier",
     "get_group_store",
     "set_timeout",
@@ -76,6 +81,38 @@ _OTHERS = (
 
 # Untyped: torch declares overloads of each operation; these methods accept all of them.
 _ProcessGroup: Any = dist.ProcessGroup
+_Work: Any = Work
+
+
+class _WaitedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
+    """An operation of Gloo without a future; the first wait for it records its end."""
+
+    def __init__(self, inner: Work, operation: Operation) -> None:
+        super().__init__()
+        self._inner = inner
+        self._operation: Operation | None = operation
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        ended = self._inner.wait(timeout)
+        operation, self._operation = self._operation, None
+        if operation is not None:
+            operation.end()
+        return ended
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+    def is_success(self) -> bool:
+        return self._inner.is_success()
+
+    def exception(self) -> Any:
+        return self._inner.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._inner.result()
 
 
 class RecordedProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
@@ -86,19 +123,25 @@ class RecordedProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses A
         self._inner = inner
         self._name = name  # the same on all ranks of the group
 
-    def _record(self, operation: Operation, work: Work) -> Work:
-        def ended(future: torch.futures.Future[Any]) -> None:
-            try:
-                future.value()
-            except RuntimeError:
-                return  # the thread that waits for the work gets the error
-            operation.end()
 
-        work.get_future().add_done_callback(ended)
-        return work
+def _end_with_future(work: Work, operation: Operation) -> Work:
+    def ended(future: torch.futures.Future[Any]) -> None:
+        try:
+            future.value()
+        except RuntimeError:
+            return  # the thread that waits for the work gets the error
+        operation.end()
+
+    work.get_future().add_done_callback(ended)
+    return work
 
 
-def _recorded(method: str, name: str, payload: int | None) -> Callable[..., Work]:
+def _recorded(
+    method: str,
+    name: str,
+    payload: int | None,
+    end_with: Callable[[Work, Operation], Work] = _end_with_future,
+) -> Callable[..., Work]:
     def call(self: RecordedProcessGroup, *arguments: Any, **options: Any) -> Work:
         inner = getattr(self._inner, method)
         if not is_recording():
@@ -106,7 +149,7 @@ def _recorded(method: str, name: str, payload: int | None) -> Callable[..., Work
             return work
         carried = 0 if payload is None else payload_bytes(arguments[payload])
         operation = begin_operation(self._name, self._inner.size(), name, carried)
-        return self._record(operation, inner(*arguments, **options))
+        return end_with(inner(*arguments, **options), operation)
 
     return call
 
@@ -120,6 +163,9 @@ def _handed_on(method: str) -> Callable[..., Any]:
 
 for _method, (_name, _payload) in _OPERATIONS.items():
     setattr(RecordedProcessGroup, _method, _recorded(_method, _name, _payload))
+for _method in _REDUCE_SCATTERS:
+    _call = _recorded(_method, "reduce_scatter", 1, _WaitedWork)
+    setattr(RecordedProcessGroup, _method, _call)
 for _method in _OTHERS:
     setattr(RecordedProcessGroup, _method, _handed_on(_method))
 
