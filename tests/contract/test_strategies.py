@@ -341,6 +341,28 @@ def test_bf16_does_something(sequential):
     assert difference > 10 * TOLERANCE
 
 
+def test_whole_worker_of_a_sharded_model_leaves_the_records_of_one_that_is_not(run_ranks, tmp_path):
+    folders = {name: tmp_path / name for name in ("processes", "sharded")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        run_ranks(2, "gloo", "training", folder, json.dumps({"local_strategy": name}))
+    plain, sharded = (TrialFiles(folder) for folder in folders.values())
+    environments = [json.loads(f.rank(1).environment.read_text()) for f in (plain, sharded)]
+    assert len({e["initial_weights_sha256"] for e in environments}) == 1
+    for theirs, ours in ((plain.gradient, sharded.gradient), (plain.weights, sharded.weights)):
+        wanted, found = load_file(theirs), load_file(ours)
+        assert wanted.keys() == found.keys()
+        for name, tensor in wanted.items():
+            assert (found[name] - tensor).norm() / tensor.norm() < TOLERANCE, name
+    results = [json.loads(f.result.read_text()) for f in (plain, sharded)]
+    assert results[1]["update_l2"] == pytest.approx(results[0]["update_l2"], rel=1e-3)
+    assert sum(results[1]["communication"]["unit_bytes"]) == 4 * results[1]["parameters"]
+    steps = list(read_jsonl(sharded.rank(0).steps))
+    assert all(0 < row["pass_comm_s"] < row["step_s"] for row in steps)
+    operations = {row["operation"] for row in read_jsonl(sharded.rank(0).communication)}
+    assert {"allgather", "reduce_scatter"} <= operations
+
+
 @pytest.mark.parametrize("transport", ["gloo", "mpi", "shared"])
 def test_whole_worker_trains_and_leaves_nothing_behind(transport, run_ranks, tmp_path):
     run_ranks(2, transport, "training", tmp_path)

@@ -96,6 +96,19 @@ def test_group_of_gloo_records_by_itself(group: object, tmp_path: Path) -> None:
     ]
 
 
+def test_reduce_scatter_of_gloo_is_recorded_once_it_is_waited_for(
+    group: object, tmp_path: Path
+) -> None:
+    file, own = tmp_path / "communication.jsonl", torch.empty(5)
+    with recording(file) as used:
+        work = dist.reduce_scatter_single(own, torch.ones(5), async_op=True)
+        assert used.ended() == []
+        work.wait()
+        work.wait()
+    assert torch.equal(own, torch.ones(5))
+    assert [(r["operation"], r["payload_bytes"]) for r in rows(file)] == [("reduce_scatter", 20)]
+
+
 def test_wrong_use_of_a_group_is_an_error_as_ever_and_no_row(group: object, tmp_path: Path) -> None:
     file = tmp_path / "communication.jsonl"
     with recording(file), pytest.raises((RuntimeError, ValueError)):

@@ -1,7 +1,7 @@
 """Names of torch without a stable public interface, checked with torch 2.13.
 
 No other module uses such names. `import torch` loads all of their modules, so nothing here adds to
-the start of a rank; the import of torch's compiler is in `compiler`.
+the start of a rank; names of torch's compiler are in `compiler`, those of FSDP in `fsdp`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from torch._C._distributed_c10d import (
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.profiler import record_function
 from torch.distributed.distributed_c10d import _abort_process_group as abort_process_groups
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormLayer
 from torch.nn.modules.dropout import _DropoutNd as DropoutLayer
 from torch.nn.parallel import DistributedDataParallel
@@ -34,7 +33,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterator
 
 __all__ = [
-    "AllGather",
     "BatchNormLayer",
     "DataLoaderIterator",
     "DropoutLayer",
@@ -44,7 +42,6 @@ __all__ = [
     "HashStore",
     "PrefixStore",
     "ProcessGroupGloo",
-    "ReduceScatter",
     "Store",
     "TCPStore",
     "Work",

@@ -28,12 +28,8 @@ from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.strategies.sharded.shards import ShardedTensor, gathered
 from paceline.strategies.sharded.units import find_units
-from paceline.torch_internals import (
-    AllGather,
-    ReduceScatter,
-    all_gather_single,
-    reduce_scatter_single,
-)
+from paceline.torch_internals import all_gather_single, reduce_scatter_single
+from paceline.torch_internals.fsdp import AllGather, ReduceScatter
 from paceline.training.batch_norm import batch_norms, synchronise
 from paceline.training.loss_scale import LOSS_SCALE, LossScale, unscaled
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
