@@ -10,13 +10,14 @@ import argparse
 import sys
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 ARCHIVE = Path(__file__).resolve().parent / "paceline.zip"
 
 
 def main() -> int:
-    """Ingest with the session that spark-submit configured; return the exit code."""
+    """Ingest with the session that exists or that spark-submit configured; return the exit code."""
     parser = argparse.ArgumentParser(
         description="convert images in class folders into a Petastorm data set"
     )
@@ -34,6 +35,7 @@ def main() -> int:
     from paceline.data.ingest import ingest  # noqa: PLC0415  (on the path only now)
     from paceline.errors import PacelineError  # noqa: PLC0415
 
+    is_own = SparkContext._active_spark_context is None  # noqa: SLF001  (else that of a notebook)
     spark = SparkSession.builder.appName("paceline ingest").getOrCreate()
     try:
         if ARCHIVE.is_file():
@@ -50,7 +52,8 @@ def main() -> int:
         print(f"paceline: {error}", file=sys.stderr)
         return int(error.exit_code)
     finally:
-        spark.stop()
+        if is_own:
+            spark.stop()
     print(f'{manifest.summary}; use it with data = "{options.out}"')
     return 0
 

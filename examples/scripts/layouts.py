@@ -1,10 +1,10 @@
 """The same training in every layout of `paceline.layouts`, chosen by an option.
 
     torchrun --nproc-per-node 2 layouts.py --layout fsdp
-    paceline verify --vary=--layout=ddp,fsdp,tp,ddp+compile layouts.py
-    paceline run --vary=--layout=ddp,fsdp,tp layouts.py
+    paceline verify --vary=--layout=ddp,fsdp,tp,pipeline,ddp+compile layouts.py
+    paceline run --vary=--layout=ddp,fsdp,tp,pipeline layouts.py
 
-The global batch is fixed: each rank takes its share of it, and with `tp` the whole batch.
+The global batch is fixed: each rank takes its share of it, or with `tp` and `pipeline` the whole.
 """
 
 import argparse
@@ -59,15 +59,17 @@ def main():
     inputs = torch.randn(options.steps * options.batch, WIDTH)
     labels = torch.randint(0, 10, (len(inputs),))
     plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
-    model = paceline.layouts.distribute(Network(options.blocks), options.layout, plan=plan)
+    model = paceline.layouts.distribute(
+        Network(options.blocks), options.layout, plan=plan, example=inputs[: options.batch]
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)
 
-    parts = 1 if options.layout.startswith("tp") else ranks
+    parts = 1 if options.layout.startswith(("tp", "pipeline")) else ranks
     own = range(rank % parts, len(inputs), parts)
     data = TensorDataset(inputs[own.start :: parts], labels[own.start :: parts])
     for samples, targets in DataLoader(data, batch_size=options.batch // parts):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(samples), targets).backward()
+        paceline.layouts.forward_backward(model, samples, targets, nn.functional.cross_entropy)
         optimizer.step()
     if ranks > 1:
         dist.destroy_process_group()

@@ -1,6 +1,7 @@
 """Build the archives for a cluster: `.venv/bin/python python/tools/bundle.py --out dist`.
 
     paceline-V-py3-none-any.whl     the package
+    paceline-V.tar.gz               its sources, from which pip builds the same wheel
     paceline-spark-jobs-V.tar.gz    for spark-submit
     paceline-mpi-jobs-V.tar.gz      for mpirun and srun
 
@@ -37,10 +38,10 @@ LEFT_OUT = ("__pycache__", "*.pyc", ".*", "*.md")
 KINDS = ("spark", "mpi")
 
 
-def build_wheel(out_dir: Path) -> Path:
-    """Build the wheel into `out_dir` and return its path.
+def build_distributions(out_dir: Path) -> tuple[Path, Path]:
+    """Build the source archive and, from it, the wheel into `out_dir`; return wheel and archive.
 
-    It is built from a copy with fixed file modes. So the checkout stays clean, and the wheel
+    The sources are a copy with fixed file modes. So the checkout stays clean, and the result
     depends neither on the umask nor on files of an earlier build. Raises SystemExit if a file of
     the package is missing.
     """
@@ -54,10 +55,11 @@ def build_wheel(out_dir: Path) -> Path:
         expected = {f"paceline/{name}" for name in _files_under(copy_dir / "src" / "paceline")}
         for path in copy_dir.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        wheel_dir = Path(folder) / "wheel"
-        _run_build(copy_dir, wheel_dir)
-        [built] = wheel_dir.glob("*.whl")
-        with zipfile.ZipFile(built) as archive:
+        built_dir = Path(folder) / "built"
+        _run_build(copy_dir, built_dir)
+        [wheel] = built_dir.glob("*.whl")
+        [sources] = built_dir.glob("*.tar.gz")
+        with zipfile.ZipFile(wheel) as archive:
             missing = sorted(expected - set(archive.namelist()))
         if missing:
             raise SystemExit(
@@ -65,7 +67,9 @@ def build_wheel(out_dir: Path) -> Path:
                 f"in {PROJECT_DIR / 'pyproject.toml'}"
             )
         out_dir.mkdir(parents=True, exist_ok=True)
-        return shutil.copyfile(built, out_dir / built.name)
+        packed = out_dir / sources.name
+        packed.write_bytes(_tar_gz(_members(sources)))
+        return shutil.copyfile(wheel, out_dir / wheel.name), packed
 
 
 def write_job_archive(kind: str, wheel: Path, out_dir: Path) -> Path:
@@ -86,11 +90,11 @@ def write_job_archive(kind: str, wheel: Path, out_dir: Path) -> Path:
     return target
 
 
-def _run_build(source_dir: Path, wheel_dir: Path) -> None:
+def _run_build(source_dir: Path, built_dir: Path) -> None:
     # --no-isolation: setuptools is pinned in the lock, and nothing is fetched
-    argv = [sys.executable, "-I", "-m", "build", "--wheel", "--no-isolation"]
+    argv = [sys.executable, "-I", "-m", "build", "--no-isolation"]
     done = subprocess.run(
-        [*argv, "--outdir", str(wheel_dir), str(source_dir)],
+        [*argv, "--outdir", str(built_dir), str(source_dir)],
         env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH_S)},
         umask=0o022,
         stdout=subprocess.PIPE,
@@ -100,7 +104,7 @@ def _run_build(source_dir: Path, wheel_dir: Path) -> None:
         check=False,
     )
     if done.returncode != 0:
-        raise SystemExit(f"{done.stdout}\nbuilding the wheel failed; the reason is above")
+        raise SystemExit(f"{done.stdout}\nbuilding the package failed; the reason is above")
 
 
 def _job_dir(kind: str) -> Path:
@@ -132,6 +136,13 @@ def _files_under(folder: Path) -> list[str]:
     return sorted(file.as_posix() for file in kept)
 
 
+def _members(archive: Path) -> dict[str, bytes]:
+    """Return the files of a tar archive by name."""
+    with tarfile.open(archive) as opened:
+        files = ((entry.name, opened.extractfile(entry)) for entry in opened)
+        return {name: file.read() for name, file in files if file is not None}
+
+
 def _tar_gz(members: dict[str, bytes]) -> bytes:
     """Pack `members` (name to content); the same members give the same bytes."""
     packed = io.BytesIO()
@@ -149,14 +160,15 @@ def _tar_gz(members: dict[str, bytes]) -> bytes:
 
 
 def main() -> None:
-    """Build the wheel and both archives, and print their paths."""
+    """Build the package and the archives of jobs, and print their paths."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT_DIR / "dist", metavar="DIR")
     out_dir: Path = parser.parse_args().out
     for kind in KINDS:
         _job_dir(kind)  # before the slow part
-    wheel = build_wheel(out_dir)
+    wheel, sources = build_distributions(out_dir)
     print(wheel)
+    print(sources)
     for kind in KINDS:
         print(write_job_archive(kind, wheel, out_dir))
 

@@ -66,8 +66,8 @@ PACKAGES = {
     "reduction": Package(
         (
             "node/*.py",
-            "transports/mpi/reduce_operations.py",
-            "transports/mpi/shared_memory.py",
+            "transports/reductions.py",
+            "transports/shared_memory.py",
             "transports/compression/*.py",
             "costs/message_schedules.py",
         ),

@@ -52,7 +52,8 @@ def bundle(out_dir: Path, umask: int) -> dict[str, Path]:
     [wheel] = out_dir.glob("*.whl")
     [spark] = out_dir.glob("paceline-spark-jobs-*.tar.gz")
     [mpi] = out_dir.glob("paceline-mpi-jobs-*.tar.gz")
-    return {"wheel": wheel, "spark": spark, "mpi": mpi}
+    [sources] = set(out_dir.glob("*.tar.gz")) - {spark, mpi}
+    return {"wheel": wheel, "sources": sources, "spark": spark, "mpi": mpi}
 
 
 @pytest.fixture(scope="module")

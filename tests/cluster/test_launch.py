@@ -39,6 +39,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 MPI_JOB = str(REPOSITORY / "mpi-jobs" / "train.py")
 SPARK_JOB = str(REPOSITORY / "spark-jobs" / "train.py")
+NOTEBOOK = str(Path(__file__).with_name("programs") / "notebook.py")
 MPIRUN = [str(BIN / "mpirun"), "--bind-to", "none", "--host", "localhost:2"]
 LIMIT_S = 120.0
 BARRIER_LIMIT_S = 60.0  # what the project promises, from the launch
@@ -136,6 +137,21 @@ def check_records(out: Path, launcher: str) -> None:
     assert f"--only '*.{launcher}.*.processes.*'" in files.command.read_text()
     [(_, host)] = files.hosts()
     assert list(row_dicts(host.trace))
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi", "spark-rounds"])
+def test_training_in_the_context_of_a_notebook(transport, dataset, run_by_hand, tmp_path):
+    out = tmp_path / "run"
+    words = task("spark", dataset, out, transport=transport)
+    done = run_by_hand(sys.executable, NOTEBOOK, SPARK_JOB, *words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("cores") == [found.pop("all_cores")] * 2  # no pinned worker is used again
+    assert found == {"codes": [0, 0], "sum": 10, "kept": True}, done.stderr
+    assert done.stderr.count("uses the existing SparkContext (local-") == 2
+    for _, files in RunFiles(out).trials():
+        assert json.loads(files.outcome.read_text())["status"] == "ok"
+    assert len(list(RunFiles(out).trials())) == 2
 
 
 def test_training_on_executors_of_their_own(dataset, run_by_hand, tmp_path):

@@ -65,6 +65,8 @@ SETUPS = {
     "processes-gloo-3": ("gloo", 3, {"local_strategy": "processes"}),
     "processes-mpi-2": ("mpi", 2, {"local_strategy": "processes"}),
     "processes-shared-3": ("shared", 3, {"local_strategy": "processes"}),
+    "sharded-gloo-3": ("gloo", 3, {"local_strategy": "sharded"}),
+    "sharded-mpi-2": ("mpi", 2, {"local_strategy": "sharded"}),
     "parameter-server-gloo-2": ("gloo", 2, {"local_strategy": "parameter-server"}),
     "pipeline-1f1b-2": (
         "shared", 2, {"local_strategy": "pipeline", "pipeline": pipeline(2, 4)},

@@ -10,10 +10,12 @@ pytestmark = pytest.mark.contract
 
 LIMIT_S = 2.0
 
-TRANSPORTS = ("gloo", "mpi")
+TRANSPORTS = ("gloo", "paceline", "mpi")
 SETUPS = [(t, n, "together") for t in TRANSPORTS for n in (2, 3)]
 # The mpi transport uses other algorithms if ranks cannot share memory.
 SETUPS.append(("mpi", 3, "apart"))
+# Transport paceline reduces in two levels if ranks are on several hosts.
+SETUPS.append(("paceline", 3, "apart"))
 # The checks of programs/collectives.py, and those that torch's Gloo cannot pass.
 CHECKS = {
     "allreduce", "average", "bool", "long_and_empty", "not_contiguous", "channels_last",
@@ -55,13 +57,26 @@ def test_collectives_agree_with_numpy_on_every_rank(reports):
 def test_operations_are_recorded_alike_on_every_rank(recorded):
     rows, size = recorded, len(recorded)
     world = [row for row in rows[0] if row["ranks"] == size and row["group"] == rows[0][0]["group"]]
-    assert {"allreduce", "broadcast", "allgather", "gather", "scatter", "reduce", "barrier"} <= {
-        row["operation"] for row in world
-    }
+    assert {
+        "allreduce", "broadcast", "allgather", "gather", "scatter", "reduce", "reduce_scatter",
+        "barrier",
+    } <= {row["operation"] for row in world}  # fmt: skip
     for other in rows[1:]:
         assert _equivalences(other, world[0]["group"]) == _equivalences(rows[0], world[0]["group"])
     sub_groups = {row["group"] for row in rows[0] if "/" not in row["group"]} - {world[0]["group"]}
     assert len(sub_groups) == 1, "check_subgroup makes one"
+
+
+def test_messages_are_recorded_by_sender_and_receiver(recorded):
+    rows = [row for rank in recorded for row in rank]
+    sent, received = (
+        {(r["group"], r["sequence"], r["payload_bytes"]) for r in rows if r["operation"] == name}
+        for name in ("send", "recv")
+    )
+    from_a_named_rank = {each for each in received if "/*->" not in each[0]}
+    assert len(from_a_named_rank) == len(recorded)  # the ring of check_messages
+    assert from_a_named_rank <= sent
+    assert received - from_a_named_rank  # rank 0 receives from any rank
 
 
 def test_recorded_operations_end_after_they_were_asked_for(recorded):

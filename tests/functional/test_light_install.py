@@ -1,4 +1,4 @@
-"""Paceline beside a user's torch, without the packages of its extras."""
+"""Paceline as it is published, beside a user's torch, without the packages of its extras."""
 
 from __future__ import annotations
 
@@ -27,12 +27,19 @@ OF_EXTRAS = (
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
+def dist(tmp_path_factory):
+    """Return the folder with the wheel and the source archive."""
+    folder = tmp_path_factory.mktemp("dist")
+    built = [sys.executable, ROOT / "python/tools/bundle.py", "--out", folder]
+    subprocess.run(built, check=True, capture_output=True, timeout=LIMIT_S)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(dist, tmp_path_factory):
     """Return a Python with the wheel, and the packages of this one except those of the extras."""
     folder = tmp_path_factory.mktemp("light")
-    built = [sys.executable, ROOT / "python/tools/bundle.py", "--out", folder / "dist"]
-    subprocess.run(built, check=True, capture_output=True, timeout=LIMIT_S)
-    [wheel] = (folder / "dist").glob("*.whl")
+    [wheel] = dist.glob("*.whl")
     venv.create(folder, with_pip=False)
     ours = Path(sysconfig.get_path("purelib"))
     theirs = folder / ours.relative_to(sys.prefix)
@@ -61,6 +68,23 @@ def paceline(python, cache, folder, *words):
         check=False,
         text=True,
     )
+
+
+def test_the_source_archive_installs_what_the_wheel_does(dist, tmp_path):
+    [wheel] = dist.glob("*.whl")
+    [sources] = dist.glob("paceline-[0-9]*.tar.gz")
+    install = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    options = ["--no-build-isolation", "--no-compile", "--target", tmp_path]
+    subprocess.run([*install, *options, sources], check=True, timeout=LIMIT_S, cwd=tmp_path)
+    # pip writes these
+    written = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
+    installed = {
+        str(file.relative_to(tmp_path))
+        for file in tmp_path.rglob("*")
+        if file.is_file() and file.name not in written and file.parent.name != "bin"
+    }
+    expected = zipfile.ZipFile(wheel).namelist()
+    assert installed == {name for name in expected if not name.endswith("/RECORD")}
 
 
 def test_a_script_is_run_compared_and_reported_without_any_extra(python, cache, tmp_path):

@@ -196,7 +196,7 @@ def checkout(tmp_path: Path) -> Checkout:
     (root / "python" / "pyproject.toml").write_text("[project]\n", encoding="utf-8")
     write_program(fakes / "bin" / "python3.11", BASE_PYTHON)
     write_program(fakes / "env-python", ENV_PYTHON)
-    for name in ("paceline", "pytest", "ruff", "mypy", "lint-imports"):
+    for name in ("paceline", "pytest", "ruff", "mypy", "lint-imports", "mkdocs"):
         write_program(fakes / "programs" / name, PROGRAM)
     for command in COMMANDS:
         found = shutil.which(command)
@@ -459,13 +459,22 @@ def test_check_runs_every_step_and_fails_if_one_does(checkout: Checkout) -> None
     tools = [line.split("|")[0] for line in done.stdout.splitlines()]
     assert (tools[0], tools[-1], set(tools)) == (
         "ruff",
-        "lint-imports",
-        {"ruff", "mypy", "lint-imports"},
+        "mkdocs",
+        {"ruff", "mypy", "lint-imports", "mkdocs"},
     )
+    assert done.stdout.splitlines()[-1] == "mkdocs|build|--strict|-f|../mkdocs.yml|"
     assert done.returncode == 1
     assert "failed: mypy src benchmarks tools, mypy ../tests" in done.stderr
     checkout.extra["FAILING"] = ""
     assert checkout.run("check").returncode == 0
+
+
+def test_docs_serves_on_loopback_or_builds_and_refuses_dead_links(checkout: Checkout) -> None:
+    config = checkout.root / "mkdocs.yml"
+    served = checkout.run("docs", "--open").stdout
+    assert served == f"mkdocs|serve|--dev-addr|127.0.0.1:8000|--open|-f|{config}|\n"
+    assert checkout.run("docs", "--build").stdout == f"mkdocs|build|--strict|-f|{config}|\n"
+    assert checkout.run("docs", "--build", "extra").returncode == 2
 
 
 @pytest.mark.parametrize("verb", ["setup", "check"])

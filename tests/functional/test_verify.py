@@ -10,6 +10,7 @@ import pytest
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
 BUGS = Path(__file__).parent / "programs/parallel_bugs.py"
+FLAT = BUGS.with_name("flat_parameters.py")
 DDP = Path(__file__).parents[2] / "examples/scripts/ddp.py"
 LAYOUTS = DDP.with_name("layouts.py")
 
@@ -43,9 +44,16 @@ def test_a_corrected_twin_passes(paceline):
 
 
 def test_layouts_are_varied_by_an_option_of_the_script(paceline):
-    code, layouts = verified(paceline, "--vary", "--layout=ddp,fsdp,tp", LAYOUTS)
+    names = ("ddp", "fsdp", "tp", "pipeline:4")
+    code, layouts = verified(paceline, "--vary", f"--layout={','.join(names)}", LAYOUTS)
     results = {each["trial"]["arguments"][0]: each["finding"]["passed"] for each in layouts}
-    assert results == {"--layout=ddp": True, "--layout=fsdp": True, "--layout=tp": True}, layouts
+    assert results == {f"--layout={name}": True for name in names}, layouts
+    assert code == 0
+
+
+def test_flat_parameters_of_fsdp_1_are_put_together(paceline):
+    code, layouts = verified(paceline, "--vary", "--originals=no,yes", FLAT)
+    assert [each["finding"]["passed"] for each in layouts] == [True, True], layouts
     assert code == 0
 
 

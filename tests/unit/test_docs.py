@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.support.documentation import FENCED, PAGES, ROOT
 
 from paceline.cli.app import app
 from paceline.errors import ExitCode
@@ -16,21 +17,11 @@ from paceline.spec.choices import declared_keys
 from paceline.spec.extensions import GROUPS, LAUNCHERS
 from paceline.spec.tables import CheckpointSettings, FailureSettings
 
-ROOT = Path(__file__).parents[2]
-_PLACES = (
-    "*.md",
-    "docs/**/*.md",
-    "examples/**/*.md",
-    "*/README.md",
-    "python/src/paceline/README.md",
-)
-PAGES = sorted({page for place in _PLACES for page in ROOT.glob(place)})
-_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
 def _prose(page: Path) -> str:
-    return _FENCED.sub("", page.read_text("utf-8"))
+    return FENCED.sub("", page.read_text("utf-8"))
 
 
 def _anchors(page: Path) -> set[str]:

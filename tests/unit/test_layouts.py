@@ -8,7 +8,7 @@ from torch import nn
 
 import paceline
 from paceline.errors import UsageError
-from paceline.layouts import blocks_of, distribute
+from paceline.layouts import blocks_of, check_pipeline, distribute, first_blocks, forward_backward
 
 
 def network():
@@ -41,5 +41,49 @@ def test_blocks_are_those_of_the_longest_list():
 
 @pytest.mark.parametrize("layout", ["dpp", "ddp+fast", ""])
 def test_an_unknown_layout_names_those_that_exist(layout):
-    with pytest.raises(UsageError, match=r"expected one of ddp, fsdp, hsdp:N, tp, and modifiers"):
+    with pytest.raises(UsageError, match=r"expected one of ddp, fsdp, hsdp:N, tp, pipeline:M, and"):
         distribute(network(), layout)
+
+
+def test_a_pipeline_has_no_modifiers():
+    with pytest.raises(UsageError, match="without modifiers"):
+        distribute(network(), "pipeline+compile")
+
+
+def test_the_gradient_of_a_plain_module_is_that_of_its_loss():
+    plain, model = network(), network()
+    inputs, targets = torch.ones(3, 4), torch.zeros(3, 2)
+    expected = nn.functional.mse_loss(plain(inputs), targets)
+    expected.backward()
+    loss = forward_backward(model, inputs, targets, nn.functional.mse_loss)
+    assert torch.equal(loss, expected)
+    assert not loss.requires_grad
+    assert torch.equal(model[0].weight.grad, plain[0].weight.grad)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.blocks[1].weight = self.blocks[0].weight
+
+
+@pytest.mark.parametrize(
+    ("model", "parts", "example", "message"),
+    [
+        (network(), 2, None, "an example"),
+        (network(), 1, torch.ones(4, 4), "at least 2 micro-batches"),
+        (network(), 0, torch.ones(4, 4), "at least 2 micro-batches"),
+        (network(), 3, torch.ones(4, 4), "a batch that 3 micro-batches divide"),
+        (nn.Sequential(nn.Linear(4, 4)), 2, torch.ones(4, 4), "at least 2 blocks, the model has 1"),
+        (Tied(), 2, torch.ones(4, 4), "no tied parameters"),
+    ],
+)
+def test_what_does_not_fit_a_pipeline_is_refused(model, parts, example, message):
+    with pytest.raises(UsageError, match=f"pipeline:{parts}: expected {message}"):
+        check_pipeline(model, f"pipeline:{parts}", parts, 2, example)
+
+
+def test_stages_begin_at_equal_parts_of_the_blocks():
+    blocks = nn.ModuleDict({"blocks": nn.ModuleList(nn.Linear(2, 2) for _ in range(7))})
+    assert first_blocks(blocks, 3) == ["blocks.2", "blocks.4"]

@@ -10,6 +10,7 @@ from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.api import Plan, Run, load, run
+    from paceline.spec.tables import Target
     from paceline.strategies.reduction.ddp_factors import with_factors
     from paceline.training.graph_blocks import Blocks
     from paceline.training.task import (

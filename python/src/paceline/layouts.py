@@ -1,6 +1,8 @@
 """Distribute a module by a layout that is named in one string, on CPUs and GPUs.
 
     model = paceline.layouts.distribute(model, options.layout)
+    ...
+    loss = paceline.layouts.forward_backward(model, inputs, targets, cross_entropy)
 
 A layout is one way to distribute, and modifiers behind plus signs:
 
@@ -8,21 +10,24 @@ A layout is one way to distribute, and modifiers behind plus signs:
 - `fsdp`: parameters, gradients and optimiser state are sharded over all ranks (fully_shard).
 - `hsdp:N`: sharded over groups of N ranks, and replicated between the groups.
 - `tp`: layers are divided over all ranks by a plan (parallelize_module).
+- `pipeline:M`: each rank has a stage, a part of the blocks; a batch passes through the stages in M
+  micro-batches, as many as ranks without a number (torch.distributed.pipelining, 1F1B).
 - `+checkpoint`: activations of blocks are computed again in the backward pass.
 - `+compile`: blocks are compiled (torch.compile).
 
-With one process only modifiers have an effect. Blocks are the modules of the longest
-`nn.ModuleList` or `nn.Sequential`; without any, the children of the module.
+`pipeline` has no modifiers. With one process only modifiers have an effect. Blocks are the modules
+of the longest `nn.ModuleList` or `nn.Sequential`; without any, the children of the module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
@@ -31,17 +36,24 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import UsageError
 
-WAYS = ("ddp", "fsdp", "hsdp:N", "tp")
+WAYS = ("ddp", "fsdp", "hsdp:N", "tp", "pipeline:M")
 MODIFIERS = ("checkpoint", "compile")
+# Mean loss over the samples of outputs and targets.
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def distribute(
-    module: nn.Module, layout: str, *, plan: Mapping[str, ParallelStyle] | None = None
+    module: nn.Module,
+    layout: str,
+    *,
+    plan: Mapping[str, ParallelStyle] | None = None,
+    example: Tensor | None = None,
 ) -> nn.Module:
     """Return the module in a layout; call it before the optimiser is made.
 
     The default process group must be open if there are several ranks. plan: of `tp`, by the names
-    of modules. Raises UsageError for an unknown layout, or one that does not fit the ranks.
+    of modules. example: of `pipeline`, the input of a batch, whose size all batches have. Raises
+    UsageError for an unknown layout, or one that does not fit the ranks or the model.
     """
     way, *modifiers = layout.split("+")
     unknown = sorted(set(modifiers) - set(MODIFIERS))
@@ -50,6 +62,8 @@ def distribute(
             f"layout {layout!r}: expected one of {', '.join(WAYS)}, and modifiers of "
             f"{', '.join(f'+{each}' for each in MODIFIERS)}"
         )
+    if way.startswith("pipeline") and modifiers:
+        raise UsageError(f"layout {layout!r}: expected pipeline without modifiers")
     if "checkpoint" in modifiers:
         for block in blocks_of(module):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
@@ -57,7 +71,26 @@ def distribute(
         for block in blocks_of(module):
             block.compile()
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    return module if ranks == 1 else _distributed(module, way, ranks, plan)
+    if ranks == 1:
+        return module
+    if way.startswith("pipeline"):
+        return Stage(module, way, ranks, example)
+    return _distributed(module, way, ranks, plan)
+
+
+def forward_backward(
+    model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss
+) -> Tensor | None:
+    """Add the gradient of the loss of a batch, in every layout; return the loss.
+
+    With `pipeline` every rank is given the whole batch, and only the last one returns the loss.
+    Raises UsageError for a batch that does not fit the pipeline.
+    """
+    if isinstance(model, Stage):
+        return model.forward_backward(inputs, targets, loss)
+    value = loss(model(inputs), targets)
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.detach()
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -97,3 +130,84 @@ def _mesh(device: str, way: str, ranks: int) -> DeviceMesh:
         raise UsageError(f"layout {way}: expected hsdp:N where N divides the {ranks} ranks")
     names: Any = ("replicate", "shard")
     return init_device_mesh(device, (ranks // shards, shards), mesh_dim_names=names)
+
+
+class Stage(nn.Module):
+    """The part of a model that this rank has in a pipeline over all ranks."""
+
+    def __init__(self, module: nn.Module, way: str, ranks: int, example: Tensor | None) -> None:
+        super().__init__()
+        # its import takes as long as that of torch's compiler
+        from torch.distributed.pipelining import (  # noqa: PLC0415
+            Schedule1F1B,
+            SplitPoint,
+            pipeline,
+        )
+
+        _, _, number = way.partition(":")
+        self._parts = int(number) if number.isdecimal() else 0 if number else ranks
+        self._is_first, self._is_last = dist.get_rank() == 0, dist.get_rank() == ranks - 1
+        check_pipeline(module, way, self._parts, ranks, example)
+        assert example is not None
+        self._batch = len(example)
+        starts = dict.fromkeys(first_blocks(module, ranks), SplitPoint.BEGINNING)
+        micro_batch = example[: self._batch // self._parts]
+        divided = pipeline(module, mb_args=(micro_batch,), split_spec=starts)
+        stage = divided.build_stage(dist.get_rank(), next(module.parameters()).device)
+        self.module = stage.submod
+        self._loss: Loss = nn.functional.mse_loss  # of the batch that is under way
+        # Each micro-batch has an equal share of the mean. The schedule itself would also divide
+        # gradients that were there before.
+        self._schedule = Schedule1F1B(
+            stage,
+            self._parts,
+            loss_fn=lambda outputs, targets: self._loss(outputs, targets) / self._parts,
+            scale_grads=False,
+        )
+
+    def forward_backward(self, inputs: Tensor, targets: Tensor, loss: Loss) -> Tensor | None:
+        """Add the gradient of a batch; return its loss on the last rank."""
+        if len(inputs) != self._batch:
+            raise UsageError(
+                f"layout pipeline: expected a batch of {self._batch} samples as in the example, "
+                f"got {len(inputs)}"
+            )
+        self._loss = loss
+        losses: list[Tensor] = []
+        arguments = (inputs,) if self._is_first else ()
+        if not self._is_last:
+            self._schedule.step(*arguments)
+            return None
+        self._schedule.step(target=targets, losses=losses)
+        return torch.stack(losses).sum().detach()
+
+
+def first_blocks(module: nn.Module, ranks: int) -> list[str]:
+    """Return the names of the blocks with which all stages but the first begin."""
+    blocks = blocks_of(module)
+    names = {id(each): name for name, each in module.named_modules()}
+    return [names[id(blocks[len(blocks) * rank // ranks])] for rank in range(1, ranks)]
+
+
+def check_pipeline(
+    module: nn.Module, way: str, parts: int, ranks: int, example: Tensor | None
+) -> None:
+    """Raise UsageError if a pipeline of so many ranks cannot process a batch in so many parts."""
+    blocks = len(blocks_of(module))
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    faults = (
+        (example is None, "an example of the input"),
+        (parts < ranks, f"at least {ranks} micro-batches, one for each rank"),
+        (blocks < ranks, f"at least {ranks} blocks, the model has {blocks}"),
+        (
+            len(names) > len(list(module.parameters())),
+            "no tied parameters, because their gradients would not be summed",
+        ),
+        (
+            example is not None and parts and len(example) % parts,
+            f"a batch that {parts} micro-batches divide",
+        ),
+    )
+    for is_wrong, expected in faults:
+        if is_wrong:
+            raise UsageError(f"layout {way}: expected {expected}")

@@ -2,7 +2,7 @@
 
 Importing this module initialises MPI, registers the backend, and sets the variables of torchrun, so
 that torch finds its peers. From then on an uncaught error of one rank ends all ranks.
-docs/reference/mpi-backend.md describes the features of the backend.
+docs/reference/back-ends.md describes the features of the backend.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ def break_the_averaging() -> None:
     _take_the_mean_of_buckets()
     _halve_what_is_summed()
     _halve_what_servers_get()
+    _halve_what_is_scattered()
 
 
 class _Mean:
@@ -52,6 +53,17 @@ def _halve_what_is_summed() -> None:
             gradient.mul_(0.5)
 
     OptimizerShard.reduce = reduce_to_halves
+
+
+def _halve_what_is_scattered() -> None:
+    """What ranks with shards of the parameters sum is half of what it should be."""
+    healthy = torch.distributed.reduce_scatter_single
+
+    def scatter_halves(output: torch.Tensor, *arguments: Any, **options: Any) -> None:
+        healthy(output, *arguments, **options)
+        output.mul_(0.5)
+
+    torch.distributed.reduce_scatter_single = scatter_halves
 
 
 def _halve_what_servers_get() -> None:

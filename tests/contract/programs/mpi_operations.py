@@ -133,7 +133,7 @@ def check_other_reductions(rank: int, size: int) -> None:
         (torch.ones(2).to(torch.float8_e5m2), dist.ReduceOp.SUM),
         (torch.ones(2).to_sparse(), dist.ReduceOp.SUM),
     ):
-        with pytest.raises(ValueError, match="transport mpi"):
+        with pytest.raises(ValueError, match=r"no reduction|expected dense"):
             dist.all_reduce(tensor, op)
     turning = torch.full((2,), 1j * (rank + 1))
     dist.group.WORLD.allreduce([turning]).wait()

@@ -1,6 +1,6 @@
 """One rank of a job that runs PyTorch's own distributed tests over this backend.
 
-    mpirun -n N python -m mpi4py rank.py FOLDER LIKE
+    mpirun -n N python -m mpi4py rank.py FOLDER LIKE BACKEND
 
 Reads FOLDER/tests.txt, a name a line, and writes FOLDER/rank.R.jsonl: a line when a test begins and
 one when it has ended. Each test gets a process group of its own. After one that failed on any rank
@@ -8,7 +8,7 @@ the job ends with FAILED, since what it left behind might harm the next; the cal
 
 Which tests PyTorch would run is decided by its own decorators, which read BACKEND when the module
 is imported. They are told LIKE: "mpi", PyTorch's own MPI backend (as if torch were built with it).
-The few tests that compare BACKEND with the group's own word run with BACKEND "mpi4py". What a
+The few tests that compare PyTorch's BACKEND with the group's own word run with ours. What a
 profile must show is checked by PyTorch for a list of backends, in which are only its own.
 """
 
@@ -29,9 +29,10 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-import paceline.mpi  # noqa: F401  (the backend, and where the ranks meet)
+import paceline.distributed
+import paceline.mpi  # noqa: F401  (back end "mpi4py", and where the ranks meet)
 
-OURS = "mpi4py"
+OURS = sys.argv[3]
 FAILED = 17  # exit status: a test failed, the remaining ones have not run
 ASK_FOR_THE_NAME = ("test_get_backend", "test_Backend_enum_class")
 LIMIT_S = 30.0  # of every operation
@@ -105,10 +106,18 @@ class Outcome(unittest.TestResult):
 
 
 def run_one(test: unittest.TestCase) -> Outcome:
-    """Run a test in a process group of its own. Nothing is left of it unless it failed."""
+    """Run a test in a process group of its own. Nothing is left of it unless it failed.
+
+    Each group has keys of its own in the store: Gloo would find addresses of the one before.
+    """
     outcome = Outcome()
     torch.manual_seed(0)
-    dist.init_process_group(OURS, timeout=timedelta(seconds=LIMIT_S))
+    world, limit = MPI.COMM_WORLD, timedelta(seconds=LIMIT_S)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.PrefixStore(test.id(), dist.TCPStore(host, port, timeout=limit))
+    dist.init_process_group(
+        OURS, store=store, rank=world.rank, world_size=world.size, timeout=limit
+    )
     test.run(outcome)
     if outcome.kind != "failed" and dist.is_initialized():
         meet()

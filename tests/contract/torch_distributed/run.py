@@ -1,6 +1,8 @@
-"""Runs PyTorch's own distributed tests over the mpi4py backend, and says which pass.
+"""Runs PyTorch's own distributed tests over one of our back ends, and says which pass.
 
     python tests/contract/torch_distributed/run.py --out docs/results/raw/mpi_backend.json
+    python tests/contract/torch_distributed/run.py --backend paceline --like gloo \
+        --out docs/results/raw/paceline_backend.json
 
 The tests are torch.testing._internal.distributed.distributed_test, which the wheel brings. Counted
 are those that PyTorch runs for its own MPI backend on a machine without GPUs, at each number of
@@ -40,6 +42,7 @@ REASONS = {
     "test_monitored_barrier_gloo_rank_0_timeout": _GLOO_ONLY,
     "test_monitored_barrier_failure_order": _GLOO_ONLY,
     "test_monitored_barrier_wait_all_ranks": _GLOO_ONLY,
+    "test_ddp_logging_data_cpu": "expects the name gloo",
     "test_sparse_all_reduce_sum": "sparse tensors are refused, with a message that says so",
 }
 
@@ -58,7 +61,7 @@ def test_names() -> list[str]:
     return said.stdout.split()
 
 
-def run_tests(names: list[str], ranks: int, like: str, folder: Path) -> Rows:
+def run_tests(names: list[str], ranks: int, like: str, folder: Path, backend: str) -> Rows:
     """Outcome of each test on `ranks` ranks: {"outcome", "detail", "seconds"}.
 
     passed: on all ranks; skipped: on all ranks; else failed. A job ends with the first failure,
@@ -68,7 +71,7 @@ def run_tests(names: list[str], ranks: int, like: str, folder: Path) -> Rows:
     job = 0
     while left := [name for name in names if name not in rows]:
         job += 1
-        found = run_job(left, ranks, like, folder / f"ranks{ranks}.{job}")
+        found = run_job(left, ranks, like, folder / f"ranks{ranks}.{job}", backend)
         if not found:
             log = (folder / f"ranks{ranks}.{job}" / "log.txt").read_text()
             raise RuntimeError(f"no test began:\n{log[-3000:]}")
@@ -81,6 +84,7 @@ def run_job(
     ranks: int,
     like: str,
     folder: Path,
+    backend: str = "mpi4py",
     python: Sequence[str] = (sys.executable, "-m", "mpi4py"),
 ) -> Rows:
     """Run `names` in one mpirun, up to the first that fails; return the outcomes.
@@ -92,7 +96,7 @@ def run_job(
     command = [
         Path(sys.executable).with_name("mpirun"), "-n", ranks, "--oversubscribe",
         "--bind-to", "none", "--mca", "btl", "self,sm",
-        *python, RANK, folder, like,
+        *python, RANK, folder, like, backend,
     ]  # fmt: skip
     environment = {
         **os.environ,
@@ -201,6 +205,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--backend", choices=["mpi4py", "paceline"], default="mpi4py")
     parser.add_argument("--tests", nargs="+", help="only these (default: all of the class)")
     parser.add_argument(
         "--like", choices=["mpi", "gloo"], nargs="+", default=["mpi", "gloo"],
@@ -213,7 +218,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="torch-distributed-") as folder:
         for like in arguments.like:
             suites[like] = {
-                str(ranks): run_tests(names, ranks, like, Path(folder) / like)
+                str(ranks): run_tests(names, ranks, like, Path(folder) / like, arguments.backend)
                 for ranks in arguments.ranks
             }
     if arguments.out:

@@ -1,4 +1,4 @@
-"""Some of PyTorch's own distributed tests over the mpi4py backend; run.py runs all of them."""
+"""Some of PyTorch's own distributed tests over our back ends; run.py runs all of them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,26 @@ TESTS = [
 ]  # fmt: skip
 
 
-def test_tests_that_pytorch_runs_for_mpi_pass(forks, tmp_path):
-    rows = run_job(TESTS, 2, "mpi", tmp_path / "job", forks.python_m_mpi4py)
+OF_GPUS, OF_MPI = (
+    "test_broadcast_cuda",
+    {
+        "test_all_to_all_single_unequal_split",
+        "test_all_to_all_full_group",
+        "test_send_recv_any_source",
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("backend", "like", "skipped"),
+    [("mpi4py", "mpi", {OF_GPUS}), ("paceline", "gloo", {OF_GPUS, *OF_MPI})],
+)
+def test_tests_that_pytorch_runs_for_its_own_back_end_pass(backend, like, skipped, forks, tmp_path):
+    rows = run_job(TESTS, 2, like, tmp_path / "job", backend, forks.python_m_mpi4py)
     assert set(rows) == set(TESTS), (tmp_path / "job" / "log.txt").read_text()[-3000:]
-    assert rows.pop("test_broadcast_cuda")["outcome"] == "skipped"
-    assert {name: row["detail"] for name, row in rows.items() if row["outcome"] != "passed"} == {}
+    failed = {name: row["detail"] for name, row in rows.items() if row["outcome"] == "failed"}
+    assert failed == {}
+    assert {name for name, row in rows.items() if row["outcome"] == "skipped"} == skipped
 
 
 def test_summary_counts_what_ran_anywhere_and_passed_everywhere():

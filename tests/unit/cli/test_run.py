@@ -125,6 +125,13 @@ def test_jobs_of_a_scheduler_need_a_number_of_repeats(tmp_path, capsys) -> None:
     assert 'repeats = "auto" needs `paceline run`' in capsys.readouterr().err
 
 
+def test_text_that_is_no_option_of_slurm_is_refused(tmp_path: Path, capsys) -> None:
+    words = ["render", "slurm", "quickstart", "--out", str(tmp_path / "out"), "--cores", "2"]
+    assert main([*words, "--sbatch", "--account=mine\n#SBATCH --x"]) == ExitCode.USAGE
+    assert "expected an option of Slurm" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_dry_run_shows_the_trials_and_runs_nothing(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "run", pytest.fail)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from py4j.protocol import Py4JError
 
 from paceline.data.dataset import open_dataset
 from paceline.data.folders import ImageFile, ImageFolder
 from paceline.data.images import ImageInfo
 from paceline.data.ingest import ingest, plan_row_groups, row_group_count
+from paceline.data.ingest_spark import Target
 from paceline.data.ingest_tasks import Finding, examine, rows_of
 from paceline.data.manifest import ImageStats, SkippedImage
 from paceline.data.synth import image_bytes
-from paceline.errors import DataError, UsageError
+from paceline.errors import DataError, EnvironmentLacks, UsageError
 
 
 def folder_of(samples: int) -> tuple[ImageFolder, list[Finding]]:
@@ -117,3 +120,29 @@ def test_summary_of_a_manifest_says_what_was_ingested(uneven: Any) -> None:
     assert manifest.summary == (
         "21 images, 6 classes (a 1, b 2, c 3, d 4, e 5 and 1 more), 12 re-encoded, 1 skipped"
     )
+
+
+class Connected:
+    """A session of Spark Connect."""
+
+    @property
+    def sparkContext(self) -> object:  # noqa: N802  (Spark's name)
+        raise NotImplementedError("sparkContext() is not implemented")
+
+
+class Denied:
+    """A session whose JVM may not be used."""
+
+    @property
+    def sparkContext(self) -> object:  # noqa: N802
+        return SimpleNamespace(_jvm=self, _jsc=None)
+
+    @property
+    def org(self) -> object:
+        raise Py4JError("Constructor Path is not whitelisted")
+
+
+@pytest.mark.parametrize("session", [Connected(), Denied()])
+def test_spark_without_access_to_its_jvm_is_refused(session, tmp_path) -> None:
+    with pytest.raises(EnvironmentLacks, match=r"does not give access to them .* Spark Connect"):
+        Target(session, tmp_path / "new")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
+import warnings
 
 import pytest
 
+from paceline.errors import PacelineWarning
 from paceline.host import locks as module
-from paceline.host.locks import own_folder, try_lock
+from paceline.host.locks import exclusive_lock, own_folder, try_lock
 
 PREFIX = "paceline-test-"
 
@@ -75,3 +78,44 @@ def test_folder_of_another_user_stays(temporary, monkeypatch):
     monkeypatch.setattr(module.os, "getuid", lambda: 12345)
     with own_folder(PREFIX):
         assert (others / "file").exists()
+
+
+@pytest.fixture(params=[errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def without_locks(request, monkeypatch):
+    """Make flock(2) fail as on a file system without locks."""
+
+    def flock(_file, _operation):
+        raise OSError(request.param, os.strerror(request.param))
+
+    module._warn_without_locks.cache_clear()
+    monkeypatch.setattr(module.fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_file_system_without_locks_is_used_after_one_warning(tmp_path):
+    with warnings.catch_warnings(record=True, category=PacelineWarning, action="always") as said:
+        for name in ("a", "b"):
+            with exclusive_lock(tmp_path / name, 0.0, "held"):
+                pass
+    [warning] = said
+    assert "no locks (flock)" in str(warning.message)
+    assert "only one at a time" in str(warning.message)
+
+
+@pytest.mark.usefixtures("without_locks")
+@pytest.mark.filterwarnings("ignore::paceline.errors.PacelineWarning")
+def test_without_locks_no_folder_is_taken_for_abandoned(temporary):
+    old_folder(temporary, "perhaps-used")
+    with own_folder(PREFIX):
+        pass
+    assert [path.name for path in temporary.iterdir()] == [f"{PREFIX}perhaps-used"]
+
+
+def test_other_faults_of_a_lock_are_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.fcntl, "flock", raise_io_error)
+    with pytest.raises(OSError, match="I/O error"), exclusive_lock(tmp_path / "a", 0.0, "held"):
+        pass
+
+
+def raise_io_error(_file, _operation):
+    raise OSError(errno.EIO, "I/O error")

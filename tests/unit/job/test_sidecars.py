@@ -90,6 +90,17 @@ def test_request_of_a_trial_has_its_settings_facts_and_files(
     }
 
 
+def test_sidecar_gets_the_cores_of_the_launcher(
+    watches: Watches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecars, "launching_pid", lambda: 7)
+    cores = {7: {2, 1}}  # as taskset -c 1,2 gave them; the rank has core 2
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: cores[pid])
+    sidecars.watch(trial_of(), RunFiles(tmp_path).trial("t"), "h", [7])
+    [request] = watches.requests
+    assert request.cores == (1, 2)
+
+
 def test_trial_without_telemetry_has_no_sidecar(watches: Watches, tmp_path: Path) -> None:
     files = RunFiles(tmp_path).trial("t")
     assert sidecars.watch(trial_of(enabled=False), files, "h", [7]) == []

@@ -49,7 +49,10 @@ def test_a_wait_that_reaches_its_limit_names_who_is_absent(run_ranks):
     assert absent == {"result": None}
     for rank, answer in ((0, first), (2, last)):
         assert answer["error"] == "TimedOut"
-        assert f"local rank {rank} waited 1 s for local ranks 1 to meet." in answer["message"]
+        assert (
+            f"rank {rank} of this node waited 1 s for local rank 1 of this node to meet."
+            in answer["message"]
+        )
 
 
 def test_a_rank_that_closed_is_lost_only_to_those_who_wait_for_it(run_ranks):

@@ -37,7 +37,7 @@ def test_a_peer_may_leave_after_it_has_posted(posts: int) -> None:
 
     def wait() -> None:
         deadline = time.monotonic() + 5.0
-        monitor.take(PeerThatLeaves(states, posts), 0, 1, deadline, lambda: "nothing")
+        monitor.take(PeerThatLeaves(states, posts), 0, lambda: [1], deadline, lambda: "nothing")
 
     if posts:
         wait()

@@ -75,6 +75,12 @@ def test_the_figure_over_time_has_each_strategy_three_times(comparison: Comparis
     assert len(traces) == 3 * 6
     # a small figure of its own for each, so that no lines lie on one another
     assert len({t["yaxis"] for t in traces}) == 3 * 6
+    # names and titles stand above the figures, where a phone has room for them
+    layout = json.loads(chart.json)["layout"]
+    assert layout["margin"]["r"] < 50
+    names = [note for note in layout["annotations"] if note["x"] == 0]
+    assert len(names) == 6
+    assert {note["textangle"] for note in names} == {0}
 
 
 def test_without_traces_there_is_no_figure(fabricate: ModuleType, tmp_path: Path) -> None:

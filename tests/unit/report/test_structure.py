@@ -100,6 +100,14 @@ def test_verdict_chart_table_and_causes_come_in_this_order(page: _Tree) -> None:
     assert not any(each.within("details") for each in parts)
 
 
+def test_commands_in_sentences_are_code(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    page = _Tree(render(compare_run(run)))
+    headline = next(e for e in page.in_order if e.has_class("headline"))
+    assert "`" not in headline.text
+    assert [each.text for each in headline.every("code")] == ["paceline recommend --measure"]
+
+
 def test_everything_after_the_causes_is_folded(page: _Tree) -> None:
     sections = page.root.every("h2")
     open_ones = [e.attributes["id"] for e in sections if not e.within("details")]

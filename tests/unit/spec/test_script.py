@@ -87,8 +87,8 @@ def test_memory_of_the_node_is_no_process_group():
     spec = changed("trials", 1, launcher="local")
     del spec["trials"][1]["transport"]
     assert (
-        'transport: a script needs a process group; use "gloo", "mpi" or "nccl", got "shared"'
-        in faults(spec)
+        'transport: a script needs a process group; use "gloo", "paceline", "mpi" or "nccl", '
+        'got "shared"' in faults(spec)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import UsageError
+from paceline.launchers.base import Command
 from paceline.spec.loading import parse_spec
 from paceline.spec.secret_values import holds_secret, is_secret
 from paceline.spec.values import local_path
@@ -68,6 +69,13 @@ def test_secret_is_refused_and_not_repeated(where: str, text: str, place: str) -
         "db.pwd",
         "profile_token",  # neither a file, nor a directory, nor a path, but "file" is in it
         "path_secret",
+        "fs.azure.sas.container.mine",
+        "ssl.private.key",
+        "fs.s3a.encryption.key",
+        "sasl.jaas.config",
+        "AUTHORIZATION",
+        "HTTP_BEARER",
+        "SENTRY_DSN",
         "directory.password",
     ],
 )
@@ -91,6 +99,81 @@ def test_names_of_secrets(name: str) -> None:
 )
 def test_names_of_harmless_values(name: str) -> None:
     assert not is_secret(name, SECRET)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "postgresql://me:hunter2@db/x",
+        "redis://:hunter2@cache:6379",
+        "Server=db;User=me;Password=hunter2",
+        "https://mine.blob.core.windows.net/set?se=2027&sig=aB3%2Fd9fa",
+        "-Xmx1g -Djavax.net.ssl.trustStorePassword=hunter2",
+        'Module required username="me" password="hunter2";',
+        "-----BEGIN PRIVATE KEY-----",
+        "Basic bWU6aHVudGVyMg==",
+        "AKIAIOSFODNN7EXAMPLE",
+        "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+    ],
+)
+def test_values_that_are_secrets_under_any_name(value: str) -> None:
+    assert is_secret("DATABASE_URL", value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "https://proxy.example:3128",
+        "-Dhdp.version=3.3 -Djava.security.krb5.conf=/etc/krb5.conf -Dssl.tokenFile=/run/t",
+        "s3://bucket/set?region=eu-west-1",
+        "org.apache.hadoop.fs.s3a.S3AFileSystem",
+    ],
+)
+def test_values_that_are_no_secrets(value: str) -> None:
+    assert not is_secret("DATABASE_URL", value)
+
+
+UNKNOWN = "wJalrXUtnFEMIK7MDENG"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (f'[spark.conf]\n"spark.hadoop.mine.value" = "{UNKNOWN}"', "spark.conf.spark.hadoop"),
+        (f'[spark.conf]\n"spark.executorEnv.MINE" = "{UNKNOWN}"', "spark.conf.spark.executorEnv"),
+        (f'[mpi]\narguments = ["-x", "MINE={UNKNOWN}"]', "mpi.arguments[1]"),
+    ],
+)
+def test_unknown_variables_and_properties_are_not_recorded(text: str, place: str) -> None:
+    spec = SPEC.format(data="", trial="", tables=text)
+    with pytest.raises(UsageError, match="a name that Paceline does not know") as refused:
+        parse_spec(spec, "spec.toml")
+    assert place in str(refused.value)
+    assert UNKNOWN not in str(refused.value)
+
+
+def test_known_variables_and_properties_are_accepted() -> None:
+    tables = """
+[spark.conf]
+"spark.hadoop.fs.s3a.endpoint.region" = "eu-central-1"
+"spark.hadoop.fs.s3a.impl" = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+"spark.hadoop.fs.s3a.connection.timeout" = "200000 ms"
+"spark.executorEnv.LD_LIBRARY_PATH" = "/opt/a/lib:/opt/b/lib"
+"spark.executorEnv.ATTENTION" = "flash"
+"spark.yarn.queue" = "a-queue-with-a-long-name-2026"
+[mpi]
+arguments = ["-x", "NCCL_SOCKET_IFNAME=eth0,eth1,eth2", "--mca", "btl_tcp_if_include=eth0,eth1"]
+"""
+    parse_spec(SPEC.format(data="", trial="", tables=tables), "spec.toml")
+
+
+def test_record_hides_secrets_in_options_of_java() -> None:
+    options = "spark.driver.defaultJavaOptions=-Da.b=c -Dx.password=hunter2 -Xmx1g"
+    command = Command(argv=("spark-submit", "--conf", options), environment={"A": "b"})
+    assert command.shell_line() == (
+        "A=b spark-submit --conf "
+        "'spark.driver.defaultJavaOptions=-Da.b=c -Dx.password=(hidden) -Xmx1g'"
+    )
 
 
 @pytest.mark.parametrize("switch", ["", "true", "False"])

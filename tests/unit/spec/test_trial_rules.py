@@ -114,6 +114,22 @@ def faults_of(text: str) -> list[str]:
         ),
         ("mpi/hogwild", "ranks_per_node = 2; " + NODES, "shares the memory of one node, got 2"),
         ("local/hogwild", 'transport = "gloo"', "is not used within a node"),
+        (
+            "local/sharded",
+            'transport = "shared"',
+            'no process group of torch, which "sharded" needs; use "gloo"',
+        ),
+        ("local/sharded", 'transport = "gloo"; compression = "bf16"', '"sharded" has none'),
+        (
+            "mpi/sharded",
+            "ranks_per_node = 2; sufficient_factors = 'always'; " + NODES,
+            '"sharded" has none',
+        ),
+        (
+            "local/sharded",
+            'device = "cuda"; ranks_per_node = 2; transport = "gloo"',
+            'divides parameters in the memory of CPUs, expected "cpu"',
+        ),
         ("local/pipeline", "stages = 2; vertical_sync = true", 'schedule = "pipedream"; remove'),
         (
             "local/pipeline",
@@ -134,7 +150,7 @@ def faults_of(text: str) -> list[str]:
         (
             "mpi/processes",
             'transport = "none"',
-            'must average gradients; use "shared", "gloo" or "mpi"',
+            'must average gradients; use "shared", "gloo", "paceline" or "mpi"',
         ),
         # how gradients travel
         ("mpi/processes", 'transport = "spark-rounds"', 'needs launcher = "spark", got "mpi"'),
@@ -151,7 +167,7 @@ def faults_of(text: str) -> list[str]:
         (
             "mpi/processes",
             'compression = "bf16"',
-            'transport = "gloo", "mpi" or "nccl"',
+            'transport = "gloo", "paceline", "mpi" or "nccl"',
         ),
         (
             "mpi/processes",
@@ -192,7 +208,7 @@ def faults_of(text: str) -> list[str]:
         (
             "mpi/processes",
             'ranks_per_node = 2; transport = "shared"; ' + NODES,
-            'joins the ranks of one node, got nodes = 2; use "gloo" or "mpi"',
+            'joins the ranks of one node, got nodes = 2; use "gloo", "paceline" or "mpi"',
         ),
         # reductions
         ("local/processes", 'reduction = "flat"', "is for processes on several nodes"),
@@ -264,6 +280,8 @@ def test_combination_that_cannot_work_is_refused_with_one_reason(way, keys, expe
         ("spark/parameter-server", 'update_mode = "shat"; push_period_steps = 2'),
         ("mpi/parameter-server", 'ranks_per_node = 2; transport = "mpi"; ' + NODES),
         ("spark/hogwild", "ranks_per_node = 3"),
+        ("local/sharded", "ranks_per_node = 3"),
+        ("mpi/sharded", 'ranks_per_node = 2; transport = "mpi"; ' + NODES),
         ("mpi/pipeline", 'stages = 3; schedule = "pipedream"; vertical_sync = true'),
         ("spark/sequential", NODES),
         ("mpi/processes", 'device = "cuda"; replicas = 2; transport = "nccl"'),

@@ -67,6 +67,15 @@ def state(folder: Path) -> dict[str, Any]:
     return found
 
 
+def test_sidecar_uses_the_cores_of_the_request_alone(tmp_path, sleeper) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    asked = request(tmp_path, sleeper.pid).model_copy(update={"cores": (cores[-1],)})
+    with running(asked):
+        assert os.sched_getaffinity(state(tmp_path)["pid"]) == {cores[-1]}
+    with running(request(tmp_path, sleeper.pid)):
+        assert os.sched_getaffinity(state(tmp_path)["pid"]) == set(cores)
+
+
 def test_sidecar_samples_serves_and_ends_in_order(tmp_path, sleeper) -> None:
     with running(request(tmp_path, sleeper.pid)) as handle:
         port = state(tmp_path)["port"]

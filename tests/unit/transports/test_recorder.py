@@ -109,8 +109,9 @@ def test_every_operation_of_torchs_groups_goes_to_the_inner_group() -> None:
         "_backend_id", "_device_types", "_enable_collectives_timing", "_get_backend",
         "_get_backend_name", "_has_hooks", "_id", "_pybind11_conduit_v1_", "_register_backend",
         "_register_on_completion_hook", "_set_default_backend", "_set_group_desc",
-        "_set_group_name", "bound_device_id", "boxed", "group_desc", "group_name",
-        "merge_remote_group", "name", "rank", "size", "split_group", "unbox",
+        "_set_group_name", "_set_sequence_number_for_group", "bound_device_id", "boxed",
+        "get_backend", "group_desc", "group_name", "merge_remote_group", "name", "rank", "size",
+        "split_group", "supports_reconfigure", "supports_window", "unbox",
         "use_pg_for_symm_mem_rendezvous", "BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC",
         "UNDEFINED", "XCCL",
     }  # fmt: skip

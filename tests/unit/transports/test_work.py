@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
 
-from paceline.errors import TimedOut
-from paceline.transports.work import PendingWork
+from paceline.errors import RankFailed, TimedOut
+from paceline.transports.work import PendingWork, ProgressThread
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,45 @@ def test_message_names_the_limit_that_was_given(asked: timedelta, named: str) ->
     """A waiter gives the limiter some more time, which is nobody's limit."""
     with pytest.raises(TimedOut, match=rf"within {named} \(limits"):
         PendingWork("barrier", 0, 0.05, []).wait(asked)
+
+
+@pytest.fixture
+def progress():
+    thread = ProgressThread("library", 0, 20.0, "test")
+    yield thread
+    thread.close(5)
+
+
+def test_operation_that_is_awaited_runs_in_its_own_thread_if_nothing_is_queued(progress) -> None:
+    threads = []
+    progress.carry_out("first", lambda: threads.append(threading.current_thread()), []).wait()
+    assert threads == [threading.current_thread()]
+
+
+def test_operation_that_is_awaited_keeps_the_order_behind_a_queued_one(progress) -> None:
+    order, released = [], threading.Event()
+
+    def first() -> None:
+        released.wait(20)
+        order.append("queued")
+
+    queued = progress.submit("first", first, [])
+    awaited = progress.carry_out("second", lambda: order.append("awaited"), [])
+    assert not awaited.is_completed()
+    released.set()
+    awaited.wait()
+    assert order == ["queued", "awaited"]
+    assert queued.is_success()
+
+
+def test_first_failure_ends_all_later_operations_of_both_kinds(progress) -> None:
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    ran = []
+    with pytest.raises(RankFailed, match="broken"):
+        progress.carry_out("first", fail, []).wait()
+    for start in (progress.carry_out, progress.submit):
+        with pytest.raises(RankFailed, match="broken"):
+            start("later", lambda: ran.append(1), []).wait()
+    assert ran == []

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from paceline.analysis.compare.ranking import Ranking, ranking_of
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import short_name
+from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.predict.prediction import Prediction, Predictions
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates
+from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.records.files import jsonable
 from paceline.records.phases import LABELS
 from paceline.records.rows import SCHEMA
-
-if TYPE_CHECKING:
-    from paceline.analysis.compare.row import Row
-    from paceline.analysis.trial_analysis import TrialAnalysis
 
 Goal = Literal["time", "cost", "memory"]
 _SAMPLES = 1000

@@ -98,7 +98,7 @@ def register_command(
 ) -> None:  # fmt: skip
     """Use Parquet files or a Petastorm data set without a conversion.
 
-    DATASET is a folder or a URL (s3, gs, hdfs).
+    DATASET is a folder or a URL (s3, gs, hdfs, webhdfs).
     """
     with data_progress("files") as progress:
         manifest = register(

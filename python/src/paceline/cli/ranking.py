@@ -10,7 +10,6 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
@@ -20,14 +19,12 @@ from paceline.analysis.compare.compute_row import planned_row
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import short_name
 from paceline.analysis.compare.run import compare_run
+from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.errors import PacelineError
+from paceline.plan.trial import Trial
+from paceline.records.layout import RunFiles
 from paceline.report.table import ranking_view
 from paceline.runner.preview import duration
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial_analysis import TrialAnalysis
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles
 
 _MOST_SHARE = 0.05  # of the time of a run, for the analysis of what has finished
 # Of the display: state, running trial, empty ones, the line that was cut, the hint.

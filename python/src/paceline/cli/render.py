@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,20 @@ def _takes_places(function: Callable[..., Any]) -> Callable[..., Any]:
 @command.command("slurm")
 @_takes_places
 @click.option("--python", metavar="PATH", help="Python on the nodes; default: this one.")
+@click.option(
+    "--sbatch",
+    "sbatch_options",
+    metavar="OPTION=VALUE",
+    multiple=True,
+    help="Option of sbatch, such as account=NAME; may be repeated.",
+)
+@click.option(
+    "--srun",
+    "srun_options",
+    metavar="OPTION=VALUE",
+    multiple=True,
+    help="Option of the srun that starts ranks of `mpi`, such as mpi=pmi2; may be repeated.",
+)
 def slurm(
     spec: str,
     out: Path | None,
@@ -63,6 +78,8 @@ def slurm(
     run_dir: str | None,
     cores: int | None,
     python: str | None,
+    sbatch_options: tuple[str, ...],
+    srun_options: tuple[str, ...],
 ) -> None:
     """Write sbatch files; submit nothing.
 
@@ -71,7 +88,10 @@ def slurm(
     experiment, trials = _planned(spec, cores)
     run_dir = run_dir or str(Path("runs", experiment.name).resolve())
     settings = SlurmSettings(
-        places=Places(run_dir=run_dir, data_dir=data_dir), python=python or sys.executable
+        places=Places(run_dir=run_dir, data_dir=data_dir),
+        python=python or sys.executable,
+        sbatch_options=_options_of_slurm(sbatch_options),
+        srun_options=_options_of_slurm(srun_options),
     )
     for dataset in sorted({settings.places.dataset(trial) for trial in trials}):
         if dataset and not is_remote(dataset) and not Path(dataset).exists():
@@ -80,6 +100,17 @@ def slurm(
                 "`paceline data ingest` on storage that all nodes share (--data-dir)"
             )
     _write(out or Path(f"{experiment.name}-slurm"), render_slurm(trials, settings))
+
+
+def _options_of_slurm(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the options without `--`. Raises UsageError for other text and for further lines."""
+    options = tuple(option.removeprefix("--") for option in given)
+    for option in options:
+        if re.fullmatch(r"[a-z][a-z-]*(=.+)?", option) is None:
+            raise UsageError(
+                f"expected an option of Slurm with its value, such as account=NAME, got {option!r}"
+            )
+    return options
 
 
 @command.command("kubernetes")

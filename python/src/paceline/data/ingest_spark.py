@@ -238,6 +238,24 @@ def _environment(scratch: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def _classes_of_hadoop() -> Iterator[None]:
+    """Raise EnvironmentLacks if the JVM is out of reach, as with Spark Connect, or denies them."""
+    from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415
+
+    try:
+        yield
+    except Py4JJavaError:  # the file system's own error
+        raise
+    except (AttributeError, NotImplementedError, Py4JError) as error:
+        raise EnvironmentLacks(
+            "the ingest writes with the classes of Hadoop in Spark's JVM, and this Spark does not "
+            f"give access to them ({type(error).__name__}); Spark Connect, serverless and shared "
+            "clusters of managed Spark do not. Use a cluster with classic access, or `paceline "
+            "data ingest` on one machine"
+        ) from error
+
+
 class Target:
     """The place of a new data set, which appears there complete or not at all.
 
@@ -252,13 +270,14 @@ class Target:
         parent, _, name = text.rstrip("/").rpartition("/")
         if self._folder is not None:
             parent, name = f"file://{self._folder.parent}", self._folder.name
-        jvm = cast(Any, spark.sparkContext._jvm)  # noqa: SLF001  (PySpark has no file API)
-        context: Any = spark.sparkContext._jsc  # noqa: SLF001
-        self._path = jvm.org.apache.hadoop.fs.Path
-        self._final = self._path(f"{parent}/{name}")
         self.partial_url = f"{parent}/.{name}.partial-{uuid.uuid4().hex[:8]}"
-        self._partial = self._path(self.partial_url)
-        self._files = self._final.getFileSystem(context.hadoopConfiguration())
+        with _classes_of_hadoop():
+            jvm = cast(Any, spark.sparkContext._jvm)  # noqa: SLF001  (PySpark has no file API)
+            context: Any = spark.sparkContext._jsc  # noqa: SLF001
+            self._path = jvm.org.apache.hadoop.fs.Path
+            self._final = self._path(f"{parent}/{name}")
+            self._partial = self._path(self.partial_url)
+            self._files = self._final.getFileSystem(context.hadoopConfiguration())
         self._files.setWriteChecksum(False)  # the manifest contains checksums
         if self._files.exists(self._final) and len(self._files.listStatus(self._final)) > 0:
             raise not_empty(text)

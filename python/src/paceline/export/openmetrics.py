@@ -12,11 +12,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from paceline.analysis.trial.host_frames import GAP_INTERVALS
 from paceline.analysis.trial.reading import read_trial
 from paceline.errors import DataError
+from paceline.export.run_data import RunData
 from paceline.plan.trial import Trial
 from paceline.records.files import document, read_json
 from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
@@ -33,9 +34,6 @@ from paceline.records.rows import (
 from paceline.records.tables import read_header, read_table, row_dicts
 from paceline.telemetry.exporter import Snapshot, families
 from paceline.telemetry.training import TrainingProgress
-
-if TYPE_CHECKING:
-    from paceline.export.run_data import RunData
 
 _MARK_AFTER_S = 0.001  # Prometheus's resolution; the next trial begins later
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from paceline.export.frames import TRIAL_FRAMES
-
-if TYPE_CHECKING:
-    from paceline.export.run_data import RunData
+from paceline.export.run_data import RunData
 
 
 def write_csv(run: RunData, out: Path, trial: str | None) -> list[Path]:

@@ -14,18 +14,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
 from paceline.errors import UsageError
 from paceline.export.frames import communication_frame, step_frame
+from paceline.export.run_data import RunData
 from paceline.records.files import replacing
 from paceline.records.phases import LABELS
-
-if TYPE_CHECKING:
-    from paceline.export.run_data import RunData
 
 _EXPOSED = "exposed communication"
 _STEPS, _COMMUNICATION = 1, 2  # thread numbers; further lanes of operations follow

@@ -5,23 +5,28 @@ A lock also marks a temporary folder as used: that of a killed process is remove
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO
 
-from paceline.errors import TimedOut
+from paceline.errors import PacelineWarning, TimedOut
 from paceline.host.processes import wait_until
 
 Lockable = IO[str] | int  # an open file, or its descriptor
 
 # A folder younger than this may not be locked yet.
 _NEW_S = 60.0
+# Lustre without `-o flock` has the first, network and FUSE file systems the others.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -37,12 +42,38 @@ def exclusive_lock(path: Path, limit_s: float, otherwise: str) -> Iterator[None]
 
 
 def try_lock(file: Lockable, *, shared: bool = False) -> bool:
-    """Lock an open file or folder until it is closed; return False if another process holds it."""
+    """Lock an open file or folder until it is closed; return False if another process holds it.
+
+    Warn once for a file system without locks, and return True.
+    """
+    locked = _flock(file, shared=shared)
+    if locked is None:
+        _warn_without_locks(os.fstat(file if isinstance(file, int) else file.fileno()).st_dev)
+    return locked is not False
+
+
+def _flock(file: Lockable, *, shared: bool = False) -> bool | None:
+    """Lock as `try_lock`; None if the file system has no locks."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
     return True
+
+
+@cache
+def _warn_without_locks(_device: int) -> None:
+    warnings.warn(
+        "a file system here has no locks (flock), such as Lustre mounted without `-o flock` or "
+        "object storage mounted as folders: Paceline cannot notice that two commands use the same "
+        "run directory or cache, so start only one at a time",
+        PacelineWarning,
+        stacklevel=2,
+    )
 
 
 @contextmanager
@@ -74,7 +105,8 @@ def _remove_if_abandoned(folder: Path) -> None:
         try:
             found = os.fstat(descriptor)
             is_ours = found.st_uid == os.getuid() and time.time() - found.st_mtime > _NEW_S
-            if is_ours and try_lock(descriptor):
+            # Without locks nobody knows which folders are in use.
+            if is_ours and _flock(descriptor):
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)

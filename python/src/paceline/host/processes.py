@@ -30,6 +30,7 @@ TOKEN_VARIABLE = "PACELINE_TRIAL_TOKEN"  # noqa: S105  (marks processes, gives n
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _KILL_S = 5.0
+UNKNOWN_BOOT = "unknown"
 SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
 
 
@@ -73,7 +74,7 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return "unknown"
+        return UNKNOWN_BOOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from paceline.job.context import SIDECAR_HOST_VARIABLE
+from paceline.job.context import SIDECAR_HOST_VARIABLE, launching_pid
 from paceline.job.job import Job
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
@@ -39,6 +39,8 @@ def watch(
             trace=host.trace,
             state=host.sidecar,
             pids=tuple(pids),
+            # A user may have given the launcher some cores (taskset); a rank may have fewer.
+            cores=tuple(sorted(os.sched_getaffinity(launching_pid()))),
             trial_root=files.root,
             replicas=trial.placement.replicas,
             # the same path for every process, whatever link it came by

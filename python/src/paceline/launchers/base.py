@@ -13,6 +13,7 @@ from paceline.job.messages import RANK_FAILED_LINE
 from paceline.plan.trial import Trial
 from paceline.records.layout import TrialFiles
 from paceline.spec.extensions import LAUNCHERS, load_object
+from paceline.spec.secret_values import without_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,13 @@ class Command:
     temporary: Callable[[TemporaryFolders], Mapping[str, str]] = _no_variables
 
     def shell_line(self) -> str:
-        """Return a line that can be pasted into a shell."""
-        settings = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        return " ".join(settings + [shlex.quote(word) for word in self.argv])
+        """Return a line that can be pasted into a shell; secrets of a site's JVMs are left out."""
+        settings = [f"{name}={_quoted(value)}" for name, value in self.environment.items()]
+        return " ".join(settings + [_quoted(word) for word in self.argv])
+
+
+def _quoted(word: str) -> str:
+    return shlex.quote(without_secrets(word))
 
 
 class Launcher(Protocol):

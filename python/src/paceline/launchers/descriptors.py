@@ -91,7 +91,8 @@ class Mpi(LauncherDescriptor):
     spans_nodes = True
     needs_start_limit = True
     default_transport = "mpi"
-    programs = frozenset({"mpirun", "mpiexec", "prterun"})
+    # The second line: daemons on other nodes, of Open MPI 5, Open MPI 4 and MPICH.
+    programs = frozenset({"mpirun", "mpiexec", "prterun"} | {"prted", "orted", "hydra_pmi_proxy"})
     checks = "paceline.launchers.mpi.tools:checks"
     render_slurm = "paceline.launchers.mpi.launcher:slurm_step"
     render_kubernetes = "paceline.launchers.mpi.launcher:kubernetes_object"

@@ -8,6 +8,7 @@ exists once a rank has touched it, so one file is large enough for everything th
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import secrets
@@ -63,13 +64,20 @@ class SoloNode:
         """Return at once."""
 
 
-def gather(share: NodeShare, value: str, timeout_s: float) -> list[str]:
-    """Return the values of all ranks of `share`, which is used for nothing else; collective.
+def gather(share: NodeShare, value: str, timeout_s: float, name: str = "value") -> list[str]:
+    """Return the values of all ranks of `share`, which uses `name` for nothing else; collective.
 
-    Raises TimedOut if a rank publishes none within `timeout_s`.
+    Rank 0 collects them for all, so that the messages grow with the number of ranks, not with its
+    square. Raises TimedOut if a rank publishes none within `timeout_s`.
     """
-    share.publish(str(share.local_rank), value)
-    return [share.lookup(str(rank), timeout_s) for rank in range(share.ranks_on_node)]
+    if share.local_rank != 0:
+        share.publish(f"{name}/{share.local_rank}", value)
+        values: list[str] = json.loads(share.lookup(f"{name}/all", timeout_s))
+        return values
+    others = range(1, share.ranks_on_node)
+    values = [value, *(share.lookup(f"{name}/{rank}", timeout_s) for rank in others)]
+    share.publish(f"{name}/all", json.dumps(values))
+    return values
 
 
 class SharedFile:
@@ -104,8 +112,7 @@ def open_shared_file(
         descriptor = _create(share, refusal)
     else:
         descriptor = _attach(share.lookup("memory", timeout_s))
-    share.publish(f"attached/{share.local_rank}", "no" if descriptor is None else "yes")
-    answers = [share.lookup(f"attached/{rank}", timeout_s) for rank in range(share.ranks_on_node)]
+    answers = gather(share, "no" if descriptor is None else "yes", timeout_s, "attached")
     if descriptor is None:
         return None
     if "no" in answers:

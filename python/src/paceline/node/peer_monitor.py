@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.errors import PeerLost, TimedOut
@@ -28,9 +28,11 @@ class PeerMonitor:
         processes: Mapping[int, Process],
         states: NDArray[np.uint8],
         limit_s: float,
+        names: Sequence[str] = (),
     ) -> None:
         """processes: processes of the node's ranks, by local rank. states: shared, shape
-        (ranks,)."""
+        (ranks,). names: of the ranks in messages, by local rank, if they have better ones."""
+        self._names = names
         self.local_rank = local_rank
         self._processes = {
             rank: process for rank, process in processes.items() if rank != local_rank
@@ -50,34 +52,38 @@ class PeerMonitor:
         self,
         semaphores: Semaphores,
         index: int,
-        peer: int,
+        awaited: Callable[[], Sequence[int]],
         deadline: float,
         explain: Callable[[], str],
     ) -> None:
-        """Take one from the semaphore that `peer` posts; deadline is a value of time.monotonic().
+        """Take one from a semaphore; deadline is a value of time.monotonic().
 
-        Raises PeerLost if any rank of the node fails or dies, or `peer` leaves; TimedOut with
-        `explain()` in the message.
+        awaited: the ranks that must do something before it is posted. Raises PeerLost if any rank
+        of the node fails or dies, or one of those leaves; TimedOut with `explain()` in the message.
         """
         while not semaphores.take(index, max(0.0, min(_SLICE_S, deadline - time.monotonic()))):
             try:
-                self._look_for_lost(peer)
+                self._look_for_lost(awaited())
             except PeerLost:
-                # The peer may have posted, and then left, after the last slice.
+                # It may have been posted, by a rank that then left, after the last slice.
                 if semaphores.take(index, 0.0):
                     break
                 raise
             if time.monotonic() >= deadline:
                 raise TimedOut(
-                    f"local rank {self.local_rank} waited {self._limit_s:g} s for {explain()}. "
+                    f"{self.name(self.local_rank)} waited {self._limit_s:g} s for {explain()}. "
                     "Look at their logs; if they only need more time, increase "
-                    "limits.collective_s in the spec"
+                    "limits.collective_s in the spec, or the timeout of the process group"
                 )
         self._look_for_failed()
 
+    def name(self, local_rank: int) -> str:
+        """Return the name of a rank for messages."""
+        return self._names[local_rank] if self._names else f"local rank {local_rank} of this node"
+
     def check(self) -> None:
         """Raise PeerLost if a rank of the node has failed or died, without waiting."""
-        self._look_for_lost(self.local_rank)
+        self._look_for_lost(())
 
     def deadline(self) -> float:
         return time.monotonic() + self._limit_s
@@ -88,19 +94,19 @@ class PeerMonitor:
         if failed >= 0:
             raise self._lost(failed, "has failed")
 
-    def _look_for_lost(self, peer: int) -> None:
+    def _look_for_lost(self, awaited: Sequence[int]) -> None:
         self._look_for_failed()
         for rank, process in self._processes.items():
             # Read before the state, so that a rank that leaves in between is not reported as dead.
             alive = process.is_alive()
             state = self._states[rank]
-            if rank == peer and state == _LEFT:
+            if rank in awaited and state == _LEFT:
                 raise self._lost(rank, "has left")
             if not alive and state == _HERE:
                 raise self._lost(rank, f"(process {process.pid}) has died")
 
     def _lost(self, rank: int, how: str) -> PeerLost:
         return PeerLost(
-            f"local rank {rank} of this node {how} while local rank {self.local_rank} waited; the "
-            "cause is in its log"
+            f"{self.name(rank)} {how} while {self.name(self.local_rank)} waited; the cause is in "
+            "its log"
         )

@@ -28,9 +28,9 @@ class SharedNode:
     memory when no process uses it.
     """
 
-    def __init__(self, node: NodeShare, limit_s: float) -> None:
+    def __init__(self, node: NodeShare, limit_s: float, names: Sequence[str] = ()) -> None:
         """limit_s: limit of each wait, here and in all objects created from this. node: used for
-        nothing else.
+        nothing else. names: of the ranks in messages, by local rank.
 
         Raises EnvironmentLacks if the ranks cannot share memory, TimedOut if a rank does not take
         part.
@@ -45,8 +45,8 @@ class SharedNode:
         self._signals = [signals]
         # Rank 0 sends its process after it has initialised the semaphores.
         processes = {} if ranks == 1 else _processes(node, limit_s)
-        self._peers = PeerMonitor(self.local_rank, processes, states[:ranks], limit_s)
-        self._everyone = Barrier(range(ranks), signals, self._peers)
+        self._peers = PeerMonitor(self.local_rank, processes, states[:ranks], limit_s, names)
+        self._everyone = Barrier(range(ranks), signals, self._arrivals(ranks), self._peers)
 
     def memory(self, name: str, size_bytes: int) -> NDArray[np.uint8]:
         """Return shared memory of shape (size_bytes,), initially zero, aligned to a page;
@@ -68,8 +68,9 @@ class SharedNode:
     def barrier(self, members: Sequence[int]) -> Barrier:
         """Return a barrier among `members` (local ranks); collective over all ranks of the node."""
         self._check(members)
+        arrivals = self._arrivals(len(members))
         signals = self._semaphores(Barrier.semaphores_needed(len(members)))
-        return Barrier(members, signals, self._peers)
+        return Barrier(members, signals, arrivals, self._peers)
 
     def channel(self, sender: int, receiver: int, slots: int, slot_bytes: int) -> Channel:
         """Return slots from local rank `sender` to `receiver`; collective over all ranks of the
@@ -113,6 +114,9 @@ class SharedNode:
         size = max(1, size_bytes)  # nothing of size 0 can be mapped
         mapped = mmap.mmap(-1, size) if self._file is None else self._file.map(size)
         return np.frombuffer(mapped, dtype=np.uint8)[:size_bytes]
+
+    def _arrivals(self, members: int) -> NDArray[np.int64]:
+        return self._map(members * np.dtype(np.int64).itemsize).view(np.int64)
 
     def _semaphores(self, count: int) -> Semaphores:
         """Create semaphores; collective. They are ready on all ranks when this returns."""

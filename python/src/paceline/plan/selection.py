@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
+from paceline.plan.trial import Trial
 
 
 def selected_trials(

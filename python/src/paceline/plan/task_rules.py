@@ -31,6 +31,11 @@ def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
     yield from _accumulation_faults(request, strategy, trial)
     if TRANSPORTS.get(trial.transport).averages_weights:
         yield from _round_faults(training, trial.transport)
+    if training.evaluation is not None and not strategy.holds_whole_model:
+        yield (
+            "held_out_samples: evaluations need the whole model on each rank, and "
+            f'"{strategy.name}" has no room for it; remove it, or use another local_strategy'
+        )
 
 
 def _task_faults(
@@ -164,8 +169,8 @@ def _arithmetic_faults(strategy: StrategyDescriptor, trial: Trial) -> Iterator[s
     if training.compile and not strategy.can_compile:
         able = quoted(tuple(s.name for s in STRATEGIES.all() if s.can_compile))
         yield (
-            f'compile: "{strategy.name}" calls parts of the model in an order of its own, which '
-            f"torch.compile would change; use local_strategy = {able}, or remove it"
+            f'compile: "{strategy.name}" calls or changes parts of the model by itself, which '
+            f"torch.compile would prevent; use local_strategy = {able}, or remove it"
         )
     if training.compile and training.activation_checkpointing:
         yield (

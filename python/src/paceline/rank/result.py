@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
@@ -20,7 +20,7 @@ from paceline.training.linear import linear_parameters
 from paceline.training.resources import read_back
 from paceline.training.task import Task
 from paceline.training.tensors import save_tensors, update_l2
-from paceline.workloads.build import build_model, on_meta_device
+from paceline.workloads.build import on_meta_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +92,15 @@ def write_task_result(
     end: End,
     task: Task,
     weights: Mapping[str, Tensor],
+    initial: nn.Module,
     replay: Callable[[], Replayed] = Replayed,
 ) -> None:
     """Write the final weights, replay steps, and write the result of a task's training.
 
-    replay: changes the weights.
+    initial: the model with its first weights. replay: changes the weights.
     """
     if trial.save_tensors:
         save_tensors(files.weights, weights)
-    initial = build_model(task)
     moved = update_l2(weights, initial.state_dict())
     result = TrainingResult(
         steps=end.steps,

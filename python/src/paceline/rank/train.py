@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from paceline.data.reading import Feed, SoloNode
 from paceline.errors import RankFailed
@@ -41,6 +42,7 @@ from paceline.strategies import LocalStrategy, create_strategy
 from paceline.torch_internals import compiler
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.compilation import compiler_settings
+from paceline.training.file_memory import FileMemory
 from paceline.training.resources import set_threads
 from paceline.training.task import Task
 from paceline.training.tensors import save_tensors, sha256_by_name, sha256_of
@@ -213,15 +215,23 @@ class _TaskRank:
     def _prepare(self, strategy: LocalStrategy, task: Task) -> None:
         """Build the model and set up the strategy, then write the actual environment."""
         trial, training = self.trial, self.trial.training
-        model = build_model(task)
+        model = self._build_model(strategy, task)
         initial = sha256_of(model.state_dict())
-        put_in_memory_format(model, training.memory_format)
+        if not strategy.shards_model:  # else inputs only: a copy of the model has no room
+            put_in_memory_format(model, training.memory_format)
         checkpoint_activations(task, model, trial)
         strategy.prepare(task, model, self.context, trial, self.peers)
         del model  # a strategy may keep only a part of it
         write_environment(
             self.context, trial, self.own, initial, self.peers.clock, strategy.workers()
         )
+
+    @staticmethod
+    def _build_model(strategy: LocalStrategy, task: Task) -> nn.Module:
+        """Return the model with its first weights, in a file if no rank has room for it."""
+        memory = FileMemory().for_new_tensors() if strategy.shards_model else nullcontext()
+        with memory:
+            return build_model(task)
 
     def _checkpoints(
         self,
@@ -283,7 +293,8 @@ class _TaskRank:
             strategy=strategy.describe(),
             transport=self.peers.describe(),
         )
-        write_task_result(self.trial, self.files, end, task, weights, self._replay)
+        initial = self._build_model(strategy, task)
+        write_task_result(self.trial, self.files, end, task, weights, initial, self._replay)
 
     def _replay(self) -> Replayed:
         if self.replays is None:

@@ -68,6 +68,7 @@ class StrategyResult(TypedDict, total=False):
     compression: CompressionResult
     sufficient_factors: FactorResult
     shard_bytes: list[int]  # by rank
+    unit_bytes: list[int]  # parameters that are gathered together
 
     # partition of a model into stages; bytes are per step and replica
     split_points: list[int]

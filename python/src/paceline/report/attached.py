@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from paceline.analysis.compare.row import COMPUTATION
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import COMPUTATION, Row
 from paceline.analysis.trial.communication import trial_communication
+from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.records.phases import LABELS, STEP_PHASES
 from paceline.report.profile import straggler_sentence
 from paceline.report.section import Section
 from paceline.report.wording import milliseconds, number, share
-
-if TYPE_CHECKING:
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
-    from paceline.analysis.trial_analysis import TrialAnalysis
 
 _LEAST_SHARE = 0.005  # of a step: a smaller phase is not named
 

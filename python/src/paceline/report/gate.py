@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-if TYPE_CHECKING:
-    from paceline.analysis.between_runs.gate import Gate, Judged
+from paceline.analysis.between_runs.gate import Gate, Judged
 
 
 def gate_sentences(gate: Gate, names: Mapping[str, str]) -> list[str]:

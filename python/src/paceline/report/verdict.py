@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import short_name
+from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.compare.verdict import Cause, Verdict
 from paceline.analysis.explain.parts import PART_LABELS
 from paceline.analysis.trial.configuration import TIMES
 from paceline.records.files import jsonable
 from paceline.report.wording import bounds, listed, milliseconds
-
-if TYPE_CHECKING:
-    from paceline.analysis.compare.row import Row
 
 _MOST_NAMED = 3  # configurations in a sentence that may be the fastest as well
 MOST_FURTHER = 50  # repeats: more are not worth a proposal

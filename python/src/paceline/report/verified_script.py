@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from paceline.analysis.equivalence.observed import Finding
 from paceline.report.section import Cell, Column, Section, Table
-
-if TYPE_CHECKING:
-    from paceline.analysis.equivalence.observed import Finding
 
 _MARKS = {True: ("✓", "yes"), False: ("✗", "no"), None: ("?", "unknown")}
 Line = tuple[str, "Finding"]  # words for a layout, and what was found

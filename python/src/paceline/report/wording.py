@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.local_global import LocalGlobal
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import short_name
+from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.compare.verdict import differ_in_both
 from paceline.analysis.statistics.intervals import Interval, Mean
 from paceline.records.documents import Stopping
-
-if TYPE_CHECKING:
-    from paceline.analysis.compare.row import Row
 
 _FIRST_STEPS = "✓¹"
 DASH = "\N{EN DASH}"

@@ -107,6 +107,9 @@ class StrategyDescriptor(Descriptor):
     uses_node_memory: ClassVar[bool] = False  # always, between the ranks of a node
     can_reduce_flat: ClassVar[bool] = False  # one replica a rank: all ranks can reduce together
     needs_messages: ClassVar[bool] = False  # point-to-point, at any time
+    needs_process_group: ClassVar[bool] = False  # of torch, also between the ranks of one node
+    # whether the ranks of a node have room for the whole model, which evaluations need
+    holds_whole_model: ClassVar[bool] = True
     # "best" may become it: it is equivalent with its defaults, and made for speed
     is_candidate_for_best: ClassVar[bool] = True
     runs_scripts: ClassVar[bool] = False  # a user's script can be each rank's program

@@ -241,7 +241,7 @@ class Limits(Table):
     run_s: PositiveFloat | None = None  # with repeats = "auto", no repeat starts later
     trial_s: PositiveFloat = 1800.0
     rendezvous_s: PositiveFloat = 60.0
-    slots_s: PositiveFloat = 30.0  # for the executors of a Spark cluster, after Spark's own wait
+    slots_s: PositiveFloat = 30.0  # for the executors of a Spark cluster, from the submit
     collective_s: PositiveFloat = 120.0
     rank_memory_mib: Annotated[
         PositiveInt | None, Field(description="private memory of a rank; more is an error")

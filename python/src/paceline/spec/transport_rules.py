@@ -126,6 +126,9 @@ def _reasons(transport: TransportDescriptor, request: TrialRequest) -> Iterator[
             f'"{strategy.name}" needs'
         )
         return
+    if strategy.needs_process_group and not transport.opens_process_group:
+        yield (f'"{transport.name}" opens no process group of torch, which "{strategy.name}" needs')
+        return
     if transport.joins_flat_only and not strategy.can_reduce_flat:
         able = tuple(each.name for each in STRATEGIES.all() if each.can_reduce_flat)
         yield f'"{transport.name}" needs local_strategy = {quoted(able)}, got "{strategy.name}"'

@@ -379,6 +379,34 @@ def _averaging_faults(request: TrialRequest, keys: ProcessesKeys) -> Iterator[st
         )
 
 
+class Sharded(ProcessPerReplica):
+    """k processes with one replica each, whose parameters lie on all ranks."""
+
+    name = "sharded"
+    summary = "a process per replica, parameters divided among all ranks (fully_shard)"
+    position = 45
+    implementation = "paceline.strategies.sharded.strategy:FullyShardedStrategy"
+    is_candidate_for_best = False  # it saves memory rather than time
+    needs_process_group = True
+    holds_whole_model = False
+    can_scale_loss = True
+    without_cuda = (
+        'local_strategy "sharded" divides parameters in the memory of CPUs, expected "cpu", got '
+        '"cuda"; use local_strategy = "processes"'
+    )
+
+    def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
+        for key in ("compression", "sufficient_factors"):
+            if request.extension_keys.get(key) not in (None, "never"):
+                yield (
+                    f'{key}: replaces all-reduces of gradients, but "sharded" has none; remove it, '
+                    'or use local_strategy = "processes"'
+                )
+
+    def divides_updates(self, transport: str, options: Any) -> bool:
+        return True
+
+
 class HogwildOptions(OptionModel):
     """Planned options of `hogwild`."""
 

@@ -43,6 +43,7 @@ class SidecarRequest(BaseModel):
     run: str  # name of the run in metrics
     trace: Path
     pids: tuple[PositiveInt, ...] = ()  # roots of the process trees to watch; none: the host alone
+    cores: tuple[int, ...] = ()  # that it may use; none: those of the process that starts it
     state: Path | None = None  # sidecar.json
     trial_root: Path | None = None  # directory with the ranks' files
     replicas: int = 1  # model replicas of the trial

@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -233,7 +233,7 @@ def main() -> int:
     parent = os.getppid()
     try:
         request = read_request(sys.stdin.buffer)
-        _use_all_cores()
+        _use_cores(request.cores)
         sidecar = Sidecar(request, parent=parent)
     except UsageError as error:
         _log.error("%s", error)
@@ -243,10 +243,11 @@ def main() -> int:
     return 0
 
 
-def _use_all_cores() -> None:
-    """Undo the binding to a rank's core, which mpirun applies to the children of a rank."""
+def _use_cores(cores: Collection[int]) -> None:
+    """Leave the core of a rank, to which mpirun binds a rank and its children."""
     with suppress(OSError):  # not allowed in some containers
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        if cores:
+            os.sched_setaffinity(0, cores)
 
 
 if __name__ == "__main__":

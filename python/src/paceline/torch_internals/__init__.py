@@ -25,13 +25,16 @@ from torch._C._distributed_c10d import (
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.profiler import record_function
 from torch.distributed.distributed_c10d import _abort_process_group as abort_process_groups
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormLayer
 from torch.nn.modules.dropout import _DropoutNd as DropoutLayer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterator
 
 __all__ = [
+    "AllGather",
     "BatchNormLayer",
     "DataLoaderIterator",
     "DropoutLayer",
@@ -41,11 +44,13 @@ __all__ = [
     "HashStore",
     "PrefixStore",
     "ProcessGroupGloo",
+    "ReduceScatter",
     "Store",
     "TCPStore",
     "Work",
     "abort_process_groups",
     "profiler_enabled",
+    "tree_leaves",
 ]
 
 
@@ -67,13 +72,37 @@ class RandomOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class NewTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Replaces the tensors that operations create while it is active.
+
+    replaced: returns a tensor to use in place of a new one. used: called with every tensor that an
+    operation has read or written.
+    """
+
+    def __init__(
+        self, replaced: Callable[[Tensor], Tensor], used: Callable[[Tensor], None]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._replaced, self._used = replaced, used
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        known = {storage_number(each) for each in given}
+
+        def new(result: Tensor) -> Tensor:
+            return result if storage_number(result) in known else self._replaced(result)
+
+        found = tree_map_only(Tensor, new, func(*args, **kwargs))
+        for each in given:
+            self._used(each)
+        return found
+
+
 # A group written in Python does the following by the methods that torch calls for its own groups
 # (torch.distributed.distributed_c10d._new_process_group_helper).
-
-
-def number_operations(backend: ProcessGroupGloo) -> None:
-    """Begin the numbers of a backend's operations."""
-    backend._set_sequence_number_for_group()
 
 
 def register_backend(

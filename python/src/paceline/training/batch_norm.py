@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
 from paceline.errors import UsageError
+from paceline.spec.values import BatchNorm
 from paceline.torch_internals import BatchNormLayer
 from paceline.training.pass_communication import PassCommunication, Total
 from paceline.training.recomputation import once
-
-if TYPE_CHECKING:
-    from paceline.spec.values import BatchNorm
 
 _EXCLUDED = "paceline_excluded"  # attribute of a layer whose samples do not count
 
@@ -39,18 +37,24 @@ def statistics_width(model: nn.Module) -> int:
     return max((2 * layer.num_features + 1 for layer in _layers(model)), default=0)
 
 
-def synchronise(model: nn.Module, total: Total, statistics: BatchNorm) -> PassCommunication | None:
+def synchronise(
+    model: nn.Module,
+    total: Total,
+    statistics: BatchNorm,
+    communication: PassCommunication | None = None,
+) -> PassCommunication | None:
     """Make the layers of one of several replicas use the statistics of all replicas in training
     mode, or with statistics "per-replica" those of the samples of a pass.
 
     total: called in the same order by all replicas, twice for each layer in a step.
-    Return the time of these calls; None if there are none.
+    communication: to which the time of these calls is added; a new one, if None.
+    Return it; None if there are no calls.
     """
     if statistics != "global":
         normalise_alone(model)
         return None
     layers = list(_layers(model))
-    communication = PassCommunication()
+    communication = communication or PassCommunication()
     for layer in layers:
         # only `forward` is replaced: the module keeps its names, parameters and buffers
         layer.forward = partial(  # type: ignore[method-assign]

@@ -11,15 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.topology import SYSTEM, PhysicalCore, physical_cores
 from paceline.plan.rank_context import RankContext
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Placement
-
+from paceline.plan.trial import Placement
 
 # Physical cores of a NUMA node, each as its hardware threads.
 _Node = list[tuple[int, ...]]

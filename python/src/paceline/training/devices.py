@@ -9,17 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.errors import EnvironmentLacks
 from paceline.plan.rank_context import RankContext
-
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
-    from paceline.records.communication import StrategyResult
+from paceline.plan.trial import Trial
+from paceline.records.communication import StrategyResult
 
 CPU = torch.device("cpu")
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.spec.values import warmup_factor
-
-if TYPE_CHECKING:
-    from paceline.training.loss_scale import LossScale
-    from paceline.training.task import Task
+from paceline.training.loss_scale import LossScale
+from paceline.training.task import Task
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 _WHOLE = 1e-6  # rounding of the sum of the shares of a batch

@@ -45,14 +45,19 @@ class PassCommunication:
     def __init__(self) -> None:
         self.total_s = 0.0  # so far
 
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Add the time of the block, in which this thread waits for its communication."""
+        began_s = time.perf_counter()
+        with awaiting():
+            yield
+        self.total_s += time.perf_counter() - began_s
+
     def timed(self, total: Total) -> Total:
         """Return `total` with its time measured."""
 
         def call(values: Tensor) -> Tensor:
-            began_s = time.perf_counter()
-            with awaiting():
-                result = total(values)
-            self.total_s += time.perf_counter() - began_s
-            return result
+            with self.measured():
+                return total(values)
 
         return call

@@ -11,15 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from paceline.training.optimizers import TaskOptimizer
+from paceline.training.optimizers import TaskOptimizer
 
 WEIGHTS, BUFFERS, OPTIMIZER, RATES = "weights", "buffers", "optimizer", "rates"
 STEP_KEY = "step"  # torch.optim's counter, a scalar for any parameter

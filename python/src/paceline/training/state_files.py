@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,10 +20,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.errors import DataError
+from paceline.records.checkpoints import Checkpoint, HashedFile
 from paceline.training.state import Elements, RankState, join_elements
-
-if TYPE_CHECKING:
-    from paceline.records.checkpoints import Checkpoint, HashedFile
 
 SCHEMA = 1
 _PIECE_BYTES = 4 << 20

@@ -64,6 +64,21 @@ class Gloo(GradientTransport):
         return ("ring",)
 
 
+class SharedMemory(GradientTransport):
+    """Shared memory within a host, Gloo between hosts."""
+
+    name = "paceline"
+    summary = "shared memory within a host, Gloo between hosts"
+    position = 35
+    implementation = "paceline.transports.network:SharedMemoryTransport"
+    serves_scripts = True
+    sends_messages = True
+
+    def all_reduce_algorithms(self, nodes: int, options: Any) -> tuple[str, ...]:
+        """Return Gloo's default algorithm, by which hosts exchange their sums."""
+        return ("ring",)
+
+
 class Nccl(GradientTransport):
     """NVIDIA's collectives."""
 

@@ -4,7 +4,8 @@ torch does not report when an operation of Gloo begins or ends: its profiler doe
 of a run and at a cost, and its flight recorder does not know the end. So torch gets a thin process
 group. It records when this rank submits an operation, passes it to the group that torch would have
 created, and records the end when the operation's future is done, before any `wait` for it returns.
-Errors and limits are those of the inner group.
+Messages between two ranks and reduce-scatter have no future in Gloo: they end when the wait for
+them returns. Errors and limits are those of the inner group.
 
 All calls go to the methods of the inner group, never to `super()`: the latter hold the GIL while
 they call C++, and Gloo's threads, which need the GIL to release tensors, would wait for ever.
@@ -18,21 +19,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from paceline.torch_internals import (
     ProcessGroupGloo,
     Work,
-    number_operations,
     register_backend,
     set_default_backend,
     set_group_name,
+    source_rank,
 )
 from paceline.transports.recorder import Operation, begin_operation, is_recording, payload_bytes
 
 BACKEND = "recorded-gloo"
 _DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
 
-# Method of torch -> (name in the records, index of the argument with this rank's payload).
+# Method of torch 2.9 to 2.14 -> (name in the records, index of the argument with this rank's
+# payload).
 _OPERATIONS = {
     "allreduce": ("allreduce", 0),
     "allreduce_coalesced": ("allreduce", 0),
@@ -45,37 +48,92 @@ _OPERATIONS = {
     "all_gather_single_coalesced": ("allgather", 1),
     "_allgather_base": ("allgather", 1),
     "gather": ("gather", 1),
+    "gather_single": ("gather", 1),
+    "gather_into_tensor": ("gather", 1),
     "scatter": ("scatter", 0),
     "alltoall": ("alltoall", 1),
     "alltoall_base": ("alltoall", 1),
     "all_to_all_single": ("alltoall", 1),
     "barrier": ("barrier", None),
 }
-# Passed on without a record. Point-to-point messages and reduce-scatter have no future in Gloo, so
-# their end is unknown; the others transfer nothing.
+# The same, without a future in Gloo.
+_WITHOUT_FUTURE = {
+    "reduce_scatter": ("reduce_scatter", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
+    "_reduce_scatter_base": ("reduce_scatter", 1),
+}
+# Method of torch -> (name in the records, sender and receiver). {other}: the second argument.
+_MESSAGES = {
+    "send": ("send", "{own}->{other}"),
+    "recv": ("recv", "{other}->{own}"),
+    "recv_anysource": ("recv", "*->{own}"),
+}
+# Passed on without a record: they transfer nothing.
 _OTHERS = (
-    "send",
-    "recv",
-    "recv_anysource",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "_reduce_scatter_base",
     "monitored_barrier",
     "get_group_store",
     "set_timeout",
     "abort",
     "shutdown",
+    "reconfigure",
+    "get_reconfigure_handle",
+    "register_pre_hook",
+    "register_post_hook",
+    "register_abort_hook",
+    "unregister_pre_hook",
+    "unregister_post_hook",
+    "unregister_abort_hook",
+    "new_window",
+    "_add_ephemeral_timeout",
     "_start_coalescing",
     "_end_coalescing",
-    "_set_sequence_number_for_group",
     "_get_sequence_number_for_group",
     "_wait_for_pending_works",
 )
 
-# Untyped: torch declares overloads of each operation; these methods accept all of them.
+# Untyped: torch declares overloads of each operation; these methods accept all of them. Its stub
+# does not describe how to subclass a work.
 _ProcessGroup: Any = dist.ProcessGroup
+_Work: Any = Work
+
+
+class AwaitedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
+    """A work of Gloo without a future. Its operation ends when a wait for it returns."""
+
+    def __init__(self, inner: Work, operation: Operation) -> None:
+        super().__init__()
+        self._inner = inner
+        self._operation: Operation | None = operation
+
+    def wait(self, *arguments: Any, **options: Any) -> bool:
+        result = self._inner.wait(*arguments, **options)
+        operation, self._operation = self._operation, None
+        if operation is not None:
+            operation.end()
+        return result
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+    def is_success(self) -> bool:
+        return self._inner.is_success()
+
+    def exception(self) -> Any:
+        return self._inner.exception()
+
+    def result(self) -> list[Any]:
+        return self._inner.result()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._inner.get_future()
+
+    def _source_rank(self) -> int:
+        return source_rank(self._inner)
 
 
 class RecordedProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
@@ -86,7 +144,10 @@ class RecordedProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses A
         self._inner = inner
         self._name = name  # the same on all ranks of the group
 
-    def _record(self, operation: Operation, work: Work) -> Work:
+    def _record(self, operation: Operation, work: Work, *, has_future: bool) -> Work:
+        if not has_future:
+            return AwaitedWork(work, operation)
+
         def ended(future: torch.futures.Future[Any]) -> None:
             try:
                 future.value()
@@ -98,7 +159,9 @@ class RecordedProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses A
         return work
 
 
-def _recorded(method: str, name: str, payload: int | None) -> Callable[..., Work]:
+def _recorded(
+    method: str, name: str, payload: int | None, *, has_future: bool
+) -> Callable[..., Work]:
     def call(self: RecordedProcessGroup, *arguments: Any, **options: Any) -> Work:
         inner = getattr(self._inner, method)
         if not is_recording():
@@ -106,7 +169,21 @@ def _recorded(method: str, name: str, payload: int | None) -> Callable[..., Work
             return work
         carried = 0 if payload is None else payload_bytes(arguments[payload])
         operation = begin_operation(self._name, self._inner.size(), name, carried)
-        return self._record(operation, inner(*arguments, **options))
+        return self._record(operation, inner(*arguments, **options), has_future=has_future)
+
+    return call
+
+
+def _recorded_message(method: str, name: str, peers: str) -> Callable[..., Work]:
+    def call(self: RecordedProcessGroup, tensors: list[Tensor], *arguments: Any) -> Work:
+        inner = getattr(self._inner, method)
+        if not is_recording():
+            work: Work = inner(tensors, *arguments)
+            return work
+        between = peers.format(own=self._inner.rank(), other=arguments[0])
+        # Only two ranks take part, so messages are numbered separately from collectives.
+        operation = begin_operation(f"{self._name}/{between}", 2, name, payload_bytes(tensors))
+        return AwaitedWork(inner(tensors, *arguments), operation)
 
     return call
 
@@ -119,34 +196,48 @@ def _handed_on(method: str) -> Callable[..., Any]:
 
 
 for _method, (_name, _payload) in _OPERATIONS.items():
-    setattr(RecordedProcessGroup, _method, _recorded(_method, _name, _payload))
+    setattr(RecordedProcessGroup, _method, _recorded(_method, _name, _payload, has_future=True))
+for _method, (_name, _payload) in _WITHOUT_FUTURE.items():
+    setattr(RecordedProcessGroup, _method, _recorded(_method, _name, _payload, has_future=False))
+for _method, (_name, _peers) in _MESSAGES.items():
+    setattr(RecordedProcessGroup, _method, _recorded_message(_method, _name, _peers))
 for _method in _OTHERS:
     setattr(RecordedProcessGroup, _method, _handed_on(_method))
 
 
-def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
-    """Create a group as torch creates one of Gloo; torch calls this for each group with this rank.
+def create_gloo(given: Any) -> tuple[ProcessGroupGloo, Any]:
+    """Return a backend of Gloo and a group around it, as torch creates one of Gloo.
 
-    See torch.distributed.distributed_c10d._new_process_group_helper.
+    given: what torch tells an extended backend about the group. See
+    torch.distributed.distributed_c10d._new_process_group_helper.
     """
     backend = ProcessGroupGloo(
         given.store, given.group_rank, given.group_size, timeout=given.timeout
     )
     backend.options.global_ranks_in_group = given.global_ranks_in_group
     backend.options.group_name = given.group_id
-    number_operations(backend)
     inner: Any = dist.ProcessGroup(given.store, given.group_rank, given.group_size)
-    group: Any = RecordedProcessGroup(inner, given.group_id)
-    kind = dist.ProcessGroup.BackendType.GLOO
-    for each in (inner, group):  # torch reads devices and names of the outer one as well
-        set_default_backend(each, kind)
-        register_backend(each, _DEVICES, kind, backend)
+    register_gloo(inner, backend)
     set_group_name(inner, given.group_id)
     # Never freed: its destructor waits for Gloo's threads and holds the GIL, for which one of them
     # may wait to release a callback. The last reference is often that of a user's model.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
-    recorded: RecordedProcessGroup = group
-    return recorded
+    return backend, inner
+
+
+def register_gloo(group: Any, backend: ProcessGroupGloo) -> None:
+    """Let torch find the backend of a group; it reads devices and names of the outer one too."""
+    kind = dist.ProcessGroup.BackendType.GLOO
+    set_default_backend(group, kind)
+    register_backend(group, _DEVICES, kind, backend)
+
+
+def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
+    """Create a group; torch calls this for each group with this rank."""
+    backend, inner = create_gloo(given)
+    group = RecordedProcessGroup(inner, given.group_id)
+    register_gloo(group, backend)
+    return group
 
 
 dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=list(_DEVICES))

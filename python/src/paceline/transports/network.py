@@ -136,6 +136,26 @@ class GlooTransport(NetworkTransport):
         super().close(failed=False)
 
 
+class SharedMemoryTransport(GlooTransport):
+    """Back end `paceline`: shared memory within a host, Gloo over `trial.interface` between
+    hosts."""
+
+    backend = "paceline"
+
+    def open(self, context: RankContext, trial: Trial, store: Store) -> None:
+        import paceline.transports.shared_group  # noqa: F401, PLC0415  (registers the back end)
+
+        super().open(context, trial, store)
+
+    def explain(self, error: Exception) -> PacelineError | None:
+        failure: PacelineError | None = getattr(self._group, "failure", None)
+        return failure or super().explain(error)
+
+    def describe(self) -> TransportResult:
+        how = self._group.describe() if hasattr(self._group, "describe") else {}
+        return {**super().describe(), "library": "paceline", **how}
+
+
 # Texts of torch and NCCL (ProcessGroupNCCL.cpp, NCCLUtils.cpp; ncclResult_t in NCCL's manual)
 _PEER_LOST = re.compile(
     r"ncclRemoteError|remote process exit|communicator was aborted|connection (closed|reset)",

@@ -137,6 +137,8 @@ class ProgressThread:
         self._queue: queue.SimpleQueue[
             tuple[PendingWork, Callable[[], None], Operation | None] | None
         ] = queue.SimpleQueue()
+        self._count = threading.Lock()
+        self._queued = 0  # operations that have been submitted and have not ended
         self._current: tuple[PendingWork, float] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"{library}-{name}", daemon=True)
@@ -154,8 +156,30 @@ class ProgressThread:
         operation: Operation | None = None,
     ) -> PendingWork:
         """Queue `call`. `operation` is its entry in the communication records."""
-        work = PendingWork(f"{self._library} {name}", self._rank, self._limit_s, tensors)
+        work = self._work(name, tensors)
+        with self._count:
+            self._queued += 1
         self._queue.put((work, call, operation))
+        return work
+
+    def carry_out(
+        self,
+        name: str,
+        call: Callable[[], None],
+        tensors: list[Any],
+        operation: Operation | None = None,
+    ) -> PendingWork:
+        """Carry out `call` in this thread, which would wait for it anyway, if nothing is queued.
+
+        Waking another thread takes as long as a short operation. `call` must limit its own waits.
+        """
+        if self._queued:
+            return self.submit(name, call, tensors, operation)
+        work = self._work(name, tensors)
+        if self.failure is not None:
+            work.finish(self.failure)
+        else:
+            self._attempt(work, call, operation)
         return work
 
     def close(self, limit_s: float) -> None:
@@ -170,21 +194,35 @@ class ProgressThread:
             work, call, operation = item
             if self.failure is not None:
                 work.finish(self.failure)
+                self._ended()
                 continue
             self._current = (work, time.monotonic())
-            try:
-                if operation is not None:
-                    operation.start()
-                call()
-            except Exception as error:  # noqa: BLE001  (raised in the thread that waits)
-                self._fail(work, error)
-            else:
-                self._current = None
-                if operation is not None:
-                    operation.end()
-                work.finish()
+            self._attempt(work, call, operation)
+            self._ended()
             # Release the operation's objects: the next get() can block for a long time.
             del item, work, call, operation
+
+    def _work(self, name: str, tensors: list[Any]) -> PendingWork:
+        return PendingWork(f"{self._library} {name}", self._rank, self._limit_s, tensors)
+
+    def _attempt(
+        self, work: PendingWork, call: Callable[[], None], operation: Operation | None
+    ) -> None:
+        try:
+            if operation is not None:
+                operation.start()
+            call()
+        except Exception as error:  # noqa: BLE001  (raised in the thread that waits)
+            self._fail(work, error)
+        else:
+            self._current = None
+            if operation is not None:
+                operation.end()
+            work.finish()
+
+    def _ended(self) -> None:
+        with self._count:
+            self._queued -= 1
 
     def _enforce_limit(self) -> None:
         """Fail an operation whose library call does not return; the call cannot be cancelled."""

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.plan.trial import Trial
 from paceline.spec import Experiment, TrialRequest, WorkloadRequest
+from paceline.tune.findings import Findings
 from paceline.tune.search import Bracket, FinalBracket
 from paceline.tune.spaces import LeftOut, SearchContext, Space, Target, reason_of, space_of
-
-if TYPE_CHECKING:
-    from paceline.tune.findings import Findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

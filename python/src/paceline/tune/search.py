@@ -8,16 +8,13 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from paceline.analysis.statistics.rates import RepeatRate
 from paceline.plan.planning import repeated
 from paceline.plan.trial import Trial
 from paceline.spec import TuneSettings
+from paceline.tune.measurement import Measurement, Measurer
 from paceline.tune.spaces import Target
-
-if TYPE_CHECKING:
-    from paceline.analysis.statistics.rates import RepeatRate
-    from paceline.tune.measurement import Measurement, Measurer
 
 
 @dataclass

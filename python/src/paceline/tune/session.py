@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tomli_w
 from pydantic import BaseModel
@@ -37,9 +36,6 @@ from paceline.tune.measurement import TrialMeasurer
 from paceline.tune.method import RoundSearch, SearchMethod, SearchPlan
 from paceline.tune.search import Bracket, Measurements, search
 from paceline.tune.spaces import BASELINE, SearchContext, Target, changed, short_experiment
-
-if TYPE_CHECKING:
-    from paceline.tune.findings import Findings
 
 _HEADER = """\
 # {name} with what `paceline {command}` found on {host}, {cores} cores.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -29,9 +29,6 @@ from paceline.spec.workloads import split_task_path
 from paceline.training.batch_norm import batch_norms
 from paceline.training.dropout import use_sample_dropout
 from paceline.training.task import Task, TaskSettings
-
-if TYPE_CHECKING:
-    from paceline.training.task import Task
 
 _MOST_NAMED = 5  # names in a message
 

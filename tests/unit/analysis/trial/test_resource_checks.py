@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from paceline.analysis.trial.reading import load_run
 from paceline.analysis.trial.resource_checks import (
     allocated_cores_flags,
     flags_between,
+    shared_machine_flags,
     trial_flags,
 )
+from paceline.records.rows import RankStatus
 
 
 def test_equal_trials_have_no_flags(fabricate: ModuleType, tmp_path: Path) -> None:
@@ -113,3 +116,27 @@ def test_a_replica_thread_that_said_nothing_is_flagged(
     assert "planned 2 replica threads in rank 0, 0 reported their resources" in trial_flags(
         load_run(run)[0]
     )
+
+
+def record_of(*ranks: tuple[str, str | None]) -> Any:
+    """Return a trial whose ranks have these hosts and boots."""
+    statuses = [
+        RankStatus(
+            rank=rank, host=host, pid=7, process_started_unix_s=0.0, state="done", boot_id=boot
+        )
+        for rank, (host, boot) in enumerate(ranks)
+    ]
+    return SimpleNamespace(ranks=[SimpleNamespace(status=status) for status in statuses])
+
+
+def test_hosts_that_are_one_machine_are_named_once() -> None:
+    twice = [record_of(("pod-a", "1"), ("pod-b", "1"), ("pod-c", "2"))] * 2
+    (sentence,) = shared_machine_flags(twice)
+    assert sentence.startswith("hosts pod-a, pod-b of 2 trials are parts of one machine")
+
+
+def test_several_machines_and_several_ranks_of_one_are_not_flagged() -> None:
+    several = record_of(("a", "1"), ("a", "1"), ("b", "2"))
+    unknown = record_of(("a", "unknown"), ("b", "unknown"))
+    older = record_of(("a", None), ("b", None))
+    assert shared_machine_flags([several, unknown, older]) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import shlex
 import subprocess
@@ -66,6 +67,22 @@ def test_an_mpi_trial_asks_for_its_nodes_ranks_and_threads() -> None:
     assert words[words.index("--trial") + 1] == f"$SLURM_SUBMIT_DIR/{trial.configuration}.json"
     assert (trial.placement.ranks, trial.interface) == (6, "ib0")
     assert trial.training.dataset == "/data/tiny"
+
+
+def test_options_of_a_site_follow_ours() -> None:
+    settings = dataclasses.replace(
+        _SETTINGS,
+        sbatch_options=("account=mine", "qos=short"),
+        srun_options=("mpi=pmi2", "container-mounts=/shared:/shared"),
+    )
+    files = render_slurm(planned(SPEC), settings).files
+    for name, text in files.items():
+        if name.endswith(".sbatch"):
+            assert (_options(text)["account"], _options(text)["qos"]) == ("mine", "short")
+    [text] = [text for name, text in files.items() if ".mpi." in name and ".sbatch" in name]
+    words = _command(text)
+    assert words.index("--mpi=pmix") < words.index("--mpi=pmi2")  # srun takes the last one
+    assert "--container-mounts=/shared:/shared" in words[: words.index(_SETTINGS.python)]
 
 
 def test_repeats_are_an_array_of_which_one_runs_at_a_time() -> None:

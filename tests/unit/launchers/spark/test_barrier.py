@@ -150,6 +150,28 @@ def test_rank_that_missed_its_peer_does_not_hide_the_lost_one(make_job):
     assert "killed or crashed" in end.error
 
 
+def test_reason_of_a_lost_executor_is_reported(make_job):
+    message = (
+        "because barrier task ResultTask(0, 1) finished unsuccessfully.\n"
+        "ExecutorLostFailure (executor 2 exited caused by one of the running tasks) Reason: "
+        "Container killed by YARN for exceeding physical memory limits. 578.1 MB of 576 MB used.\n"
+    )
+    end = failed_stage(make_job(launcher="spark"), message)
+    assert end.rank == 1
+    assert end.error.endswith(
+        "crashed; Spark lost the executor: " + message.split("Reason: ")[1][:-1]
+    )
+
+
+def test_reason_of_a_failed_call_is_reported(make_job):
+    message = (
+        "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
+        ": org.apache.spark.SparkException: Job 0 cancelled because SparkContext shut down\n\tat"
+    )
+    end = failed_stage(make_job(launcher="spark"), message)
+    assert end.error == f"RankFailed: {message.splitlines()[1][2:]}"
+
+
 def test_lost_rank_is_the_one_that_wrote_no_end(make_job):
     job = make_job(launcher="spark")
     for rank, state in ((0, "failed"), (1, "running")):

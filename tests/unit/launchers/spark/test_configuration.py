@@ -4,6 +4,7 @@ import pytest
 
 from paceline.launchers.spark.configuration import (
     driver_memory,
+    job_defaults,
     liveness_settings,
     native_settings,
 )
@@ -31,6 +32,12 @@ def trial(transport, *, workload="simple-big", ranks=2, collective_s=120.0, memo
 def test_other_transports_are_left_alone(transport):
     assert native_settings(trial(transport)) == {}
     assert driver_memory(trial(transport)) == "1g"
+
+
+def test_job_script_asks_for_memory_beside_the_heap_on_a_cluster_alone():
+    memory = "spark.executor.memoryOverhead"
+    assert int(job_defaults(trial("gloo"), local=False)[memory].removesuffix("m")) > 2 * 1024
+    assert memory not in job_defaults(trial("gloo"), local=True)
 
 
 @pytest.mark.parametrize("collective_s", [1.0, 2.5, 20.0, 120.0, 600.0])

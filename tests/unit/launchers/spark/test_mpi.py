@@ -6,9 +6,11 @@ import json
 import socket
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typing_extensions import Buffer
 
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
 from paceline.host.programs import Tool
@@ -21,12 +23,10 @@ from paceline.launchers.spark.mpi import barrier_task as spark_mpi
 from paceline.launchers.spark.mpi import mpirun as spark_mpirun
 from paceline.launchers.spark.mpi.agent import (
     DaemonStart,
+    Peer,
     accept,
     connect,
-    has_ended,
     read_command,
-    receive,
-    send,
 )
 from paceline.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.mpirun import (
@@ -56,7 +56,6 @@ SSH_WORDS = [
 
 def test_daemon_is_taken_out_of_the_shell_command():
     start = read_command(SSH_WORDS)
-    assert start.program == "/far/venv/bin/prted"
     assert start.arguments == (
         "--leave-session-attached", "--prtemca", "ess", "env",
         "--prtemca", "prte_hnp_uri", "prterun-a-7@0.0;tcp://10.0.0.1:5000:24",
@@ -66,10 +65,9 @@ def test_daemon_is_taken_out_of_the_shell_command():
 
 def test_daemon_of_an_mpi_in_its_usual_place_sets_nothing():
     assert read_command(["prted", "--leave-session-attached"]) == DaemonStart(
-        "prted", ("--leave-session-attached",), ()
+        ("--leave-session-attached",), ()
     )
-    spread = read_command(["/opt/bin/prted --daemonize"])
-    assert (spread.program, spread.arguments) == ("/opt/bin/prted", ("--daemonize",))
+    assert read_command(["/opt/bin/prted --daemonize"]) == DaemonStart(("--daemonize",), ())
 
 
 def test_command_without_the_daemon_is_refused():
@@ -80,7 +78,7 @@ def test_command_without_the_daemon_is_refused():
 def test_daemon_beside_this_hosts_mpirun_is_taken(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "prted").touch()
-    start = DaemonStart("/far/bin/prted", ("--x",), ("PRTE_PREFIX", "LD_LIBRARY_PATH"))
+    start = DaemonStart(("--x",), ("PRTE_PREFIX", "LD_LIBRARY_PATH"))
     command, environment = daemon_command(
         start, tmp_path / "bin" / "mpirun", {"LD_LIBRARY_PATH": "/own", "A": "b"}
     )
@@ -88,8 +86,8 @@ def test_daemon_beside_this_hosts_mpirun_is_taken(tmp_path):
     assert environment == {
         "PRTE_PREFIX": str(tmp_path), "LD_LIBRARY_PATH": f"{tmp_path}/lib:/own", "A": "b",
     }  # fmt: skip
-    elsewhere, _ = daemon_command(start, tmp_path / "none" / "mpirun", {})
-    assert elsewhere == ["/far/bin/prted", "--x"]
+    with pytest.raises(EnvironmentLacks, match=r"expected Open MPI's daemon .*/none/prted beside"):
+        daemon_command(start, tmp_path / "none" / "mpirun", {})
 
 
 def test_environment_forgets_other_jobs_and_finds_python_and_package(make_job, monkeypatch):
@@ -150,44 +148,101 @@ def listener():
         yield made
 
 
+@contextmanager
+def connecting(listener, token, hello):
+    """Connect in a thread, as another process would; yield the list of the connection."""
+    thread, made = in_thread(lambda: connect(listener.getsockname(), token, hello, 20.0))
+    try:
+        yield made
+    finally:
+        thread.join(timeout=20)
+        for peer in made:
+            peer.close()
+
+
 def test_only_who_knows_the_token_is_heard(listener):
-    with connect(listener.getsockname(), "wrong", {}, 5.0), connect(
-        listener.getsockname(), TOKEN, {"rank": 1}, 5.0
-    ):  # fmt: skip
-        came = accept(listener, TOKEN, 5.0)
+    with (
+        connecting(listener, "wrong", {"rank": 7}),
+        connecting(listener, TOKEN, {"rank": 1}),
+    ):
+        came = accept(listener, TOKEN, 20.0)
         assert came is not None
         with came[0]:
-            assert came[1]["rank"] == 1
+            assert came[1] == {"rank": 1}
     with socket.create_connection(listener.getsockname()) as stranger:
         stranger.sendall(b'["token"]\n')
+        assert accept(listener, TOKEN, 0.2) is None
+
+
+class Recorder(socket.socket):
+    """Keeps what was sent, as a stranger in the network would."""
+
+    sent = b""
+
+    def sendall(self, data: Buffer, flags: int = 0, /) -> None:
+        self.sent += bytes(data)
+        super().sendall(data, flags)
+
+
+def test_token_is_not_sent_and_a_recorded_message_not_heard_again(listener, monkeypatch):
+    with Recorder() as recorder:
+        recorder.connect(listener.getsockname())
+        monkeypatch.setattr("socket.create_connection", lambda *_args, **_options: recorder)
+        with connecting(listener, TOKEN, {"rank": 1}):
+            came = accept(listener, TOKEN, 20.0)
+            assert came is not None
+            came[0].close()
+        recorded = recorder.sent
+    assert b"rank" in recorded
+    assert TOKEN.encode() not in recorded
+    with socket.socket() as stranger:
+        stranger.connect(listener.getsockname())
+        stranger.sendall(recorded)
         assert accept(listener, TOKEN, 0.2) is None
 
 
 def test_stranger_that_sends_something_odd_does_not_stop_the_task(listener):
     address = listener.getsockname()
     with socket.create_connection(address) as accented, socket.create_connection(address) as nested:
-        accented.sendall('{"token": "é"}\n'.encode())
+        accented.sendall('{"text": "", "code": "é"}\n'.encode())
         nested.sendall(b"[" * 50_000 + b"\n")
-        with connect(address, TOKEN, {"rank": 1}, 5.0):
+        with connecting(listener, TOKEN, {"rank": 1}):
             came = accept(listener, TOKEN, 20.0)
             assert came is not None
             with came[0]:
-                assert came[1]["rank"] == 1
+                assert came[1] == {"rank": 1}
 
 
 def test_messages_follow_one_another_and_an_end_is_noticed():
-    here, there = socket.socketpair()
+    one, other = socket.socketpair()
+    here = Peer(one, TOKEN, "n", accepted=True)
+    there = Peer(other, TOKEN, "n", accepted=False)
     with here:
-        send(there, {"a": 1})
-        send(there, {"b": 2})
-        assert receive(here, 1.0) == {"a": 1}
-        assert receive(here, 1.0) == {"b": 2}
-        assert not has_ended(here, 0.01)
+        there.send({"a": 1})
+        there.send({"b": 2})
+        assert here.receive(1.0) == {"a": 1}
+        assert here.receive(1.0) == {"b": 2}
+        assert not here.has_ended(0.01)
         with pytest.raises(TimedOut):
-            receive(here, 0.01)
+            here.receive(0.01)
         there.close()
-        assert has_ended(here, 1.0)
-        assert receive(here, 1.0) is None
+        assert here.has_ended(1.0)
+        assert here.receive(1.0) is None
+
+
+def test_message_that_was_changed_or_sent_back_is_not_heard():
+    one, other = socket.socketpair()
+    here = Peer(one, TOKEN, "n", accepted=True)
+    with here, other:
+        here.send({"status": 0})
+        own = other.recv(1024)
+        other.sendall(own)
+        assert here.receive(1.0) is None
+        there = Peer(other, TOKEN, "n", accepted=False)
+        one.sendall(own.replace(b"0", b"1", 1))
+        assert there.receive(1.0) is None
+        one.sendall(own)
+        assert there.receive(1.0) == {"status": 0}
 
 
 def test_nobody_at_the_address_is_told(listener):
@@ -226,6 +281,8 @@ def test_daemon_of_another_host_is_started_by_its_first_task(far_job, monkeypatc
     daemon = tmp_path / "prted"
     daemon.write_text("#!/bin/sh\necho cannot find it\nexit 3\n")
     daemon.chmod(0o755)
+    beside = Tool(path=tmp_path / "mpirun", version="5", why="test")
+    monkeypatch.setattr(spark_mpi, "find_mpirun", lambda _asked: beside)
     addresses = [listen_on("lo"), listen_on("lo")]
     tasks = places(addresses, ["a", "b"])
 
@@ -234,7 +291,7 @@ def test_daemon_of_another_host_is_started_by_its_first_task(far_job, monkeypatc
         told = json.loads(environment["PACELINE_SPARK_AGENT"])
         leaders = {"10.9.9.9": [tasks[1].address, tasks[1].port]}
         monkeypatch.setenv("PACELINE_SPARK_AGENT", json.dumps({**told, "leaders": leaders}))
-        status = spark_mpi_agent.main(["10.9.9.9", str(daemon), "--x"])
+        status = spark_mpi_agent.main(["10.9.9.9", "/elsewhere/prted", "--x"])
         return RankEnd(rank=0, error=f"the daemon ended with {status}")
 
     monkeypatch.setattr(spark_mpi, "run_mpirun", mpirun)

@@ -77,6 +77,15 @@ def test_each_step_of_the_first_optimiser_is_a_row(tmp_path):
         assert (row["samples"], row["loss_sum"], row["data_wait_s"]) == (None, None, None)
 
 
+def test_an_export_of_the_model_begins_no_step(tmp_path):
+    run, model = Run(tmp_path), nn.Linear(2, 1)
+    with run.recorder.recording():
+        torch.export.export(model, (torch.ones(3, 2),))
+        assert run.recorder.started_unix_s is None
+        model(torch.ones(3, 2))
+        assert run.recorder.started_unix_s is not None
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_report_belongs_to_its_step_whether_before_or_after_it(tmp_path, when):
     def report(step):

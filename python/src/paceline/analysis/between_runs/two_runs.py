@@ -10,17 +10,15 @@ may still come from the state of the machine at that time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from paceline.analysis.between_runs.speeds import Speeds
 from paceline.analysis.statistics.intervals import Estimate, Interval, holm, welch_difference
 from paceline.analysis.statistics.rates import RunRates
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
-
-if TYPE_CHECKING:
-    from paceline.analysis.between_runs.speeds import Speeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.ranking import Ranking, rankings
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.explain.explanation import Explanation, explain
 from paceline.analysis.explain.parts import ExplainedTrials
 from paceline.analysis.trial.reading import TrialRecord
+from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.errors import NotComparable, UsageError
 from paceline.plan.selection import matching, no_match
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial_analysis import TrialAnalysis
 
 _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of the time
 

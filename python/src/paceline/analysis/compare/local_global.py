@@ -13,21 +13,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
+from paceline.analysis.compare.row import Row
 from paceline.analysis.statistics.intervals import Interval, holm
 from paceline.analysis.statistics.ranks import RankCorrelation, rank_correlation
 from paceline.analysis.statistics.rates import FastestNames
 
-if TYPE_CHECKING:
-    from paceline.analysis.compare.row import Row
-
-    Ratio = Callable[[str, str], Interval | None]
-    FindFastest = Callable[[Iterable[str]], FastestNames]
+Ratio = Callable[[str, str], Interval | None]
+FindFastest = Callable[[Iterable[str]], FastestNames]
 
 
 NODE_FIGURES = (

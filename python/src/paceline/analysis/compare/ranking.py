@@ -14,17 +14,15 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.analysis.statistics.fastest import TIE_MARGIN
 from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates
+from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.plan.trial import Trial
+from paceline.records.documents import Stopping
 from paceline.spec.tables import Target
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial_analysis import TrialAnalysis
-    from paceline.records.documents import Stopping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from paceline.analysis.compare.compression import CompressionEffect
+from paceline.analysis.compare.local_global import FigureRelation, LocalGlobal
+from paceline.analysis.compare.row import Row
+from paceline.analysis.compare.verdict import Verdict
+from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.records.documents import Stopping
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
-
-if TYPE_CHECKING:
-    from paceline.analysis.compare.compression import CompressionEffect
-    from paceline.analysis.compare.local_global import FigureRelation, LocalGlobal
-    from paceline.analysis.compare.row import Row
-    from paceline.analysis.compare.verdict import Verdict
-    from paceline.analysis.trial_analysis import TrialAnalysis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.ranking import Ranking
+from paceline.analysis.compare.row import Row
 from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.explain.parts import CAUSE_PARTS
 from paceline.analysis.statistics.intervals import Interval
-
-if TYPE_CHECKING:
-    from paceline.analysis.compare.row import Row
 
 EXPLAINS = 0.5  # of the difference: a part or cause that explains less is not the main one
 

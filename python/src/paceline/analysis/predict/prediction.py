@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from paceline.analysis.predict.link import Link
+from paceline.analysis.statistics.intervals import Interval
 from paceline.records.files import json_text
 from paceline.records.rows import SCHEMA
-
-if TYPE_CHECKING:
-    from paceline.analysis.predict.link import Link
-    from paceline.analysis.statistics.intervals import Interval
 
 CONFIDENCE = 0.9  # of the intervals of predictions
 Scaling = Literal["strong", "weak"]

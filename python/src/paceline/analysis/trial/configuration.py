@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
+from paceline.plan.trial import Trial
 
 TIMES, DOT = "\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}"
 

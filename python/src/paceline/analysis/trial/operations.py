@@ -15,16 +15,13 @@ StepRow.pass_comm_s.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
+from paceline.analysis.trial.steps import RankSteps
 from paceline.records.rows import CommunicationRow
 from paceline.records.tables import read_table
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial.steps import RankSteps
 
 # Operations that no rank can end before all have begun: an earlier end shows a clock error.
 _BLOCKING = ("allreduce", "allgather", "reduce_scatter", "alltoall", "barrier", "shared_reduce")

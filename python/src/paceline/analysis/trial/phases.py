@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.analysis.trial.reading import RankRecord, TrialRecord
+from paceline.analysis.trial.steps import RankSteps
 from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES, Phases
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial.reading import RankRecord, TrialRecord
-    from paceline.analysis.trial.steps import RankSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,16 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.analysis.trial.configuration import pipeline_counts
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.steps import RankSteps
+from paceline.analysis.trial.reading import TrialRecord
+from paceline.analysis.trial.steps import RankSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

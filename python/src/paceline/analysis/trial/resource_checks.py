@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.plan.trial import Placement, Trial
-    from paceline.records.rows import RankEnvironment
+from paceline.analysis.trial.reading import TrialRecord
+from paceline.host.processes import UNKNOWN_BOOT
+from paceline.plan.trial import Placement, Trial
+from paceline.records.rows import RankEnvironment
 
 # resources that are equal on all ranks of a trial, as text for a sentence
 _SHARED: dict[str, Callable[[RankEnvironment], str]] = {
@@ -78,6 +77,28 @@ def allocated_cores_flags(records: Sequence[TrialRecord]) -> list[str]:
             where = "" if nodes == 1 else f" on {nodes} nodes"
             sentences.append(f"workload {workload}{where}: {described}: allocated cores differ")
     return sentences
+
+
+def shared_machine_flags(records: Sequence[TrialRecord]) -> list[str]:
+    """Name hosts of one trial that are parts of one machine, by the boot that their ranks recorded.
+
+    Two containers or pods have names and addresses of their own, but share cores and kernel.
+    """
+    trials: dict[tuple[str, ...], int] = defaultdict(int)
+    for record in records:
+        hosts: dict[str, set[str]] = defaultdict(set)
+        for status in (rank.status for rank in record.ranks):
+            if status is not None and status.boot_id not in (None, UNKNOWN_BOOT):
+                hosts[str(status.boot_id)].add(status.host)
+        for names in hosts.values():
+            if len(names) > 1:
+                trials[tuple(sorted(names))] += 1
+    return [
+        f"hosts {', '.join(names)} of {count} {'trial' if count == 1 else 'trials'} are parts of "
+        "one machine (one kernel), so their links are its memory: this is no measurement of "
+        "several machines. Place the nodes on different machines"
+        for names, count in trials.items()
+    ]
 
 
 def _unequal_ranks(environments: list[RankEnvironment]) -> Iterator[str]:

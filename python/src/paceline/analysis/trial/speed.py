@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.analysis.statistics.rates import RepeatRate, repeat_rate
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial.reading import TrialRecord
-    from paceline.analysis.trial.steps import GlobalSteps
+from paceline.analysis.trial.reading import TrialRecord
+from paceline.analysis.trial.steps import GlobalSteps
 
 
 def samples_rate(record: TrialRecord, steps: GlobalSteps) -> RepeatRate | None:

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.analysis.statistics.intervals import Estimate, Mean, mean_interval
 from paceline.analysis.trial.phases import mean_step, mean_steps
-
-if TYPE_CHECKING:
-    from paceline.analysis.trial.reading import RankRecord, TrialRecord
-    from paceline.analysis.trial.steps import RankSteps
+from paceline.analysis.trial.reading import RankRecord, TrialRecord
+from paceline.analysis.trial.steps import RankSteps
 
 _LEAST_SHARE = 0.01  # of a step: smaller delays are not reported
 _LEAST_STEPS = 5  # fewer steps allow no claim

@@ -163,6 +163,7 @@ def _check_hostfile(trial: Trial, path: Path) -> None:
 _SSH_DIR = "/home/paceline/.ssh"
 _SSH_PORT = 2222  # an ordinary user may listen there
 _SSH_ATTEMPTS = 30
+_SRUN_MPI = "pmix"
 _HOSTFILE = "/etc/mpi/hostfile"  # the MPI operator writes it
 _IMAGE = "paceline-mpi"
 _INTERFACE = "btl_tcp_if_include"  # MCA parameter of Open MPI 4 and 5
@@ -171,11 +172,14 @@ _INTERFACE = "btl_tcp_if_include"  # MCA parameter of Open MPI 4 and 5
 def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
     """Return one task per rank.
 
-    Without pmix every task would be an MPI world of its own. Ranks pin themselves. Since Slurm
-    22.05 a step does not inherit its job's number of CPUs per task.
+    Without pmix, or what the site's MPI needs in its place, every task would be an MPI world of its
+    own. Ranks pin themselves. Since Slurm 22.05 a step does not inherit its job's number of CPUs
+    per task.
     """
     threads = trial.placement.threads_per_rank
-    srun = f"srun --mpi=pmix --cpu-bind=none --cpus-per-task={threads}"
+    own = [f"mpi={_SRUN_MPI}", "cpu-bind=none", f"cpus-per-task={threads}"]
+    # srun takes the last of equal options.
+    srun = shlex.join(["srun", *(f"--{option}" for option in (*own, *settings.srun_options))])
     script = str(job_script("mpi-jobs", "train.py"))
     given = trial.options_as(MpiLaunchOptions).parameters
     if trial.placement.nodes > 1:

@@ -27,10 +27,15 @@ from paceline.spec.extensions import LAUNCHERS, load_object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmSettings:
-    """The place of Paceline on every node."""
+    """The place of Paceline on every node, and what the site's Slurm needs.
+
+    Options are without `--`, such as "account=mine".
+    """
 
     places: Places
     python: str
+    sbatch_options: tuple[str, ...] = ()
+    srun_options: tuple[str, ...] = ()  # where srun starts the ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,7 @@ def _lines(repeats: Sequence[Trial], step: SlurmStep, settings: SlurmSettings) -
     yield "#!/bin/bash"
     yield f"# {trial.configuration}, repeats: {len(repeats)}; written by paceline render slurm"
     yield from (f"#SBATCH --{option}" for option in _options(repeats, step))
+    yield from (f"#SBATCH --{option}" for option in settings.sbatch_options)
     yield ""
     yield "set -euo pipefail"
     for name, value in {**rank_environment(trial), **step.environment}.items():

@@ -36,6 +36,9 @@ from paceline.training.resources import set_thread_variables
 
 # The driver finds a rank's error by this line in the stack traces that Spark wraps around it.
 _RANK_ERROR = re.compile(r"paceline rank (\d+) ended (\{.*?\})$", re.MULTILINE)
+# Spark's reason, for example that YARN ended a container (TaskEndReason.scala).
+_LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(.+?\) Reason: (.+)")
+_CALL = "An error occurred while calling "  # Py4J's first line; the next one has the reason
 
 
 class BarrierTaskFailed(Exception):  # noqa: N818  (it appears only inside Spark's own messages)
@@ -180,7 +183,9 @@ def failed_stage(job: Job, message: str) -> RankEnd:
     # Over MPI, ranks are processes of their own. SIGTERM ends them together with their task.
     over_mpi = job.trial.transport == "mpi"
     whose = "the Python of its barrier task" if over_mpi else "its Python worker"
-    return failure.end(f"{whose} was killed or crashed")
+    loss = _LOST_EXECUTOR.search(message)
+    why = "" if loss is None else f"; Spark lost the executor: {loss[1].strip()}"
+    return failure.end(f"{whose} was killed or crashed{why}")
 
 
 def _reported_end(message: str) -> RankEnd | None:
@@ -199,4 +204,5 @@ def task_failed(end: RankEnd) -> BarrierTaskFailed:
 
 
 def _first_line(message: str) -> str:
-    return next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")
+    lines = (line.removeprefix(": ").strip() for line in message.splitlines())
+    return next((x for x in lines if x and not x.startswith(_CALL)), "no reason given")

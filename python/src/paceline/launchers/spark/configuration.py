@@ -92,6 +92,38 @@ def job_defaults(trial: Trial, *, local: bool) -> dict[str, str]:
     }
 
 
+# Settings that matter only while a context and its executors start.
+_OF_A_START = (
+    "spark.app.name",
+    "spark.authenticate",
+    "spark.cores.max",
+    "spark.driver.bindAddress",
+    "spark.driver.host",
+    "spark.executor.cores",
+    "spark.executor.instances",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime",
+    "spark.scheduler.minRegisteredResourcesRatio",
+    "spark.ui.enabled",
+)
+_DEFAULTS = {
+    "spark.task.cpus": "1",
+    "spark.executor.heartbeatInterval": "10s",
+    "spark.python.worker.reuse": "true",
+}
+
+
+def lacking_settings(trial: Trial, conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings for a trial for which a running context has another value, or none."""
+    wanted = job_defaults(trial, local=is_local(conf["spark.master"]))
+    if trial.transport != "spark-rounds":
+        del wanted["spark.python.worker.reuse"]  # the tasks have workers of their own
+    return {
+        name: value
+        for name, value in wanted.items()
+        if name not in _OF_A_START and conf.get(name, _DEFAULTS.get(name)) != value
+    }
+
+
 def configuration(
     trial: Trial, site: Mapping[str, str] | None = None, archive: str = ""
 ) -> dict[str, str]:
@@ -114,7 +146,6 @@ def configuration(
         own = {k: v for k, v in os.environ.items() if k == MPIRUN_VARIABLE}
         ranks = {**rank_environment(trial), **own}
         conf |= {f"spark.executorEnv.{k}": v for k, v in ranks.items()}
-        conf["spark.executor.memoryOverhead"] = f"{_beside_heap_mib(trial)}m"
     return conf
 
 
@@ -138,7 +169,7 @@ def _java_options(trial: Trial, site: Mapping[str, str], archive: str) -> dict[s
 
 
 def _cluster_shape(trial: Trial) -> dict[str, str]:
-    """Return the executors to use on a cluster: one per node, with the cores of its ranks.
+    """Return the executors to use on a cluster: one per node, with cores and memory of its ranks.
 
     YARN's own default is two executors of one core.
     """
@@ -148,6 +179,7 @@ def _cluster_shape(trial: Trial) -> dict[str, str]:
         "spark.cores.max": str(slots_per_node(trial) * place.nodes),
         "spark.executor.cores": str(slots_per_node(trial)),
         "spark.executor.instances": str(place.nodes),  # YARN and Kubernetes
+        "spark.executor.memoryOverhead": f"{_beside_heap_mib(trial)}m",
         # The session is ready when all executors are, not only the first.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{registration_s}s",

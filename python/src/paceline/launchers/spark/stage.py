@@ -1,20 +1,18 @@
 """The job side of launcher `spark`: train one trial as Spark stages, one task per rank.
 
-Rank and peers come from the tasks; the worker is the same as under every launcher. Settings of
-spark-submit or spark-defaults.conf are kept; only missing ones are set here. Transport
+Rank and peers come from the tasks; the worker is the same as under every launcher. Transport
 `spark-rounds` uses rounds of ordinary tasks, every other transport one barrier stage.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from py4j.protocol import Py4JError
-from pyspark import BarrierTaskContext, Broadcast, SparkConf, SparkContext, TaskContext
+from pyspark import BarrierTaskContext, Broadcast, SparkContext, TaskContext
 
 from paceline.errors import EnvironmentLacks
 from paceline.job.context import check_started_once
@@ -23,18 +21,18 @@ from paceline.job.job import Job, parse_job
 from paceline.job.messages import rank_failed_line, say
 from paceline.job.rank_status import RankEnd
 from paceline.job.run_directory import finish, prepare
-from paceline.launchers.descriptors import is_local
 from paceline.launchers.spark.barrier import Stage, failed_stage, run_barrier_rank
-from paceline.launchers.spark.configuration import check_conf, job_defaults
 from paceline.launchers.spark.mpi.agent import new_token
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.launchers.spark.rounds.round_task import run_round_task
+from paceline.launchers.spark.session import Session, count_slots, executors_of, open_session
 from paceline.launchers.supervise import wait_for_ranks
 from paceline.rank.rounds.exchange import Orders, Report, State, together
 from paceline.records.attempts import leave_attempt
 from paceline.records.rows import FailureRow
 
 _POLL_S = 0.2
+_TOO_FEW_SLOTS = "SPARK-24819"  # Spark's name for the error of its own check
 # Ranks of a failed stage end within a few seconds: those that lost a peer report it 2 s later.
 _RANKS_END_S = 6.0
 
@@ -46,46 +44,35 @@ def main(archive: Path) -> int:
     """
     job = parse_job("spark", "spark-jobs/train.py")
     check_started_once()
-    # Only a conf made beside a JVM has the settings of spark-submit; any other overrides them.
-    SparkContext._ensure_initialized()  # noqa: SLF001
-    conf = SparkConf()
-    local = is_local(conf.get("spark.master") or "")
-    check_conf(dict(conf.getAll()))
-    for name, value in job_defaults(job.trial, local=local).items():
-        conf.setIfMissing(name, value)
-    context = SparkContext(conf=conf)
-    try:
-        _check_slots(context, job)
+    with open_session(job.trial) as session:
+        _check_slots(session, job, session.asked_s)
         prepare(job)
         if archive.is_file():
-            context.addPyFile(str(archive))
+            session.context.addPyFile(str(archive))
         in_rounds = job.trial.transport == "spark-rounds"
-        end = _train_in_rounds(context, job) if in_rounds else _train(context, job)
+        end = _train_in_rounds(session, job) if in_rounds else _train(session, job)
         finish(job, end)
-    except BaseException:
-        context.stop()
-        raise
-    if end.error is None and local:
-        _end_jvm()
-    else:
-        context.stop()
+        session.failed = end.error is not None
     if end.error is not None:
         say(rank_failed_line(end.rank, job.trial.placement.ranks, end.error))
     return end.exit_code
 
 
-def _check_slots(context: SparkContext, job: Job) -> None:
+def _check_slots(session: Session, job: Job, since_s: float) -> None:
     """Raise EnvironmentLacks if the stage could never start; Spark would wait ten minutes.
 
     A cluster may be starting executors for this job, for which it has `limits.slots_s`.
+    since_s: time.monotonic() when it was asked for them.
     """
-    spark = context._jsc.sc()  # noqa: SLF001  (Spark's own check uses it; there is no public way)
-    profile = spark.resourceProfileManager().defaultResourceProfile()
+    context = session.context
     needed = job.trial.placement.ranks
     limit_s = job.trial.limits.slots_s
-    deadline_s = time.monotonic() + limit_s
-    while (found := int(spark.maxNumConcurrentTasks(profile))) < needed:
-        if time.monotonic() > deadline_s or is_local(str(context.master)):
+    deadline_s = since_s + limit_s
+    while (found := count_slots(context)) is None or found < needed:
+        if found is None:
+            say("this Spark does not tell its slots; it checks them itself before the stage")
+            return
+        if time.monotonic() > deadline_s or session.is_local:
             raise EnvironmentLacks(
                 f"Spark master {context.master} has {found} slot(s) of "
                 f"{context.getConf().get('spark.task.cpus', '1')} cpu(s), the barrier stage needs "
@@ -96,13 +83,13 @@ def _check_slots(context: SparkContext, job: Job) -> None:
         time.sleep(_POLL_S)
 
 
-def _train(context: SparkContext, job: Job) -> RankEnd:
+def _train(session: Session, job: Job) -> RankEnd:
     """Train in a barrier stage; after a failure in another one, as `restarts` allows.
 
     Spark itself does not retry a stage that ends in collect() (apache/spark#22158).
     """
     for restarts_left in reversed(range(1 + job.trial.restarts)):
-        end = _train_once(context, job)
+        end = _train_once(session.context, job)
         if end.error is None or end.exit_code not in RESTARTED_CODES or restarts_left == 0:
             break
         detected_unix_s = time.time()
@@ -116,7 +103,7 @@ def _train(context: SparkContext, job: Job) -> RankEnd:
         )
         leave_attempt(job.files, failure)
         # Spark may be replacing an executor, on a host that has to start first.
-        _check_slots(context, job)
+        _check_slots(session, job, time.monotonic())
     return end
 
 
@@ -126,6 +113,13 @@ def _train_once(context: SparkContext, job: Job) -> RankEnd:
     try:
         done = stage.collect()
     except Py4JError as error:
+        if _TOO_FEW_SLOTS in str(error):  # only where _check_slots could not count them
+            return RankEnd.of(
+                EnvironmentLacks(
+                    f"expected {ranks} slots at once for the barrier stage, Spark has fewer "
+                    f"({_TOO_FEW_SLOTS}); use fewer ranks, or more or bigger executors"
+                )
+            )
         return failed_stage(job, str(error))
     assert sorted(done) == list(range(ranks)), done
     return RankEnd(rank=0)
@@ -143,8 +137,9 @@ def _task(job: Job) -> Callable[[Iterable[int]], Iterable[int]]:
     return run
 
 
-def _train_in_rounds(context: SparkContext, job: Job) -> RankEnd:
+def _train_in_rounds(session: Session, job: Job) -> RankEnd:
     """Train in rounds of ordinary tasks (transport spark-rounds)."""
+    context = session.context
     ranks = job.trial.placement.ranks
 
     def run_round(orders: Orders, state: State | None) -> Report:
@@ -161,12 +156,8 @@ def _train_in_rounds(context: SparkContext, job: Job) -> RankEnd:
                 sent.destroy(blocking=reached)  # blocking would wait for a lost executor
         return report
 
-    def executors_alive() -> Collection[str]:
-        names: str = context._jsc.sc().getExecutorIds().mkString(" ")  # noqa: SLF001  (no public way)
-        return set(names.split())
-
-    local = is_local(str(context.master))
-    return run_rounds(job, run_round, context.cancelAllJobs, None if local else executors_alive)
+    executors_alive = None if session.is_local else executors_of(context)
+    return run_rounds(job, run_round, session.cancel, executors_alive)
 
 
 def _round_task(
@@ -178,16 +169,3 @@ def _round_task(
         yield run_round_task(job, task.partitionId(), orders, lambda: sent.value)
 
     return run
-
-
-def _end_jvm() -> None:
-    """End a local master's JVM, whose shutdown hook stops the context.
-
-    A timer of barrier() is no daemon thread and would keep the JVM. `SparkContext.stop` would also
-    wait up to 0.5 s for its server of accumulators, which polls.
-    """
-    sys.stdout.flush()
-    jvm = SparkContext._jvm  # noqa: SLF001  (it outlives the context; there is no public way)
-    assert jvm is not None
-    with contextlib.suppress(Py4JError, OSError):  # the JVM ends before it can answer
-        jvm.java.lang.System.exit(0)

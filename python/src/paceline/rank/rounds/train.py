@@ -274,7 +274,8 @@ class RoundWorker:
             },
         )
         weights = self._replica.state_dict()
-        write_task_result(self._trial, self._files, end, self._samples.task, weights)
+        task = self._samples.task
+        write_task_result(self._trial, self._files, end, task, weights, build_model(task))
 
 
 def scaled_state(replica: LocalReplica, share: float) -> State:

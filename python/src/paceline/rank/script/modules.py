@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
+
+from paceline.torch_internals.flat_parameters import FlatParameter
+from paceline.torch_internals.flat_parameters import flat_parameters as of_model
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
@@ -107,6 +111,15 @@ def named_parameters(
 def _numbered(optimizer: int, group: int, place: int) -> str:
     first = f"optimizer{optimizer}." if optimizer else ""
     return f"{first}group{group}.parameter{place}"
+
+
+def flat_parameters(models: dict[str, nn.Module]) -> list[FlatParameter]:
+    """Return the flat parameters of FSDP 1, with the names of the original parameters."""
+    return [
+        replace(flat, names=[prefix + without_wrappers(name) for name in flat.names])
+        for prefix, model in models.items()
+        for flat in of_model(model)
+    ]
 
 
 def named_buffers(models: dict[str, nn.Module]) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """Observe a script's training for `paceline verify`: samples, gradients, weights, modules.
 
 Every optimiser is followed. The reference keeps its tensors as files; all others compare theirs
-with them at once, rank by rank, and keep numbers. Sharded tensors (DTensor) are put together first.
+with them at once, rank by rank, and keep numbers. Sharded tensors (DTensor, flat parameters of
+FSDP 1) are put together first.
 A reference that is trained once more with outputs that differ by roundings shows how much roundings
 matter for each tensor.
 """
@@ -30,17 +31,19 @@ from paceline.plan.trial import Observation
 from paceline.rank.script.batches import checksums, tensors_in
 from paceline.rank.script.modules import (
     CalledModules,
+    flat_parameters,
     named_buffers,
     named_parameters,
     parameter_names,
     without_wrappers,
 )
 from paceline.rank.script.phases import replaced
-from paceline.rank.script.tensors import whole
+from paceline.rank.script.tensors import gradient_of, whole, whole_of
 from paceline.records.files import write_json
 from paceline.records.layout import RankFiles, TrialFiles
 from paceline.records.observed import ComparedTensor, ModuleCall, Observed, Update
 from paceline.torch_internals import DataLoaderIterator
+from paceline.torch_internals.flat_parameters import FlatParameter
 from paceline.training.tensors import save_tensors, sha256_of
 from paceline.transports.recorder import Recorder
 
@@ -72,6 +75,7 @@ class Observer:
         self._modules = CalledModules()
         self._models: dict[str, nn.Module] = {}
         self._names: dict[int, list[str]] = {}
+        self._flat: list[FlatParameter] = []
         self._optimizers: list[Optimizer] = []
         self._steps: list[int] = []  # of each optimiser
         self._before: dict[str, Tensor] = {}  # weights before the step that is under way
@@ -170,6 +174,7 @@ class Observer:
             self._steps.append(0)
             self._models = self._modules.models()
             self._names = parameter_names(self._models)
+            self._flat = flat_parameters(self._models)
         weights = self._weights(optimizer)
         number = self._optimizers.index(optimizer)
         if not self._steps[number]:
@@ -208,13 +213,11 @@ class Observer:
         return named_parameters([optimizer], self._names)
 
     def _weights(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        return {name: whole(p.detach()) for name, p in self._parameters(optimizer).items()}
+        return whole_of(self._parameters(optimizer), self._flat, Tensor.detach)
 
     def _gradients(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        return {
-            name: whole(torch.zeros_like(p) if p.grad is None else p.grad).detach().clone()
-            for name, p in self._parameters(optimizer).items()
-        }
+        found = whole_of(self._parameters(optimizer), self._flat, gradient_of)
+        return {name: tensor.clone() for name, tensor in found.items()}
 
     def _float_buffers(self) -> dict[str, Tensor]:
         buffers = named_buffers(self._models)
@@ -247,7 +250,8 @@ class Observer:
             **named_parameters(self._optimizers, self._names),
             **named_buffers(self._models),
         }
-        return {name for name, tensor in every.items() if isinstance(tensor, DTensor)}
+        names = {name for name, tensor in every.items() if isinstance(tensor, DTensor)}
+        return names.union(*(each.names for each in self._flat))
 
     def _write(self) -> None:
         names: dict[int, str] = {}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -124,6 +125,8 @@ class TrainingRecorder:
             spans.record("train", first, now_unix_s if last is None else last)
 
     def _first_forward(self, _module: nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling():  # a script exports its model: no step
+            return
         self._first_hook.remove()
         if self._batches.first_sha256 is None:
             self._batches.fetched(inputs)

@@ -17,7 +17,7 @@ from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.rank.peers import Peers, join_peers
 from paceline.rank.result import End, write_environment, write_rank_weights, write_script_result
-from paceline.rank.script.modules import CalledModules, parameter_names
+from paceline.rank.script.modules import CalledModules, flat_parameters, parameter_names
 from paceline.rank.script.observer import Observer
 from paceline.rank.script.process_group import ProcessGroups
 from paceline.rank.script.program import failure_of, run_script, torchrun_variables
@@ -109,9 +109,12 @@ class _ScriptRank:
         """Check and record what is known when the first gradient is complete."""
         self._check_group()
         self._modules.stop()
-        names = parameter_names(self._modules.models())
+        models = self._modules.models()
+        names = parameter_names(models)
         keeps = self._trial.save_tensors and self._context.is_first
-        self._parameters = ParameterRecord(optimizer, names, self._files if keeps else None)
+        self._parameters = ParameterRecord(
+            optimizer, names, self._files if keeps else None, flat_parameters(models)
+        )
         self._groups.before_destroy = self._parameters.keep_sharded
         write_environment(
             self._context,

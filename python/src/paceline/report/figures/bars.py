@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from paceline.analysis.compare.row import short_name
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row, short_name
+from paceline.analysis.explain.explanation import Explanation
+from paceline.analysis.trial.communication import TrialCommunication
 from paceline.analysis.trial.phases import RankPhases
 from paceline.records.phases import LABELS, PHASES, STEP_PHASES
 from paceline.report.figures.charts import (
@@ -22,13 +24,7 @@ from paceline.report.figures.charts import (
     omitted,
 )
 
-if TYPE_CHECKING:
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
-    from paceline.analysis.trial.communication import TrialCommunication
-
-    Part = tuple[str, str, Sequence[float | None]]
-    from paceline.analysis.explain.explanation import Explanation
+Part = tuple[str, str, Sequence[float | None]]
 
 _OVERLAPPED = "rgba(213, 94, 0, 0.35)"  # the colour of transfer, pale: it takes no extra time
 

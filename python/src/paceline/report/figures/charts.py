@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 from plotly.io import from_json
 from plotly.offline import get_plotlyjs
 
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
+from paceline.analysis.statistics.intervals import Interval
+from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.report.wording import reach
-
-if TYPE_CHECKING:
-    from paceline.analysis.compare.result import Comparison
-    from paceline.analysis.compare.row import Row
-    from paceline.analysis.statistics.intervals import Interval
-    from paceline.analysis.trial_analysis import TrialAnalysis
 
 _POINTS = 400  # of a curve: more are not visible, and would make the page large
 _TITLE_PX = 40
@@ -100,12 +98,13 @@ def chart(
     height_px: int,
     legend: bool = False,
     right: int = 24,
+    top: int = 12,
 ) -> Chart:
     layout: dict[str, Any] = {
         "template": "none",
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 60, "r": right, "t": 12, "b": 48},
+        "margin": {"l": 60, "r": right, "t": top, "b": 48},
         "font": {"family": "system-ui, sans-serif", "size": 12},
         "showlegend": legend,
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import short_name
+from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.report.figures.charts import (
     BLUE,
@@ -26,9 +26,6 @@ from paceline.report.figures.charts import (
     thinned,
 )
 from paceline.report.wording import NOT_MEASURED, reach, with_bounds
-
-if TYPE_CHECKING:
-    from paceline.analysis.compare.row import Row
 
 _MOST_LINES = 8  # of configurations that are not equivalent
 # Attributes of Evaluations, and titles: buttons of the figure choose among them.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from paceline.analysis.compare.local_global import Elsewhere, LocalGlobal, StrategyLine
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import local_name, strategy_name
+from paceline.analysis.compare.row import Row, local_name, strategy_name
 from paceline.analysis.trial.host_frames import read_series
 from paceline.report.figures.charts import (
     GREY,
@@ -23,9 +22,6 @@ from paceline.report.figures.charts import (
 )
 from paceline.report.figures.hosts import curve
 from paceline.report.wording import DASH, arithmetic_words, bounds, place_name, reach
-
-if TYPE_CHECKING:
-    from paceline.analysis.compare.row import Row
 
 _USES = (("CPU, %", "cpu_busy_percent"), ("RAM, %", "ram_percent"), ("threads", "run_threads"))
 _SYMBOLS = ("circle", "diamond", "triangle-up", "star", "cross", "x")
@@ -50,10 +46,15 @@ def local_use_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) 
         cols=len(_USES),
         shared_xaxes=True,
         shared_yaxes="columns",
-        vertical_spacing=min(0.06, 0.3 / len(found)),
+        vertical_spacing=0.3 / len(found),
         column_titles=[title for title, _ in _USES],
         row_titles=[local_name(row, comparison.rows) for row, _, _ in found],
     )
+    figure.update_annotations(font={"size": 11}, yanchor="bottom", yshift=16)
+    # names stand above their rows: beside them, a phone would have no room for the curves
+    for number, note in enumerate(figure.layout.annotations[len(_USES) :], start=1):
+        top = figure.get_subplot(number, 1).yaxis.domain[1]
+        note.update(x=0, y=top, yshift=0, xanchor="left", textangle=0)
     for number, (row, trial, host) in enumerate(found, start=1):
         for column, (_, name) in enumerate(_USES, start=1):
             time_s, values = curve(trial.record, host, host.frame, name)
@@ -66,18 +67,16 @@ def local_use_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) 
                 row=number,
                 col=column,
             )
-    figure.update_annotations(font={"size": 11})
-    figure.for_each_annotation(lambda a: a.update(textangle=0, xanchor="left") if a.x > 0.95 else a)
     figure.update_yaxes(rangemode="tozero", nticks=3)
     figure.update_xaxes(rangemode="tozero", nticks=5)
-    figure.update_xaxes(title_text="seconds since the launch", row=len(found))
+    figure.update_xaxes(title_text="seconds since the launch", row=len(found), col=2)
     return chart(
         figure,
         title=f"CPU, RAM and threads over time, {workload}",
         caption="First repeat of each strategy under launcher local. CPU and RAM are the host's, "
         "threads are the run's.",
-        height_px=110 + 80 * len(found),
-        right=190,
+        height_px=110 + 96 * len(found),
+        top=40,
     )
 
 

@@ -22,9 +22,8 @@ from paceline.transports.mpi.calibration import Choice, calibrate, of_rank_0
 from paceline.transports.mpi.descriptor import Algorithm
 from paceline.transports.mpi.message_collectives import MessageCollectives, Traffic
 from paceline.transports.mpi.polling import complete
-from paceline.transports.mpi.reduce_operations import ufunc_of
-from paceline.transports.mpi.shared_memory import HostGroup, SharedSegments, owned
 from paceline.transports.mpi.world import RankNames
+from paceline.transports.shared_memory import HostGroup, SharedSegments, shares
 
 # MPI's own all-reduce is not a candidate: it spins on cores that are busy (with two ranks on each
 # core 25 MB took 12 s instead of 0.4 s) and cannot be given up. The papers' two are too slow.
@@ -33,6 +32,15 @@ _CANDIDATES = ("recursive-doubling", "ring", "rabenseifner")
 # Open MPI's Allreduce allocates a temporary as large as the message. In chunks that fit the caches,
 # 25 MB take 5 ms instead of 26 to 35 ms (two ranks in shared memory, AMD EPYC).
 _NATIVE_BYTES = 4 * 2**20
+_NATIVE_OPERATIONS = {
+    np.add: MPI.SUM,
+    np.multiply: MPI.PROD,
+    np.minimum: MPI.MIN,
+    np.maximum: MPI.MAX,
+    np.bitwise_and: MPI.BAND,
+    np.bitwise_or: MPI.BOR,
+    np.bitwise_xor: MPI.BXOR,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +87,7 @@ class AllReduce:
         if self._algorithm == "auto" and self._size == MPI.COMM_WORLD.size:
             self._choice = self._calibrate()
 
-    def allreduce(self, buffer: NDArray[Any], operation: MPI.Op) -> CollectiveStatistics:
+    def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> CollectiveStatistics:
         """Reduce a flat array over all ranks in place; all ranks get bit-identical results.
 
         Raises TimedOut if a peer does not take part within the limit, PeerLost if a peer died.
@@ -89,7 +97,7 @@ class AllReduce:
             if self._choice is None:
                 self._choice = self._calibrate()
             algorithm = self._choice.algorithm_for(buffer.nbytes)
-        traffic = self._carry_out(algorithm, buffer, operation)
+        traffic = self._carry_out(algorithm, buffer, ufunc)
         if traffic is None:
             return CollectiveStatistics(algorithm=algorithm)
         return CollectiveStatistics(
@@ -156,7 +164,9 @@ class AllReduce:
         members = [rank for rank, host in enumerate(self._hosts) if host == own]
         try:
             if len(members) > 1:
-                self._host_group = HostGroup(members, self._rank, self._names, store, self._limit_s)
+                self._host_group = HostGroup(
+                    "MPI", members, self._rank, self._names.world_ranks, store, self._limit_s
+                )
         except EnvironmentLacks as error:
             self._reason_not_shared = str(error)
         reasons = [reason for reason in self._comm.allgather(self._reason_not_shared) if reason]
@@ -167,16 +177,16 @@ class AllReduce:
                 self._host_group = None
         return not reasons
 
-    def _carry_out(self, algorithm: str, buffer: NDArray[Any], operation: MPI.Op) -> Traffic | None:
+    def _carry_out(self, algorithm: str, buffer: NDArray[Any], ufunc: np.ufunc) -> Traffic | None:
         """Run one all-reduce and return what this rank sent, or None if that is not counted."""
         if algorithm == "alone":
             return Traffic()
         if algorithm == "native":
             self.synchronise("allreduce")
             for span in chunks(len(buffer), _NATIVE_BYTES // buffer.itemsize):
+                operation = _NATIVE_OPERATIONS[ufunc]
                 self._comm.Allreduce(MPI.IN_PLACE, buffer[span.slice], operation)
             return None
-        ufunc = ufunc_of(operation)
         if algorithm == "shared":
             assert self._host_group is not None
             self._host_group.segments.allreduce(buffer, ufunc)
@@ -196,7 +206,7 @@ class AllReduce:
 
     def _calibrate(self) -> Choice:
         def run(algorithm: str, size_bytes: int) -> None:
-            self._carry_out(algorithm, np.zeros(size_bytes // 4, np.float32), MPI.SUM)
+            self._carry_out(algorithm, np.zeros(size_bytes // 4, np.float32), np.add)
 
         return calibrate(self._candidates(), run, self._agree)
 
@@ -261,15 +271,16 @@ class Hierarchy:
         Return the traffic that this rank sent to other hosts.
         """
         traffic = Traffic()
+        parts = shares(buffer, self._leaders)
         if self._segments is not None:
-            self._segments.reduce_scatter(buffer, ufunc, self._leaders)
+            self._segments.reduce_scatter(parts, ufunc)
         if self._messages is not None:
-            own = buffer[owned(len(buffer), self._local_rank, self._leaders)]
+            own = parts[self._local_rank]
             short = own.nbytes <= _SHORT_BYTES
             algorithm = "recursive-doubling" if short else between_hosts(self._hosts)
             traffic = self._messages.allreduce(own, ufunc, algorithm)
         if self._segments is not None:
-            self._segments.all_gather(buffer, self._leaders)
+            self._segments.all_gather(parts)
         return traffic
 
     def close(self) -> None:

@@ -19,20 +19,19 @@ from torch import Tensor
 from paceline.costs.link_cost import all_gather_bytes
 from paceline.costs.message_schedules import MESSAGE_BYTES
 from paceline.records.communication import TransportResult
-from paceline.transports.mpi.buffers import (
+from paceline.transports.buffers import (
     byte_view,
     concatenated,
     copy_back,
-    message_of,
     scatter_into,
-    vector_message,
     wire_buffer,
 )
+from paceline.transports.mpi.buffers import message_of, vector_message
 from paceline.transports.mpi.calibration import of_rank_0
 from paceline.transports.mpi.message_collectives import MessageCollectives
 from paceline.transports.mpi.polling import complete
-from paceline.transports.mpi.reduce_operations import Reduction
 from paceline.transports.mpi.world import RankNames
+from paceline.transports.reductions import Reduction
 
 _RING, _NATIVE = "ring", "native"
 # Alone, MPI's own all-gather is faster on links as fast as memory. On others it is as fast as the
@@ -130,8 +129,9 @@ class Collectives:
         flat = sent.new_empty(ranks * lengths[self._rank])
         self._all_to_all_v("reduce_scatter", flat, [lengths[self._rank]] * ranks, sent, lengths)
         rows = flat.view(ranks, -1)
+        reduced = rows[0].numpy()
         for row in rows[1:]:
-            reduction.operation.Reduce_local(row.numpy(), rows[0].numpy())
+            reduction.ufunc(reduced, row.numpy(), out=reduced)
         reduction.end(rows[0], ranks)
         copy_back(rows[0], output)
 

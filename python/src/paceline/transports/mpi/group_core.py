@@ -17,24 +17,22 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
-from torch.autograd.profiler import record_function
 
 from paceline.errors import PacelineError
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import (
     PrefixStore,
     Store,
-    end_event_with,
-    profiler_enabled,
     register_backend,
 )
+from paceline.transports.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.all_reduce import AllReduce, CollectiveStatistics
-from paceline.transports.mpi.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.collectives import Collectives
 from paceline.transports.mpi.descriptor import Algorithm
 from paceline.transports.mpi.point_to_point import Messenger, MpiMessage
 from paceline.transports.mpi.polling import limit_end_after_failure
 from paceline.transports.mpi.world import RankNames
+from paceline.transports.profile_events import begin_profile_event
 from paceline.transports.recorder import begin_operation, payload_bytes
 from paceline.transports.work import CoalescedWork, PendingWork, ProgressThread
 
@@ -167,7 +165,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         own_bytes = payload_bytes(inputs) or payload_bytes(results)
         operation = begin_operation(self._name, self._size, name, own_bytes)
         wait_for_inputs = device_wait(inputs)
-        end_profile_event = begin_profile_event(name)
+        end_profile_event = begin_profile_event(BACKEND, name)
 
         def carry_out() -> None:
             try:
@@ -207,7 +205,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         operation.start()
         flat = wire_buffer(tensor)
         request = start(flat)
-        end_profile_event = begin_profile_event(profile_name or name)
+        end_profile_event = begin_profile_event(BACKEND, profile_name or name)
 
         def ended() -> None:
             if name == "recv":
@@ -266,27 +264,3 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         self._reductions.close()
         self._messages.Free()
         self._comm.Free()
-
-
-# Names in a profile, where torch's backends use another name than that of the method.
-_TITLES = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-}
-
-
-def begin_profile_event(name: str) -> Callable[[], None]:
-    """Begin an event of this thread's profiler, if one is active; the returned function ends it.
-
-    The event is shown as `mpi4py:all_reduce`, from submission to the end of the operation. Any
-    thread may end it, but must do so before it publishes the end of the operation: a profiler that
-    stops while an event ends crashes the process. Shapes are not shown, because Python cannot
-    attach them to an event that ends on another thread.
-    """
-    if not profiler_enabled():
-        return lambda: None
-    ended: torch.futures.Future[None] = torch.futures.Future()
-    with record_function(f"{BACKEND}:{_TITLES.get(name, name)}") as event:
-        end_event_with(event, ended)
-    return lambda: ended.set_result(None)

@@ -30,8 +30,8 @@ from paceline.costs.message_schedules import (
 )
 from paceline.errors import PeerLost, TimedOut
 from paceline.transports.mpi.polling import AdaptivePause
-from paceline.transports.mpi.reduce_operations import reduce_in_order
 from paceline.transports.mpi.world import RankNames
+from paceline.transports.reductions import reduce_in_order
 
 
 class MessageCollectives:

@@ -15,17 +15,12 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
+from paceline.transports.buffers import concatenated
 from paceline.transports.mpi.all_reduce import CollectiveStatistics, combined_statistics
-from paceline.transports.mpi.buffers import (
-    concatenated,
-    copy_back,
-    flattened_if_alike,
-    message_of,
-    scatter_into,
-)
+from paceline.transports.mpi.buffers import message_of
 from paceline.transports.mpi.group_core import BACKEND, GroupCore
 from paceline.transports.mpi.point_to_point import MpiMessage
-from paceline.transports.mpi.reduce_operations import Reduction, reduction_of
+from paceline.transports.reductions import reduce_tensors, reduction_of
 from paceline.transports.work import PendingWork
 
 __all__ = ["BACKEND", "MpiProcessGroup"]
@@ -42,12 +37,8 @@ class MpiProcessGroup(GroupCore):
         reductions = [reduction_of(reduce_op, tensor.dtype) for tensor in tensors]
 
         def call() -> CollectiveStatistics | None:
-            buffers = flattened_if_alike(tensors)
-            pairs = zip(buffers, reductions, strict=False)  # perhaps one buffer
-            statistics = [self._reduce_over_all(*pair) for pair in pairs]
-            if buffers is not tensors:
-                scatter_into(buffers[0], tensors)
-            return combined_statistics(statistics)
+            reduce = self._reductions.allreduce
+            return combined_statistics(reduce_tensors(tensors, reductions, reduce, self._size))
 
         # All-reduce synchronises the ranks itself.
         return self._submit("allreduce", call, tensors, tensors, synchronise=False)
@@ -65,7 +56,7 @@ class MpiProcessGroup(GroupCore):
 
         def call() -> CollectiveStatistics:
             kept = tensor if self._rank == opts.rootRank else tensor.detach().clone()
-            return self._reduce_over_all(kept, reduction)
+            return reduce_tensors([kept], [reduction], self._reductions.allreduce, self._size)[0]
 
         return self._submit("reduce", call, tensors, tensors, synchronise=False)
 
@@ -239,13 +230,6 @@ class MpiProcessGroup(GroupCore):
 
         peers = f"{'*' if source == MPI.ANY_SOURCE else source}->{self._rank}"
         return self._post("recv", tensor, peers, peers_text, start, profile_name)
-
-    def _reduce_over_all(self, tensor: Tensor, reduction: Reduction) -> CollectiveStatistics:
-        flat = reduction.begin(tensor)
-        statistics = self._reductions.allreduce(flat.numpy(), reduction.operation)
-        reduction.end(flat, self._size)
-        copy_back(flat, tensor)
-        return statistics
 
 
 def _split_lengths(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,12 +16,33 @@ def claims(folder, nodes=1, ranks_per_node=2):
     return Claims(folder / "claims", place)
 
 
+@pytest.fixture(params=["links", errno.EPERM, errno.EOPNOTSUPP])
+def file_system(request, monkeypatch):
+    """Have link(2) work, or fail as on a file system without links."""
+
+    def link(_source, _name):
+        raise OSError(request.param, os.strerror(request.param))
+
+    if request.param != "links":
+        monkeypatch.setattr("os.link", link)
+
+
+@pytest.mark.usefixtures("file_system")
 def test_tasks_that_claim_at_once_get_each_a_rank(tmp_path):
     ours = claims(tmp_path, ranks_per_node=8)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda partition: ours.take(0, partition, 0, None), range(8)))
     assert sorted(found) == list(range(8))
     assert [ours.rank_of(0, partition) for partition in range(8)] == found
+
+
+@pytest.mark.usefixtures("file_system")
+def test_tasks_of_a_host_that_come_at_once_are_on_one_node(tmp_path):
+    ours = claims(tmp_path, nodes=2)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(ours.node_of, ["beta"] * 8))
+    assert len(set(found)) == 1
+    assert ours.node_of("alpha") == 1 - found[0]
 
 
 def test_process_stays_the_rank_that_it_was(tmp_path):

@@ -3,13 +3,15 @@
 It passes the start of PRRTE's daemon to the barrier task that leads HOST, and lives as long as the
 daemon, but no longer than mpirun. Its exit status is the daemon's.
 
-Tasks and agents exchange lines of JSON over TCP. A peer must first send the token of the stage,
-which Spark sends with the tasks. The module needs little besides the standard library, so that it
-starts quickly.
+Tasks and agents exchange lines of JSON over TCP. Each carries a code (HMAC, RFC 2104) of its text,
+of a number that the accepting side chose for this connection, and of the token of the stage, which
+Spark sends with the tasks. So a program that reads the network can neither speak for a task nor
+repeat a message. The module needs little besides the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import re
@@ -20,7 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from paceline.errors import EnvironmentLacks, PacelineError, TimedOut, UsageError
 from paceline.host.processes import die_with_parent
@@ -42,9 +44,11 @@ _RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DaemonStart:
-    """The start of PRRTE's daemon on another host, as mpirun asks for it."""
+    """The start of PRRTE's daemon on another host, as mpirun asks for it.
 
-    program: str
+    The program is no part of it: each host starts its own daemon and nothing else.
+    """
+
     arguments: tuple[str, ...]
     variables: tuple[str, ...]  # those of PREFIXES that mpirun's shell command sets first
 
@@ -61,7 +65,6 @@ def read_command(words: Sequence[str]) -> DaemonStart:
         if program.rpartition("/")[2] == DAEMON:
             before = " ".join([*parts[:number], part.removesuffix(program)])
             return DaemonStart(
-                program=program,
                 arguments=tuple(parts[number + 1 :]),
                 variables=tuple(name for name in PREFIXES if re.search(rf"\b{name}\b", before)),
             )
@@ -78,7 +81,7 @@ def main(words: Sequence[str]) -> int:
         start = asdict(read_command(words[1:]))
         host, port = settings["leaders"][words[0]]
         with connect((host, port), settings["token"], start, _START_LIMIT_S) as leader:
-            end = receive(leader, settings["limit_s"])
+            end = leader.receive(settings["limit_s"])
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
         return int(error.exit_code)
@@ -98,24 +101,75 @@ def new_token() -> str:
     return secrets.token_hex(16)
 
 
-def send(peer: socket.socket, message: Message) -> None:
-    peer.sendall(json.dumps(message).encode() + b"\n")
+class Peer:
+    """A connection to another process of the stage."""
+
+    def __init__(
+        self, connection: socket.socket, token: str, nonce: str, *, accepted: bool
+    ) -> None:
+        """nonce: the number of this connection. accepted: this side has chosen it."""
+        self._connection = connection
+        self._key = f"{token} {nonce}".encode()
+        self._accepted = accepted
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def send(self, message: Message) -> None:
+        text = json.dumps(message)
+        code = self._code(text, of_accepting=self._accepted)
+        self._connection.sendall(json.dumps({"text": text, "code": code}).encode() + b"\n")
+
+    def receive(self, limit_s: float) -> Message | None:
+        """Return the next message; None if the peer has closed or sent something else.
+
+        Raises TimedOut after `limit_s`.
+        """
+        line = _object(_read_line(self._connection, limit_s))
+        text, code = (line or {}).get("text"), (line or {}).get("code")
+        if not (isinstance(text, str) and isinstance(code, str) and code.isascii()):
+            return None
+        if not hmac.compare_digest(code, self._code(text, of_accepting=not self._accepted)):
+            return None
+        return _object(text.encode())
+
+    def has_ended(self, limit_s: float) -> bool:
+        """Wait for a peer that sends nothing more to close; False if it has not by `limit_s`."""
+        self._connection.settimeout(max(limit_s, 0.001))
+        try:
+            while self._connection.recv(1024):
+                pass
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def _code(self, text: str, *, of_accepting: bool) -> str:
+        sender = "accepting" if of_accepting else "connecting"
+        return hmac.new(self._key, f"{sender} {text}".encode(), "sha256").hexdigest()
 
 
-def receive(peer: socket.socket, limit_s: float) -> Message | None:
-    """Return the next message; None if the peer has closed or sent something else.
-
-    Raises TimedOut after `limit_s`.
-    """
-    peer.settimeout(max(limit_s, 0.001))
+def _read_line(connection: socket.socket, limit_s: float) -> bytes:
+    """Return the next line, empty at the end. Raises TimedOut after `limit_s`."""
+    connection.settimeout(max(limit_s, 0.001))
     # Unbuffered: bytes after the line stay in the socket for the next call.
     try:
-        with peer.makefile("rb", buffering=0) as lines:
-            line = lines.readline(_LONGEST_LINE_BYTES)
+        with connection.makefile("rb", buffering=0) as lines:
+            return lines.readline(_LONGEST_LINE_BYTES)
     except TimeoutError as error:
         raise TimedOut(f"no answer within {limit_s:g} s") from error
     except OSError:
-        return None
+        return b""
+
+
+def _object(line: bytes) -> Message | None:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):  # also nested too deeply
@@ -123,21 +177,8 @@ def receive(peer: socket.socket, limit_s: float) -> Message | None:
     return message if isinstance(message, dict) else None
 
 
-def has_ended(peer: socket.socket, limit_s: float) -> bool:
-    """Wait for a peer that sends nothing more to close; False if it has not within `limit_s`."""
-    peer.settimeout(max(limit_s, 0.001))
-    try:
-        while peer.recv(1024):
-            pass
-    except TimeoutError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def connect(address: tuple[str, int], token: str, hello: Message, limit_s: float) -> socket.socket:
-    """Connect and send `hello` with the token.
+def connect(address: tuple[str, int], token: str, hello: Message, limit_s: float) -> Peer:
+    """Connect and send `hello`.
 
     Raises EnvironmentLacks if nobody answers within `limit_s`.
     """
@@ -145,8 +186,8 @@ def connect(address: tuple[str, int], token: str, hello: Message, limit_s: float
     while True:
         left_s = max(deadline - time.monotonic(), 0.001)
         try:
-            peer = socket.create_connection(address, timeout=left_s)
-        except OSError as error:
+            return _greeted(socket.create_connection(address, timeout=left_s), token, hello, left_s)
+        except (OSError, TimedOut) as error:
             if time.monotonic() + _RETRY_S < deadline:
                 time.sleep(_RETRY_S)
                 continue
@@ -155,27 +196,44 @@ def connect(address: tuple[str, int], token: str, hello: Message, limit_s: float
                 f"({error}); the hosts must reach one another over the interface of [network] "
                 "interface, on any port"
             ) from error
-        send(peer, {**hello, "token": token})
-        return peer
 
 
-def accept(
-    listener: socket.socket, token: str, limit_s: float
-) -> tuple[socket.socket, Message] | None:
+def _greeted(connection: socket.socket, token: str, hello: Message, limit_s: float) -> Peer:
+    """Wait until the other side accepts, and send `hello`. Raises OSError or TimedOut."""
+    try:
+        nonce = _nonce_of(_object(_read_line(connection, limit_s)))
+        peer = Peer(connection, token, nonce, accepted=False)
+        peer.send(hello)
+    except BaseException:
+        connection.close()
+        raise
+    return peer
+
+
+def _nonce_of(message: Message | None) -> str:
+    if message is None or not isinstance(nonce := message.get("nonce"), str):
+        raise ConnectionError("the other side closed the connection or is no barrier task")
+    return nonce
+
+
+def accept(listener: socket.socket, token: str, limit_s: float) -> tuple[Peer, Message] | None:
     """Return the next peer that knows the token, with its hello; None after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while (left_s := deadline - time.monotonic()) > 0:
         listener.settimeout(left_s)
         try:
-            peer, _ = listener.accept()
+            connection, _ = listener.accept()
         except TimeoutError:
             return None
+        nonce = secrets.token_hex(16)
+        peer = Peer(connection, token, nonce, accepted=True)
         try:
-            hello = receive(peer, min(_HELLO_LIMIT_S, left_s))
-        except TimedOut:
+            connection.settimeout(_HELLO_LIMIT_S)
+            connection.sendall(json.dumps({"nonce": nonce}).encode() + b"\n")
+            hello = peer.receive(_HELLO_LIMIT_S)
+        except (OSError, TimedOut):
             hello = None
-        # compare_digest refuses text that is not ASCII.
-        if hello is not None and secrets.compare_digest(ascii(hello.get("token")), ascii(token)):
+        if hello is not None:
             return peer, hello
         peer.close()
     return None

@@ -29,10 +29,9 @@ from paceline.launchers.mpi.tools import find_mpirun
 from paceline.launchers.spark.mpi.agent import (
     AGENT_VARIABLE,
     DaemonStart,
+    Peer,
     accept,
     connect,
-    has_ended,
-    send,
 )
 from paceline.launchers.spark.mpi.mpirun import (
     daemon_command,
@@ -92,7 +91,7 @@ def run_mpi_task(
         with connect(address_0, token, hello, limits.rendezvous_s) as task_0:
             if rank == here[0]:
                 _start_daemon(job, listener, task_0, environment, token)
-            if not has_ended(task_0, limits.trial_s + limits.rendezvous_s):
+            if not task_0.has_ended(limits.trial_s + limits.rendezvous_s):
                 raise TimedOut(f"task {rank}: task 0 did not end within limits.trial_s")
     return RankEnd(rank=rank)
 
@@ -151,29 +150,27 @@ def _wait_for_tasks(
 def _start_daemon(
     job: Job,
     listener: socket.socket,
-    task_0: socket.socket,
+    task_0: Peer,
     environment: dict[str, str],
     token: str,
 ) -> None:
     """Start PRRTE's daemon when mpirun's agent asks; return when it or task 0 has ended."""
     while (accepted := accept(listener, token, _POLL_S)) is None:
-        if has_ended(task_0, _POLL_S):
+        if task_0.has_ended(_POLL_S):
             return
     agent, message = accepted
-    start = DaemonStart(
-        message["program"], tuple(message["arguments"]), tuple(message["variables"])
-    )
-    mpirun = find_mpirun(job.trial.option("mpirun")).path
-    command, settings = daemon_command(start, mpirun, environment)
     with agent, tempfile.TemporaryFile() as output:
+        start = DaemonStart(tuple(message["arguments"]), tuple(message["variables"]))
+        mpirun = find_mpirun(job.trial.option("mpirun")).path
+        command, settings = daemon_command(start, mpirun, environment)
         process = start_in_task(command, settings, output)
         try:
-            while process.poll() is None and not has_ended(agent, _POLL_S):
-                if has_ended(task_0, _POLL_S):
+            while process.poll() is None and not agent.has_ended(_POLL_S):
+                if task_0.has_ended(_POLL_S):
                     break
         finally:
             status = end_in_task(process)
         output.seek(0)
         text = output.read().decode(errors="replace")[-_OUTPUT_CHARACTERS:]
         with suppress(OSError):  # an agent that has ended needs no answer
-            send(agent, {"status": shell_status(status), "output": text.strip()})
+            agent.send({"status": shell_status(status), "output": text.strip()})

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import paceline
-from paceline.errors import RankFailed, TimedOut
+from paceline.errors import EnvironmentLacks, RankFailed, TimedOut
 from paceline.host.processes import end_processes, guarded
 from paceline.job.context import rank_environment
 from paceline.job.first_failure import first_failure
@@ -33,6 +33,7 @@ from paceline.launchers.mpi.implementations import (
 )
 from paceline.launchers.mpi.launcher import failed_rank
 from paceline.launchers.mpi.rank import EnclosingJob
+from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
 from paceline.launchers.supervise import StartLimit, Watched, wait_for_end
 from paceline.plan.trial import Trial
@@ -117,16 +118,21 @@ def daemon_command(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command of PRRTE's daemon on this host, and its environment.
 
-    mpirun: of this host. The daemon in its folder is used; the path on task 0's host may differ.
+    mpirun: of this host; its path on task 0's host may differ. Raises EnvironmentLacks if no daemon
+    is beside it.
     """
-    own = mpirun.with_name(DAEMON)
-    program = str(own) if own.is_file() else start.program
-    prefix = Path(program).parent.parent
+    daemon = mpirun.with_name(DAEMON)
+    if not daemon.is_file():
+        raise EnvironmentLacks(
+            f"expected Open MPI's daemon {daemon} beside {mpirun}, found none; choose an "
+            f"Open MPI 5 with its own PRRTE ([mpi] mpirun, {MPIRUN_VARIABLE})"
+        )
+    prefix = daemon.parent.parent
     settings = dict.fromkeys(start.variables, str(prefix))
     if "LD_LIBRARY_PATH" in settings:
         libraries = environment.get("LD_LIBRARY_PATH", "")
         settings["LD_LIBRARY_PATH"] = _before(str(prefix / "lib"), libraries)
-    return [program, *start.arguments], {**environment, **settings}
+    return [str(daemon), *start.arguments], {**environment, **settings}
 
 
 def _before(path: str, others: str) -> str:

@@ -3,11 +3,13 @@
 Spark decides which process runs which task, and may decide differently in every round. A process
 that already holds a rank's samples should be that rank again. Therefore a task does not take the
 rank of its partition but claims one: a file per round and rank, created by link(2), which fails if
-the file exists, also on NFS. No task waits for another.
+the file exists, also on NFS, and shows the file with its content. File systems without links have
+only exclusive creation: there the content comes a moment later.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -15,10 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import EnvironmentLacks, RankFailed
+from paceline.host.processes import wait_until
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.plan.trial import Placement
 
 _DONE = "-done"
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)  # link(2), and FUSE
+_CONTENT_S = 5.0  # between the creation of a file and its content, without links
 
 
 class Claims:
@@ -106,16 +111,28 @@ class Claims:
         try:
             with os.fdopen(descriptor, "w") as file:
                 file.write(content)
-            os.link(temporary, self._folder / name)
+            self._publish(Path(temporary), name)
         except FileExistsError:
             return False
         finally:
             Path(temporary).unlink()
         return True
 
-    def _read(self, name: str) -> str:
+    def _publish(self, file: Path, name: str) -> None:
+        """Give the content a name. Raises FileExistsError if there is one."""
         try:
-            return (self._folder / name).read_text()
+            os.link(file, self._folder / name)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with (self._folder / name).open("x") as new:
+                new.write(file.read_text())
+
+    def _read(self, name: str) -> str:
+        file = self._folder / name
+        try:
+            wait_until(lambda: file.stat().st_size > 0, _CONTENT_S, poll_s=0.01)
+            return file.read_text()
         except FileNotFoundError:
             return ""
 

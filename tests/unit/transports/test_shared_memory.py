@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from paceline.transports.mpi.shared_memory import SLOTS, SharedSegments, owned, segment_bytes
+from paceline.transports.shared_memory import SLOTS, SharedSegments, segment_bytes, shares
 
 LIMIT_S = 20
 SIZES = (1, 2, 3, 5)
@@ -20,7 +20,7 @@ def run(request):
     size = request.param
     memory = np.zeros(segment_bytes(size), np.uint8)
     meeting = threading.Barrier(size)
-    ranks = [SharedSegments(memory, r, size, lambda: meeting.wait(LIMIT_S)) for r in range(size)]
+    ranks = [SharedSegments(memory, r, size, lambda _: meeting.wait(LIMIT_S)) for r in range(size)]
 
     def run(task):
         def guarded(rank):
@@ -91,17 +91,55 @@ def test_owners_reduce_their_shares_and_hand_them_out(run, length):
 
     def task(segments, rank):
         buffer = values(rank, length, np.int64)
-        segments.reduce_scatter(buffer, np.add, owners)
-        share = buffer[owned(length, rank, owners)].copy()
-        buffer[owned(length, rank, owners)] *= 2  # what the hosts exchange meanwhile
-        segments.all_gather(buffer, owners)
-        return share, buffer
+        parts = shares(buffer, owners)
+        segments.reduce_scatter(parts, np.add)
+        share = parts.get(rank, buffer[:0])
+        reduced = share.copy()
+        share *= 2  # what the hosts exchange meanwhile
+        segments.all_gather(parts)
+        return reduced, buffer
 
     expected = sum(values(rank, length, np.int64) for rank in range(run.size))
     results = run(task)
     np.testing.assert_array_equal(np.concatenate([share for share, _ in results]), expected)
     for _, buffer in results:
         np.testing.assert_array_equal(buffer, expected * 2)
+
+
+@pytest.mark.parametrize("lengths", [(0, 0, 0), (3, 0, 5), (700_001, 9, 300_000)])
+def test_parts_of_any_size_are_reduced_on_their_owners_and_nothing_else_changes(run, lengths):
+    def task(segments, rank):
+        parts = {
+            owner: values(10 * rank + owner, length, np.float32)
+            for owner, length in enumerate(lengths[: run.size])
+        }
+        before = {owner: part.copy() for owner, part in parts.items()}
+        segments.reduce_scatter(parts, np.add)
+        for owner, part in parts.items():
+            if owner != rank:
+                np.testing.assert_array_equal(part, before[owner])
+        return parts.get(rank)
+
+    for owner, reduced in enumerate(run(task)[: len(lengths)]):
+        expected = values(owner, lengths[owner], np.float32)
+        for rank in range(1, run.size):
+            expected = expected + values(10 * rank + owner, lengths[owner], np.float32)
+        np.testing.assert_array_equal(reduced, expected)
+
+
+@pytest.mark.parametrize("length", [0, 7, 2_500_000])
+def test_single_part_is_a_broadcast_from_any_rank(run, length):
+    def task(segments, rank):
+        received = []
+        for root in range(run.size):
+            buffer = values(rank, length, np.uint8)
+            segments.all_gather({root: buffer})
+            received.append(buffer)
+        return received
+
+    for received in run(task):
+        for root, buffer in enumerate(received):
+            np.testing.assert_array_equal(buffer, values(root, length, np.uint8))
 
 
 def test_memory_is_bounded_and_leaves_room_for_every_rank():
@@ -112,7 +150,7 @@ def test_memory_is_bounded_and_leaves_room_for_every_rank():
 
 def test_message_begins_in_the_slot_after_the_last_of_the_one_before():
     """A slower rank may still read the slot before."""
-    segments = SharedSegments(np.zeros(segment_bytes(1), np.uint8), 0, 1, lambda: None)
+    segments = SharedSegments(np.zeros(segment_bytes(1), np.uint8), 0, 1, lambda _: None)
     chunk = segments._areas.shape[2]
     turn = 0
     for chunks in (1, 1, 2, 1, 5, 3):

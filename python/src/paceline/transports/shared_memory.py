@@ -17,7 +17,8 @@ takes the core from the peer (100 MB in 335 ms). Here ranks sleep.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,10 +27,10 @@ from numpy.typing import NDArray
 
 from paceline.errors import PeerLost, TimedOut
 from paceline.node.shared_node import SharedNode
+from paceline.node.signals import Barrier
 from paceline.plan.sample_order import share_bounds
 from paceline.torch_internals import Store
-from paceline.transports.mpi.reduce_operations import reduce_in_order
-from paceline.transports.mpi.world import RankNames
+from paceline.transports.reductions import reduce_in_order
 from paceline.transports.store import GroupStore
 
 # Total over the ranks up to which every rank reduces everything itself, with one barrier instead of
@@ -40,6 +41,8 @@ _ALIGNMENT = 64  # bytes: a cache line, and a multiple of the size of every numb
 _BLOCK_BYTES = 256 * 2**10  # three blocks fit in a core's second-level cache
 _LARGEST_AREA_BYTES = 2**20  # one chunk of one rank; half of it costs 5 % of speed, a quarter 40 %
 _LARGEST_BYTES = 64 * 2**20  # all ranks and all slots
+
+Parts = Mapping[int, NDArray[Any]]  # flat arrays of one type, by the rank that owns them
 
 
 def segment_bytes(size: int) -> int:
@@ -57,17 +60,17 @@ def _area_bytes(size: int) -> int:
 class SharedSegments:
     """Areas of each rank that all ranks of the group read: SLOTS of them, used in turn.
 
-    A message is divided among `owners`, the first ranks: each reduces its part for all. Parts are
-    processed chunk by chunk, see `_run`.
+    A message consists of parts, each with a rank that owns it. Parts are processed chunk by chunk,
+    see `_run`. All ranks give the same owners and sizes.
     """
 
     def __init__(
-        self, memory: NDArray[np.uint8], rank: int, size: int, synchronise: Callable[[], None]
+        self, memory: NDArray[np.uint8], rank: int, size: int, synchronise: Callable[[str], None]
     ) -> None:
         """memory: shape (segment_bytes(size),), the same bytes on all ranks.
 
-        synchronise: barrier of all ranks, which also makes a rank's earlier writes visible to the
-        others.
+        synchronise: barrier of all ranks for the operation of the given name. It also makes a
+        rank's earlier writes visible to the others.
         """
         self._rank, self._size = rank, size
         self._synchronise = synchronise
@@ -79,21 +82,25 @@ class SharedSegments:
         if buffer.nbytes <= min(_SHORT_BYTES // self._size, self._areas.shape[2]):
             self._reduce_short(buffer, ufunc)
             return
-        message = _Message(buffer, self._rank, self._size, self._size, self._areas)
+        message = self._message(shares(buffer, self._size))
         reduce = partial(message.reduce, ufunc=ufunc, published=True)
-        self._run(message, message.copy_in, reduce, message.copy_out)
+        self._run("allreduce", message, message.copy_in, reduce, message.copy_out)
 
-    def reduce_scatter(self, buffer: NDArray[Any], ufunc: np.ufunc, owners: int) -> None:
-        """Reduce the part of each owner over all ranks, in place on that owner; see `owned`."""
-        message = _Message(buffer, self._rank, self._size, owners, self._areas)
-        self._run(message, message.copy_in, partial(message.reduce, ufunc=ufunc, published=False))
+    def reduce_scatter(self, parts: Parts, ufunc: np.ufunc) -> None:
+        """Reduce each part over all ranks, in place on its owner only."""
+        message = self._message(parts)
+        reduce = partial(message.reduce, ufunc=ufunc, published=False)
+        self._run("reduce_scatter", message, message.copy_in, reduce)
 
-    def all_gather(self, buffer: NDArray[Any], owners: int) -> None:
-        """Copy the part of each owner to all ranks."""
-        message = _Message(buffer, self._rank, self._size, owners, self._areas)
-        self._run(message, message.publish, message.copy_out)
+    def all_gather(self, parts: Parts) -> None:
+        """Copy each part from its owner to all ranks. A single part is a broadcast."""
+        message = self._message(parts)
+        self._run("allgather", message, message.publish, message.copy_out)
 
-    def _run(self, message: _Message, *stages: Callable[[int, int], None]) -> None:
+    def _message(self, parts: Parts) -> _Message:
+        return _Message(parts, self._rank, self._size, self._areas)
+
+    def _run(self, name: str, message: _Message, *stages: Callable[[int, int], None]) -> None:
         """Run the stages for every chunk, each stage one turn after the one before it.
 
         An all-reduce copies one chunk in (the parts of other owners), reduces the previous chunk,
@@ -104,7 +111,7 @@ class SharedSegments:
         turns = message.chunks + len(stages) - 1
         for turn in range(turns):
             if turn > 0:
-                self._synchronise()
+                self._synchronise(name)
             for age, stage in enumerate(stages):
                 chunk = turn - age
                 if 0 <= chunk < message.chunks:
@@ -114,61 +121,55 @@ class SharedSegments:
     def _reduce_short(self, buffer: NDArray[Any], ufunc: np.ufunc) -> None:
         areas = [area[: buffer.nbytes].view(buffer.dtype) for area in self._areas[self._turn]]
         areas[self._rank][:] = buffer
-        self._synchronise()
+        self._synchronise("allreduce")
         buffer[:] = areas[0]
-        for area in areas[1:]:
-            ufunc(buffer, area, out=buffer)
+        with np.errstate(all="ignore"):  # infinities and NaN are the user's, as in torch
+            for area in areas[1:]:
+                ufunc(buffer, area, out=buffer)
         self._turn = (self._turn + 1) % SLOTS
 
 
-def owned(length: int, rank: int, owners: int) -> slice:
-    """Return the elements of a message that local rank `rank` owns: none for ranks beyond
-    `owners`."""
-    return slice(*(share_bounds(length, rank, owners) if rank < owners else (length, length)))
+def shares(buffer: NDArray[Any], owners: int) -> Parts:
+    """Divide a flat array among the first ranks, `owners` of them: views of it."""
+    bounds = (share_bounds(len(buffer), owner, owners) for owner in range(owners))
+    return {owner: buffer[start:stop] for owner, (start, stop) in enumerate(bounds)}
 
 
 class _Message:
     """Parts and chunks of one message."""
 
-    def __init__(
-        self,
-        buffer: NDArray[Any],
-        rank: int,
-        size: int,
-        owners: int,
-        areas: NDArray[np.uint8],
-    ) -> None:
+    def __init__(self, parts: Parts, rank: int, size: int, areas: NDArray[np.uint8]) -> None:
         self._rank = rank
         self._size = size
-        self._buffer = buffer
-        self._owners = [owner for owner in range(owners) if owner != rank]
-        self._owns = rank < owners
-        self._owned = [owned(len(buffer), owner, owners) for owner in range(owners)]
+        self._parts = parts
+        self._own = parts.get(rank)
+        self._others = [owner for owner in parts if owner != rank]
+        self._itemsize = next(iter(parts.values())).itemsize
         # an owner's part of a chunk, in bytes of an area
-        self._part_bytes = areas.shape[2] // owners // _ALIGNMENT * _ALIGNMENT
-        self._length = self._part_bytes // buffer.itemsize
+        self._part_bytes = areas.shape[2] // len(parts) // _ALIGNMENT * _ALIGNMENT
+        self._starts = {owner: place * self._part_bytes for place, owner in enumerate(parts)}
+        self._length = self._part_bytes // self._itemsize
         self._areas = areas
-        longest = self._owned[0].stop
-        self.chunks = -(-longest // self._length)
+        self.chunks = -(-max(map(len, parts.values())) // self._length)
 
     def copy_in(self, chunk: int, slot: int) -> None:
-        for owner in self._owners:
-            own = self._part(chunk, owner)
-            self._area(slot, self._rank, owner, len(own))[:] = own
+        for owner in self._others:
+            own = self._chunk(self._parts[owner], chunk)
+            self._area(slot, self._rank, owner, own)[:] = own
 
     def reduce(self, chunk: int, slot: int, ufunc: np.ufunc, *, published: bool) -> None:
         """Reduce block by block, so that each block stays in the cache. published: the result is
         copied out later."""
-        if not self._owns:
+        if self._own is None:
             return
-        own = self._part(chunk, self._rank)
+        own = self._chunk(self._own, chunk)
         others = {
-            peer: self._area(slot, peer, self._rank, len(own))
+            peer: self._area(slot, peer, self._rank, own)
             for peer in range(self._size)
             if peer != self._rank
         }
-        result = self._area(slot, self._rank, self._rank, len(own))
-        length = _BLOCK_BYTES // own.itemsize
+        result = self._area(slot, self._rank, self._rank, own)
+        length = _BLOCK_BYTES // self._itemsize
         for start in range(0, len(own), length):
             block = slice(start, start + length)
             blocks = {peer: other[block] for peer, other in others.items()}
@@ -177,67 +178,80 @@ class _Message:
                 result[block] = own[block]
 
     def publish(self, chunk: int, slot: int) -> None:
-        if self._owns:
-            own = self._part(chunk, self._rank)
-            self._area(slot, self._rank, self._rank, len(own))[:] = own
+        if self._own is not None:
+            own = self._chunk(self._own, chunk)
+            self._area(slot, self._rank, self._rank, own)[:] = own
 
     def copy_out(self, chunk: int, slot: int) -> None:
-        for owner in self._owners:
-            own = self._part(chunk, owner)
-            own[:] = self._area(slot, owner, owner, len(own))
+        for owner in self._others:
+            part = self._chunk(self._parts[owner], chunk)
+            part[:] = self._area(slot, owner, owner, part)
 
-    def _part(self, chunk: int, owner: int) -> NDArray[Any]:
-        whole = self._owned[owner]
-        start = min(whole.start + chunk * self._length, whole.stop)
-        return self._buffer[start : min(start + self._length, whole.stop)]
+    def _chunk(self, part: NDArray[Any], chunk: int) -> NDArray[Any]:
+        return part[chunk * self._length : (chunk + 1) * self._length]
 
-    def _area(self, slot: int, writer: int, owner: int, length: int) -> NDArray[Any]:
-        """Return the memory into which `writer` writes `owner`'s part."""
-        start = owner * self._part_bytes
-        area = self._areas[slot, writer, start : start + length * self._buffer.itemsize]
-        return area.view(self._buffer.dtype)
+    def _area(self, slot: int, writer: int, owner: int, like: NDArray[Any]) -> NDArray[Any]:
+        """Return the memory into which `writer` writes `owner`'s part, as an array like `like`."""
+        start = self._starts[owner]
+        area = self._areas[slot, writer, start : start + like.nbytes]
+        return area.view(like.dtype)
 
 
 class HostGroup:
     """The ranks of a group that run on this host."""
 
     def __init__(
-        self, members: Sequence[int], rank: int, names: RankNames, store: Store, limit_s: float
+        self,
+        library: str,
+        members: Sequence[int],
+        rank: int,
+        world_ranks: Sequence[int],
+        store: Store,
+        limit_s: float,
     ) -> None:
-        """Construct; collective over `members`. names: names of the group's ranks. store: used by
-        this group only.
+        """Construct; collective over `members`, which are ranks of the group like `rank`.
+
+        library: name for messages. world_ranks: by rank of the group. store: used by this group
+        only.
 
         Raises EnvironmentLacks on all members if they cannot share memory, TimedOut if a member
         does not take part.
         """
-        self._world_rank = names.world_ranks[rank]
         local_rank, size = members.index(rank), len(members)
-        local_ranks = ", ".join(map(str, range(size)))
-        self._who = f"local ranks {local_ranks} are ranks {names.format_ranks(members)}"
         share = GroupStore(
-            store, local_rank, size, prefix=f"host of rank {names.world_ranks[members[0]]}"
+            store, local_rank, size, prefix=f"host of rank {world_ranks[members[0]]}"
         )
-        self._node = SharedNode(share, limit_s)
-        self._barrier = self._node.barrier(range(size))
+        names = [f"rank {world_ranks[member]}" for member in members]
+        self._node = SharedNode(share, limit_s, names)
+        self.synchronise = Meeting(
+            self._node.barrier(range(size)), f"{names[local_rank]}: {library}"
+        )
         memory = self._node.memory("all-reduce", segment_bytes(size))
-        self.segments = SharedSegments(
-            memory, local_rank, size, lambda: self.synchronise("allreduce")
-        )
+        self.segments = SharedSegments(memory, local_rank, size, self.synchronise)
 
-    def synchronise(self, name: str) -> None:
+    def fail(self) -> None:
+        """Let the members that wait, now or later, get PeerLost instead of a time-out."""
+        self._node.fail()
+
+    def close(self) -> None:
+        self._node.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A barrier whose errors name the operation."""
+
+    barrier: Barrier
+    place: str  # this rank and its library
+
+    def __call__(self, name: str) -> None:
         """Wait, asleep, until all members have reached operation `name`.
 
         Raises TimedOut, or PeerLost if a member died.
         """
         try:
-            self._barrier.wait()
+            self.barrier.wait()
         except TimedOut as error:
-            raise TimedOut(self._explained(name, error)) from error
+            raise TimedOut(f"{self.place} {name}: {error}") from error
         except PeerLost as error:
-            raise PeerLost(self._explained(name, error), error.rank) from error
-
-    def close(self) -> None:
-        self._node.close()
-
-    def _explained(self, name: str, error: Exception) -> str:
-        return f"rank {self._world_rank}: MPI {name}: {error} ({self._who})"
+            raise PeerLost(f"{self.place} {name}: {error}", error.rank) from error

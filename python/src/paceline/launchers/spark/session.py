@@ -1,0 +1,154 @@
+"""The SparkContext of a trial: one that exists already, or one of its own.
+
+A notebook, a shell and managed Spark bring a context, and a process has no second one. It is used
+as it is. Calls into the JVM that Spark has not made public stand here, each with a way to do
+without it, because managed clusters may deny them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.sql.utils import is_remote
+
+from paceline.errors import EnvironmentLacks
+from paceline.job.context import launched_unix_s, rank_environment
+from paceline.job.messages import say
+from paceline.launchers.descriptors import is_local
+from paceline.launchers.spark.configuration import check_conf, job_defaults, lacking_settings
+from paceline.launchers.spark.mpi.agent import new_token
+from paceline.plan.trial import Trial
+
+# A new value gives the tasks Python workers that no other job uses.
+_JOB_VARIABLE = "PACELINE_SPARK_JOB"
+_DENIED = (Py4JError, AttributeError)
+
+
+@dataclass(slots=True)
+class Session:
+    """The use of a SparkContext by one trial."""
+
+    context: SparkContext
+    cancel: Callable[[], object]  # ends the jobs of the trial, from any thread
+    asked_s: float  # time.monotonic() when the executors were asked for
+    failed: bool = False  # the user of the session sets it
+
+    @property
+    def is_local(self) -> bool:
+        return is_local(str(self.context.master))
+
+
+@contextmanager
+def open_session(trial: Trial) -> Iterator[Session]:
+    """Yield the session of a trial, in the existing context if there is one.
+
+    Raises EnvironmentLacks if the configuration cannot run a barrier stage.
+    """
+    if is_remote() or "SPARK_REMOTE" in os.environ:
+        raise EnvironmentLacks(
+            "Spark Connect (also serverless and shared clusters of managed Spark) has no "
+            "SparkContext, and ranks are tasks of one; use a cluster with classic access (for "
+            'example "dedicated" on Databricks), or spark-submit without --remote'
+        )
+    existing = SparkContext._active_spark_context  # noqa: SLF001  (getOrCreate hides which it is)
+    with _own(trial) if existing is None else _existing(existing, trial) as session:
+        yield session
+
+
+@contextmanager
+def _own(trial: Trial) -> Iterator[Session]:
+    """Make a context, and end it. Settings of spark-submit and spark-defaults.conf are kept."""
+    # Only a conf made beside a JVM has the settings of spark-submit; any other overrides them.
+    SparkContext._ensure_initialized()  # noqa: SLF001
+    conf = SparkConf()
+    check_conf(dict(conf.getAll()))
+    for name, value in job_defaults(trial, local=is_local(conf.get("spark.master") or "")).items():
+        conf.setIfMissing(name, value)
+    asked_s = time.monotonic() - (time.time() - launched_unix_s())
+    context = SparkContext(conf=conf)
+    session = Session(context, context.cancelAllJobs, asked_s)
+    try:
+        yield session
+    except BaseException:
+        context.stop()
+        raise
+    if session.failed or not session.is_local or not _end_jvm():
+        context.stop()
+
+
+@contextmanager
+def _existing(context: SparkContext, trial: Trial) -> Iterator[Session]:
+    """Use a context whose owner goes on with it: its settings and other jobs stay as they are."""
+    conf = dict(context.getConf().getAll())
+    check_conf(conf)
+    _name_lacking(context, lacking_settings(trial, conf))
+    job, before = f"paceline-{new_token()}", dict(context.environment)
+    context.addJobTag(job)
+    # Workers keep cores and settings of a rank, so the owner's jobs must not get them.
+    context.environment.update({**rank_environment(trial), _JOB_VARIABLE: job})
+    session = Session(context, lambda: context.cancelJobsWithTag(job), time.monotonic())
+    try:
+        yield session
+    except BaseException:
+        session.cancel()
+        raise
+    finally:
+        context.removeJobTag(job)
+        context.environment.clear()
+        context.environment.update(before)
+
+
+def _name_lacking(context: SparkContext, lacking: dict[str, str]) -> None:
+    text = f"uses the existing SparkContext ({context.applicationId}) as it is"
+    if lacking:
+        listed = ", ".join(f"{name}={value}" for name, value in lacking.items())
+        text += f"; it lacks {listed}. Set them where the context is made, for the limits and the "
+        text += "speed of a trial that spark-submit starts"
+    say(text)
+
+
+def count_slots(context: SparkContext) -> int | None:
+    """Return how many tasks can run at once; None where Spark does not tell."""
+    try:
+        spark = context._jsc.sc()  # noqa: SLF001  (Spark's own check uses it)
+        profile = spark.resourceProfileManager().defaultResourceProfile()
+        return int(spark.maxNumConcurrentTasks(profile))
+    except _DENIED:
+        return None
+
+
+def executors_of(context: SparkContext) -> Callable[[], Collection[str]] | None:
+    """Return a function that returns the names of the executors; None where Spark does not tell."""
+
+    def alive() -> Collection[str]:
+        names: str = context._jsc.sc().getExecutorIds().mkString(" ")  # noqa: SLF001
+        return set(names.split())
+
+    try:
+        alive()
+    except _DENIED:
+        return None
+    return alive
+
+
+def _end_jvm() -> bool:
+    """End a local master's JVM, whose shutdown hook stops the context; False where it cannot.
+
+    A timer of barrier() is no daemon thread and would keep the JVM. `SparkContext.stop` would also
+    wait up to 0.5 s for its server of accumulators, which polls.
+    """
+    sys.stdout.flush()
+    jvm = SparkContext._jvm  # noqa: SLF001  (it outlives the context)
+    if jvm is None:
+        return False
+    with contextlib.suppress(Py4JError, OSError):  # the JVM ends before it can answer
+        jvm.java.lang.System.exit(0)
+    return True

@@ -1,0 +1,167 @@
+"""Collectives in two levels: shared memory within each host, Gloo between hosts.
+
+Between hosts a message is divided among as many leaders per host as the smallest host has ranks.
+Each leader reduces its part for its host, exchanges it with the leaders of the same part, and
+shares the result on its host: 2 (H-1)/H of the message leave each of H hosts, however many ranks it
+has. Leaders are groups of Gloo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
+from paceline.host.machine import host_name
+from paceline.host.processes import boot_id
+from paceline.node.memory import gather
+from paceline.records.communication import TransportResult
+from paceline.torch_internals import PrefixStore, ProcessGroupGloo, Store
+from paceline.transports.shared_memory import HostGroup, Parts, shares
+from paceline.transports.store import GroupStore
+
+LIBRARY = "shared memory"
+# Gloo reduces these between hosts: what `Reduction.begin` returns for all types but a few integers.
+_BETWEEN_HOSTS = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8)
+_ReduceOp: Any = dist.ReduceOp
+_GLOO_OPERATIONS = {
+    np.add: _ReduceOp.SUM,
+    np.multiply: _ReduceOp.PRODUCT,
+    np.minimum: _ReduceOp.MIN,
+    np.maximum: _ReduceOp.MAX,
+}
+
+
+class Levels:
+    """The ranks of a group, by host. One thread at a time uses it, in the same order on all
+    ranks."""
+
+    def __init__(self, rank: int, world_ranks: Sequence[int], store: Store, limit_s: float) -> None:
+        """Construct; collective. world_ranks: by rank of the group. store: used by this only.
+
+        Raises EnvironmentLacks on all ranks if no two of them share memory, or those of a host
+        cannot, TimedOut if a rank does not take part.
+        """
+        ranks = len(world_ranks)
+        hosts = gather(GroupStore(store, rank, ranks, "hosts"), _host_identity(), limit_s)
+        members = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+        self.hosts = len(set(hosts))
+        self._world_rank, self._limit_s = world_ranks[rank], limit_s
+        self._local_rank = members.index(rank)
+        if self.hosts == ranks:
+            raise EnvironmentLacks("each rank is on a host of its own")
+        self._host: HostGroup | None = None
+        reason = ""
+        try:
+            if len(members) > 1:
+                self._host = HostGroup(LIBRARY, members, rank, world_ranks, store, limit_s)
+        except EnvironmentLacks as error:
+            reason = str(error)
+        reasons = gather(GroupStore(store, rank, ranks, "reasons"), reason, limit_s)
+        if any(reasons):
+            self.close()
+            raise EnvironmentLacks(next(filter(None, reasons)))
+        self._leaders = min(hosts.count(host) for host in hosts)
+        self._between: Any = None  # a ProcessGroupGloo
+        if self.hosts > 1 and self._local_rank < self._leaders:
+            self._connect(store, hosts, rank)
+
+    def reduces(self, dtype: torch.dtype, ufunc: np.ufunc) -> bool:
+        """Return whether values of this type can be reduced. dtype: after `Reduction.begin`."""
+        return self.hosts == 1 or (dtype in _BETWEEN_HOSTS and ufunc in _GLOO_OPERATIONS)
+
+    def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> None:
+        """Reduce a flat array over all ranks in place; all ranks get bit-identical results.
+
+        Raises TimedOut if a peer does not take part within the limit, PeerLost if a peer died.
+        """
+        if self.hosts == 1:
+            assert self._host is not None
+            self._host.segments.allreduce(buffer, ufunc)
+            return
+        parts = shares(buffer, self._leaders)
+        if self._host is not None:
+            self._host.segments.reduce_scatter(parts, ufunc)
+        if self._between is not None:
+            self._exchange(parts[self._local_rank], ufunc)
+        if self._host is not None:
+            self._host.segments.all_gather(parts)
+
+    def reduce_scatter(self, parts: Parts, ufunc: np.ufunc) -> None:
+        """Reduce each part over all ranks, in place on its owner only; on one host."""
+        assert self._host is not None
+        self._host.segments.reduce_scatter(parts, ufunc)
+
+    def all_gather(self, parts: Parts) -> None:
+        """Copy each part from its owner to all ranks; on one host."""
+        assert self._host is not None
+        self._host.segments.all_gather(parts)
+
+    def barrier(self) -> None:
+        """Wait for all ranks; on one host."""
+        assert self._host is not None
+        self._host.synchronise("barrier")
+
+    def describe(self) -> TransportResult:
+        """Return how messages are reduced, for the records."""
+        algorithm = "shared" if self.hosts == 1 else "hierarchical"
+        return {"algorithm": algorithm, "hosts": self.hosts}
+
+    def fail(self) -> None:
+        """Let the ranks of this host that wait, now or later, get PeerLost."""
+        if self._host is not None:
+            self._host.fail()
+
+    def close(self) -> None:
+        """Leave; does not wait for other ranks."""
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+
+    def _connect(self, store: Store, hosts: Sequence[str], rank: int) -> None:
+        """Connect the leaders with the same part, in the order of their hosts' first ranks."""
+        first_ranks = {host: hosts.index(host) for host in dict.fromkeys(hosts)}
+        place = list(first_ranks).index(hosts[rank])
+        self._between = ProcessGroupGloo(
+            PrefixStore(f"leaders {self._local_rank}", store),
+            place,
+            self.hosts,
+            timeout=timedelta(seconds=self._limit_s),
+        )
+
+    def _exchange(self, part: NDArray[Any], ufunc: np.ufunc) -> None:
+        assert self._between is not None
+        options = dist.AllreduceOptions()
+        options.reduceOp = _GLOO_OPERATIONS[ufunc]
+        try:
+            self._between.allreduce([torch.from_numpy(part)], options).wait()
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> PeerLost | TimedOut:
+        text = str(error).splitlines()[0]
+        where = f"rank {self._world_rank}: all-reduce between hosts"
+        if "timed out" in text.lower():
+            return TimedOut(
+                f"{where} did not end within {self._limit_s:g} s: a host does not take part; look "
+                f"at its ranks' logs. Gloo reports: {text}"
+            )
+        return PeerLost(
+            f"{where}: a rank of another host has ended; look at the ranks' logs. Gloo reports: "
+            f"{text}",
+            self._world_rank,
+        )
+
+
+def _host_identity() -> str:
+    """Return a text that is equal for processes that may share memory: the same start of the
+    kernel, network and name."""
+    network = Path("/proc/self/ns/net").readlink()
+    return f"{boot_id()} {network} {host_name()}"

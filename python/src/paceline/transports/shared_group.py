@@ -1,0 +1,285 @@
+"""Back end `paceline` of torch.distributed: shared memory within a host, Gloo for the rest.
+
+All-reduce, and on one host also reduce-scatter, all-gather, broadcast and barrier of CPU tensors,
+go through memory that the ranks of a host share. All other operations, tensors of a GPU, sparse
+tensors and types that numpy cannot reduce go to Gloo, as does a group without two ranks on a host.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.errors import EnvironmentLacks, PacelineError, PeerLost
+from paceline.records.communication import TransportResult
+from paceline.torch_internals import PrefixStore, Work
+from paceline.transports.buffers import byte_view, copy_back, flattened, wire_buffer
+from paceline.transports.gloo_group import RecordedProcessGroup, create_gloo, register_gloo
+from paceline.transports.levels import LIBRARY, Levels
+from paceline.transports.profile_events import begin_profile_event
+from paceline.transports.recorder import begin_operation, is_recording, payload_bytes
+from paceline.transports.reductions import Reduction, reduce_tensors, reduction_of
+from paceline.transports.work import ProgressThread
+
+BACKEND = "paceline"
+_CLOSE_LIMIT_S = 10.0
+_ABORT_LIMIT_S = 0.5
+_DEVICES = ("cpu", "cuda")
+
+
+class SharedMemoryGroup(RecordedProcessGroup):
+    """A process group whose ranks, or some of them, share the memory of a host."""
+
+    def __init__(
+        self, inner: Any, name: str, levels: Levels, world_rank: int, limit_s: float
+    ) -> None:
+        """inner: a group of Gloo with the same ranks. name: the same on all ranks. limit_s: of each
+        operation."""
+        super().__init__(inner, name)
+        self._ranks: int = inner.size()
+        self._own_rank: int = inner.rank()
+        self._levels = levels
+        self._progress = ProgressThread(LIBRARY, world_rank, limit_s, name)
+        self._using = threading.Lock()
+        self._open = True
+        atexit.register(self.abort)
+
+    @property
+    def failure(self) -> PacelineError | None:
+        """The first error of operations in shared memory; every later one fails with it."""
+        return self._progress.failure
+
+    def describe(self) -> TransportResult:
+        """Return how this group reduces, for the records."""
+        return self._levels.describe()
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        """Reduce each tensor over all ranks in place; all ranks get bit-identical results."""
+        reductions = self._reductions_of(tensors, opts)
+        if reductions is None:
+            work: Work = super().allreduce(tensors, *_given(opts))
+            return work
+        reduce = self._levels.allreduce
+        call = partial(reduce_tensors, tensors, reductions, reduce, self._ranks)
+        return self._submit("allreduce", call, tensors, tensors, opts)
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        """Copy the tensors of `opts.rootRank` to every rank."""
+        if not self._shares_all(tensors):
+            work: Work = super().broadcast(tensors, *_given(opts))
+            return work
+        root: int = opts.rootRank if opts is not None else 0
+
+        def call() -> None:
+            for tensor in tensors:
+                flat = wire_buffer(tensor)
+                self._levels.all_gather({root: byte_view(flat)})
+                if root != self._own_rank:
+                    copy_back(flat, tensor)
+
+        return self._submit("broadcast", call, tensors, tensors, opts)
+
+    def allgather(
+        self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None
+    ) -> Work:
+        """Copy every rank's tensor to every rank, for each input; sizes may differ between
+        ranks."""
+        if not self._shares_all([*input_tensors, *chain(*output_tensors)]):
+            work: Work = super().allgather(output_tensors, input_tensors, *_given(opts))
+            return work
+
+        def call() -> None:
+            for outputs, own in zip(output_tensors, input_tensors, strict=True):
+                self._gather_parts(outputs, own)
+
+        return self._submit("allgather", call, output_tensors, input_tensors, opts)
+
+    def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> Work:
+        """Copy every rank's tensor consecutively into `output`."""
+        return self.all_gather_single_coalesced([output], [own], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Work:
+        """Call all_gather_single for each pair."""
+        if not self._shares_all([*outputs, *inputs]):
+            work: Work = super().allgather_into_tensor_coalesced(outputs, inputs, *_given(opts))
+            return work
+
+        def call() -> None:
+            for output, own in zip(outputs, inputs, strict=True):
+                flat = flattened(output.detach())
+                self._gather_parts(flat.view(self._ranks, own.numel()).unbind(), own)
+                copy_back(flat, output)
+
+        return self._submit("allgather", call, outputs, inputs, opts)
+
+    def reduce_scatter(
+        self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any
+    ) -> Work:
+        """Reduce all ranks' lists, and store this rank's part. The inputs are unchanged."""
+        reductions = self._reductions_of(output_tensors, opts)
+        if reductions is None or not self._shares_all([*chain(*input_tensors)]):
+            work: Work = super().reduce_scatter(output_tensors, input_tensors, *_given(opts))
+            return work
+
+        def call() -> None:
+            for output, inputs, reduction in zip(
+                output_tensors, input_tensors, reductions, strict=True
+            ):
+                self._scatter_sum(output, [reduction.begin(part) for part in inputs], reduction)
+
+        return self._submit("reduce_scatter", call, output_tensors, input_tensors, opts)
+
+    def reduce_scatter_single(self, output: Tensor, own: Tensor, opts: Any = None) -> Work:
+        """Do the same as reduce_scatter with tensors that hold the parts of all ranks
+        consecutively."""
+        return self.reduce_scatter_single_coalesced([output], [own], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Work:
+        """Call reduce_scatter_single for each pair."""
+        reductions = self._reductions_of(inputs, opts)
+        if reductions is None or not self._shares_all([*outputs, *inputs]):
+            work: Work = super().reduce_scatter_tensor_coalesced(outputs, inputs, *_given(opts))
+            return work
+
+        def call() -> None:
+            for output, own, reduction in zip(outputs, inputs, reductions, strict=True):
+                parts = reduction.begin(own).view(self._ranks, output.numel()).unbind()
+                self._scatter_sum(output, parts, reduction)
+
+        return self._submit("reduce_scatter", call, outputs, inputs, opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Wait until every rank has called this."""
+        if self._levels.hosts > 1:
+            work: Work = super().barrier(*_given(opts))
+            return work
+        return self._submit("barrier", self._levels.barrier, [], [], opts)
+
+    # Names of these operations before torch 2.13, which some callers still use.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def shutdown(self) -> None:
+        """End the threads after their operations; no rank is waited for beyond those."""
+        self._close(_CLOSE_LIMIT_S)
+        self._inner.shutdown()
+
+    def abort(self) -> None:
+        """End the threads without waiting for peers."""
+        self._close(_ABORT_LIMIT_S)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _shares_all(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether these tensors can be moved in shared memory to all ranks."""
+        return self._levels.hosts == 1 and _on_host(tensors)
+
+    def _reductions_of(self, tensors: Sequence[Tensor], opts: Any) -> list[Reduction] | None:
+        """Return the arithmetic of each tensor; None if Gloo must reduce them."""
+        if not _on_host(tensors):
+            return None
+        reduce_op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        try:
+            reductions = [reduction_of(reduce_op, tensor.dtype) for tensor in tensors]
+        except ValueError:  # numpy lacks the type
+            return None
+        reduces = self._levels.reduces
+        pairs = zip(reductions, tensors, strict=True)
+        return reductions if all(reduces(r.dtype(t.dtype), r.ufunc) for r, t in pairs) else None
+
+    def _gather_parts(self, outputs: Sequence[Tensor], own: Tensor) -> None:
+        buffers = [wire_buffer(output) for output in outputs]
+        buffers[self._own_rank].copy_(wire_buffer(own))
+        self._levels.all_gather(dict(enumerate(map(byte_view, buffers))))
+        for buffer, output in zip(buffers, outputs, strict=True):
+            copy_back(buffer, output)
+
+    def _scatter_sum(self, output: Tensor, parts: Sequence[Tensor], reduction: Reduction) -> None:
+        own = parts[self._own_rank].clone()  # the inputs stay unchanged
+        arrays = {rank: part.numpy() for rank, part in enumerate(parts)}
+        self._levels.reduce_scatter({**arrays, self._own_rank: own.numpy()}, reduction.ufunc)
+        reduction.end(own, self._ranks)
+        copy_back(own, output)
+
+    def _submit(
+        self,
+        name: str,
+        call: Callable[[], object],
+        results: list[Any],
+        inputs: Sequence[Any],
+        opts: Any,
+    ) -> Work:
+        """Carry out `call` in this thread if it waits for the result, else in the progress
+        thread."""
+        operation = None
+        if is_recording():
+            carried = payload_bytes(inputs)
+            operation = begin_operation(self._name, self._ranks, name, carried)
+            operation.algorithm = self._levels.describe()["algorithm"]
+        end_profile_event = begin_profile_event(BACKEND, name)
+
+        def carry_out() -> None:
+            try:
+                with self._using:
+                    call()
+            except PeerLost:
+                raise  # the others find out themselves who is lost
+            except Exception:
+                self._levels.fail()
+                raise
+            finally:
+                end_profile_event()
+
+        is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
+        start = self._progress.carry_out if is_awaited else self._progress.submit
+        return start(name, carry_out, results, operation)
+
+    def _close(self, limit_s: float) -> None:
+        if self._open:
+            self._open = False
+            self._progress.close(limit_s)
+            atexit.unregister(self.abort)
+            self._levels.close()
+
+
+def _on_host(tensors: Sequence[Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" and not tensor.is_sparse for tensor in tensors)
+
+
+def _given(opts: Any) -> tuple[Any, ...]:
+    return () if opts is None else (opts,)
+
+
+def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
+    """Create a group; torch calls this for each group with this rank."""
+    backend, inner = create_gloo(given)
+    limit_s = given.timeout.total_seconds()
+    rank = given.group_rank
+    world_ranks = list(given.global_ranks_in_group) or list(range(given.group_size))
+    try:
+        levels = Levels(rank, world_ranks, PrefixStore(BACKEND, given.store), limit_s)
+    except EnvironmentLacks:
+        group = RecordedProcessGroup(inner, given.group_id)
+    else:
+        name = given.group_id
+        group = SharedMemoryGroup(inner, name, levels, world_ranks[rank], limit_s)
+    register_gloo(group, backend)
+    return group
+
+
+dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=list(_DEVICES))
