@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.data.batches import Augment, is_image, mirror_at_random
-from paceline.data.items import MapStyleDataset
 from paceline.errors import UsageError
 from paceline.plan.sample_order import SampleRandom
 from paceline.spec.tables import Target
@@ -29,6 +28,9 @@ from paceline.spec.values import MemoryFormat
 from paceline.torch_internals import children_of
 from paceline.training import transforms
 from paceline.training.graph_blocks import Blocks, graph_blocks
+
+if TYPE_CHECKING:  # it loads pyarrow
+    from paceline.data.items import MapStyleDataset
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 Sums = tuple[Tensor, Tensor]  # sum and count of a metric
