@@ -10,7 +10,13 @@ from paceline.job import checks
 from paceline.launchers.base import Command, TemporaryFolders, launcher_for
 from paceline.launchers.mpi import implementations, tools
 from paceline.launchers.mpi import launcher as mpi
-from paceline.launchers.mpi.implementations import Implementation, Mpich, OpenMpi4, OpenMpi5
+from paceline.launchers.mpi.implementations import (
+    Implementation,
+    IntelMpi,
+    Mpich,
+    OpenMpi4,
+    OpenMpi5,
+)
 from paceline.launchers.mpi.launcher import hostfile_slots
 from paceline.launchers.mpi.tools import Mpirun
 from paceline.launchers.spark import launcher as spark
@@ -152,6 +158,15 @@ def test_mpich_is_started_by_hydra(make_launch_trial, files, with_mpi):
     trial = make_launch_trial("mpi", nodes=2, interface="eth7", launcher_options=settings)
     argv = command(trial, files).argv
     assert argv[5:11] == ("-ppn", "2", "-f", "/etc/hosts.mpi", "-iface", "eth7")
+
+
+def test_intel_mpi_is_started_by_its_own_hydra(make_launch_trial, files, with_mpi):
+    with_mpi(IntelMpi())
+    made = command(make_launch_trial("mpi", ranks=2), files)
+    assert made.argv[:-4] == (
+        "/mpi/mpirun", "-n", "2", "-genv", "I_MPI_PIN", "off", "-ppn", "2", "-launcher", "fork",
+        "-iface", "lo", "-genv", "I_MPI_FABRICS", "shm",
+    )  # fmt: skip
 
 
 def test_mca_parameters_are_refused_where_there_are_none(make_launch_trial, with_mpi):

@@ -152,6 +152,15 @@ def test_unknown_variables_and_properties_are_not_recorded(text: str, place: str
     assert UNKNOWN not in str(refused.value)
 
 
+def test_unknown_variables_of_a_trial_are_not_recorded() -> None:
+    for value, refused in ((UNKNOWN, True), ("recompiles", False)):
+        spec = SPEC.format(data="", trial=f'environment = {{ MINE = "{value}" }}', tables="")
+        with pytest.raises(UsageError) as found:  # the spec has no script
+            parse_spec(spec, "spec.toml")
+        assert ("trials[2].environment.MINE: a spec must not" in str(found.value)) is refused
+        assert UNKNOWN not in str(found.value)
+
+
 def test_known_variables_and_properties_are_accepted() -> None:
     tables = """
 [spark.conf]

@@ -33,12 +33,13 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 100.0
+        self.boot_unix_s = 1000.0
 
     def monotonic(self) -> float:
         return self.now_s
 
     def time(self) -> float:
-        return 1000.0 + self.now_s
+        return self.boot_unix_s + self.now_s
 
 
 @pytest.fixture
@@ -65,7 +66,8 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def run(table: Table, tmp_path: Path) -> Iterator[Sampler]:
+def run(clock: Clock, table: Table, tmp_path: Path) -> Iterator[Sampler]:
+    del clock  # the sampler must not begin before it
     table.add(10, 1)
     table.add(11, 10, cpu_s=1.0, threads=4)
     status = RankStatus(
@@ -99,6 +101,14 @@ def test_rows_have_what_the_analysis_reads(run, clock, table, tmp_path) -> None:
     first, second = rows(tmp_path / "ranks.jsonl")
     assert [first[name] for name in ("rank", "pid", "threads", "cpu_seconds")] == [0, 11, 4, 0.0]
     assert (second["unix_s"], second["cpu_seconds"]) == (1101.0, 2.0)
+
+
+def test_clock_that_is_set_back_changes_no_order(run, clock, tmp_path) -> None:
+    run.tick()
+    clock.now_s += 1
+    clock.boot_unix_s -= 10
+    run.tick()
+    assert [row["unix_s"] for row in rows(tmp_path / "trace.jsonl")[1:]] == [1100.0, 1101.0]
 
 
 def test_rows_have_the_declared_columns_and_no_others(run, clock, tmp_path) -> None:

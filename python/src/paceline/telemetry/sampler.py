@@ -107,6 +107,8 @@ class Sampler:
         self._training: dict[int, Row] = {}
         self._last_read_s: dict[str, float] = {}
         self._samples = 0
+        # A step of the wall clock must not change the order of the samples.
+        self._unix_offset_s = time.time() - time.monotonic()
         self._trace = JsonlWriter(request.trace)
         self._rank_trace: JsonlWriter | None = None
         if request.restarts == 0:
@@ -123,7 +125,8 @@ class Sampler:
         final: read what is read less often, and all step rows. Raises OSError if the trace cannot
             be written.
         """
-        now_s, unix_s = time.monotonic(), time.time()
+        now_s = time.monotonic()
+        unix_s = self._unix_offset_s + now_s
         self._samples += 1
         expensive = self._is_due("expensive", self._request.expensive_interval_s, now_s) or final
         if final or self._is_due("ranks", _RANKS_EVERY_S, now_s):

@@ -4,6 +4,7 @@ FAULT_RANK: the rank that raises (of `local` ranks that are children, or 0), or 
 end of the name of the thread that does. SLEEP_S: seconds that each forward pass takes longer. The
 patch waits for the training loop to be imported, since torch must not be imported before the rank
 has been given its threads. ABSENT_RANK: the barrier task of Spark that stays away from the others.
+CLOCK_STEP: SECONDS:FILE, a step of the wall clock of every process, when the file appears.
 """
 
 import importlib.abc
@@ -86,6 +87,11 @@ def _slow_down(seconds):
     AdaptiveAvgPool2d.forward = forward
 
 
+def _step_clock(seconds, file):
+    steady = time.time
+    time.time = lambda: steady() + (seconds if os.path.exists(file) else 0.0)  # noqa: PTH110
+
+
 def _is_here():
     thread = os.environ.get("FAULT_THREAD")
     if thread is not None:
@@ -93,6 +99,9 @@ def _is_here():
     return os.environ.get("PACELINE_RANK", "0") == os.environ["FAULT_RANK"]
 
 
+if "CLOCK_STEP" in os.environ:
+    _seconds, _, _file = os.environ["CLOCK_STEP"].partition(":")
+    _step_clock(float(_seconds), _file)
 if {"FAULT_RANK", "FAULT_THREAD", "SLEEP_S"} & set(os.environ):
     sys.meta_path.insert(0, _Finder(_LOOP, _change_training))
 if "ABSENT_RANK" in os.environ:

@@ -9,7 +9,7 @@ from tests.support.fake_programs import program
 
 from paceline.errors import EnvironmentLacks
 from paceline.launchers.mpi import tools
-from paceline.launchers.mpi.implementations import Mpich, OpenMpi4, OpenMpi5
+from paceline.launchers.mpi.implementations import IntelMpi, Mpich, OpenMpi4, OpenMpi5
 
 
 @pytest.fixture
@@ -65,6 +65,7 @@ def of_open_mpi_5(path: Path) -> tools.Mpirun:
         ("mpirun (Open MPI) 5.0.11", "5.0.11", OpenMpi5),
         ("mpirun.openmpi (OpenRTE) 4.1.4", "4.1.4", OpenMpi4),
         ("HYDRA build details:\n    Version:    4.0.2\n    Release Date: x", "4.0.2", Mpich),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 20240701", "2021.13", IntelMpi),
     ],
 )
 def test_implementation_is_what_mpirun_says(tmp_path, printed, version, implementation):
@@ -75,7 +76,7 @@ def test_implementation_is_what_mpirun_says(tmp_path, printed, version, implemen
 
 def test_mpirun_of_an_unknown_mpi_is_refused(tmp_path):
     strange = program(tmp_path / "mpirun", "mpirun (Other MPI) 1.2")
-    with pytest.raises(EnvironmentLacks, match=r"Open MPI 4 or 5 or MPICH, .*Other MPI"):
+    with pytest.raises(EnvironmentLacks, match=r"Open MPI 4 or 5, MPICH or Intel MPI, .*Other MPI"):
         tools.find_mpirun(str(strange), {})
 
 
@@ -88,6 +89,20 @@ def test_mpi4py_loads_the_library_beside_mpirun(tmp_path):
     assert tools.library_environment(mpirun, {}) == expected
     assert tools.library_environment(mpirun, {"MPI4PY_LIBMPI": "/own"}) == {}
     assert tools.library_environment(of_open_mpi_5(Path("/none/bin/mpirun")), {}) == {}
+
+
+def test_library_of_intel_is_on_the_search_path(tmp_path):
+    library = tmp_path / "lib" / "libmpi.so.12"
+    library.parent.mkdir()
+    library.touch()
+    mpirun = tools.Mpirun(
+        path=tmp_path / "bin" / "mpirun", version="2021.13", why="test", implementation=IntelMpi()
+    )
+    assert tools.library_environment(mpirun, {"LD_LIBRARY_PATH": "/other"}) == {
+        "MPI4PY_MPIABI": "mpich",
+        "MPI4PY_LIBMPI": str(library),
+        "LD_LIBRARY_PATH": f"{library.parent}:/other",
+    }
 
 
 def test_mpich_of_debian_gets_the_usual_name(tmp_path, monkeypatch):

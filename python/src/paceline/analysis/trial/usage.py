@@ -221,6 +221,8 @@ def _proportional_peak(frame: pl.DataFrame) -> int | None:
     """
     if frame["run_pss_bytes"].null_count() == len(frame):
         return None
+    # A sidecar that was started again after a step of the clock may repeat times.
+    frame = frame.sort("unix_s")
     read = frame.filter(pl.col("run_pss_bytes").is_not_null(), pl.col("run_rss_bytes") > 0).select(
         "unix_s", (pl.col("run_pss_bytes") / pl.col("run_rss_bytes")).alias("share")
     )

@@ -26,6 +26,7 @@ class Implementation(Protocol):
     name: str  # with its major version
     abi: str  # value of MPI4PY_MPIABI
     libraries: tuple[str, ...]  # file names, the usual one first
+    needs_library_path: bool  # mpi4py finds the library only by LD_LIBRARY_PATH
 
     def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
         """Return mpirun's options for nodes, ranks per node, binding and network interfaces.
@@ -44,6 +45,7 @@ class _OpenMpi:
     """An mpirun of Open MPI."""
 
     abi = "openmpi"
+    needs_library_path = False
     libraries: tuple[str, ...] = ("libmpi.so.40",)
     folder_variable: str
     shared_memory: str  # component that carries messages within a node
@@ -96,10 +98,12 @@ class Mpich:
     name = "MPICH"
     abi = "mpich"
     libraries: tuple[str, ...] = ("libmpi.so.12", "libmpich.so.12")  # Debian uses the second name
+    needs_library_path = False
+    unbound: tuple[str, ...] = ("-bind-to", "none")
 
     def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:  # noqa: ARG002
         place = trial.placement
-        argv = ["-bind-to", "none", "-ppn", str(place.ranks_per_node)]
+        argv = [*self.unbound, "-ppn", str(place.ranks_per_node)]
         if place.nodes == 1:
             return [*argv, "-launcher", "fork", "-iface", "lo"]
         hostfile = trial.options_as(MpiLaunchOptions).hostfile
@@ -110,8 +114,27 @@ class Mpich:
         return {}  # it removes the names of its files as soon as all ranks have opened them
 
 
+class IntelMpi(Mpich):
+    """Intel MPI: a Hydra of its own, and a library with the ABI of MPICH.
+
+    Its mpirun has no `-bind-to` (Developer Reference for Linux, "Process Pinning").
+    """
+
+    name = "Intel MPI"
+    needs_library_path = True
+    unbound = ("-genv", "I_MPI_PIN", "off")
+
+    def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
+        usual = super().arguments(trial, variables)
+        if trial.placement.nodes > 1:
+            return usual
+        return [*usual, "-genv", "I_MPI_FABRICS", "shm"]  # else it needs a provider of libfabric
+
+
 def implementation_of(version_text: str) -> Implementation | None:
     """Return the implementation whose `mpirun --version` prints this text; None if unknown."""
+    if "Intel(R) MPI" in version_text:
+        return IntelMpi()
     if "HYDRA" in version_text:
         return Mpich()
     if "(Open MPI) 5" in version_text:

@@ -67,8 +67,8 @@ def find_mpirun(asked: str | None = None, environment: Mapping[str, str] = os.en
     implementation = implementation_of(text)
     if implementation is None:
         raise EnvironmentLacks(
-            f"mpirun: expected Open MPI 4 or 5 or MPICH, `{path} --version` prints: {text}; "
-            "choose another with [mpi] mpirun"
+            f"mpirun: expected Open MPI 4 or 5, MPICH or Intel MPI, `{path} --version` prints: "
+            f"{text}; choose another with [mpi] mpirun"
         )
     return Mpirun(path=path, version=text.split()[-1], why=why, implementation=implementation)
 
@@ -101,13 +101,15 @@ def library_environment(
         return {}
     found = {"MPI4PY_MPIABI": implementation.abi, "MPI4PY_LIBMPI": str(library)}
     usual_name = implementation.libraries[0]
-    if library.name == usual_name:
+    if library.name != usual_name:
+        link = default_cache_dir() / "mpi" / library.name / usual_name
+        _link(link, library)
+        library = link
+    elif not implementation.needs_library_path:
         return found
-    link = default_cache_dir() / "mpi" / library.name / usual_name
-    _link(link, library)
     before = environment.get("LD_LIBRARY_PATH")
-    path = str(link.parent) if before is None else f"{link.parent}{os.pathsep}{before}"
-    return {**found, "MPI4PY_LIBMPI": str(link), "LD_LIBRARY_PATH": path}
+    path = str(library.parent) if before is None else f"{library.parent}{os.pathsep}{before}"
+    return {**found, "MPI4PY_LIBMPI": str(library), "LD_LIBRARY_PATH": path}
 
 
 def _link(link: Path, library: Path) -> None:
