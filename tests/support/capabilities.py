@@ -21,6 +21,8 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from tests.support import hadoop_jars
+
 from paceline.lab import why_not as why_no_lab
 
 REQUIRE = "PACELINE_TEST_REQUIRE"
@@ -99,6 +101,7 @@ def _why_not_listed(capability: str) -> str | None:
 # The reason why the tests cannot use a capability, None if they can.
 WHY_NOT: dict[str, Callable[[], str | None]] = {
     "lab": why_no_lab,
+    "hadoop": hadoop_jars.why_not,
     "prometheus": _why_no_prometheus,
     "slurm": _why_no_slurm,
     "tmpfs": _why_no_tmpfs,
@@ -126,6 +129,8 @@ def detected() -> frozenset[str]:
     found = set()
     if os.geteuid() == 0 and installed("ip", "tc", "unshare") and _can_make_a_namespace():
         found |= {"lab", "tmpfs"}
+    if installed("java", "mvn") and hadoop_jars.are_in_local_repository():
+        found.add("hadoop")
     if installed("prometheus", "promtool"):
         found.add("prometheus")
     if installed(*_SLURM) and _has_pmix():

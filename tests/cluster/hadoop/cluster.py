@@ -1,0 +1,238 @@
+"""A real HDFS and YARN on the hosts of a lab.
+
+NameNode and ResourceManager run on the first host, DataNode and NodeManager on each. Hadoop needs
+the names of its hosts, so /etc/hosts is replaced for its processes. Files are in the lab's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.support.environment import is_kept
+from tests.support.hadoop_jars import class_path
+
+from paceline.host.processes import end_processes, wait_until
+
+if TYPE_CHECKING:
+    from paceline.lab import Lab
+    from paceline.lab.record import Host
+
+NODE_MEMORY_MIB, NODE_CORES = 4096, 4
+_START_S, _END_S, _CALL_S = 300.0, 10.0, 500.0
+_PACKAGES = {
+    "NameNode": "hdfs.server.namenode",
+    "DataNode": "hdfs.server.datanode",
+    "ResourceManager": "yarn.server.resourcemanager",
+    "NodeManager": "yarn.server.nodemanager",
+}
+_JAVA = (
+    "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+)  # fmt: skip
+_GET = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
+_LOG4J = """\
+log4j.rootLogger=INFO,console
+log4j.appender.console=org.apache.log4j.ConsoleAppender
+log4j.appender.console.layout=org.apache.log4j.PatternLayout
+log4j.appender.console.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n
+"""
+
+
+@dataclass(slots=True)
+class Hadoop:
+    """Runs commands on the first host, as a user on a gateway host does."""
+
+    lab: Lab
+    folder: Path
+    environment: dict[str, str]
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def call(
+        self, *words: object, limit_s: float = _CALL_S, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on the first host and return how it ended."""
+        return subprocess.run(
+            self._command(self.lab.hosts[0], *words),
+            env={**self.environment, **variables},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    def paceline(self, site: Path, *words: object) -> subprocess.CompletedProcess[str]:
+        """Run a command of Paceline; site: folder of spark-defaults.conf."""
+        program = (sys.executable, "-m", "paceline.cli")
+        return self.call(*program, *words, SPARK_CONF_DIR=str(site), SPARK_PRINT_LAUNCH_COMMAND="1")
+
+    def last_application(self) -> str:
+        """Return the id of the latest application that had a container."""
+        return max(folder.name for folder in self.folder.glob("logs-*/application_*"))
+
+    def container_files(self, application: str, name: str) -> list[str]:
+        """Return the texts of a file in the logs of each container of an application."""
+        files = sorted(self.folder.glob(f"logs-*/{application}/*/{name}"))
+        return [file.read_text("utf-8", "replace") for file in files]
+
+    def logs(self) -> str:
+        files = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"{file.name}:\n{file.read_text()[-3000:]}" for file in files)
+
+    def start(self, name: str, host: Host) -> None:
+        """Start a daemon on a host."""
+        log = self.folder / f"{name}-{host.number}.log"
+        with log.open("ab") as output:
+            daemon = subprocess.Popen(
+                self._command(host, *self.java(host, name)),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        self.daemons.append(daemon)
+
+    def java(self, host: Host, name: str, *arguments: str) -> Sequence[str]:
+        """Return the command of a daemon."""
+        java = f"{self.environment['JAVA_HOME']}/bin/java"
+        main = f"org.apache.hadoop.{_PACKAGES[name]}.{name}"
+        values = (f"-Dlab.address={host.address}", f"-Dlab.number={host.number}")
+        classes = ("-cp", f"{self.folder}/conf:{class_path()}")
+        return [java, *_JAVA, *values, *classes, main, *arguments]
+
+    def is_ready(self) -> bool:
+        """Return whether all nodes of both services have registered."""
+        address, hosts = self.lab.hosts[0].address, len(self.lab.hosts)
+        yarn = self._asked(f"http://{address}:8088/ws/v1/cluster/metrics")
+        query = "Hadoop:service=NameNode,name=FSNamesystemState"
+        hdfs = self._asked(f"http://{address}:9870/jmx?qry={query}")
+        return (
+            yarn is not None
+            and yarn.get("activeNodes") == hosts
+            and hdfs is not None
+            and any(bean["NumLiveDataNodes"] == hosts for bean in hdfs["beans"])
+        )
+
+    def _command(self, host: Host, *words: object) -> list[str]:
+        # Each command on a host has mounts of its own (ip-netns(8)).
+        mount = f"mount --bind {self.folder}/hosts /etc/hosts"
+        return host.command("sh", "-c", f'{mount} && exec "$@"', "sh", *words)
+
+    def _asked(self, url: str) -> dict[str, Any] | None:
+        answer = self.call(sys.executable, "-c", _GET, url)
+        # No object has a name here, other than in an installed Hadoop: {"activeNodes": 2}
+        found: dict[str, Any] | None = json.loads(answer.stdout) if answer.stdout else None
+        return found
+
+
+@contextmanager
+def hadoop_on(lab: Lab) -> Iterator[Hadoop]:
+    """Start HDFS and YARN on the hosts of a lab; yield when all nodes have registered."""
+    folder = Path(lab.record.folder, "hadoop")
+    (folder / "conf").mkdir(parents=True)
+    names = "".join(f"{host.address} {host.name}\n" for host in lab.hosts)
+    (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}", "utf-8")
+    _configure(folder / "conf", lab.hosts[0].address, folder, len(lab.hosts))
+    java = Path(shutil.which("java") or "").resolve()
+    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
+    hadoop = Hadoop(
+        lab,
+        folder,
+        {
+            **kept,
+            "JAVA_HOME": str(java.parent.parent),
+            "HADOOP_CONF_DIR": str(folder / "conf"),
+            "HADOOP_USER_NAME": "root",
+        },
+    )
+    first = lab.hosts[0]
+    try:
+        formatted = hadoop.call(*hadoop.java(first, "NameNode", "-format", "-nonInteractive"))
+        assert formatted.returncode == 0, formatted.stdout + formatted.stderr
+        for name in ("NameNode", "ResourceManager"):
+            hadoop.start(name, first)
+        for host in lab.hosts:
+            for name in ("DataNode", "NodeManager"):
+                hadoop.start(name, host)
+        assert wait_until(hadoop.is_ready, _START_S, poll_s=0.5), hadoop.logs()
+        yield hadoop
+    finally:
+        end_processes(hadoop.daemons[::-1], _END_S)
+
+
+def _configure(conf: Path, first: str, folder: Path, hosts: int) -> None:
+    # ${lab.…} is a system property of each daemon.
+    own, number = "${lab.address}", "${lab.number}"
+    _write(
+        conf / "core-site.xml",
+        {
+            "fs.defaultFS": f"hdfs://{first}:9820",
+            "hadoop.tmp.dir": folder / "tmp",
+            "ipc.client.connect.max.retries": 20,
+        },
+    )
+    _write(
+        conf / "hdfs-site.xml",
+        {
+            "dfs.namenode.name.dir": folder / "names",
+            "dfs.namenode.http-address": f"{first}:9870",
+            "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+            "dfs.datanode.data.dir": folder / f"data-{number}",
+            "dfs.datanode.hostname": own,
+            "dfs.datanode.address": f"{own}:9866",
+            "dfs.datanode.http.address": f"{own}:9864",
+            "dfs.datanode.ipc.address": f"{own}:9867",
+            "dfs.replication": hosts,
+        },
+    )
+    _write(
+        conf / "yarn-site.xml",
+        {
+            "yarn.resourcemanager.hostname": first,
+            # A node that is lost is noticed after this; the default is 10 minutes.
+            "yarn.nm.liveness-monitor.expiry-interval-ms": 10_000,
+            "yarn.resourcemanager.nm.liveness-monitor.interval-ms": 1000,
+            "yarn.scheduler.minimum-allocation-mb": 64,
+            "yarn.nodemanager.hostname": own,
+            "yarn.nodemanager.resource.memory-mb": NODE_MEMORY_MIB,
+            "yarn.nodemanager.resource.cpu-vcores": NODE_CORES,
+            "yarn.nodemanager.local-dirs": folder / f"local-{number}",
+            "yarn.nodemanager.log-dirs": folder / f"logs-{number}",
+            "yarn.nodemanager.delete.debug-delay-sec": 600,  # keeps the logs of containers
+            "yarn.nodemanager.container-monitor.interval-ms": 500,
+            "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": 100,
+            # Containers find their own address without a name service.
+            "yarn.nodemanager.env-whitelist": "JAVA_HOME,SPARK_LOCAL_HOSTNAME",
+        },
+    )
+    queues = "yarn.scheduler.capacity.root"
+    _write(
+        conf / "capacity-scheduler.xml",
+        {
+            f"{queues}.queues": "default",
+            f"{queues}.default.capacity": 100,
+            "yarn.scheduler.capacity.maximum-am-resource-percent": 1,
+            "yarn.scheduler.capacity.resource-calculator": (
+                "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator"
+            ),
+        },
+    )
+    (conf / "log4j.properties").write_text(_LOG4J, "utf-8")
+
+
+def _write(file: Path, values: Mapping[str, object]) -> None:
+    properties = "\n".join(
+        f"<property><name>{name}</name><value>{value}</value></property>"
+        for name, value in values.items()
+    )
+    file.write_text(f"<configuration>\n{properties}\n</configuration>\n", "utf-8")

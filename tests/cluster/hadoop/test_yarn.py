@@ -1,0 +1,168 @@
+"""Trials on a real YARN with two nodes.
+
+The nodes are the hosts of a lab and share the cores of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.cluster.hadoop.cluster import Hadoop, hadoop_on
+from tests.cluster.lab.labs import checked_lab
+
+from paceline.host.spark import find_spark
+from paceline.lab import INTERFACE, LabSettings
+
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "hadoop"), pytest.mark.timeout(900)]
+
+SPEC = """
+schema = 2
+name = "on-yarn"
+seed = 3
+repeats = 1
+[training]
+max_steps = {steps}
+epochs = 100000
+warmup_steps = 1
+global_batch = 16
+image_size = 32
+[[workloads]]
+name = "tiny"
+data = "{data}"
+[telemetry]
+enabled = false
+[network]
+interface = "{interface}"
+[limits]
+trial_s = {trial_s}
+rendezvous_s = 200
+collective_s = 100
+slots_s = 200
+[spark]
+master = "yarn"
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "spark"
+transport = "gloo"
+local_strategy = "sequential"
+nodes = 2
+"""
+# Options of a site, which must arrive in every JVM.
+SITE = {
+    "driver": ("-Djava.security.krb5.conf=/etc/site/krb5.conf", "-Dhttp.proxyHost=proxy.example"),
+    "executor": ("-Djavax.net.ssl.trustStore=/etc/site/trust.jks", "-Dhttp.proxyPort=3128"),
+}
+
+
+@pytest.fixture(scope="module")
+def hadoop() -> Iterator[Hadoop]:
+    with checked_lab(LabSettings(hosts=2, slots=2)) as lab, hadoop_on(lab) as started:
+        yield started
+
+
+def site_conf(folder: Path) -> Path:
+    """Write a spark-defaults.conf as sites have it; return its folder."""
+    conf = folder / "conf"
+    conf.mkdir()
+    lines = [
+        f"spark.yarn.jars local:{find_spark().path}/jars/*",  # upload nothing
+        *(f"spark.{name}.extraJavaOptions {' '.join(options)}" for name, options in SITE.items()),
+        "spark.yarn.am.memory 256m",
+    ]
+    (conf / "spark-defaults.conf").write_text("\n".join(lines) + "\n", "utf-8")
+    return conf
+
+
+def environment_archive(folder: Path) -> Path:
+    """Pack an environment like `tar -C ENV -czf` does; its packages are those of this one.
+
+    Its Python makes a file in `folder`/used with the name of its working directory.
+    """
+    used = folder / "used"
+    used.mkdir()
+    packages = folder / "environment/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    (folder / "environment/bin").mkdir()
+    (folder / "environment/bin/python").symlink_to(Path(sys.base_prefix, "bin", "python3.11"))
+    (folder / "environment/pyvenv.cfg").write_text(f"home = {sys.base_prefix}/bin\n", "utf-8")
+    paths = [path for path in sys.path if path.endswith("site-packages")]
+    lines = [f"import site; site.addsitedir({path!r})" for path in paths]
+    lines += [
+        f"import os, pathlib; pathlib.Path({str(used)!r}, os.path.basename(os.getcwd())).touch()"
+    ]
+    (packages / "all.pth").write_text("\n".join(lines) + "\n", "utf-8")
+    archive = folder / "environment.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(folder / "environment", ".")
+    return archive
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run with a trial under Spark."""
+
+    folder: Path
+    application: str  # of the trial
+
+    def trial_file(self, name: str) -> Path:
+        return trial_file(self.folder, name)
+
+
+def trial_file(run: Path, name: str) -> Path:
+    [file] = run.glob(f"trials/*.spark.*/{name}")
+    return file
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return site_conf(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def run(
+    hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
+    """Run a baseline and a trial on two nodes, with a shipped environment."""
+    folder = tmp_path_factory.mktemp("yarn")
+    spec, out = folder / "spec.toml", folder / "run"
+    text = SPEC.format(steps=6, data=tiny_dataset, interface=INTERFACE, trial_s=400)
+    text += f'[spark.conf]\n"spark.archives" = "{environment_archive(folder)}#environment"\n'
+    text += '"spark.pyspark.python" = "./environment/bin/python"\n'
+    spec.write_text(text, "utf-8")
+    ended = hadoop.paceline(site, "run", spec, "--out", out)
+    logs = "\n".join(file.read_text() for file in out.glob("trials/*.spark.*/*.log"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr + logs + hadoop.logs()
+    return Run(out, hadoop.last_application())
+
+
+def test_trials_on_two_nodes_are_equivalent(hadoop: Hadoop, run: Run) -> None:
+    rows = json.loads((run.folder / "comparison.json").read_text())["rows"]
+    assert [row["equivalent"] for row in rows if row["launcher"] == "spark"] == [True]
+    environments = [
+        json.loads(run.trial_file(f"ranks/{rank}/environment.json").read_text()) for rank in (0, 1)
+    ]
+    assert {found["host"] for found in environments} == {host.name for host in hadoop.lab.hosts}
+
+
+def test_options_of_the_site_arrive_in_every_jvm(hadoop: Hadoop, run: Run) -> None:
+    driver = run.trial_file("launcher.log").read_text()
+    [command] = [line for line in driver.splitlines() if line.startswith("Spark Command:")]
+    assert all(option in command for option in SITE["driver"])
+    scripts = hadoop.container_files(run.application, "launch_container.sh")
+    executors = [text for text in scripts if "CoarseGrainedExecutorBackend" in text]
+    assert len(executors) == 2
+    for text in executors:
+        assert all(f"'{option}'" in text for option in SITE["executor"])
+
+
+def test_executors_use_the_shipped_environment(run: Run) -> None:
+    used = {file.name.rpartition("_")[0] for file in run.folder.with_name("used").iterdir()}
+    assert used == {run.application.replace("application", "container") + "_01"}
