@@ -51,6 +51,11 @@ def test_layouts_are_varied_by_an_option_of_the_script(paceline):
     assert code == 0
 
 
+def test_plain_ddp_is_no_false_alarm(paceline):
+    code, [layout] = verified(paceline, DDP, "--width", "16")
+    assert (code, layout["finding"]["passed"]) == (0, True), layout
+
+
 def test_flat_parameters_of_fsdp_1_are_put_together(paceline):
     code, layouts = verified(paceline, "--vary", "--originals=no,yes", FLAT)
     assert [each["finding"]["passed"] for each in layouts] == [True, True], layouts

@@ -1,0 +1,48 @@
+"""Keys that change how a training computes, with two ranks under every launcher."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.functional.cli_runs import SMALL, cli_in, trial
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
+
+LAUNCHERS = {"torchrun": "gloo", "mpi": "mpi", "spark": "gloo"}
+# All keys in two trials for each launcher: to start ranks takes longer than their steps.
+KEYS = (
+    {"compile": True, "accumulation_steps": 2, "float32_matmul_precision": "medium"},
+    {"precision": "fp16", "accumulation_steps": 2},
+)
+STEPS = 4
+
+
+@pytest.fixture(scope="module", params=LAUNCHERS)
+def rows(request, tmp_path_factory, cache, tiny_dataset):
+    """Return the rows of the comparison of one launcher by precision, without the baseline.
+
+    tiny_dataset: the data set of the run, made before it.
+    """
+    folder = tmp_path_factory.mktemp("arithmetic")
+    spec = SMALL.replace("max_steps = 20", f"max_steps = {STEPS}")
+    for keys in KEYS:
+        spec += trial(request.param, LAUNCHERS[request.param], **keys)
+    (folder / "keys.toml").write_text(spec, "utf-8")
+    paceline = cli_in(cache, folder)
+    finished = paceline("run", "keys.toml", "--out", "run")
+    assert finished.returncode == 0, finished.stderr
+    compared = json.loads(paceline.main("compare", "run", "--json").stdout)
+    return {row["precision"]: row for row in compared["rows"] if not row["is_baseline"]}
+
+
+def test_every_key_is_equivalent(rows):
+    found = {precision: row["equivalent"] for precision, row in rows.items()}
+    assert found == {"fp32": True, "fp16": True}
+
+
+def test_the_keys_change_how_the_ranks_compute(rows):
+    assert rows["fp32"]["configuration"].endswith(".accumulate2.compiled.matmul-medium")
+    assert rows["fp16"]["configuration"].endswith(".fp16.accumulate2")
+    # half precision differs more than another order of sums
+    assert rows["fp32"]["max_abs_weight_diff"] < 1e-6 < rows["fp16"]["max_abs_weight_diff"]
