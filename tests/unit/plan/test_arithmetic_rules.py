@@ -12,16 +12,17 @@ from paceline.spec.loading import check_spec
 
 PROCESSES = {"launcher": "local", "local_strategy": "processes", "ranks_per_node": 2}
 THREADS = {"launcher": "local", "local_strategy": "threads", "replicas": 2}
+SHARDED = {"launcher": "local", "local_strategy": "sharded", "ranks_per_node": 2}
 PIPELINE = {
     "launcher": "local", "local_strategy": "pipeline", "stages": 2, "oversubscribe": True,
 }  # fmt: skip
 
 
-def planned(trial: dict[str, Any], workload: str = "tiny"):
+def planned(trial: dict[str, Any], workload: str = "tiny", **training: Any):
     document = {
         "schema": 2,
         "name": "ways",
-        "training": {"max_steps": 4, "global_batch": 8},
+        "training": {"max_steps": 4, "global_batch": 8, **training},
         "workloads": [{"name": workload}],
         "trials": [{"launcher": "local", "local_strategy": "sequential"}, trial],
     }
@@ -37,15 +38,16 @@ def test_each_way_has_a_name_and_a_label():
     assert trial.training.arithmetic == "fp32 high"
 
 
-def test_fp16_is_planned_for_processes():
-    assert planned({**PROCESSES, "precision": "fp16"}).training.arithmetic == "fp16"
+@pytest.mark.parametrize("trial", [PROCESSES, SHARDED])
+def test_fp16_is_planned_where_all_updates_use_one_scale(trial):
+    assert planned({**trial, "precision": "fp16"}).training.arithmetic == "fp16"
 
 
 @pytest.mark.parametrize(
     ("trial", "message"),
     [
-        ({**THREADS, "compile": True}, 'compile: "threads" calls parts of the model'),
-        ({**PIPELINE, "compile": True}, 'compile: "pipeline" calls parts of the model'),
+        ({**THREADS, "compile": True}, 'compile: "threads" calls or changes parts'),
+        ({**PIPELINE, "compile": True}, 'compile: "pipeline" calls or changes parts'),
         (
             {**PROCESSES, "compile": True, "activation_checkpointing": True},
             "compile: activation_checkpointing computes blocks again",
@@ -67,6 +69,11 @@ def test_fp16_is_planned_for_processes():
             {**PIPELINE, "accumulation_steps": 2},
             'accumulation_steps: "pipeline" divides the samples by micro_batches',
         ),
+        ({**SHARDED, "compile": True}, 'compile: "sharded" calls or changes parts'),
+        (
+            {**SHARDED, "accumulation_steps": 2},
+            'all ranks of "sharded" take part in each pass of one, expected 1, got 2',
+        ),
         (
             {**PROCESSES, "accumulation_steps": 5},
             "a replica has 4 sample(s) of a step, expected at most as many parts, got 5",
@@ -77,6 +84,14 @@ def test_what_a_strategy_cannot_do_is_refused(trial, message):
     with pytest.raises(UsageError, match="cannot be planned") as caught:
         planned(trial)
     assert message in str(caught.value)
+
+
+def test_ranks_without_room_for_the_whole_model_cannot_evaluate():
+    with pytest.raises(UsageError) as caught:
+        planned(SHARDED, held_out_samples=4)
+    assert 'evaluations need the whole model on each rank, and "sharded" has no room' in str(
+        caught.value
+    )
 
 
 def test_batch_normalisation_cannot_be_accumulated():

@@ -209,6 +209,11 @@ def _accumulation_faults(
             f'accumulation_steps: "{strategy.name}" divides the samples by micro_batches; use that '
             "key, or remove this"
         )
+    if not strategy.can_accumulate:
+        yield (
+            f'accumulation_steps: all ranks of "{strategy.name}" take part in each pass of one, '
+            f"expected 1, got {steps}; remove it, or use another local_strategy"
+        )
     samples = trial.placement.samples_of_a_replica(trial.training.global_batch)
     if steps > samples:
         yield (

@@ -119,6 +119,7 @@ class StrategyDescriptor(Descriptor):
     # Values of a training that it can apply beside the others.
     can_compile: ClassVar[bool] = False
     can_scale_loss: ClassVar[bool] = False  # fp16
+    can_accumulate: ClassVar[bool] = True  # ranks may divide their samples of a step differently
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         """Return the counts on a node with `cores` cores: the meaning of "auto".

@@ -390,6 +390,7 @@ class Sharded(ProcessPerReplica):
     needs_process_group = True
     holds_whole_model = False
     can_scale_loss = True
+    can_accumulate = False
     without_cuda = (
         'local_strategy "sharded" divides parameters in the memory of CPUs, expected "cpu", got '
         '"cuda"; use local_strategy = "processes"'
