@@ -6,13 +6,16 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.data.location import Location, made_folder
-from paceline.data.manifest import DataFile
 from paceline.errors import DataError, EnvironmentLacks
 from paceline.host.locks import exclusive_lock, own_folder
 from paceline.node.memory import NodeShare
 from paceline.spec.values import local_path
+
+if TYPE_CHECKING:
+    from paceline.data.manifest import DataFile
 
 _COPY_S = 1800.0
 _ANSWER_S = 60.0

@@ -4,7 +4,7 @@ residual network or Xception, which it changes (figure 4): strides in place of p
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot, relu
 
-from paceline.data.items import MapStyleDataset
 from paceline.data.masks import ImagesWithMasks, Pair
 from paceline.errors import UsageError
 from paceline.plan.sample_order import SampleRandom
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
 from paceline.workloads.resnet import EXPANSION, residual_layers
+
+if TYPE_CHECKING:
+    from paceline.data.items import MapStyleDataset
 
 
 def _separable(inputs: int, outputs: int, stride: int = 1, rate: int = 1) -> nn.Sequential:
