@@ -19,6 +19,7 @@ from paceline.errors import ExitCode
 from paceline.host.cgroups import read_limits
 from paceline.host.machine import default_cache_dir, machine_facts, package_versions, torch_cuda
 from paceline.host.programs import Finding, how_to_install, why_it_failed
+from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 from paceline.report.section import Column, Table, terminal_table
 from paceline.spec.extensions import LAUNCHERS, load_object
@@ -48,7 +49,7 @@ def command(as_json: bool) -> int:
     """Show what this machine has, and what is missing."""
     findings = examine()
     if as_json:
-        print_json({"schema": SCHEMA, "findings": [f.to_json() for f in findings]})
+        print_json({"schema": SCHEMA, "findings": jsonable(findings)})
     else:
         plain_console().print(terminal_table(Table(columns=_COLUMNS, items=findings, gap=1)))
     return ExitCode.OK if all(f.ok for f in findings) else ExitCode.ENVIRONMENT

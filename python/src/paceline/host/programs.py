@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -52,9 +52,6 @@ class Finding:
     ok: bool
     found: str
     why: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def tool_finding(what: str, find: Callable[[], Tool]) -> Finding:

@@ -86,8 +86,7 @@ def find_runs(root: Path) -> Iterator[RunFiles]:
 
 def history_json(runs: Sequence[RunOfHistory]) -> dict[str, Any]:
     """Return the document of `paceline history --json`."""
-    document: dict[str, Any] = jsonable({"schema": SCHEMA, "runs": list(runs)})
-    return document
+    return {"schema": SCHEMA, "runs": jsonable(list(runs))}
 
 
 def _kind(manifest: Mapping[str, Any]) -> Hashable:

@@ -51,15 +51,7 @@ class RunComparison:
         return [row for row in self.rows if row.is_different and row.ratio.median < 1]
 
     def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = jsonable(
-            {
-                "schema": SCHEMA,
-                "rows": self.rows,
-                "only_before": self.only_before,
-                "only_after": self.only_after,
-            }
-        )
-        return document
+        return {"schema": SCHEMA, **jsonable(self)}
 
 
 def compare_runs(before: Speeds, after: Speeds) -> RunComparison:

@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.analysis.compare.ranking import Ranking, last_metrics, speedup_of, target_fields
 from paceline.analysis.compare.row import Row, main_cost
@@ -26,6 +27,15 @@ from paceline.plan.trial import Trial
 from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES, Phases
 
 _SUPERLINEAR = 1.05  # efficiency above which a result asks for an explanation
+# Fields of a row that come from fields of the same name: the use of hosts, and the placement.
+_USAGE = (
+    "cpu_percent", "cpu_percent_peak", "iowait_percent", "ram_percent_mean", "ram_percent_peak",
+    "threads_median", "threads_peak", "context_switches_per_s",
+)  # fmt: skip
+_PLACEMENT = (
+    "nodes", "ranks", "ranks_per_node", "threads_per_rank", "threads_per_worker", "replicas",
+    "replicas_per_node", "stages", "cores",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +70,7 @@ def configuration_row(
     steps_per_s = measured.steps.rate(configuration)
     step_phases = _over_trials(trials, STEP_PHASES, lambda rank: rank.step)
     cost = main_cost(step_phases)
+    usage: dict[str, Any] = {n: _median(getattr(t.usage, n) for t in trials) for n in _USAGE}
     weight_diffs = [e.max_abs_weight_diff for e in _equivalences(trials)]
     return dataclasses.replace(
         planned_row(trial),
@@ -80,16 +91,9 @@ def configuration_row(
         other_parts_s=_over_trials(trials, OTHER_SPANS, lambda rank: rank.other_parts),
         main_cost=None if cost is None else cost[0],
         main_cost_share=None if cost is None else cost[1],
-        cpu_percent=_median(t.usage.cpu_percent for t in trials),
-        cpu_percent_peak=_median(t.usage.cpu_percent_peak for t in trials),
-        iowait_percent=_median(t.usage.iowait_percent for t in trials),
-        ram_percent_mean=_median(t.usage.ram_percent_mean for t in trials),
-        ram_percent_peak=_median(t.usage.ram_percent_peak for t in trials),
+        **usage,
         memory_peak_bytes=memory,
         memory_peak_kind=memory_kind,
-        threads_median=_median(t.usage.threads_median for t in trials),
-        threads_peak=_median(t.usage.threads_peak for t in trials),
-        context_switches_per_s=_median(t.usage.context_switches_per_s for t in trials),
         bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
         parameters=None if result is None else result.parameters,
         linear_parameters=None if result is None else result.linear_parameters,
@@ -128,16 +132,8 @@ def planned_row(trial: Trial, failed: str | None = None) -> Row:
         labels=facts.labels,
         details=facts.details,
         options=facts.options,
-        nodes=place.nodes,
-        ranks=place.ranks,
-        ranks_per_node=place.ranks_per_node,
-        threads_per_rank=place.threads_per_rank,
-        threads_per_worker=place.threads_per_worker,
-        replicas=place.replicas,
-        replicas_per_node=place.replicas_per_node,
-        stages=place.stages,
         device=trial.device,
-        cores=place.cores,
+        **{name: getattr(place, name) for name in _PLACEMENT},
         precision=trial.training.precision,
         memory_format=trial.training.memory_format,
         global_batch=trial.training.global_batch or None,
