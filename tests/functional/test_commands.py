@@ -57,15 +57,6 @@ def test_plan_shows_each_command_and_makes_nothing(paceline, tmp_path, cache):
     assert not list(cache.glob("datasets/tiny-17-*"))
 
 
-def test_plan_as_json_holds_whole_trials(paceline, tmp_path):
-    spec = tmp_path / "small.toml"
-    spec.write_text(SMALL + trial("spark", "gloo"))
-    document = json.loads(paceline.main("plan", spec, "--json").stdout)
-    assert document["schema"] == 2
-    assert {t["launcher"] for t in document["trials"]} == {"local", "spark"}
-    assert all(t["command"] and t["training"]["seed"] == 3 for t in document["trials"])
-
-
 def test_photos_to_data_set_and_back(paceline, tmp_path):
     photos, dataset = tmp_path / "photos", tmp_path / "data set"
     made = paceline.main("data", "synth", photos, "--preset", "tiny", "--images", "12")

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from importlib.util import find_spec
 
 import pytest
 
@@ -21,13 +20,6 @@ def test_csv_has_the_rows_of_compare_and_the_steps(small_run, paceline, tmp_path
     assert row["configuration"] == expected["configuration"]
     with (tmp_path / "out/steps.csv").open(encoding="utf-8") as file:
         assert [int(step["step"]) for step in csv.DictReader(file)] == list(range(20))
-
-
-@pytest.mark.skipif(find_spec("tensorboard") is not None, reason="tensorboard is installed")
-def test_a_missing_library_ends_with_exit_code_3(small_run, paceline, tmp_path):
-    result = paceline.main("export", small_run, "--to", "tensorboard", "-o", tmp_path / "out")
-    assert result.returncode == 3
-    assert "pip install 'paceline[tensorboard]'" in result.stderr
 
 
 def test_an_unknown_trial_is_a_usage_error(small_run, paceline, tmp_path):

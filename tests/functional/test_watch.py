@@ -39,10 +39,3 @@ def test_a_finished_run_is_shown_once_in_80_columns(paceline: Cli, small_run: Pa
     assert shown.returncode == 0, shown.stderr
     assert "1 of 1 done" in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80
-
-
-def test_what_is_no_run_is_refused_with_a_word(paceline: Cli, tmp_path: Path) -> None:
-    refused = paceline.main("watch", tmp_path / "nothing")
-    assert refused.returncode == 2
-    assert "expected a run directory" in refused.stderr
-    assert "Traceback" not in refused.stderr

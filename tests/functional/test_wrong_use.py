@@ -18,14 +18,6 @@ def complaint(result, code):
     return result.stderr
 
 
-def test_no_command_is_wrong_usage(paceline):
-    assert "COMMAND" in complaint(paceline(), 2)
-
-
-def test_unknown_command_is_wrong_usage(paceline):
-    assert "tain" in complaint(paceline.main("tain"), 2)
-
-
 def test_unknown_experiment_lists_the_shipped(paceline):
     message = complaint(paceline.main("run", "quickstrat"), 2)
     assert "quickstart" in message
@@ -38,12 +30,6 @@ def test_all_faults_of_a_spec_at_once(paceline, tmp_path):
     message = complaint(paceline.main("run", spec), 2)
     assert "sead" in message
     assert "ranks_per_node" in message
-
-
-def test_batch_that_cannot_be_divided(paceline, tmp_path):
-    spec = tmp_path / "odd.toml"
-    spec.write_text(SMALL.replace("global_batch = 16", "global_batch = 15") + trial("mpi", "mpi"))
-    assert "cannot be divided among 2 replicas" in complaint(paceline.main("plan", spec), 2)
 
 
 def test_missing_data_set_says_how_to_make_one(paceline, tmp_path):
@@ -73,11 +59,6 @@ def test_more_ranks_than_cores_names_both_numbers(paceline, tmp_path, tiny_datas
     assert re.search(rf"\b{usable_cores()}\b", message), message
 
 
-@pytest.mark.parametrize("command", ["compare", "report"])
-def test_directory_that_is_no_run(paceline, tmp_path, command):
-    assert "expected a run directory" in complaint(paceline.main(command, tmp_path), 4)
-
-
 def test_run_directory_in_use_is_not_overwritten(paceline, tmp_path):
     spec = tmp_path / "small.toml"
     spec.write_text(SMALL)
@@ -87,29 +68,9 @@ def test_run_directory_in_use_is_not_overwritten(paceline, tmp_path):
     assert (tmp_path / "run" / "mine.txt").read_text() == "precious"
 
 
-@pytest.mark.parametrize("folder", ["/proc/run", "/dev/null/run"])
-def test_output_folder_that_cannot_be_made_is_named(paceline, tmp_path, tiny_dataset, folder):
-    spec = tmp_path / "small.toml"
-    spec.write_text(SMALL)
-    assert folder in complaint(paceline.main("run", spec, "--out", folder), 2)
-
-
-def test_resume_of_nothing(paceline, tmp_path):
-    assert "nowhere: expected a run directory" in complaint(
-        paceline.main("run", "--resume", "nowhere"), 2
-    )
-    assert "expected a run to resume" in complaint(paceline.main("run", "--resume", tmp_path), 2)
-
-
 def test_class_folder_without_an_image_is_named(paceline, tmp_path):
     for name in ("fire", "smoke"):
         (tmp_path / "photos" / name).mkdir(parents=True)
     result = paceline("data", "ingest", tmp_path / "photos", tmp_path / "out")
     assert "fire" in complaint(result, 4)
     assert not (tmp_path / "out").exists()
-
-
-def test_help_is_no_mistake(paceline):
-    result = paceline.main("--help")
-    assert result.returncode == 0
-    assert "Exit codes" in result.stdout
