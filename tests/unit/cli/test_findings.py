@@ -1,13 +1,20 @@
-from __future__ import annotations
+"""Results of searches as text: of strategies, of communication, and of batch sizes."""
 
 import dataclasses
 
 import pytest
+from tests.support.trials import changed
 from tests.unit.analysis import ways
-from tests.unit.analysis.fabricate import INTRAOP, SEQUENTIAL, make_trial_value
+from tests.unit.analysis.fabricate import INTRAOP, MPI, SEQUENTIAL, make_trial_value
 
 from paceline.analysis.statistics.intervals import Interval
-from paceline.cli.findings import print_findings, settings_text
+from paceline.cli.findings import (
+    communication_text,
+    print_batch_findings,
+    print_findings,
+    settings_text,
+)
+from paceline.tune.batch import BatchFinding, Probe
 from paceline.tune.findings import Finding, Findings
 from paceline.tune.spaces import LeftOut, Target
 
@@ -41,8 +48,8 @@ def finding(**changes):
 def shown(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
-    def show(*findings):
-        print_findings(Findings(found=findings))
+    def show(*findings, **settings):
+        print_findings(Findings(found=findings, **settings))
         return capsys.readouterr().out
 
     return show
@@ -103,3 +110,99 @@ def test_many_candidates_that_were_left_out_are_one_line_with_their_number(shown
 def test_settings_of_a_pipeline_tell_stages_micro_batches_schedule_and_cut():
     trial = make_trial_value(PIPELINE)
     assert settings_text(trial) == "s3 t1 m6 gpipe split at 4, 9"
+
+
+def default_trial():
+    return make_trial_value(MPI)
+
+
+def best_trial(**changes):
+    found = {"bucket_mb": 5.0, "buckets_in_flight": 2, "parameters": {"btl_tcp_links": "2"}}
+    return changed(default_trial(), **{**found, **changes})
+
+
+def of_communication(**changes):
+    values = {
+        "target": Target(workload="tiny", name="trials[2]"),
+        "default": default_trial(),
+        "fastest": best_trial(),
+        "candidates": 9,
+        "repeats": (4, 5),
+    }
+    return finding(**{**values, **changes})
+
+
+@pytest.fixture
+def shown_communication(shown):
+    def show(*findings):
+        text = shown(*findings, compares_targets=False)
+        assert max(map(len, text.splitlines())) <= 80
+        return text
+
+    return show
+
+
+def test_default_and_best_are_set_against_each_other(shown_communication):
+    text = shown_communication(of_communication())
+    assert "1.50 (1.25 to 1.75)" in text
+    assert "5 MB buckets, 2 in flight" in text
+
+
+def test_winner_that_turned_out_slower_is_called_so(shown_communication):
+    text = shown_communication(of_communication(ratio=Interval(median=0.9, low=0.8, high=0.95)))
+    assert "0.90 (0.80 to 0.95) slower" in " ".join(text.split())
+    assert "so the default is kept" in text
+
+
+def test_default_that_is_the_fastest_is_said_to_be(shown_communication):
+    text = shown_communication(of_communication(fastest=default_trial(), ratio=None))
+    assert "the default is the fastest of 9 candidates" in text
+    assert not any(line.split()[:1] == ["best"] for line in text.splitlines())
+
+
+def test_lossy_winner_is_no_longer_the_same_training(shown_communication):
+    lossy = best_trial(compression={"method": "bf16"})
+    text = shown_communication(of_communication(fastest=lossy))
+    assert "is lossy: it does not train the same" in text
+    assert "is lossy: it does not train the same" not in shown_communication(of_communication())
+
+
+def test_trials_that_were_left_alone_are_named_with_the_reason(shown_communication):
+    alone = of_communication(
+        target=Target(workload="tiny", name="trials[3]"),
+        default=None, default_samples_per_s=None, fastest=None, fastest_samples_per_s=None,
+        ratio=None, candidates=0,
+        left_out=(LeftOut(what="all", reason="ranks share memory, " + "really " * 12),),
+    )  # fmt: skip
+    text = shown_communication(of_communication(), alone)
+    assert "trials[3]: left out: all: ranks share memory" in text
+
+
+def test_communication_tells_all_that_a_search_may_change():
+    assert communication_text(default_trial()) == "25 MB buckets, auto"
+    found = best_trial(algorithm="ring", compression={"method": "int8"})
+    assert communication_text(found) == "5 MB buckets, 2 in flight, ring, int8, btl_tcp_links=2"
+
+
+def test_nodes_that_reduce_in_their_memory_first_have_no_buckets():
+    trial = changed(default_trial(), reduction="hierarchical")
+    assert communication_text(trial) == "auto"
+
+
+def test_table_shows_memory_speed_and_what_does_not_fit(capsys):
+    found = BatchFinding(
+        workload="tiny",
+        configuration="tiny.local.none.sequential.n1r1t1.fp32",
+        largest_batch=188,
+        limited_by="memory",
+        probes=[
+            Probe(global_batch=188, private_bytes=[2258 * 2**20], samples_per_s=25.1),
+            Probe(global_batch=222, fits=False, reason="too much"),
+        ],
+    )
+    print_batch_findings([found])
+    title, _, *rows = capsys.readouterr().out.splitlines()
+    assert title == "tiny.local.none.sequential.n1r1t1.fp32: at most 188, limited by memory"
+    assert rows[0].split() == ["188", "2258", "MiB", "25.1"]
+    assert rows[1].split() == ["222", "does", "not", "fit"]
+    assert max(map(len, rows)) <= 80

@@ -1,11 +1,15 @@
-from __future__ import annotations
-
+import gc
 import resource
 
 import pytest
 from tests.unit.fabricated_cgroups import Machine
 
-from paceline.host.memory import available_bytes, limited_private_memory, own_memory
+from paceline.host.memory import (
+    available_bytes,
+    limited_private_memory,
+    own_memory,
+    permanent_objects,
+)
 
 MIB = 2**20
 STATUS = """\
@@ -48,3 +52,17 @@ def test_larger_allocations_fail_and_the_limit_ends():
         bytearray(512 * MIB)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     assert len(bytearray(16 * MIB)) == 16 * MIB
+
+
+def test_collector_ignores_what_was_made_meanwhile_and_works_again():
+    with permanent_objects():
+        assert not gc.isenabled()
+        made = []
+    assert gc.isenabled()
+    assert not any(each is made for each in gc.get_objects())
+
+
+def test_collector_works_again_after_an_error():
+    with pytest.raises(ImportError), permanent_objects():
+        raise ImportError
+    assert gc.isenabled()

@@ -1,5 +1,6 @@
 """Programs in use: first candidate, version, and the job scripts."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from tests.support.fake_programs import program
 
 from paceline.errors import EnvironmentLacks
 from paceline.host import programs
+from paceline.host.programs import repository_state
 
 
 def test_finding_about_a_missing_program_says_how_to_get_it():
@@ -45,3 +47,40 @@ def test_job_script_is_found_in_the_directory_that_is_named(tmp_path):
 def test_job_script_that_is_nowhere_says_where_it_was_looked_for(tmp_path):
     with pytest.raises(EnvironmentLacks, match="PACELINE_JOBS"):
         programs.job_script("mpi-jobs", "none.py", {"PACELINE_JOBS": str(tmp_path)})
+
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    done = subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments],
+        capture_output=True, text=True, check=True, timeout=30,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+@needs_git
+def test_commit_and_local_changes(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    assert repository_state(tmp_path) is None, "no commit yet"
+    (tmp_path / "file").write_text("1")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "untracked").write_text("x")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert repository_state(inner) == {"commit": commit, "has_local_changes": False}
+    (tmp_path / "file").write_text("2")
+    assert repository_state(inner) == {"commit": commit, "has_local_changes": True}
+
+
+def test_directory_without_a_repository_has_no_commit(tmp_path: Path) -> None:
+    assert repository_state(tmp_path / "no-such-folder") is None
+
+
+def test_machine_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert repository_state(tmp_path) is None
