@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from paceline.analysis.compare.run import compare_run
-from paceline.report.next_commands import next_commands
+from paceline.report.verdict import next_commands
 
 RUN = Path("runs/a b")
 

@@ -36,8 +36,7 @@ from paceline.export.run_data import RunData
 from paceline.plan.selection import matching, no_match
 from paceline.records.files import jsonable, write_text
 from paceline.records.layout import RunFiles
-from paceline.report.gate import gate_sentences, junit_text
-from paceline.report.runs import configuration_names, runs_view
+from paceline.report.runs import configuration_names, gate_sentences, junit_text, runs_view
 from paceline.report.table import comparison_view
 from paceline.report.verdict import comparison_document
 

@@ -22,8 +22,7 @@ from paceline.cli.signals import EndedBySignal
 from paceline.cli.streams import reader_may_end
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
-from paceline.report.next_commands import next_commands
-from paceline.report.verdict import comparison_document
+from paceline.report.verdict import comparison_document, next_commands
 from paceline.spec.loading import shipped_experiments
 
 

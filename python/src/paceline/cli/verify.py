@@ -19,12 +19,12 @@ from paceline.cli.options import count, json_option, list_option, out_option
 from paceline.cli.progress import ConsoleProgress
 from paceline.errors import ExitCode
 from paceline.records.files import jsonable
-from paceline.report.section import terminal_view
-from paceline.report.verified_script import verified_section
-from paceline.runner.verify_script import VerifiedLayout, verify_script
+from paceline.report.section import Cell, Column, Section, Table, terminal_view
+from paceline.runner.verify_script import VerifiedLayout, VerifiedScript, verify_script
 from paceline.spec import load_spec
 
 _STEPS = 4
+_MARKS = {True: ("✓", "yes"), False: ("✗", "no"), None: ("?", "unknown")}
 _CODES = {
     True: ExitCode.OK,
     False: ExitCode.NOT_EQUIVALENT,
@@ -97,11 +97,37 @@ def command(
     if as_json:
         print_json(jsonable(verified))
     else:
-        lines = [(_words(each), each.finding) for each in verified.layouts]
-        plain_console().print(terminal_view(verified_section(lines, passed=verified.passed)))
+        plain_console().print(terminal_view(_section(verified)))
     return _CODES[verified.passed]
 
 
 def _words(layout: VerifiedLayout) -> str:
     trial = layout.trial
     return " ".join([trial.launcher, trial.transport, trial.layout, *trial.arguments])
+
+
+def _mark(layout: VerifiedLayout) -> Cell:
+    text, style = _MARKS[layout.finding.passed]
+    return Cell(text, style=style)
+
+
+def _where(layout: VerifiedLayout) -> str:
+    return "" if layout.finding.step is None else f"step {layout.finding.step + 1}"
+
+
+_COLUMNS: tuple[Column[VerifiedLayout], ...] = (
+    Column("", _mark, "name"),
+    Column("layout", _words, "text"),
+    Column("first\ndifference", _where, "name"),
+    Column("what was found", lambda layout: layout.finding.reason, "text"),
+)
+
+
+def _section(verified: VerifiedScript) -> Section:
+    """Return a line for each layout, and a sentence about all of them."""
+    sentence = {
+        True: "Every layout trains what one process trains.",
+        False: "Not every layout trains what one process trains.",
+        None: "Not every layout could be compared with one process.",
+    }[verified.passed]
+    return Section(table=Table(columns=_COLUMNS, items=verified.layouts), sentences=[sentence])

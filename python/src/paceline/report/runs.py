@@ -1,14 +1,16 @@
-"""Comparisons of whole runs as text for the terminal; it fits 80 columns."""
+"""Comparisons of whole runs as text for the terminal, which fits 80 columns, and as JUnit files."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
+from xml.etree import ElementTree as ET
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from paceline.analysis.between_runs.differences import Difference
+from paceline.analysis.between_runs.gate import Gate, Judged
 from paceline.analysis.between_runs.history import RunOfHistory
 from paceline.analysis.between_runs.two_runs import PairedRow, RunComparison
 from paceline.analysis.compare.compute_row import planned_row
@@ -168,3 +170,57 @@ def _change_marks(run: RunOfHistory) -> Cell:
     changes = [f"▲ {len(run.faster)} faster"] if run.faster else []
     changes += [f"▼ {len(run.slower)} slower"] if run.slower else []
     return Cell("\n".join(changes))
+
+
+def gate_sentences(gate: Gate, names: Mapping[str, str]) -> list[str]:
+    """Say whether the later run passed, why not, and which slowdown the test would have found.
+
+    names: short names of the configurations.
+    """
+    failed = [each for each in gate.judged if each.judgement != "passed"]
+    count = f"{len(gate.judged)} configuration{'' if len(gate.judged) == 1 else 's'}"
+    if not failed:
+        allowed = f"more than {_percent(gate.limit)} slower than in the first run"
+        lines = [f"Gate passed: of {count}, none is {allowed} (5 %, Holm)."]
+    else:
+        lines = [f"Gate failed for {len(failed)} of {count}:"]
+        lines += [f"  {names[each.configuration]}: {_why_not(each, gate.limit)}" for each in failed]
+    if gate.detectable is not None:
+        lines.append(f"This test finds a slowdown of {_percent(gate.detectable)} in 80 % of cases.")
+    return lines
+
+
+def _why_not(judged: Judged, limit: float) -> str:
+    """Say why one configuration did not pass the gate."""
+    if judged.judgement == "slower" and judged.ratio is not None:
+        return (
+            f"slower by more than {_percent(limit)}: {judged.ratio.median:.2f} of the speed, at "
+            f"most {judged.ratio.high:.2f} (95 %)"
+        )
+    return f"{judged.judgement}: {judged.reason}"
+
+
+def junit_text(gate: Gate, names: Mapping[str, str]) -> str:
+    """Return a JUnit file with one test case for each configuration."""
+    failed = sum(each.judgement != "passed" for each in gate.judged)
+    counts = {"tests": str(len(gate.judged)), "failures": str(failed)}
+    suites = ET.Element("testsuites", counts)
+    suite = ET.SubElement(suites, "testsuite", {"name": "paceline compare", **counts})
+    for each in gate.judged:
+        name = _printable(names[each.configuration])
+        case = ET.SubElement(suite, "testcase", {"classname": each.workload, "name": name})
+        if each.judgement != "passed":
+            text = _printable(_why_not(each, gate.limit))
+            failure = {"type": each.judgement, "message": text}
+            ET.SubElement(case, "failure", failure).text = text
+    ET.indent(suites)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(suites, encoding="unicode")}\n'
+
+
+def _printable(text: str) -> str:
+    """Replace control characters, which XML does not allow."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"

@@ -1,10 +1,12 @@
-"""The verdict on a workload as a sentence, and the document of `paceline compare --json`."""
+"""The verdict on a workload as a sentence, its document, and the commands that may follow."""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.analysis.compare.result import Comparison
@@ -17,6 +19,9 @@ from paceline.report.wording import bounds, listed, milliseconds
 
 _MOST_NAMED = 3  # configurations in a sentence that may be the fastest as well
 MOST_FURTHER = 50  # repeats: more are not worth a proposal
+_MOST_COMMANDS = 2
+
+NextCommand = tuple[str, str]  # and what it is for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,3 +211,32 @@ def _why(best: Row, behind: Row, cause: Cause | None) -> str:
         return f", mainly because of {cause.label} ({where}{spent})"
     measured = all(row.step_phases_s.get("forward") is not None for row in (best, behind))
     return "; the difference is spread over several parts" if measured else ""
+
+
+def next_commands(comparison: Comparison, run_dir: Path, *, is_shipped: bool) -> list[NextCommand]:
+    """Return at most two commands, the most useful first; none if nothing is ranked.
+
+    is_shipped: the spec is one of Paceline's own.
+    """
+    ranked = [row for row in comparison.rows if row.ranked]
+    if not ranked:
+        return []
+    run = shlex.quote(str(run_dir))
+    found: list[NextCommand] = []
+    if any(_repeats_help(comparison, workload) for workload in comparison.workloads):
+        found.append((f"paceline recommend {run} --measure", "To repeat what is not decided"))
+    if any(len(comparison.trials[row.configuration]) > 1 for row in ranked) and len(ranked) > 1:
+        found.append((f"paceline explain {run}", "To see why the others are slower"))
+    if is_shipped:
+        found.append(("paceline init my.toml", "To begin a spec for your own model and data"))
+    found.append((f"paceline recommend {run}", "To choose by time, cost or memory"))
+    return found[:_MOST_COMMANDS]
+
+
+def _repeats_help(comparison: Comparison, workload: str) -> bool:
+    """Return whether a few more repeats are expected to decide, or the first one lacks another."""
+    verdict = comparison.verdicts[workload]
+    ranked = [row for row in comparison.rows_of(workload) if row.ranked]
+    if not verdict.has_noise:
+        return len(ranked) > 1
+    return verdict.further_repeats is not None and verdict.further_repeats <= MOST_FURTHER
