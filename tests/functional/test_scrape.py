@@ -20,16 +20,15 @@ from tests.functional.prometheus_server import (
     needs_prometheus,
     prometheus,
 )
+from tests.support.rows import STEP, running_rank
 from tests.support.snapshots import SNAPSHOT, served, values
 from tests.support.waiting import wait_for
 
 from paceline.host.machine import host_name
-from paceline.host.processes import Process
 from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.metrics import METRICS
 from paceline.records.metrics.metric import Row
-from paceline.records.rows import RankStatus, StepRow
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import SidecarHandle, SidecarRequest
 from paceline.telemetry.exporter import MetricsServer, text_of
@@ -200,39 +199,11 @@ def busy_ranks(tmp_path: Path) -> Iterator[TrialFiles]:
         for rank in range(2):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))
             stack.callback(process.kill)
-            identity = Process.of(process.pid)
-            assert identity is not None
-            status = RankStatus(
-                rank=rank,
-                host=host_name(),
-                process_started_unix_s=time.time(),
-                state="running",
-                **dataclasses.asdict(identity),
-            )
-            write_json(files.rank(rank).status, dataclasses.asdict(status))
+            write_json(files.rank(rank).status, running_rank(rank, process.pid))
             with JsonlWriter(files.rank(rank).steps) as steps:
                 for step in range(5):
-                    steps.write(step_row(step))
+                    steps.write(dataclasses.replace(STEP, step=step))
         yield files
-
-
-def step_row(step: int) -> StepRow:
-    return StepRow(
-        step=step,
-        epoch=0,
-        started_unix_s=time.time(),
-        samples=8,
-        global_samples=16,
-        loss_sum=4.0,
-        data_wait_s=0.0,
-        forward_s=0.25,
-        backward_s=0.25,
-        comm_s=None,
-        comm_ready_unix_s=None,
-        optimizer_s=0.0,
-        other_s=0.0,
-        step_s=0.5,
-    )
 
 
 def test_scraped_figures_are_those_of_the_traces_rows(

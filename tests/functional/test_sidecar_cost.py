@@ -98,7 +98,7 @@ def write_status(folder: Path, rank: int, pid: int) -> None:
         rank=rank, host=HOST, process_started_unix_s=0.0, state="running",
         **dataclasses.asdict(process),
     )  # fmt: skip
-    write_json(TrialFiles(folder / "trial").rank(rank).status, dataclasses.asdict(status))
+    write_json(TrialFiles(folder / "trial").rank(rank).status, status)
 
 
 def test_readings_of_64_processes_take_at_most_one_percent_of_a_core(measured: Measured) -> None:

@@ -17,14 +17,12 @@ from pathlib import Path
 import pytest
 from tests.functional.prometheus_api import Prometheus
 from tests.functional.prometheus_server import prometheus
+from tests.support.rows import OPERATION, STEP, running_rank
 from tests.support.sidecars import port_of
 from tests.support.waiting import wait_for
 
-from paceline.host.machine import host_name
-from paceline.host.processes import Process
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import TrialFiles
-from paceline.records.rows import CommunicationRow, RankStatus, StepRow
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import SidecarHandle, SidecarRequest
 
@@ -54,37 +52,13 @@ def write_ranks(files: TrialFiles, pids: list[int]) -> None:
     """Write what the ranks of a trial write before a sidecar reads it."""
     for rank, pid in enumerate(pids[:RANKS]):
         own = files.rank(rank)
-        process = Process.of(pid)
-        assert process is not None
-        status = RankStatus(
-            rank=rank,
-            host=host_name(),
-            process_started_unix_s=0.0,
-            state="running",
-            **dataclasses.asdict(process),
-        )
-        write_json(own.status, dataclasses.asdict(status))
+        write_json(own.status, running_rank(rank, pid))
         with JsonlWriter(own.steps) as rows:
-            rows.write_all(step(number) for number in range(3))
+            rows.write_all(dataclasses.replace(STEP, step=number) for number in range(3))
         with JsonlWriter(own.communication) as rows:
-            rows.write_all(operation(name) for name in OPERATIONS)
-
-
-def step(number: int) -> StepRow:
-    return StepRow(
-        step=number, epoch=0, started_unix_s=time.time(), samples=8, global_samples=64,
-        loss_sum=1.0, data_wait_s=0.1, forward_s=0.1, backward_s=0.1, comm_s=0.1,
-        comm_ready_unix_s=time.time(), optimizer_s=0.05, other_s=0.05, step_s=0.5, bubble_s=0.01,
-    )  # fmt: skip
-
-
-def operation(name: str) -> CommunicationRow:
-    now = time.time()
-    return CommunicationRow(
-        group="world", ranks=RANKS, sequence=0, operation=name, algorithm="ring",
-        payload_bytes=1000, arrived_unix_s=now, started_unix_s=now, ended_unix_s=now,
-        sent_bytes=1000, sent_messages=2,
-    )  # fmt: skip
+            rows.write_all(
+                dataclasses.replace(OPERATION, operation=name, ranks=RANKS) for name in OPERATIONS
+            )
 
 
 @contextmanager

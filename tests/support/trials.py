@@ -1,10 +1,9 @@
-"""Change trials in tests, whatever extension an option belongs to."""
+"""Make and change trials in tests, whatever extension an option belongs to."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from typing import Any
 
-from paceline.plan.trial import Trial
+from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.descriptors import OptionModel
 
 _OPTIONS_OF = {
@@ -12,6 +11,32 @@ _OPTIONS_OF = {
     "transport": "transport_options",
     "launcher": "launcher_options",
 }
+_FIELDS = {
+    "id": "t", "experiment": "unit", "repeat": 0, "launcher": "local", "transport": "none",
+    "local_strategy": "sequential", **{name: {} for name in _OPTIONS_OF.values()},
+}  # fmt: skip
+_PLACEMENT = {"nodes": 1, "ranks_per_node": 1, "threads_per_rank": 1}
+_TRAINING = {
+    "workload": "tiny", "model": "tiny-alexnet", "dataset": "none", "seed": 3, "image_size": 32,
+    "global_batch": 8, "epochs": 1, "max_steps": None, "warmup_steps": 0, "learning_rate": 0.01,
+    "momentum": 0.9, "dropout": True, "reading": "memory", "precision": "fp32",
+    "memory_format": "contiguous",
+}  # fmt: skip
+
+
+def tiny_trial(
+    placement: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Trial:
+    """Return the baseline of `tiny` with other values of its placement, its training or itself."""
+    values: dict[str, Any] = {
+        **_FIELDS,
+        "placement": Placement(**{**_PLACEMENT, **(placement or {})}),
+        "training": Training(**{**_TRAINING, **(training or {})}),
+        **fields,
+    }
+    return Trial(**values)
 
 
 def changed(trial: Trial, **changes: Any) -> Trial:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from tests.support.job_specs import NO_SIDECAR, job_words
+from tests.support.trials import tiny_trial
 from tests.unit.analysis import fabricate as fabricator
 
 from paceline.job.job import Job, parse_job
 from paceline.plan.rank_context import RankContext
-from paceline.plan.trial import Placement, Training, Trial
 
 
 @pytest.fixture(scope="session")
@@ -26,26 +26,10 @@ def make_trial():
     """Makes a tiny trial of one rank; keywords override its training or its placement."""
 
     def make(ranks=1, oversubscribe=True, **training):
-        values = {
-            "workload": "tiny", "model": "tiny-alexnet", "dataset": "none",
-            "seed": 3, "image_size": 32, "global_batch": 8, "epochs": 1, "max_steps": None,
-            "warmup_steps": 0, "learning_rate": 0.01, "momentum": 0.9, "dropout": True,
-            "reading": "memory", "precision": "fp32", "memory_format": "contiguous",
-        }  # fmt: skip
-        return Trial(
-            id="t",
-            experiment="unit",
-            repeat=0,
-            launcher="local",
+        return tiny_trial(
+            {"ranks_per_node": ranks, "oversubscribe": oversubscribe},
+            training,
             transport="none" if ranks == 1 else "gloo",
-            local_strategy="sequential",
-            placement=Placement(
-                nodes=1, ranks_per_node=ranks, threads_per_rank=1, oversubscribe=oversubscribe
-            ),
-            training=Training(**{**values, **training}),
-            strategy_options={},
-            transport_options={},
-            launcher_options={},
         )
 
     return make

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.support.trials import tiny_trial
+
 from paceline.plan.rank_context import RankContext, StoreAddress
-from paceline.plan.trial import Placement, Training, Trial
+from paceline.plan.trial import Trial
 from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.models import Limits
 
@@ -68,36 +70,26 @@ def make_trial(
     **training: Any,
 ) -> Trial:
     """A tiny trial on `ranks` ranks in all; `training` overrides values of its training."""
-    values: dict[str, Any] = {
-        "workload": "tiny", "model": "tiny-alexnet", "dataset": "none",
-        "seed": 3, "image_size": 32, "global_batch": 10, "epochs": 4, "max_steps": None,
-        "warmup_steps": 0, "learning_rate": 0.01, "momentum": 0.9, "dropout": True,
-        "reading": "memory", "precision": "fp32", "memory_format": "contiguous",
-    }  # fmt: skip
     options = dict(pipeline or {})
     stages = options.pop("stages", 1)
     if reduction is not None:
         options["reduction"] = reduction
     sends = bucket_mb is not None and TRANSPORTS.get(transport).sends_gradients
     sending = {"bucket_mb": bucket_mb, "sufficient_factors": sufficient_factors}
-    return Trial(
-        id="t",
-        experiment="contract",
-        repeat=0,
+    return tiny_trial(
+        {
+            "nodes": nodes,
+            "ranks_per_node": ranks // nodes,
+            "threads_per_rank": thread_replicas,
+            "stages": stages,
+            "replicas_per_node": ranks // nodes // stages * thread_replicas,
+            "oversubscribe": True,
+        },
+        {"global_batch": 10, "epochs": 4, **training},
         launcher="mpi" if ranks > 1 else "local",
         transport=transport,
         local_strategy=local_strategy or ("processes" if ranks > 1 else "sequential"),
-        placement=Placement(
-            nodes=nodes,
-            ranks_per_node=ranks // nodes,
-            threads_per_rank=thread_replicas,
-            stages=stages,
-            replicas_per_node=ranks // nodes // stages * thread_replicas,
-            oversubscribe=True,
-        ),
-        training=Training(**{**values, **training}),
         strategy_options=options,
         transport_options=sending if sends else {},
-        launcher_options={},
         limits=Limits(rendezvous_s=_MEET_S, collective_s=collective_s),
     )

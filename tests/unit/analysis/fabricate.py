@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from tests.support.rows import ENDED_WELL
 from tests.unit.analysis.ways import (
     HYBRID,
     INTRAOP,
@@ -39,7 +40,6 @@ from paceline.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.records.rows import (
     SCHEMA,
     EvaluationRow,
-    Outcome,
     RankEnvironment,
     RankStatus,
     RankWeights,
@@ -226,22 +226,10 @@ def make_trial(
     for node in range(way.nodes):
         _make_trace(files, way, node, launched, train_start, train_start + trained_s, ended)
     _make_tensors(files, way, case)
-    write_json(
-        files.outcome,
-        dataclasses.asdict(
-            Outcome(
-                schema=SCHEMA,
-                trial_id=trial.id,
-                status="ok",
-                exit_code=0,
-                launched_unix_s=launched,
-                ended_unix_s=ended,
-                launcher_exit_status=0,
-                failed_rank=None,
-                message=None,
-            )
-        ),
+    outcome = dataclasses.replace(
+        ENDED_WELL, trial_id=trial.id, launched_unix_s=launched, ended_unix_s=ended
     )
+    write_json(files.outcome, outcome)
 
 
 def step_samples(case: Case, step: int) -> tuple[int, list[int]]:
@@ -302,53 +290,49 @@ def _make_rank(
     affinity = list(way.affinity or range(local_rank * way.threads, (local_rank + 1) * way.threads))
     write_json(
         own.environment,
-        dataclasses.asdict(
-            RankEnvironment(
-                rank=rank,
-                world_size=way.world,
-                local_rank=local_rank,
-                node_index=node,
-                host=host,
-                pid=100 + rank,
-                intraop_threads=each,
-                interop_threads=1,
-                omp_environment=way.omp,
-                affinity=affinity,
-                cgroup_cpu_limit=None,
-                cgroup_memory_limit_bytes=None,
-                cpu_model="Fabricated CPU @ 2.00GHz",
-                precision=trial.training.precision,
-                memory_format="contiguous",
-                transport=way.transport,
-                interface="lo",
-                clock_offset_s=offset,
-                clock_error_s=1e-5,
-                versions={"python": "3.11.9", "torch": "2.13.0"},
-                initial_weights_sha256="ab" * 32,
-                workers=[
-                    WorkerEnvironment(
-                        worker=worker,
-                        thread_id=1000 + worker,
-                        intraop_threads=each,
-                        affinity=affinity[worker * each :][:each],
-                    )
-                    for worker in range(way.thread_replicas)
-                    if way.thread_replicas > 1
-                ],
-            )
+        RankEnvironment(
+            rank=rank,
+            world_size=way.world,
+            local_rank=local_rank,
+            node_index=node,
+            host=host,
+            pid=100 + rank,
+            intraop_threads=each,
+            interop_threads=1,
+            omp_environment=way.omp,
+            affinity=affinity,
+            cgroup_cpu_limit=None,
+            cgroup_memory_limit_bytes=None,
+            cpu_model="Fabricated CPU @ 2.00GHz",
+            precision=trial.training.precision,
+            memory_format="contiguous",
+            transport=way.transport,
+            interface="lo",
+            clock_offset_s=offset,
+            clock_error_s=1e-5,
+            versions={"python": "3.11.9", "torch": "2.13.0"},
+            initial_weights_sha256="ab" * 32,
+            workers=[
+                WorkerEnvironment(
+                    worker=worker,
+                    thread_id=1000 + worker,
+                    intraop_threads=each,
+                    affinity=affinity[worker * each :][:each],
+                )
+                for worker in range(way.thread_replicas)
+                if way.thread_replicas > 1
+            ],
         ),
     )
     write_json(own.weights, RankWeights(replicas=[{"scale": "ab" * 32}], local=[]))
     write_json(
         own.status,
-        dataclasses.asdict(
-            RankStatus(
-                rank=rank,
-                host=host,
-                pid=100 + rank,
-                process_started_unix_s=process_start,
-                state="done",
-            )
+        RankStatus(
+            rank=rank,
+            host=host,
+            pid=100 + rank,
+            process_started_unix_s=process_start,
+            state="done",
         ),
     )
 
@@ -508,16 +492,14 @@ def _make_tensors(files: TrialFiles, way: Way, case: Case) -> None:
     save_file({n: np.asarray(w) for n, w in final.items()}, files.weights)
     write_json(
         files.result,
-        dataclasses.asdict(
-            TrainingResult(
-                steps=case.steps,
-                weights_sha256=hashlib.sha256(
-                    b"".join(np.asarray(final[n]).tobytes() for n in sorted(final))
-                ).hexdigest(),
-                update_l2={n: float(np.linalg.norm(final[n] - initial[n])) for n in shapes},
-                parameters=41,
-                communication=_communication(way),
-            )
+        TrainingResult(
+            steps=case.steps,
+            weights_sha256=hashlib.sha256(
+                b"".join(np.asarray(final[n]).tobytes() for n in sorted(final))
+            ).hexdigest(),
+            update_l2={n: float(np.linalg.norm(final[n] - initial[n])) for n in shapes},
+            parameters=41,
+            communication=_communication(way),
         ),
     )
 

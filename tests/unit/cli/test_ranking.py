@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 from rich.text import Text
+from tests.support.rows import ENDED_WELL
 from tests.support.terminal import Screen
 
 from paceline.analysis.compare.run import compare_run
@@ -21,7 +22,7 @@ from paceline.cli.progress import ConsoleProgress
 from paceline.cli.ranking import LiveRanking
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles
-from paceline.records.rows import SCHEMA, Outcome
+from paceline.records.rows import Outcome
 from paceline.report.table import comparison_text
 
 WIDTHS = (80, 120)
@@ -178,10 +179,9 @@ def test_damaged_trial_does_not_end_the_run(watched: Watched) -> None:
 
 
 def ended(status: str = "ok") -> Outcome:
-    return Outcome(
-        schema=SCHEMA, trial_id="t", status=status, exit_code=0, launched_unix_s=0.0,
-        ended_unix_s=2.5, launcher_exit_status=0, failed_rank=None, message="trial t: broken",
-    )  # fmt: skip
+    return dataclasses.replace(
+        ENDED_WELL, status=status, ended_unix_s=2.5, message="trial t: broken"
+    )
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> io.StringIO:

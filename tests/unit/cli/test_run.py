@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.rows import ENDED_WELL
 
 from paceline import runner
 from paceline.cli import main
@@ -18,21 +19,15 @@ from paceline.cli.progress import ConsoleProgress
 from paceline.errors import ExitCode, PacelineWarning
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
-from paceline.records.rows import SCHEMA, Outcome
+from paceline.records.rows import Outcome
 from paceline.spec import Spec
 from paceline.spec.loading import shipped_experiments
 
-FAILED = Outcome(
-    schema=SCHEMA,
-    trial_id="tiny.x.r0",
-    status="timed_out",
-    exit_code=ExitCode.TIMED_OUT,
-    launched_unix_s=0.0,
-    ended_unix_s=2.5,
-    launcher_exit_status=None,
-    failed_rank=None,
+FAILED = dataclasses.replace(
+    ENDED_WELL, trial_id="tiny.x.r0", status="timed_out", exit_code=ExitCode.TIMED_OUT,
+    ended_unix_s=2.5, launcher_exit_status=None,
     message="trial tiny.x.r0: not done within its limit\nthe last lines of its log",
-)
+)  # fmt: skip
 
 
 def test_run_without_a_finished_trial_ends_with_the_reasons(

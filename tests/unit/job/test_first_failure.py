@@ -73,7 +73,7 @@ def test_trial_ends_as_the_rank_that_failed_first(make_job):
 def test_rank_without_an_end_died(make_job):
     job = make_job()
     for row in (LOST_PEER, status(1, "running")):
-        write_json(job.files.rank(row.rank).status, dataclasses.asdict(row))
+        write_json(job.files.rank(row.rank).status, row)
     lost = RankEnd(rank=0, error="PeerLost: x", secondary=True)
     end = trial_end(job, [lost, None], "its actor died")
     assert (end.rank, end.error) == (1, "RankFailed: its actor died")

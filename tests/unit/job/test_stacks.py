@@ -8,9 +8,8 @@ import sys
 import time
 
 import pytest
+from tests.support.rows import running_rank
 
-from paceline.host.machine import host_name
-from paceline.host.processes import Process
 from paceline.job.stacks import (
     Frame,
     RankStack,
@@ -22,7 +21,6 @@ from paceline.job.stacks import (
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.pending import LastOperation, OperationNotes
-from paceline.records.rows import RankStatus
 
 SLEEPING = """
 import sys, time
@@ -118,14 +116,7 @@ def sleeping(tmp_path):
         [sys.executable, "-c", SLEEPING, own.root], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == "ready\n"
-        status = RankStatus(
-            rank=0,
-            host=host_name(),
-            process_started_unix_s=0.0,
-            state="running",
-            **dataclasses.asdict(Process.of(process.pid)),
-        )
-        write_json(own.status, status)
+        write_json(own.status, running_rank(0, process.pid))
         yield files
         process.kill()
 

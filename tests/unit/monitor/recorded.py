@@ -11,12 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.support.rows import OPERATION
 from tests.unit.analysis.fabricate import Case, Way, edit_json, make_run
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
 
 from paceline.records.files import JsonlWriter, read_json, read_jsonl
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import CommunicationRow
 from paceline.records.samples import HOST_SAMPLES
 
 CORES = 2
@@ -160,18 +160,9 @@ def _communicate(files: TrialFiles, rank: int) -> None:
             if step["comm_s"] is None:
                 continue
             ready = step["comm_ready_unix_s"]
-            rows.write(
-                CommunicationRow(
-                    group="all",
-                    ranks=ranks,
-                    sequence=step["step"],
-                    operation="allreduce",
-                    algorithm="ring",
-                    payload_bytes=PAYLOAD_BYTES,
-                    arrived_unix_s=ready,
-                    started_unix_s=ready,
-                    ended_unix_s=ready + step["comm_s"],
-                    sent_bytes=PAYLOAD_BYTES,
-                    sent_messages=2,
-                )
-            )
+            row = dataclasses.replace(
+                OPERATION, group="all", ranks=ranks, sequence=step["step"],
+                payload_bytes=PAYLOAD_BYTES, arrived_unix_s=ready, started_unix_s=ready,
+                ended_unix_s=ready + step["comm_s"], sent_bytes=PAYLOAD_BYTES,
+            )  # fmt: skip
+            rows.write(row)

@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.support.rows import ENDED_WELL, STEP
+
 from paceline.plan.trial import Trial
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import SCHEMA, Outcome, RankStatus, StepRow
+from paceline.records.rows import RankStatus
 
 BEGAN = 1_700_000_000.0
 
@@ -30,25 +32,18 @@ def start(run: RunFiles, trial: Trial) -> TrialFiles:
 
 
 def end(files: TrialFiles, status: str = "ok", message: str | None = None) -> None:
-    outcome = Outcome(
-        schema=SCHEMA,
-        trial_id=files.root.name,
-        status=status,
-        exit_code=0 if status == "ok" else 5,
-        launched_unix_s=BEGAN,
-        ended_unix_s=BEGAN + 9,
-        launcher_exit_status=0,
-        failed_rank=None,
-        message=message,
-    )
-    write_json(files.outcome, dataclasses.asdict(outcome))
+    outcome = dataclasses.replace(
+        ENDED_WELL, trial_id=files.root.name, status=status, message=message,
+        exit_code=0 if status == "ok" else 5, launched_unix_s=BEGAN, ended_unix_s=BEGAN + 9,
+    )  # fmt: skip
+    write_json(files.outcome, outcome)
 
 
 def say(files: TrialFiles, rank: int, state: str = "running") -> None:
     status = RankStatus(
         rank=rank, host="node0", pid=100 + rank, process_started_unix_s=BEGAN, state=state
     )
-    write_json(files.rank(rank).status, dataclasses.asdict(status))
+    write_json(files.rank(rank).status, status)
 
 
 def step(
@@ -63,25 +58,13 @@ def step(
 ) -> None:
     """A step of half a batch of 8: computing, then until its end communication."""
     began = BEGAN + number * step_s if at is None else at
+    row = dataclasses.replace(
+        STEP, step=number, epoch=number // 10, started_unix_s=began, samples=4, global_samples=8,
+        loss_sum=4 * loss, forward_s=compute_s / 3, backward_s=2 * compute_s / 3,
+        comm_s=step_s - compute_s, comm_ready_unix_s=began + compute_s, step_s=step_s,
+    )  # fmt: skip
     with JsonlWriter(files.rank(rank).steps) as rows:
-        rows.write(
-            StepRow(
-                step=number,
-                epoch=number // 10,
-                started_unix_s=began,
-                samples=4,
-                global_samples=8,
-                loss_sum=4 * loss,
-                data_wait_s=0.0,
-                forward_s=compute_s / 3,
-                backward_s=2 * compute_s / 3,
-                comm_s=step_s - compute_s,
-                comm_ready_unix_s=began + compute_s,
-                optimizer_s=0.0,
-                other_s=0.0,
-                step_s=step_s,
-            )
-        )
+        rows.write(row)
 
 
 def sample(files: TrialFiles, unix_s: float, host: str = "node0", **values: Any) -> None:

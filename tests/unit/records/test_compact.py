@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.rows import STEP
 
 from paceline.errors import DataError
 from paceline.records import compact
@@ -17,11 +18,6 @@ from paceline.records.rows import SampleLogRow, StepRow
 from paceline.records.samples import HOST_SAMPLES
 from paceline.records.tables import parquet_path, read_header, read_table, row_dicts, rows
 
-STEP = StepRow(
-    step=0, epoch=0, started_unix_s=1.5, samples=4, global_samples=8, loss_sum=4.5, data_wait_s=0.0,
-    forward_s=0.1, backward_s=0.2, comm_s=None, comm_ready_unix_s=None, optimizer_s=0.01,
-    other_s=0.0, step_s=0.31,
-)  # fmt: skip
 SAMPLE = {
     "unix_s": 2.0,
     "ram_used_bytes": 1,

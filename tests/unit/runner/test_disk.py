@@ -1,16 +1,18 @@
 """The predicted disk use: against files of real rows, and the warning."""
 
+import dataclasses
 import random
 import warnings
 from types import SimpleNamespace
 
 import pytest
+from tests.support.rows import OPERATION, STEP
 
 from paceline.errors import PacelineWarning
 from paceline.records.compact import compact_trial
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
-from paceline.records.rows import CommunicationRow, SampleLogRow, StepRow
+from paceline.records.rows import SampleLogRow
 from paceline.runner import disk
 from paceline.runner.disk import trial_disk_use
 from paceline.runner.planning import known_samples, plan, planned_steps
@@ -95,8 +97,8 @@ def seconds(draw):
 def step_row(step, share, draw):
     phases = ("data_wait_s", "forward_s", "backward_s", "comm_s", "optimizer_s", "other_s")
     now = 1.8e9 + step * 0.3 + seconds(draw)
-    return StepRow(
-        step=step, epoch=0, started_unix_s=now, samples=share, global_samples=2 * share,
+    return dataclasses.replace(
+        STEP, step=step, started_unix_s=now, samples=share, global_samples=2 * share,
         loss_sum=draw.random(), comm_ready_unix_s=now + seconds(draw), step_s=seconds(draw),
         **{name: seconds(draw) for name in phases},
     )  # fmt: skip
@@ -104,10 +106,9 @@ def step_row(step, share, draw):
 
 def operation(number, draw):
     now = 1.8e9 + number * 0.3 + seconds(draw)
-    return CommunicationRow(
-        group="world", ranks=2, sequence=number, operation="allreduce", algorithm="ring",
-        payload_bytes=4000, arrived_unix_s=now, started_unix_s=now + seconds(draw),
-        ended_unix_s=now + 1 + seconds(draw), sent_bytes=4000, sent_messages=2,
+    return dataclasses.replace(
+        OPERATION, sequence=number, arrived_unix_s=now, started_unix_s=now + seconds(draw),
+        ended_unix_s=now + 1 + seconds(draw),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.rows import ENDED_WELL
 
 from paceline import runner
 from paceline.analysis.statistics.looks import levels
@@ -17,7 +18,7 @@ from paceline.plan.trial import Trial
 from paceline.records.documents import read_stopping
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import SCHEMA, Outcome
+from paceline.records.rows import Outcome
 from paceline.runner import equivalence, experiment
 from paceline.spec import load_spec
 
@@ -48,17 +49,12 @@ oversubscribe = true
 
 
 def outcome(trial_id: str, code: ExitCode, status: str = "failed") -> Outcome:
-    return Outcome(
-        schema=SCHEMA,
-        trial_id=trial_id,
-        status="ok" if code is ExitCode.OK else status,  # type: ignore[arg-type]
-        exit_code=code,
-        launched_unix_s=0.0,
-        ended_unix_s=1.0,
-        launcher_exit_status=int(code),
-        failed_rank=None,
-        message=None if code is ExitCode.OK else f"trial {trial_id}: broken\nits log",
-    )
+    if code is ExitCode.OK:
+        return dataclasses.replace(ENDED_WELL, trial_id=trial_id)
+    return dataclasses.replace(
+        ENDED_WELL, trial_id=trial_id, status=status, exit_code=code,
+        launcher_exit_status=int(code), message=f"trial {trial_id}: broken\nits log",
+    )  # fmt: skip
 
 
 class Silent:
@@ -95,7 +91,7 @@ class MadeUp:
         found = (code for part, code in self.faults.items() if part in trial.id)
         ended = outcome(trial.id, next(found, ExitCode.OK), self.status)
         write_json(files.trial, {})
-        write_json(files.outcome, dataclasses.asdict(ended))
+        write_json(files.outcome, ended)
         return ended
 
     def run(

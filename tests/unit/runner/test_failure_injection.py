@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from tests.support.rows import running_rank
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
@@ -17,7 +18,6 @@ from paceline.launchers.descriptors import SparkOptions
 from paceline.records.documents import read_statuses
 from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles
-from paceline.records.rows import RankStatus
 from paceline.runner.failure_injection import (
     Victims,
     _has_trained,
@@ -156,11 +156,8 @@ time.sleep(60)
 
 
 def status_of(rank, host, pid=1):
-    return RankStatus(
-        rank=rank, host=host, state="running",
-        process_started_unix_s=process_started_unix_s(pid) or 0.0,
-        **dataclasses.asdict(Process.of(pid)),
-    )  # fmt: skip
+    began_unix_s = process_started_unix_s(pid) or 0.0
+    return running_rank(rank, pid, host=host, process_started_unix_s=began_unix_s)
 
 
 def test_executor_above_the_rank_is_killed(make_trial):

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.rows import ENDED_WELL
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
 
 from paceline.analysis.explain.explanation import Explanation, explain
@@ -45,11 +46,8 @@ class Quiet:
 
 
 def outcome_of(trial: Trial, status: Any = "ok") -> Outcome:
-    return Outcome(
-        schema=2, trial_id=trial.id, status=status, exit_code=0 if status == "ok" else 5,
-        launched_unix_s=0.0, ended_unix_s=1.0, launcher_exit_status=0, failed_rank=None,
-        message=None if status == "ok" else "it failed",
-    )  # fmt: skip
+    failed = {"exit_code": 5, "message": "it failed"} if status != "ok" else {}
+    return dataclasses.replace(ENDED_WELL, trial_id=trial.id, status=status, **failed)
 
 
 @pytest.fixture

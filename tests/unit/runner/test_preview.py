@@ -1,7 +1,5 @@
 """Preview of a run before its first trial, and its faults."""
 
-import dataclasses
-
 import pytest
 
 from paceline.data.catalogue import ensure_dataset
@@ -58,7 +56,7 @@ def test_configurations_have_steps_and_the_duration_of_a_former_run(planned, tmp
             schema=SCHEMA, trial_id=trial.id, status="ok", exit_code=0, launched_unix_s=0.0,
             ended_unix_s=10.0 + 2 * number, launcher_exit_status=0, failed_rank=None, message=None,
         )  # fmt: skip
-        write_json(files.outcome, dataclasses.asdict(outcome))
+        write_json(files.outcome, outcome)
     found = preview_run(made, tmp_path / "runs")
     [only] = found.configurations
     assert (only.steps, only.warmup_steps, only.global_batch) == (12, 3, 64)

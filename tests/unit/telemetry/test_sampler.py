@@ -1,8 +1,5 @@
 """Rows of a tick: what is in the trace, and what is read less often."""
 
-from __future__ import annotations
-
-import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -12,12 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.rows import STEP
 from tests.unit.telemetry.fake_processes import Table
 
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.metrics import METRICS
-from paceline.records.rows import RankStatus, StepRow
+from paceline.records.rows import RankStatus
 from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 from paceline.records.tables import frame_of
 from paceline.spec import TelemetrySettings
@@ -74,7 +72,7 @@ def run(clock: Clock, table: Table, tmp_path: Path) -> Iterator[Sampler]:
         rank=0, host=HOST, pid=11, process_started_unix_s=1000.0, state="running",
         start_ticks=table.now[11].started_ticks, boot_id="b",
     )  # fmt: skip
-    write_json(TrialFiles(tmp_path / "trial").rank(0).status, dataclasses.asdict(status))
+    write_json(TrialFiles(tmp_path / "trial").rank(0).status, status)
     with closing(Sampler(request(tmp_path), HOST)) as sampler:
         yield sampler
 
@@ -137,18 +135,13 @@ def test_expensive_figures_are_null_between_their_readings(run, clock, tmp_path)
 
 def test_progress_is_read_each_second_and_at_the_end(run, clock, tmp_path) -> None:
     first = run.tick()
-    step = StepRow(
-        step=0, epoch=0, started_unix_s=1000.0, samples=4, global_samples=8, loss_sum=2.0,
-        data_wait_s=0.0, forward_s=0.0, backward_s=0.0, comm_s=0.0, comm_ready_unix_s=0.0,
-        optimizer_s=0.0, other_s=0.0, step_s=0.5,
-    )  # fmt: skip
     with JsonlWriter(TrialFiles(tmp_path / "trial").rank(0).steps) as rows_of_rank:
-        rows_of_rank.write(step)
+        rows_of_rank.write(STEP)
         seen = []
         for _ in range(3):
             seen.append(run.tick().training[0]["training_steps"])
             clock.now_s += 0.5
-        rows_of_rank.write(step)
+        rows_of_rank.write(STEP)
         clock.now_s -= 0.4
         seen += [run.tick(final=final).training[0]["training_steps"] for final in (False, True)]
     assert seen == [0, 0, 1, 1, 2]

@@ -8,10 +8,11 @@ import logging
 from pathlib import Path
 
 import pytest
+from tests.support import rows
 
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RankFiles, TrialFiles
-from paceline.records.rows import CommunicationRow, RankStatus, StepRow
+from paceline.records.rows import RankStatus, StepRow
 from paceline.telemetry.sampler import RankFinder
 from paceline.telemetry.training import (
     OperationTotals,
@@ -20,34 +21,13 @@ from paceline.telemetry.training import (
 )
 
 HOST = "node-1"
-STEP = StepRow(
-    step=0,
-    epoch=0,
-    started_unix_s=1000.0,
-    samples=16,
-    global_samples=32,
-    loss_sum=24.0,
-    data_wait_s=0.25,
-    forward_s=0.5,
-    backward_s=1.0,
-    comm_s=0.125,
-    comm_ready_unix_s=1001.75,
-    optimizer_s=0.0625,
-    other_s=0.0625,
+STEP = dataclasses.replace(
+    rows.STEP, samples=16, global_samples=32, loss_sum=24.0, data_wait_s=0.25, forward_s=0.5,
+    backward_s=1.0, comm_s=0.125, comm_ready_unix_s=1001.75, optimizer_s=0.0625, other_s=0.0625,
     step_s=2.0,
-)
-OPERATION = CommunicationRow(
-    group="world",
-    ranks=2,
-    sequence=0,
-    operation="allreduce",
-    algorithm=None,
-    payload_bytes=100,
-    arrived_unix_s=1000.0,
-    started_unix_s=None,
-    ended_unix_s=1000.5,
-    sent_bytes=150,
-    sent_messages=2,
+)  # fmt: skip
+OPERATION = dataclasses.replace(
+    rows.OPERATION, algorithm=None, payload_bytes=100, started_unix_s=None, sent_bytes=150
 )
 
 

@@ -27,7 +27,7 @@ def run(make_job, monkeypatch):
         limits = job.trial.limits.model_copy(update={"trial_s": limit_s})
         job = dataclasses.replace(job, trial=job.trial.model_copy(update={"limits": limits}))
         for status in statuses:
-            write_json(job.files.rank(status.rank).status, dataclasses.asdict(status))
+            write_json(job.files.rank(status.rank).status, status)
 
         def start_rank(_job, rank, _address):
             children.append(subprocess.Popen([sys.executable, "-c", programs[rank]]))

@@ -1,6 +1,5 @@
 """Barrier tasks become ranks, and a failed stage is read back, without Spark."""
 
-import dataclasses
 import json
 import threading
 from types import SimpleNamespace
@@ -178,7 +177,7 @@ def test_lost_rank_is_the_one_that_wrote_no_end(make_job):
         status = RankStatus(
             rank=rank, host="h", pid=1, process_started_unix_s=0.0, state=state, secondary=True
         )
-        write_json(job.files.rank(rank).status, dataclasses.asdict(status))
+        write_json(job.files.rank(rank).status, status)
     content = {"error": "PeerLost: x", "secondary": True}
     end = failed_stage(job, f"BarrierTaskFailed: paceline rank 0 ended {json.dumps(content)}\n")
     assert (end.rank, end.exit_code) == (1, 5)
@@ -192,7 +191,7 @@ def test_lost_task_is_named_although_its_rank_could_still_write_that_it_was_ende
             rank=rank, host="h", pid=1, process_started_unix_s=0.0, state="failed",
             error=TERMINATED, secondary=True,
         )  # fmt: skip
-        write_json(job.files.rank(rank).status, dataclasses.asdict(status))
+        write_json(job.files.rank(rank).status, status)
     end = failed_stage(job, "because barrier task ResultTask(0, 1) finished unsuccessfully")
     assert (end.rank, end.error) == (
         1, "RankFailed: the Python of its barrier task was killed or crashed",
@@ -204,7 +203,7 @@ def test_what_a_rank_wrote_itself_outweighs_sparks_words(make_job):
     status = RankStatus(
         rank=1, host="h", pid=1, process_started_unix_s=0.0, state="failed", error="DataError: bad"
     )
-    write_json(job.files.rank(1).status, dataclasses.asdict(status))
+    write_json(job.files.rank(1).status, status)
     end = failed_stage(job, "because barrier task ResultTask(0, 0) finished unsuccessfully")
     assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: bad")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.trials import tiny_trial
 
 from paceline.launchers.spark.configuration import (
     driver_memory,
@@ -8,24 +9,19 @@ from paceline.launchers.spark.configuration import (
     liveness_settings,
     native_settings,
 )
-from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.models import Limits
 
 
 def trial(transport, *, workload="simple-big", ranks=2, collective_s=120.0, memory="1g"):
-    return Trial(
-        id="t", experiment="unit", repeat=0, launcher="spark", transport=transport,
+    return tiny_trial(
+        {"ranks_per_node": ranks},
+        {"workload": workload, "model": "any"},
+        launcher="spark",
+        transport=transport,
         local_strategy="processes",
-        placement=Placement(nodes=1, ranks_per_node=ranks, threads_per_rank=1),
-        training=Training(
-            workload=workload, model="any", dataset="none", seed=1,
-            image_size=32, global_batch=8, epochs=1, max_steps=None, warmup_steps=0,
-            learning_rate=0.1, momentum=0.9, dropout=False, reading="memory", precision="fp32",
-            memory_format="contiguous",
-        ),
         limits=Limits(rendezvous_s=30, collective_s=collective_s),
-        strategy_options={}, transport_options={}, launcher_options={"driver_memory": memory},
-    )  # fmt: skip
+        launcher_options={"driver_memory": memory},
+    )
 
 
 @pytest.mark.parametrize("transport", ["gloo", "mpi"])

@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from tests.support.rows import STEP
 
 from paceline.rank.rounds.exchange import (
     Carry,
@@ -15,7 +16,6 @@ from paceline.rank.rounds.exchange import (
     steps_of_round,
     together,
 )
-from paceline.records.rows import StepRow
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,7 @@ def test_reports_without_weights_add_up():
 
 
 def test_what_travels_survives_pickling():
-    row = StepRow(
-        step=4, epoch=0, started_unix_s=1.0, samples=2, global_samples=4, loss_sum=1.0,
-        data_wait_s=0.0, forward_s=0.0, backward_s=0.0, comm_s=None, comm_ready_unix_s=None,
-        optimizer_s=0.0, other_s=0.0, step_s=0.0,
-    )  # fmt: skip
-    carry = Carry(host="h", process_started_unix_s=0.0, train_started_unix_s=1.0, last_step=row)
+    carry = Carry(host="h", process_started_unix_s=0.0, train_started_unix_s=1.0, last_step=STEP)
     orders = Orders(number=3, carries={1: carry})
     assert pickle.loads(pickle.dumps(orders)) == orders
     report = Report(ranks={0: told(0)}, total=np.arange(3, dtype=np.float32))

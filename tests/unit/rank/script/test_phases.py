@@ -1,9 +1,10 @@
 """Phases of a step: sums are exact for given times, and the two timed functions are found."""
 
-from __future__ import annotations
+import dataclasses
 
 import pytest
 import torch
+from tests.support.rows import OPERATION
 from torch.utils.data import DataLoader
 
 from paceline.rank.script.batches import BatchCounter
@@ -14,10 +15,9 @@ OFFSET_S = 1000.0
 
 
 def operation(arrived_s: float, ended_s: float, *, awaited: bool = False) -> CommunicationRow:
-    return CommunicationRow(
-        group="0", ranks=2, sequence=0, operation="allreduce", algorithm=None, payload_bytes=4,
-        arrived_unix_s=arrived_s + OFFSET_S, started_unix_s=None, ended_unix_s=ended_s + OFFSET_S,
-        sent_bytes=None, sent_messages=None, awaited=awaited,
+    return dataclasses.replace(
+        OPERATION, arrived_unix_s=arrived_s + OFFSET_S, started_unix_s=None,
+        ended_unix_s=ended_s + OFFSET_S, awaited=awaited,
     )  # fmt: skip
 
 

@@ -10,11 +10,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from tests.support import oracle
+from tests.support.trials import tiny_trial
 
 from paceline.errors import TimedOut
 from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import share_bounds
-from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.models import Limits
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.strategies.pipeline.descriptor import PipelineOptions
@@ -75,33 +75,19 @@ class BoardPeers:
 
 def pipeline_trial(stages, micro_batches, replicas=1, pipeline=None, **training):
     """pipeline: other pipeline settings; training: other values of the training."""
-    values = {
-        "workload": "tiny", "model": "tiny-alexnet", "dataset": "none",
-        "seed": 3, "image_size": 32, "global_batch": 8, "epochs": 1, "max_steps": None,
-        "warmup_steps": 0, "learning_rate": 0.01, "momentum": 0.9, "dropout": False,
-        "reading": "memory", "precision": "fp32", "memory_format": "contiguous",
-    }  # fmt: skip
-    return Trial(
-        id="t",
-        experiment="unit",
-        repeat=0,
-        launcher="local",
+    return tiny_trial(
+        {
+            "ranks_per_node": stages * replicas,
+            "stages": stages,
+            "replicas_per_node": replicas,
+            "oversubscribe": True,
+        },
+        {"dropout": False, **training},
         transport="shared",
         local_strategy="pipeline" if replicas == 1 else "hybrid",
-        placement=Placement(
-            nodes=1,
-            ranks_per_node=stages * replicas,
-            threads_per_rank=1,
-            stages=stages,
-            replicas_per_node=replicas,
-            oversubscribe=True,
-        ),
-        training=Training(**{**values, **training}),
         strategy_options=PipelineOptions(
             micro_batches=micro_batches, **{"balance": "size", **(pipeline or {})}
         ),
-        transport_options={},
-        launcher_options={},
         limits=Limits(collective_s=LIMIT_S, trial_s=LIMIT_S),
     )
 

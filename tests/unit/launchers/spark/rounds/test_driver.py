@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.support.rows import STEP
 
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark.barrier import task_failed
@@ -18,19 +19,14 @@ from paceline.launchers.spark.rounds.driver import RoundFailed, failed_round, ru
 from paceline.launchers.spark.rounds.executors import Executors
 from paceline.rank.rounds.exchange import Carry, RankReport, Report
 from paceline.records.files import write_json
-from paceline.records.rows import RankStatus, StepRow
+from paceline.records.rows import RankStatus
 
 ROUNDS = 3
 STEPS = 5  # in rounds of 2, 2 and 1
 
 
 def carry(host="h"):
-    row = StepRow(
-        step=0, epoch=0, started_unix_s=0.0, samples=1, global_samples=2, loss_sum=0.0,
-        data_wait_s=0.0, forward_s=0.0, backward_s=0.0, comm_s=None, comm_ready_unix_s=None,
-        optimizer_s=0.0, other_s=0.0, step_s=0.0,
-    )  # fmt: skip
-    return Carry(host=host, process_started_unix_s=0, train_started_unix_s=0, last_step=row)
+    return Carry(host=host, process_started_unix_s=0, train_started_unix_s=0, last_step=STEP)
 
 
 class Tasks:
@@ -160,7 +156,7 @@ def test_what_a_task_said_itself_outweighs_sparks_words(job):
     status = RankStatus(
         rank=1, host="h", pid=1, process_started_unix_s=0.0, state="failed", error="DataError: bad"
     )
-    write_json(job.files.rank(1).status, dataclasses.asdict(status))
+    write_json(job.files.rank(1).status, status)
     end = run(job, failing(lost(0)))
     assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: bad")
 

@@ -23,7 +23,7 @@ def job(make_job, monkeypatch):
     limits = {"collective_s": 0.2, "rendezvous_s": 0.2}
     made = make_job(transport="spark-rounds", launcher="spark", **limits)
     status = RankStatus(rank=1, host="beta", pid=1, process_started_unix_s=0.0, state="running")
-    write_json(made.files.rank(1).status, dataclasses.asdict(status))
+    write_json(made.files.rank(1).status, status)
     return made
 
 

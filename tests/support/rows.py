@@ -1,0 +1,33 @@
+"""Rows and documents of trials and ranks with usual values, which keywords replace."""
+
+import dataclasses
+import os
+from typing import Any
+
+from paceline.host.machine import host_name
+from paceline.host.processes import Process
+from paceline.records.rows import SCHEMA, CommunicationRow, Outcome, RankStatus, StepRow
+
+STEP = StepRow(
+    step=0, epoch=0, started_unix_s=1000.0, samples=8, global_samples=16, loss_sum=4.0,
+    data_wait_s=0.0, forward_s=0.25, backward_s=0.25, comm_s=None, comm_ready_unix_s=None,
+    optimizer_s=0.0, other_s=0.0, step_s=0.5,
+)  # fmt: skip
+OPERATION = CommunicationRow(
+    group="world", ranks=2, sequence=0, operation="allreduce", algorithm="ring",
+    payload_bytes=4000, arrived_unix_s=1000.0, started_unix_s=1000.0, ended_unix_s=1000.5,
+    sent_bytes=4000, sent_messages=2,
+)  # fmt: skip
+ENDED_WELL = Outcome(
+    schema=SCHEMA, trial_id="t", status="ok", exit_code=0, launched_unix_s=0.0, ended_unix_s=1.0,
+    launcher_exit_status=0, failed_rank=None, message=None,
+)  # fmt: skip
+
+
+def running_rank(rank: int, pid: int | None = None, **changes: Any) -> RankStatus:
+    """Return the status of a rank that is a process of this host, by default this process."""
+    number = os.getpid() if pid is None else pid
+    process = Process.of(number)
+    known = {"pid": number} if process is None else dataclasses.asdict(process)
+    usual = {"host": host_name(), "process_started_unix_s": 0.0, "state": "running"}
+    return RankStatus(rank=rank, **{**usual, **known, **changes})
