@@ -1,5 +1,7 @@
 """The commands besides `run`, as a user types them."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil

@@ -1,5 +1,7 @@
 """`paceline export` of a real run."""
 
+from __future__ import annotations
+
 import csv
 import json
 

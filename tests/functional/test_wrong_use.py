@@ -1,5 +1,7 @@
 """A user's mistakes: one clear message, the documented exit code, never a stack trace."""
 
+from __future__ import annotations
+
 import re
 
 import pytest

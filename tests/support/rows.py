@@ -1,5 +1,7 @@
 """Rows and documents of trials and ranks with usual values, which keywords replace."""
 
+from __future__ import annotations
+
 import dataclasses
 import os
 from typing import Any

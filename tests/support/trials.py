@@ -1,5 +1,7 @@
 """Make and change trials in tests, whatever extension an option belongs to."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Results of searches as text: of strategies, of communication, and of batch sizes."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import pytest

@@ -1,5 +1,7 @@
 """Programs in use: first candidate, version, and the job scripts."""
 
+from __future__ import annotations
+
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The Spark, Java and Python part that are chosen when several exist."""
 
+from __future__ import annotations
+
 import sys
 
 import pytest

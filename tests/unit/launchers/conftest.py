@@ -1,5 +1,7 @@
 """Trials and rank statuses for the launchers' tests."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from pathlib import Path

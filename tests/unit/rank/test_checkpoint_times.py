@@ -1,5 +1,7 @@
 """After which steps checkpoints are due."""
 
+from __future__ import annotations
+
 import itertools
 import math
 import time

@@ -1,5 +1,7 @@
 """The predicted disk use: against files of real rows, and the warning."""
 
+from __future__ import annotations
+
 import dataclasses
 import random
 import warnings

@@ -1,5 +1,7 @@
 """Failures that a run causes itself."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os

@@ -1,5 +1,7 @@
 """Preview of a run before its first trial, and its faults."""
 
+from __future__ import annotations
+
 import pytest
 
 from paceline.data.catalogue import ensure_dataset

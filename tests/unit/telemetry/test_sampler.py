@@ -1,5 +1,7 @@
 """Rows of a tick: what is in the trace, and what is read less often."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Barrier tasks become ranks, and a failed stage is read back, without Spark."""
 
+from __future__ import annotations
+
 import json
 import threading
 from types import SimpleNamespace

@@ -1,5 +1,7 @@
 """Phases of a step: sums are exact for given times, and the two timed functions are found."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import pytest
