@@ -21,6 +21,7 @@ from tests.support.environment import is_kept
 from tests.support.hadoop_jars import class_path
 
 from paceline.host.processes import end_processes, wait_until
+from paceline.host.spark import find_spark
 
 if TYPE_CHECKING:
     from paceline.lab import Lab
@@ -75,6 +76,12 @@ class Hadoop:
         """Run a command of Paceline; site: folder of spark-defaults.conf."""
         program = (sys.executable, "-m", "paceline.cli")
         return self.call(*program, *words, SPARK_CONF_DIR=str(site), SPARK_PRINT_LAUNCH_COMMAND="1")
+
+    def submit(self, site: Path, *words: object) -> subprocess.CompletedProcess[str]:
+        """Run spark-submit with master yarn."""
+        program = find_spark().path / "bin" / "spark-submit"
+        own = {"SPARK_CONF_DIR": str(site), "PYSPARK_PYTHON": sys.executable}
+        return self.call(program, "--master", "yarn", *words, **own)
 
     def last_application(self) -> str:
         """Return the id of the latest application that had a container."""

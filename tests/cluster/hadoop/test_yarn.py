@@ -6,6 +6,7 @@ The nodes are the hosts of a lab and share the cores of this machine.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from paceline.lab import INTERFACE, LabSettings
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "hadoop"), pytest.mark.timeout(900)]
 
+JOBS = Path(__file__).resolve().parents[3] / "spark-jobs"
 SPEC = """
 schema = 2
 name = "on-yarn"
@@ -166,3 +168,23 @@ def test_options_of_the_site_arrive_in_every_jvm(hadoop: Hadoop, run: Run) -> No
 def test_executors_use_the_shipped_environment(run: Run) -> None:
     used = {file.name.rpartition("_")[0] for file in run.folder.with_name("used").iterdir()}
     assert used == {run.application.replace("application", "container") + "_01"}
+
+
+def test_job_trains_where_the_driver_is_in_the_cluster(
+    hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    spec, out = tmp_path / "spec.toml", tmp_path / "run"
+    spec.write_text(
+        SPEC.format(steps=6, data=tiny_dataset, interface=INTERFACE, trial_s=400), "utf-8"
+    )
+    ended = hadoop.submit(
+        site, "--deploy-mode", "cluster", "--driver-memory", "512m",
+        "--conf", f"spark.pyspark.python={sys.executable}",
+        JOBS / "train.py", spec, "--only", "*.spark.*", "--out", out,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(trial_file(out, "outcome.json").read_text())["status"] == "ok"
+    [application, *_] = re.findall(r"application_\d+_\d+", ended.stderr)
+    scripts = hadoop.container_files(application, "launch_container.sh")
+    [driver] = [text for text in scripts if "deploy.yarn.ApplicationMaster" in text]
+    assert all(f"'{option}'" in driver for option in SITE["driver"])
