@@ -48,8 +48,18 @@ def run(run_dir):
     return paceline.load(run_dir)
 
 
-def test_import_is_light():
-    program = f"import paceline, sys; print(*(n for n in {HEAVY} if n in sys.modules))"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("paceline", HEAVY),
+        ("paceline.cli.doctor", ("torch", "pyarrow", "plotly")),
+        ("paceline.telemetry.sidecar", ("torch", "pyarrow", "numpy")),
+        # pyarrow starts threads, beside which the tests' ranks cannot be forked
+        ("paceline.workloads.build", ("pyarrow", "cv2", "plotly", "mpi4py")),
+    ],
+)
+def test_import_is_light(module, heavy):
+    program = f"import {module}, sys; print(*(n for n in {heavy} if n in sys.modules))"
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
