@@ -45,12 +45,12 @@ def test_operations_give_what_arithmetic_says(ranks, options, run_ranks, tmp_pat
         assert report["listening"] == (["127.0.0.1"] if rank == 0 else [])
 
 
-@pytest.fixture(scope="module")
-def trained(run_ranks, tmp_path_factory):
+@pytest.fixture(scope="module", params=["mpi4py", "paceline"])
+def trained(request, run_ranks, tmp_path_factory):
     folder = tmp_path_factory.mktemp("training")
     with pytest.MonkeyPatch.context() as patch:
         forget_torch(patch)
-        run_ranks(2, "plain", "mpi_training", folder)
+        run_ranks(2, request.param, "mpi_training", folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Run by mpirun with two ranks: torch's ways to train over the mpi4py backend, against one process.
+"""Run by mpirun with two ranks: torch's ways to train over our back ends, against one process.
 
 usage: mpi_training.py TRANSPORT FOLDER
 """
@@ -21,7 +21,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-import paceline.mpi  # noqa: F401  (the backend)
+import paceline.distributed  # (back end "paceline")
+import paceline.mpi  # noqa: F401  (back end "mpi4py", and where the ranks meet)
 
 BATCH, WIDTH, STEPS, RATE = 8, 6, 3, 0.1
 Weights = dict[str, torch.Tensor]
@@ -125,7 +126,8 @@ def compared(way: str) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[2])
-    dist.init_process_group("mpi4py", timeout=timedelta(seconds=20))
+    backend = "paceline" if sys.argv[1] == "paceline" else "mpi4py"
+    dist.init_process_group(backend, timeout=timedelta(seconds=20))
     for way in WAYS:
         file = folder / f"{way}.{dist.get_rank()}.json"
         file.write_text(json.dumps(compared(way)))

@@ -7,9 +7,12 @@ results from the copy into the tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -56,9 +59,37 @@ def copy_back(flat: Tensor, tensor: Tensor) -> None:
         tensor.detach().copy_(flat.view(tensor.shape))
 
 
-def byte_view(flat: Tensor) -> Any:
+def byte_view(flat: Tensor) -> NDArray[np.uint8]:
     """Return the memory of a flat tensor as a numpy array of bytes."""
-    return flat.view(torch.uint8).numpy()
+    return array_of(flat.view(torch.uint8))
+
+
+def array_of(flat: Tensor) -> NDArray[Any]:
+    """Return the memory of a flat tensor of the host as a numpy array.
+
+    `Tensor.numpy` would forbid torch to resize that memory, which FSDP does.
+    """
+    if not flat.numel():
+        return np.empty(0, _numpy_type(flat.dtype))
+    return np.asarray(_Memory(flat))
+
+
+class _Memory:
+    """The memory of a tensor, by numpy's array interface; keeps the tensor."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self._flat = flat
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(flat.shape),
+            "typestr": _numpy_type(flat.dtype).str,
+            "data": (flat.data_ptr(), False),
+        }
+
+
+@cache
+def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype(str(dtype).removeprefix("torch."))
 
 
 def concatenated(tensors: Sequence[Tensor]) -> Tensor:

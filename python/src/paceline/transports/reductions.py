@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.torch_internals import factor_of
 from paceline.transports.buffers import (
+    array_of,
     copy_back,
     flattened,
     flattened_if_alike,
@@ -129,7 +130,7 @@ def reduce_tensors(
     results = []
     for tensor, reduction in zip(buffers, reductions, strict=False):  # perhaps one buffer
         flat = reduction.begin(tensor)
-        results.append(reduce(flat.numpy(), reduction.ufunc))
+        results.append(reduce(array_of(flat), reduction.ufunc))
         reduction.end(flat, ranks)
         copy_back(flat, tensor)
     if buffers is not tensors:

@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, Work
-from paceline.transports.buffers import byte_view, copy_back, flattened, wire_buffer
+from paceline.transports.buffers import array_of, byte_view, copy_back, flattened, wire_buffer
 from paceline.transports.gloo_group import RecordedProcessGroup, create_gloo, register_gloo
 from paceline.transports.levels import LIBRARY, Levels
 from paceline.transports.profile_events import begin_profile_event
@@ -211,8 +211,8 @@ class SharedMemoryGroup(RecordedProcessGroup):
 
     def _scatter_sum(self, output: Tensor, parts: Sequence[Tensor], reduction: Reduction) -> None:
         own = parts[self._own_rank].clone()  # the inputs stay unchanged
-        arrays = {rank: part.numpy() for rank, part in enumerate(parts)}
-        self._levels.reduce_scatter({**arrays, self._own_rank: own.numpy()}, reduction.ufunc)
+        arrays = {rank: array_of(part) for rank, part in enumerate(parts)}
+        self._levels.reduce_scatter({**arrays, self._own_rank: array_of(own)}, reduction.ufunc)
         reduction.end(own, self._ranks)
         copy_back(own, output)
 

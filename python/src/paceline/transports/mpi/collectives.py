@@ -20,6 +20,7 @@ from paceline.costs.link_cost import all_gather_bytes
 from paceline.costs.message_schedules import MESSAGE_BYTES
 from paceline.records.communication import TransportResult
 from paceline.transports.buffers import (
+    array_of,
     byte_view,
     concatenated,
     copy_back,
@@ -129,9 +130,9 @@ class Collectives:
         flat = sent.new_empty(ranks * lengths[self._rank])
         self._all_to_all_v("reduce_scatter", flat, [lengths[self._rank]] * ranks, sent, lengths)
         rows = flat.view(ranks, -1)
-        reduced = rows[0].numpy()
+        reduced = array_of(rows[0])
         for row in rows[1:]:
-            reduction.ufunc(reduced, row.numpy(), out=reduced)
+            reduction.ufunc(reduced, array_of(row), out=reduced)
         reduction.end(rows[0], ranks)
         copy_back(rows[0], output)
 
