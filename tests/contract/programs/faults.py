@@ -10,6 +10,7 @@ from paceline.strategies.parameter_server import strategy as parameter_server
 from paceline.strategies.parameter_server.server import ServerShard
 from paceline.strategies.reduction.buckets import Buckets
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
+from paceline.strategies.sharded import strategy as sharded
 
 
 def break_the_averaging() -> None:
@@ -57,13 +58,13 @@ def _halve_what_is_summed() -> None:
 
 def _halve_what_is_scattered() -> None:
     """What ranks with shards of the parameters sum is half of what it should be."""
-    healthy = torch.distributed.reduce_scatter_single
+    healthy = sharded.reduce_scatter_single
 
     def scatter_halves(output: torch.Tensor, *arguments: Any, **options: Any) -> None:
         healthy(output, *arguments, **options)
         output.mul_(0.5)
 
-    torch.distributed.reduce_scatter_single = scatter_halves
+    sharded.reduce_scatter_single = scatter_halves
 
 
 def _halve_what_servers_get() -> None:

@@ -20,14 +20,8 @@ TESTS = [
 ]  # fmt: skip
 
 
-OF_GPUS, OF_MPI = (
-    "test_broadcast_cuda",
-    {
-        "test_all_to_all_single_unequal_split",
-        "test_all_to_all_full_group",
-        "test_send_recv_any_source",
-    },
-)
+OF_GPUS = "test_broadcast_cuda"
+OF_MPI = {"test_all_to_all_single_unequal_split", "test_all_to_all_full_group"}
 
 
 @pytest.mark.parametrize(
