@@ -35,8 +35,8 @@ def test_transport_is_the_one_asked_for(make_trial, transport, device, implement
 @pytest.mark.parametrize(
     ("transport", "device", "fitting"),
     [
-        ("none", "cpu", '"gloo" or "mpi"'),
-        ("nccl", "cpu", '"gloo" or "mpi"'),
+        ("none", "cpu", '"gloo", "paceline" or "mpi"'),
+        ("nccl", "cpu", '"gloo", "paceline" or "mpi"'),
         ("mpi", "cuda", '"gloo" or "nccl"'),
     ],
 )

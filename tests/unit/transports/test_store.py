@@ -65,7 +65,7 @@ def test_single_rank_has_no_transport(make_trial):
 
 def test_no_transport_for_several_ranks_is_refused(make_trial):
     trial = make_trial(ranks=2).model_copy(update={"transport": "none"})
-    with pytest.raises(UsageError, match='use "gloo" or "mpi"'):
+    with pytest.raises(UsageError, match='use "gloo", "paceline" or "mpi"'):
         create_transport(trial)
 
 

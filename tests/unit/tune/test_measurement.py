@@ -8,6 +8,7 @@ import pytest
 from tests.unit.analysis.fabricate import SEQUENTIAL, Case, edit_json, make_run, make_trial_value
 
 from paceline.errors import RankFailed
+from paceline.records.rows import Outcome
 from paceline.tune import measurement
 from paceline.tune.measurement import TrialMeasurer
 
@@ -94,7 +95,7 @@ def test_unfinished_trial_is_set_aside_and_run(measurer, run, trials, monkeypatc
 
     def fabricated(trial, trial_files):
         make_trial(fabricate, trial_files, trial)
-        return fabricate.Outcome(
+        return Outcome(
             schema=1, trial_id=trial.id, status="ok", exit_code=0, launched_unix_s=0.0,
             ended_unix_s=1.0, launcher_exit_status=0, failed_rank=None, message=None,
         )  # fmt: skip
@@ -118,7 +119,7 @@ def test_baseline_that_fails_ends_the_search(measurer, run, trials, monkeypatch,
     edit_json(run.trial(trials[0].id).outcome, status="failed")
 
     def failing(trial, _files):
-        return fabricate.Outcome(
+        return Outcome(
             schema=1, trial_id=trial.id, status="failed", exit_code=5, launched_unix_s=0.0,
             ended_unix_s=1.0, launcher_exit_status=1, failed_rank=0, message="rank 0: no memory",
         )  # fmt: skip
