@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import PacelineError, TimedOut
@@ -11,6 +12,9 @@ from paceline.records.communication import TransportResult
 
 if TYPE_CHECKING:
     from paceline.torch_internals import Store
+
+# Texts with which Gloo, NCCL and c10d report a time-out.
+TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
 
 class Transport(Protocol):

@@ -19,7 +19,7 @@ from torch import Tensor
 def check_dense(tensors: Iterable[Tensor]) -> None:
     """Raise ValueError if a tensor is not dense (for example sparse)."""
     for tensor in tensors:
-        if tensor.layout is not torch.strided:
+        if not is_dense(tensor):
             raise ValueError(
                 f"expected dense tensors, got one of layout {tensor.layout}; "
                 "make it dense with .to_dense() first"
@@ -39,6 +39,10 @@ def flattened(tensor: Tensor) -> Tensor:
     """
     dense = tensor.contiguous()
     return dense.as_strided((dense.numel(),), (1,))
+
+
+def is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided
 
 
 def is_on_host(tensor: Tensor) -> bool:

@@ -32,7 +32,7 @@ from paceline.torch_internals import (
 from paceline.transports.recorder import Operation, begin_operation, is_recording, payload_bytes
 
 BACKEND = "recorded-gloo"
-_DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
+DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
 
 # Method of torch 2.9 to 2.14 -> (name in the records, index of the argument with this rank's
 # payload).
@@ -56,14 +56,14 @@ _OPERATIONS = {
     "all_to_all_single": ("alltoall", 1),
     "barrier": ("barrier", None),
 }
-# The same, without a future in Gloo.
-_WITHOUT_FUTURE = {
-    "reduce_scatter": ("reduce_scatter", 1),
-    "reduce_scatter_single": ("reduce_scatter", 1),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
-    "_reduce_scatter_base": ("reduce_scatter", 1),
-}
+# These have no future in Gloo.
+_REDUCE_SCATTERS = (
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "_reduce_scatter_base",
+)
 # Method of torch -> (name in the records, sender and receiver). {other}: the second argument.
 _MESSAGES = {
     "send": ("send", "{own}->{other}"),
@@ -144,23 +144,24 @@ class RecordedProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses A
         self._inner = inner
         self._name = name  # the same on all ranks of the group
 
-    def _record(self, operation: Operation, work: Work, *, has_future: bool) -> Work:
-        if not has_future:
-            return AwaitedWork(work, operation)
 
-        def ended(future: torch.futures.Future[Any]) -> None:
-            try:
-                future.value()
-            except RuntimeError:
-                return  # the thread that waits for the work gets the error
-            operation.end()
+def _end_with_future(work: Work, operation: Operation) -> Work:
+    def ended(future: torch.futures.Future[Any]) -> None:
+        try:
+            future.value()
+        except RuntimeError:
+            return  # the thread that waits for the work gets the error
+        operation.end()
 
-        work.get_future().add_done_callback(ended)
-        return work
+    work.get_future().add_done_callback(ended)
+    return work
 
 
 def _recorded(
-    method: str, name: str, payload: int | None, *, has_future: bool
+    method: str,
+    name: str,
+    payload: int | None,
+    end_with: Callable[[Work, Operation], Work] = _end_with_future,
 ) -> Callable[..., Work]:
     def call(self: RecordedProcessGroup, *arguments: Any, **options: Any) -> Work:
         inner = getattr(self._inner, method)
@@ -169,7 +170,7 @@ def _recorded(
             return work
         carried = 0 if payload is None else payload_bytes(arguments[payload])
         operation = begin_operation(self._name, self._inner.size(), name, carried)
-        return self._record(operation, inner(*arguments, **options), has_future=has_future)
+        return end_with(inner(*arguments, **options), operation)
 
     return call
 
@@ -196,9 +197,9 @@ def _handed_on(method: str) -> Callable[..., Any]:
 
 
 for _method, (_name, _payload) in _OPERATIONS.items():
-    setattr(RecordedProcessGroup, _method, _recorded(_method, _name, _payload, has_future=True))
-for _method, (_name, _payload) in _WITHOUT_FUTURE.items():
-    setattr(RecordedProcessGroup, _method, _recorded(_method, _name, _payload, has_future=False))
+    setattr(RecordedProcessGroup, _method, _recorded(_method, _name, _payload))
+for _method in _REDUCE_SCATTERS:
+    setattr(RecordedProcessGroup, _method, _recorded(_method, "reduce_scatter", 1, AwaitedWork))
 for _method, (_name, _peers) in _MESSAGES.items():
     setattr(RecordedProcessGroup, _method, _recorded_message(_method, _name, _peers))
 for _method in _OTHERS:
@@ -229,7 +230,7 @@ def register_gloo(group: Any, backend: ProcessGroupGloo) -> None:
     """Let torch find the backend of a group; it reads devices and names of the outer one too."""
     kind = dist.ProcessGroup.BackendType.GLOO
     set_default_backend(group, kind)
-    register_backend(group, _DEVICES, kind, backend)
+    register_backend(group, DEVICES, kind, backend)
 
 
 def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
@@ -240,4 +241,4 @@ def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     return group
 
 
-dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=list(_DEVICES))
+dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=list(DEVICES))

@@ -24,6 +24,7 @@ from paceline.host.processes import boot_id
 from paceline.node.memory import gather
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, ProcessGroupGloo, Store
+from paceline.transports.base import TIMED_OUT
 from paceline.transports.shared_memory import HostGroup, Parts, shares
 from paceline.transports.store import GroupStore
 
@@ -53,6 +54,7 @@ class Levels:
         hosts = gather(GroupStore(store, rank, ranks, "hosts"), _host_identity(), limit_s)
         members = [other for other, host in enumerate(hosts) if host == hosts[rank]]
         self.hosts = len(set(hosts))
+        self.algorithm = "shared" if self.hosts == 1 else "hierarchical"
         self._world_rank, self._limit_s = world_ranks[rank], limit_s
         self._local_rank = members.index(rank)
         if self.hosts == ranks:
@@ -111,8 +113,7 @@ class Levels:
 
     def describe(self) -> TransportResult:
         """Return how messages are reduced, for the records."""
-        algorithm = "shared" if self.hosts == 1 else "hierarchical"
-        return {"algorithm": algorithm, "hosts": self.hosts}
+        return {"algorithm": self.algorithm, "hosts": self.hosts}
 
     def fail(self) -> None:
         """Let the ranks of this host that wait, now or later, get PeerLost."""
@@ -148,7 +149,7 @@ class Levels:
     def _lost(self, error: RuntimeError) -> PeerLost | TimedOut:
         text = str(error).splitlines()[0]
         where = f"rank {self._world_rank}: all-reduce between hosts"
-        if "timed out" in text.lower():
+        if TIMED_OUT.search(text):
             return TimedOut(
                 f"{where} did not end within {self._limit_s:g} s: a host does not take part; look "
                 f"at its ranks' logs. Gloo reports: {text}"

@@ -23,10 +23,8 @@ from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, Store, abort_process_groups
 from paceline.training.devices import device_name, device_of, use_device
+from paceline.transports.base import TIMED_OUT
 from paceline.transports.gloo_group import BACKEND
-
-# Texts with which Gloo, NCCL and c10d report a time-out.
-_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
 
 class DefaultGroupTransport:
@@ -93,7 +91,7 @@ class NetworkTransport(DefaultGroupTransport):
         text = self.text_of(error)
         reports = f"{self.library} reports: {text.splitlines()[-1]}"
         # Checked first: after a time-out, a library may also report closed connections.
-        if _TIMED_OUT.search(text):
+        if TIMED_OUT.search(text):
             return TimedOut(
                 f"rank {self._rank}: a collective of {self.library} did not end within "
                 f"{self._limit_s:g} s (limits.collective_s): a peer is blocked or gone. {reports}"

@@ -20,8 +20,21 @@ from torch import Tensor
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, Work
-from paceline.transports.buffers import array_of, byte_view, copy_back, flattened, wire_buffer
-from paceline.transports.gloo_group import RecordedProcessGroup, create_gloo, register_gloo
+from paceline.transports.buffers import (
+    array_of,
+    byte_view,
+    copy_back,
+    flattened,
+    is_dense,
+    is_on_host,
+    wire_buffer,
+)
+from paceline.transports.gloo_group import (
+    DEVICES,
+    RecordedProcessGroup,
+    create_gloo,
+    register_gloo,
+)
 from paceline.transports.levels import LIBRARY, Levels
 from paceline.transports.profile_events import begin_profile_event
 from paceline.transports.recorder import begin_operation, is_recording, payload_bytes
@@ -31,7 +44,6 @@ from paceline.transports.work import ProgressThread
 BACKEND = "paceline"
 _CLOSE_LIMIT_S = 10.0
 _ABORT_LIMIT_S = 0.5
-_DEVICES = ("cpu", "cuda")
 
 
 class SharedMemoryGroup(RecordedProcessGroup):
@@ -230,7 +242,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
         if is_recording():
             carried = payload_bytes(inputs)
             operation = begin_operation(self._name, self._ranks, name, carried)
-            operation.algorithm = self._levels.describe()["algorithm"]
+            operation.algorithm = self._levels.algorithm
         end_profile_event = begin_profile_event(BACKEND, name)
 
         def carry_out() -> None:
@@ -258,7 +270,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
 
 
 def _on_host(tensors: Sequence[Tensor]) -> bool:
-    return all(tensor.device.type == "cpu" and not tensor.is_sparse for tensor in tensors)
+    return all(is_on_host(tensor) and is_dense(tensor) for tensor in tensors)
 
 
 def _given(opts: Any) -> tuple[Any, ...]:
@@ -282,4 +294,4 @@ def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     return group
 
 
-dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=list(_DEVICES))
+dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=list(DEVICES))
