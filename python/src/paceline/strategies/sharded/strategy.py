@@ -226,14 +226,18 @@ def _check(task: Task, model: nn.Module) -> None:
         )
 
 
-class _AllGather(AllGather):
-    """Gathers parameters, and measures the time."""
+class _Measured:
+    """Base of the collectives of `fully_shard`, whose time is measured."""
 
     def __init__(self, communication: PassCommunication) -> None:
         self._communication = communication
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _AllGather(_Measured, AllGather):
+    """Gathers parameters, and measures the time."""
 
     def __call__(
         self,
@@ -249,14 +253,8 @@ class _AllGather(AllGather):
         return work
 
 
-class _ReduceScatter(ReduceScatter):
+class _ReduceScatter(_Measured, ReduceScatter):
     """Sums gradients, and measures the time."""
-
-    def __init__(self, communication: PassCommunication) -> None:
-        self._communication = communication
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,
