@@ -1,4 +1,4 @@
-"""Paceline as it is published, beside a user's torch, without the packages of its extras."""
+"""The published package beside a user's torch, without the packages of its extras."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _halve_what_is_summed() -> None:
 
 
 def _halve_what_is_scattered() -> None:
-    """What ranks with shards of the parameters sum is half of what it should be."""
+    """Halve the sums of gradients of ranks that own shards of the parameters."""
     healthy = sharded.reduce_scatter_single
 
     def scatter_halves(output: torch.Tensor, *arguments: Any, **options: Any) -> None:

@@ -169,13 +169,13 @@ def test_only_who_knows_the_token_is_heard(listener):
         assert came is not None
         with came[0]:
             assert came[1] == {"rank": 1}
-    with socket.create_connection(listener.getsockname()) as stranger:
-        stranger.sendall(b'["token"]\n')
+    with socket.create_connection(listener.getsockname()) as intruder:
+        intruder.sendall(b'["token"]\n')
         assert accept(listener, TOKEN, 0.2) is None
 
 
 class Recorder(socket.socket):
-    """Keeps what was sent, as a stranger in the network would."""
+    """Keeps what was sent, as a program that reads the network would."""
 
     sent = b""
 
@@ -195,13 +195,13 @@ def test_token_is_not_sent_and_a_recorded_message_not_heard_again(listener, monk
         recorded = recorder.sent
     assert b"rank" in recorded
     assert TOKEN.encode() not in recorded
-    with socket.socket() as stranger:
-        stranger.connect(listener.getsockname())
-        stranger.sendall(recorded)
+    with socket.socket() as intruder:
+        intruder.connect(listener.getsockname())
+        intruder.sendall(recorded)
         assert accept(listener, TOKEN, 0.2) is None
 
 
-def test_stranger_that_sends_something_odd_does_not_stop_the_task(listener):
+def test_intruder_that_sends_something_odd_does_not_stop_the_task(listener):
     address = listener.getsockname()
     with socket.create_connection(address) as accented, socket.create_connection(address) as nested:
         accented.sendall('{"text": "", "code": "é"}\n'.encode())

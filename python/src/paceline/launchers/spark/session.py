@@ -1,8 +1,8 @@
 """The SparkContext of a trial: one that exists already, or one of its own.
 
 A notebook, a shell and managed Spark bring a context, and a process has no second one. It is used
-as it is. Calls into the JVM that Spark has not made public stand here, each with a way to do
-without it, because managed clusters may deny them.
+unchanged. All calls into the JVM that are not public stand here. Managed clusters may deny them, so
+each has a substitute.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _own(trial: Trial) -> Iterator[Session]:
 
 @contextmanager
 def _existing(context: SparkContext, trial: Trial) -> Iterator[Session]:
-    """Use a context whose owner goes on with it: its settings and other jobs stay as they are."""
+    """Use a context that its owner needs afterwards: its settings and other jobs stay unchanged."""
     conf = dict(context.getConf().getAll())
     check_conf(conf)
     _name_lacking(context, lacking_settings(trial, conf))
