@@ -184,8 +184,8 @@ def test_process_really_gets_what_was_asked_whatever_the_launcher_set(make_trial
 ALLOCATING = """
 import resource, sys
 from paceline.training.resources import keep_freed_memory
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
+if sys.argv[1] != "usual":
+    assert keep_freed_memory(None if sys.argv[1] == "keep" else 2**20)
 import torch
 torch.set_num_threads(1)
 model = torch.nn.Linear(4000, 4000)  # its gradient: 64 MB, 15625 pages
@@ -201,7 +201,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_large_tensors_are_not_cleared_by_the_kernel_anew_each_time():
     faults = {}
-    for mode in ("keep", "usual"):
+    for mode in ("keep", "keep small blocks", "usual"):
         done = subprocess.run(
             [sys.executable, "-c", ALLOCATING, mode],
             capture_output=True, text=True, timeout=60, check=False,
@@ -209,4 +209,5 @@ def test_large_tensors_are_not_cleared_by_the_kernel_anew_each_time():
         assert done.returncode == 0, done.stderr
         faults[mode] = int(done.stdout)
     assert faults["usual"] > 3 * 15_000
+    assert faults["keep small blocks"] > 3 * 15_000
     assert faults["keep"] < 3 * 1500
