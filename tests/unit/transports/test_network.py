@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.transports.network import GlooTransport, NcclTransport
+from paceline.transports.network import GlooTransport, NcclTransport, SharedMemoryTransport
 
 
 def test_time_out_of_a_library_says_whose_limit_it_was():
@@ -91,3 +91,16 @@ def test_tensors_of_a_gpu_are_reduced_and_the_group_is_closed(make_trial, solo, 
     finally:
         transport.close(failed=failed)
     assert not dist.is_initialized()
+
+
+def test_back_end_without_shared_memory_says_why():
+    import paceline.distributed
+
+    store = dist.HashStore()
+    dist.init_process_group(paceline.distributed.BACKEND, store=store, rank=0, world_size=1)
+    try:
+        transport = SharedMemoryTransport()
+        transport._group = dist.group.WORLD
+        assert transport.describe()["not_shared"] == "each rank is on a host of its own"
+    finally:
+        dist.destroy_process_group()

@@ -269,6 +269,18 @@ class SharedMemoryGroup(RecordedProcessGroup):
             self._levels.close()
 
 
+class _UnsharedGroup(RecordedProcessGroup):
+    """A process group all of whose operations are Gloo's."""
+
+    def __init__(self, inner: Any, name: str, reason: str) -> None:
+        super().__init__(inner, name)
+        self._reason = reason
+
+    def describe(self) -> TransportResult:
+        """Return why the ranks share no memory, for the records."""
+        return {"not_shared": self._reason}
+
+
 def _on_host(tensors: Sequence[Tensor]) -> bool:
     return all(is_on_host(tensor) and is_dense(tensor) for tensor in tensors)
 
@@ -283,10 +295,11 @@ def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     limit_s = given.timeout.total_seconds()
     rank = given.group_rank
     world_ranks = list(given.global_ranks_in_group) or list(range(given.group_size))
+    group: RecordedProcessGroup
     try:
         levels = Levels(rank, world_ranks, PrefixStore(BACKEND, given.store), limit_s)
-    except EnvironmentLacks:
-        group = RecordedProcessGroup(inner, given.group_id)
+    except EnvironmentLacks as error:
+        group = _UnsharedGroup(inner, given.group_id, str(error))
     else:
         name = given.group_id
         group = SharedMemoryGroup(inner, name, levels, world_ranks[rank], limit_s)

@@ -145,8 +145,6 @@ class ProgressThread:
         self._limiter = threading.Thread(
             target=self._enforce_limit, name=f"{library}-limit-{name}", daemon=True
         )
-        self._thread.start()
-        self._limiter.start()
 
     def submit(
         self,
@@ -159,6 +157,9 @@ class ProgressThread:
         work = self._work(name, tensors)
         with self._count:
             self._queued += 1
+            if self._thread.ident is None:  # a group whose calls are all awaited needs no thread
+                self._thread.start()
+                self._limiter.start()
         self._queue.put((work, call, operation))
         return work
 
@@ -185,9 +186,10 @@ class ProgressThread:
     def close(self, limit_s: float) -> None:
         """End the threads after the queued operations; a blocked thread is abandoned."""
         self._queue.put(None)
-        self._thread.join(limit_s)
-        self._closing.set()
-        self._limiter.join(limit_s)
+        if self._thread.ident is not None:
+            self._thread.join(limit_s)
+            self._closing.set()
+            self._limiter.join(limit_s)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
