@@ -1,10 +1,12 @@
 """A bare hand-written DDP training: what a user would write without Paceline.
 
 AlexNet (one-column, as torchvision's), a fixed random batch in memory, SGD, DistributedDataParallel
-with its defaults. Nothing is read, recorded or checked, so it flatters itself: every difference to
-Paceline's loop counts against Paceline.
+with its defaults; with --tuned channels_last, and gradients as views of the buckets. Nothing is
+read, recorded or checked, so it flatters itself: every difference to Paceline's loop counts against
+Paceline.
 
-    torchrun --nproc-per-node 2 bare_ddp.py --backend gloo --out OUT
+    torchrun --nproc-per-node 2 bare_ddp.py --backend gloo --out OUT [--tuned]
+    torchrun --nproc-per-node 2 bare_ddp.py --backend paceline --out OUT
     mpirun -n 2 --bind-to none python bare_ddp.py --backend mpi4py --out OUT
     mpirun -n 2 --bind-to none python bare_ddp.py --backend horovod --out OUT
 """
@@ -73,12 +75,18 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
     return step
 
 
-def with_ddp(backend: str) -> tuple[int, int, Step, Callable[[], None]]:
+def with_ddp(backend: str, *, tuned: bool) -> tuple[int, int, Step, Callable[[], None]]:
+    # The only lines of Paceline: its back ends.
     if backend == "mpi4py":
-        import paceline.mpi  # noqa: F401, PLC0415  (the only line of Paceline: its backend)
+        import paceline.mpi  # noqa: PLC0415
+    elif backend == "paceline":
+        import paceline.distributed  # noqa: F401, PLC0415
 
     dist.init_process_group(backend, timeout=LIMIT)
-    model = nn.parallel.DistributedDataParallel(alexnet(3))
+    bare = alexnet(3)
+    if tuned:
+        bare.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub
+    model = nn.parallel.DistributedDataParallel(bare, gradient_as_bucket_view=tuned)
 
     def end() -> None:
         dist.barrier()
@@ -99,7 +107,10 @@ def with_horovod() -> tuple[int, int, Step, Callable[[], None]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", choices=("gloo", "mpi4py", "horovod"), required=True)
+    parser.add_argument(
+        "--backend", choices=("gloo", "paceline", "mpi4py", "horovod"), required=True
+    )
+    parser.add_argument("--tuned", action="store_true")
     parser.add_argument("--batch", type=int, default=32, help="of each rank")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--steps", type=int, default=16)
@@ -108,10 +119,14 @@ def main() -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    joined = with_horovod() if arguments.backend == "horovod" else with_ddp(arguments.backend)
+    tuned = arguments.tuned
+    horovod = arguments.backend == "horovod"
+    joined = with_horovod() if horovod else with_ddp(arguments.backend, tuned=tuned)
     rank, world_size, step, end = joined
     size = arguments.image_size
     images = torch.randn(arguments.batch, 3, size, size)
+    if tuned:
+        images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(3, (arguments.batch,))
 
     ended_unix_s = []

@@ -1,4 +1,4 @@
-"""Steady-state images/s of two one-thread ranks: Paceline against a bare script, interleaved.
+"""Steady-state images/s of two one-thread ranks: Paceline against bare scripts, interleaved.
 
     python training.py --data DATASET --out results/raw/training.json [--repeats 5] [--steps 16]
 
@@ -40,6 +40,14 @@ transport = "mpi"
 local_strategy = "processes"
 ranks_per_node = 2
 [[trials]]
+launcher = "mpi"
+local_strategy = "processes"
+ranks_per_node = 2
+[[trials]]
+launcher = "spark"
+local_strategy = "processes"
+ranks_per_node = 2
+[[trials]]
 launcher = "spark"
 transport = "gloo"
 local_strategy = "processes"
@@ -50,6 +58,9 @@ ranks_per_node = 2
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62)}
 
 CLAIMS = (
+    ("mpi with defaults against tuned bare", "paceline mpi/shared", "bare tuned gloo", 1.25),
+    ("spark with defaults against tuned bare", "paceline spark/shared", "bare tuned gloo", 1.25),
+    ("back end paceline against gloo, bare", "bare torchrun/paceline", "bare torchrun/gloo", 1.25),
     ("mpi/mpi against bare torchrun/gloo", "paceline mpi/mpi", "bare torchrun/gloo", 1.1),
     ("own loop against bare, gloo", "paceline torchrun/gloo", "bare torchrun/gloo", 0.98),
     ("the same, bare with our allocator", "paceline torchrun/gloo", "bare+allocator gloo", 0.98),
@@ -62,6 +73,8 @@ def ways(dataset: Path, steps: int) -> Ways:
     found: Ways = {
         "bare torchrun/gloo": lambda folder: bare("gloo", steps, folder),
         "bare+allocator gloo": lambda folder: bare("gloo", steps, folder, ALLOCATOR),
+        "bare tuned gloo": lambda folder: bare("gloo", steps, folder, options=["--tuned"]),
+        "bare torchrun/paceline": lambda folder: bare("paceline", steps, folder),
         "bare mpirun/mpi4py": lambda folder: bare("mpi4py", steps, folder),
     }
     for trial in trials_of(SPEC.format(steps=steps), dataset):

@@ -46,12 +46,13 @@ def bare(
     folder: Path,
     settings: Mapping[str, str] | None = None,
     python: str = sys.executable,
+    options: Sequence[str] = (),
 ) -> StepEnds:
     script = str(Path(__file__).with_name("bare_ddp.py"))
     own = [script, "--backend", backend, "--batch", str(BATCH), "--steps", str(steps)]
-    own += ["--out", str(folder)]
+    own += ["--out", str(folder), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(settings or {})}
-    if backend == "gloo":
+    if backend in ("gloo", "paceline"):
         argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         argv += ["--nproc-per-node", str(RANKS), *own]
         environment["GLOO_SOCKET_IFNAME"] = "lo"
