@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -22,6 +22,9 @@ from xdist.remote import Producer
 from xdist.scheduler import Scheduling
 
 from paceline.spec import model_facts
+
+if TYPE_CHECKING:
+    from tests.support.mock_gpu import MockGpus
 
 # Every run tries the same examples, and a busy machine is not an error. To search for new
 # examples: pytest --hypothesis-profile=search.
@@ -204,3 +207,14 @@ def forks() -> Iterator[ForkServer]:
     """Start ranks quickly: see tests/support/forking.py."""
     with fork_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def mock_gpu(pytestconfig: pytest.Config) -> Iterator[MockGpus]:
+    """Give processes in which `device = "cuda"` is the device of tests/support/mock_gpu.py. Its
+    tests need "mock-gpu"."""
+    from tests.support.mock_gpu import mock_gpus  # imports torch
+
+    assert pytestconfig.cache is not None
+    with mock_gpus(pytestconfig.cache.mkdir("mock-gpu")) as gpus:
+        yield gpus

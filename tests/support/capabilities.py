@@ -72,6 +72,10 @@ def _has_pmix() -> bool:
     return any((folder / name).exists() for name in _PMIX)
 
 
+def _why_no_compiler() -> str | None:
+    return None if shutil.which("g++") else "not on PATH: g++"
+
+
 # The modules of each extra, which exports need.
 EXTRAS = {
     "mlflow": ("mlflow", "sqlalchemy"),
@@ -105,6 +109,7 @@ WHY_NOT: dict[str, Callable[[], str | None]] = {
     "prometheus": _why_no_prometheus,
     "slurm": _why_no_slurm,
     "tmpfs": _why_no_tmpfs,
+    "mock-gpu": _why_no_compiler,
     **{extra: functools.partial(_why_no_extra, extra) for extra in EXTRAS},
     "images": _why_no_images,
     "fresh-install": functools.partial(_why_not_listed, "fresh-install"),
@@ -135,6 +140,8 @@ def detected() -> frozenset[str]:
         found.add("prometheus")
     if installed(*_SLURM) and _has_pmix():
         found.add("slurm")
+    if installed("g++"):
+        found.add("mock-gpu")
     packages = {each.name for each in metadata.distributions()}
     found |= EXTRAS.keys() & packages | ({"mlflow"} if "mlflow-skinny" in packages else set())
     return frozenset(found)

@@ -46,6 +46,38 @@ class Transformer(Task):
         )
 
 
+class ScaledNetwork(nn.Module):
+    """Uses a buffer that belongs to no layer of torch."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 8, stride=8)
+        self.hidden = nn.Linear(64, 16)
+        self.last = nn.Linear(16, classes)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 64))
+
+    def forward(self, x):
+        x = torch.flatten(self.convolution(x), 1) * self.scale
+        return self.last(torch.tanh(self.hidden(x)))
+
+
+class Scaled(Task):
+    def model(self):
+        return ScaledNetwork(self.settings.classes)
+
+
+class LayerNormed(Task):
+    """Autocast of CPUs leaves the layer normalisation in bfloat16, autocast of CUDA does not."""
+
+    def model(self):
+        return nn.Sequential(
+            nn.Flatten(1),
+            nn.Linear(3072, 16),
+            nn.LayerNorm(16),
+            nn.Linear(16, self.settings.classes),
+        )
+
+
 class Tied(Task):
     """The first and the last linear layer share their weight, across the stages of a pipeline."""
 

@@ -38,6 +38,7 @@ from paceline.training.devices import (
     InputMover,
     Stopwatch,
     device_of,
+    move_model,
     on_cpu,
     synchronize,
     use_device,
@@ -79,7 +80,8 @@ class LocalReplica(FlatReplica, Stepper):
     ) -> None:
         """model: in its memory format; it is moved to `device`."""
         self.settings: StrategyResult = use_device(device)
-        super().__init__(model.to(device), partial(torch.zeros, device=device))
+        move_model(model, device)
+        super().__init__(model, partial(torch.zeros, device=device))
         self.momentum: Tensor | None = None
         self._groups: list[dict[str, Any]] = []  # of parameters with momentum
         self._task, self._training = task, trial.training

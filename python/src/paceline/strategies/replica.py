@@ -37,6 +37,7 @@ from paceline.training.devices import (
     InputMover,
     Stopwatch,
     device_of,
+    move_model,
     on_cpu,
     synchronize,
     use_device,
@@ -84,7 +85,8 @@ class ReplicaStrategy(LocalStrategy):
         self._device = device_of(trial, context)
         self._device_settings = use_device(self._device)
         self._mover, self._stopwatch = InputMover(self._device), Stopwatch(self._device)
-        self._model = model.to(self._device)
+        move_model(model, self._device)
+        self._model = model
         self._parallel: nn.Module = self._model  # in DDP, if there are peers
         self._scale = LossScale.of(trial.training)
         if context.world_size == 1:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
@@ -114,28 +113,31 @@ def _forward_alone(layer: BatchNormLayer, inputs: Tensor) -> Tensor:
     return batch_norm(inputs, zeros, zeros + 1, layer.weight, layer.bias, training=False)
 
 
-def _statistics(inputs: Tensor, total: Total, *, excluded: bool) -> tuple[Tensor, Tensor, float]:
-    """Return mean and biased variance of each channel, float32, and the number of values."""
+def _statistics(inputs: Tensor, total: Total, *, excluded: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean and biased variance of each channel, float32, and the number of values, float64.
+
+    All are on the device of the inputs, and nothing here waits for it.
+    """
     channels = inputs.shape[1]
-    sums = np.zeros(2 * channels + 1)
+    sums = torch.zeros(2 * channels + 1, dtype=torch.float64, device=inputs.device)
     if not excluded:
         # of float32, because the result has the type of the inputs
         moments = torch.batch_norm_update_stats(inputs.float(), None, None, 0)
-        mean, variance = torch.stack(moments).cpu().double().numpy()
+        mean, variance = torch.stack(moments).double()
         own = inputs.numel() // channels
         sums[:channels] = own * mean
         sums[channels:-1] = own * (variance + mean * mean)
-        sums[-1] = own
-    sums = total(torch.from_numpy(sums)).numpy()
-    count = float(sums[-1])
-    mean, mean_square = sums[:-1].reshape(2, channels) / count
-    variance = np.maximum(mean_square - mean * mean, 0)
-    found = torch.from_numpy(np.stack([mean, variance]).astype(np.float32)).to(inputs.device)
-    return found[0], found[1], count
+        sums[-1].fill_(own)
+    sums = total(sums)
+    count = sums[-1]
+    mean, mean_square = (sums[:-1] / count).chunk(2)
+    variance = (mean_square - mean * mean).clamp_(min=0)
+    mean, variance = torch.stack([mean, variance]).float()
+    return mean, variance, count
 
 
 @torch.no_grad()
-def _track(layer: BatchNormLayer, mean: Tensor, variance: Tensor, count: float) -> None:
+def _track(layer: BatchNormLayer, mean: Tensor, variance: Tensor, count: Tensor) -> None:
     """Update the running statistics as torch does."""
     if not layer.track_running_stats or layer.running_mean is None:
         return
@@ -145,7 +147,7 @@ def _track(layer: BatchNormLayer, mean: Tensor, variance: Tensor, count: float) 
     momentum = layer.momentum
     if momentum is None:
         momentum = 1 / float(layer.num_batches_tracked)
-    unbiased = variance * (count / max(1.0, count - 1))
+    unbiased = variance * (count / (count - 1).clamp_(min=1))
     layer.running_mean.lerp_(mean, momentum)
     layer.running_var.lerp_(unbiased, momentum)
 
@@ -166,26 +168,22 @@ class _Normalise(torch.autograd.Function):
         mean: Tensor,
         variance: Tensor,
         epsilon: float,
-        count: float,
+        count: Tensor,
         total: Total,
         excluded: bool,
     ) -> Tensor:
-        ctx.save_for_backward(inputs, weight, mean, variance)
-        ctx.epsilon, ctx.count, ctx.total, ctx.excluded = epsilon, count, total, excluded
+        ctx.save_for_backward(inputs, weight, mean, variance, count)
+        ctx.epsilon, ctx.total, ctx.excluded = epsilon, total, excluded
         return batch_norm(inputs, mean, variance, weight, bias, training=False, eps=epsilon)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight, mean, variance = ctx.saved_tensors
+        inputs, weight, mean, variance, count = ctx.saved_tensors
         gradient = gradients[0]
-        _, to_weight, to_bias = torch.ops.aten.native_batch_norm_backward(
-            gradient, inputs, weight, mean, variance, None, None, False, ctx.epsilon,
-            [False, True, True],
-        )  # fmt: skip
-        own = torch.cat([to_bias, to_weight])
+        own = _gradients_of_channels(gradient, inputs, weight, mean, variance, ctx.epsilon)
         if ctx.excluded:
             own.zero_()
-        sums = ctx.total(own.detach().cpu().double()).float().to(inputs.device) / ctx.count
+        sums = (ctx.total(own.detach().double()) / count).float()
         mean_gradient, mean_product = sums.chunk(2)
         to_inputs = None
         if ctx.excluded:
@@ -203,6 +201,37 @@ class _Normalise(torch.autograd.Function):
         to_weight = own[len(mean) :] if ctx.needs_input_grad[1] else None
         to_bias = own[: len(mean)] if ctx.needs_input_grad[2] else None
         return to_inputs, to_weight, to_bias, None, None, None, None, None, None
+
+
+def _gradients_of_channels(
+    gradient: Tensor,
+    inputs: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    epsilon: float,
+) -> Tensor:
+    """Return the sums over a channel of the gradient, and of its product with the normalised
+    inputs: the gradients of the bias and of the weight, shape (2 x channels,)."""
+    if inputs.device.type == "cpu":
+        _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient, inputs, weight, mean, variance, None, None, False, epsilon,
+            [False, True, True],
+        )  # fmt: skip
+        return torch.cat([of_bias, of_weight])
+    # On a GPU that kernel needs statistics that it saved itself; this one is of SyncBatchNorm.
+    deviation = torch.rsqrt(variance + epsilon)
+    of_bias, products, _, _ = torch.batch_norm_backward_reduce(
+        *_of_one_format(gradient, inputs), mean, deviation, weight, True, False, False
+    )
+    return torch.cat([of_bias, products * deviation])
+
+
+def _of_one_format(gradient: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both dense and in the memory format of the inputs, as the kernels of a GPU expect."""
+    channels_last = inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
+    kept = torch.channels_last if channels_last else torch.contiguous_format
+    return gradient.contiguous(memory_format=kept), inputs.contiguous(memory_format=kept)
 
 
 def _shape(inputs: Tensor) -> list[int]:

@@ -7,16 +7,19 @@ returns before its work is done, so durations are measured by events in the GPU'
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.errors import EnvironmentLacks
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
+from paceline.torch_internals import buffers_of
 
 CPU = torch.device("cpu")
 
@@ -29,16 +32,7 @@ def device_of(trial: Trial, context: RankContext) -> torch.device:
     """
     if trial.device == "cpu":
         return CPU
-    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        raise EnvironmentLacks(
-            f"host {context.host}: device cuda needs a torch with CUDA, torch {torch.__version__} "
-            "is built without; install the same version's CUDA build (pytorch.org, Get Started), "
-            "or set device = 'cpu'"
-        )
-    return _gpu(torch.cuda.device_count(), trial, context)
-
-
-def _gpu(count: int, trial: Trial, context: RankContext) -> torch.device:
+    kind, count = _gpus(context)
     if count == 0:
         raise EnvironmentLacks(
             f"host {context.host}: device cuda needs a GPU, torch finds none; check the driver "
@@ -50,14 +44,33 @@ def _gpu(count: int, trial: Trial, context: RankContext) -> torch.device:
             f"{context.rank} sees {count}; use fewer ranks, make all GPUs visible to every rank "
             "(CUDA_VISIBLE_DEVICES; Paceline chooses among them), or set oversubscribe = true"
         )
-    return torch.device("cuda", context.local_rank % count)
+    return torch.device(kind, context.local_rank % count)
+
+
+def _gpus(context: RankContext) -> tuple[str, int]:
+    """Return torch's name for GPUs, and how many it finds.
+
+    Raises EnvironmentLacks if this torch can use none.
+    """
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        raise EnvironmentLacks(
+            f"host {context.host}: device cuda needs a torch with CUDA, torch {torch.__version__} "
+            "is built without; install the same version's CUDA build (pytorch.org, Get Started), "
+            "or set device = 'cpu'"
+        )
+    return "cuda", torch.cuda.device_count()
+
+
+def module_of(device: torch.device) -> Any:
+    """Return torch's module for a GPU's streams, events and settings: torch.cuda."""
+    return torch.get_device_module(device)
 
 
 def device_name(device: torch.device) -> str:
     """Return torch's name of the device with its model: "cuda:0 (NVIDIA H200)"."""
     if device.type == "cpu":
         return "cpu"
-    return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({module_of(device).get_device_name(device)})"
 
 
 def use_device(device: torch.device) -> StrategyResult:
@@ -70,7 +83,7 @@ def use_device(device: torch.device) -> StrategyResult:
     """
     if device.type == "cpu":
         return {}
-    torch.cuda.set_device(device)
+    module_of(device).set_device(device)
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
@@ -80,8 +93,40 @@ def use_device(device: torch.device) -> StrategyResult:
 
 def synchronize(device: torch.device) -> None:
     """Wait until all submitted work of `device` is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        module_of(device).synchronize(device)
+
+
+def move_model(model: nn.Module, device: torch.device) -> None:
+    """Move a model to a device, where its parameters and buffers stay the same tensors.
+
+    nn.Module.to replaces buffers. Blocks that torch.fx made of the model would keep the old ones.
+    """
+    buffers = [
+        (layer, name, buffer)
+        for layer in model.modules()
+        for name, buffer in buffers_of(layer).items()
+        if buffer is not None
+    ]
+    model.to(device)
+    for layer, name, buffer in buffers:
+        moved = buffers_of(layer)[name]
+        assert moved is not None, "it was there before"
+        buffer.data = moved.data
+        buffers_of(layer)[name] = buffer
+
+
+@contextmanager
+def lent_to(device: torch.device, module: nn.Module) -> Iterator[None]:
+    """Compute with a module on a device; afterwards its tensors are what and where they were."""
+    tensors = [*module.parameters(), *module.buffers()]
+    before = [tensor.data for tensor in tensors]
+    move_model(module, device)
+    try:
+        yield
+    finally:
+        for tensor, data in zip(tensors, before, strict=True):
+            tensor.data = data
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -89,36 +134,48 @@ def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to(CPU) for name, tensor in tensors.items()}
 
 
-class InputMover:
-    """Copies batches to a device through pinned memory, in a stream of its own.
+class CopyQueue:
+    """Copies from pinned memory of the host to a GPU, in a stream of its own.
 
-    A GPU can read pinned memory directly. torch reuses it for later batches, and a batch's memory
-    is reused only after its copy is done. So the host may fill the next batch while the last one is
-    still being copied, and computations wait only for their own batch.
+    So copies wait for no running computation, and computations wait only for their own copy.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._copies: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = module_of(device).Stream(device)
+
+    def copy(self, host: Tensor) -> Tensor:
+        """Return a copy on the GPU in the same memory format.
+
+        It returns at once; work submitted later to the current stream waits for the copy.
+        """
+        module = module_of(self._device)
+        with module.stream(self._stream):
+            copied = host.to(self._device, non_blocking=True)
+            arrived = self._stream.record_event()
+        computing = module.current_stream(self._device)
+        computing.wait_event(arrived)
+        # The memory belongs to the stream of the copies: keep it until `computing` is done.
+        copied.record_stream(computing)
+        return copied
+
+
+class InputMover:
+    """Copies batches to a device.
+
+    A GPU reads pinned memory directly. torch reuses it for later batches, but only after the copy
+    of its batch is done. So the host may fill the next batch while the last one is still copied.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._copies = None if device.type == "cpu" else CopyQueue(device)
 
     def move(self, host: Tensor) -> Tensor:
         """Return `host` on the device in the same memory format; on the CPU the tensor itself.
 
-        It returns at once; work submitted later to the current stream waits for the copy.
+        It returns at once, like CopyQueue.copy.
         """
-        if self._copies is None:
-            return host
-        pinned = host.pin_memory()
-        with torch.cuda.stream(self._copies):
-            moved = pinned.to(self._device, non_blocking=True)
-            arrived = self._copies.record_event()
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_event(arrived)
-        # The memory belongs to the copy stream: keep it until `computing` is done.
-        moved.record_stream(computing)
-        return moved
+        return host if self._copies is None else self._copies.copy(host.pin_memory())
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +183,7 @@ class Mark:
     """A point in a device's work."""
 
     host_s: float  # time.perf_counter() when the program reached it
-    event: torch.cuda.Event | None  # in the GPU's queue; None on the CPU
+    event: Any  # in the GPU's queue, of torch.cuda; None on the CPU
 
 
 class Stopwatch:
@@ -145,9 +202,10 @@ class Stopwatch:
     def mark(self) -> Mark:
         """Mark the end of the work submitted so far. Any of torch's threads may call it."""
         event = None
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(self._device))
+        if self._device.type != "cpu":
+            module = module_of(self._device)
+            event = module.Event(enable_timing=True)
+            event.record(module.current_stream(self._device))
         return Mark(time.perf_counter(), event)
 
     def reached_s(self, mark: Mark) -> float:

@@ -18,8 +18,8 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def as_fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
-    """Return a fake tensor like `tensor`.
+def as_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    """Return a fake tensor like `tensor`, on another device if one is given.
 
     The mode's own conversion, explicit or in an operation, imports torch's compiler.
     """
@@ -27,15 +27,20 @@ def as_fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
         return tensor
     with mode:
         return torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or tensor.device
         )
 
 
-def call_fake(mode: FakeTensorMode, module: nn.Module, inputs: Tensor) -> Any:
-    """Evaluate a module with fake parameters and buffers in place of its own, without a graph."""
+def call_fake(
+    mode: FakeTensorMode, module: nn.Module, inputs: Tensor, device: torch.device | None = None
+) -> Any:
+    """Evaluate a module with fake parameters and buffers in place of its own, without a graph.
+
+    device: of all fake tensors; None means that of each tensor.
+    """
     tensors = (*module.named_parameters(), *module.named_buffers())
-    fake = {name: as_fake(mode, tensor) for name, tensor in tensors}
-    inputs = as_fake(mode, inputs)
+    fake = {name: as_fake(mode, tensor, device) for name, tensor in tensors}
+    inputs = as_fake(mode, inputs, device)
     with mode, evaluating(module), torch.no_grad():
         return functional_call(module, fake, (inputs,))
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-# Returns the sum of a vector (float64) over all replicas; collective over them.
+# Returns the sum of a vector (float64) over all replicas, on its device; collective over them.
 Total = Callable[[Tensor], Tensor]
 
 

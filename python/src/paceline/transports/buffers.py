@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.training.devices import module_of
+
 
 def check_dense(tensors: Iterable[Tensor]) -> None:
     """Raise ValueError if a tensor is not dense (for example sparse)."""
@@ -53,7 +55,7 @@ def on_host(tensor: Tensor) -> Tensor:
     """Return the tensor, or its copy in host memory; the copy of a GPU's tensor is pinned."""
     if is_on_host(tensor):
         return tensor
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=not tensor.is_cpu)
     return copy.copy_(tensor)
 
 
@@ -125,8 +127,8 @@ def device_wait(tensors: Iterable[Tensor]) -> Callable[[], None]:
     Only the devices of `tensors` count. Call this function on the submitting thread, because each
     thread has its own stream.
     """
-    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    events = [torch.cuda.current_stream(device).record_event() for device in devices]
+    devices = {tensor.device for tensor in tensors if not tensor.is_cpu}
+    events = [module_of(device).current_stream(device).record_event() for device in devices]
 
     def wait() -> None:
         for event in events:

@@ -110,6 +110,10 @@ class DeferredLinear(nn.Module):
         self._inputs *= times
         self._outputs_gradients *= times
 
+    def free_gradients(self) -> None:
+        """Free the memory of the gradients, which the next `flush` would use again."""
+        self._buffers_of_gradients.clear()
+
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
         """Return the memory of a gradient, reused in every step because new pages are expensive."""
         if name not in self._buffers_of_gradients:

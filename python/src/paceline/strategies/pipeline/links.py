@@ -6,6 +6,7 @@ The sender writes into memory on which the receiver computes directly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.node.signals import Channel
-from paceline.training.devices import CPU
+from paceline.training.devices import CPU, CopyQueue
 
 if TYPE_CHECKING:
     from paceline.node.shared_node import SharedNode
@@ -32,7 +33,7 @@ class Link:
         self._slots = slots
         self._activation = activation
         self._device = device
-        self._copies = _own_queue(device)
+        self._copies = None if device.type == "cpu" else CopyQueue(device)
 
     def begin(self) -> None:
         """Wait until the receiver has released the previous step."""
@@ -49,19 +50,10 @@ class Link:
         self._slots.wait(index)
 
     def received(self, index: int, samples: int) -> Tensor:
-        """Return the message: on the CPU in the memory where it arrived, else a copy on the device.
-
-        The copy uses a stream of its own, so that it does not wait for running computations.
-        """
+        """Return the message: on the CPU in the memory where it arrived, else a copy on the
+        device."""
         arrived = self._view(index, samples)
-        if self._copies is None:
-            return arrived
-        with torch.cuda.stream(self._copies):
-            moved = arrived.to(self._device, non_blocking=True)
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_stream(self._copies)
-        moved.record_stream(computing)
-        return moved
+        return arrived if self._copies is None else self._copies.copy(arrived)
 
     def placeholder(self) -> Tensor:
         """Return zeros like the message of one sample."""
@@ -117,13 +109,10 @@ def _pin(slots: Channel, count: int, device: torch.device) -> None:
     """Pin the slots so that a GPU can read and write them directly; does nothing on the CPU."""
     if device.type == "cuda":
         start, last = slots.slot(0).ctypes.data, slots.slot(count - 1)
-        # All slots at once, because no page may be pinned twice. A refusal is an error code that is
-        # ignored: copies are then slower.
+        # All slots at once, because no page may be pinned twice. After a refusal copies are slower.
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        runtime.cudaHostRegister(start, last.ctypes.data + last.nbytes - start, 0)
-
-
-def _own_queue(device: torch.device) -> torch.cuda.Stream | None:
-    if device.type == "cpu":
-        return None
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        code = runtime.cudaHostRegister(start, last.ctypes.data + last.nbytes - start, 0)
+        if code != runtime.cudaError.success:
+            # CUDA keeps the error, and torch raises it after the next kernel, whatever that does.
+            with suppress(RuntimeError):
+                torch.ones(1, device=device)

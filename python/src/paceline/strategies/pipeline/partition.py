@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -25,7 +26,7 @@ from paceline.plan.trial import Training, Trial
 from paceline.records.communication import StrategyResult
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.strategies.pipeline.descriptor import PipelineOptions, model_faults
-from paceline.training.devices import CPU, synchronize
+from paceline.training.devices import CPU, lent_to, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.fake_tensors import call_fake, fake_mode
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
@@ -65,17 +66,22 @@ class Activation:
         return flat.view(samples, height, width, channels).permute(0, 3, 1, 2)
 
 
-def trace(task: Task, layers: Layers, training: Training) -> list[Activation]:
-    """Return the output of each layer per sample, in the precision and memory format of
-    `training`."""
+def trace(
+    task: Task, layers: Layers, training: Training, device: torch.device = CPU
+) -> list[Activation]:
+    """Return the output of each layer per sample on a device, in the precision and memory format of
+    `training`.
+
+    A layer can have outputs of another type on a GPU: autocast has rules for each kind of device.
+    """
     channels_last = training.memory_format == "channels_last"
     result = []
     # Fake tensors propagate shape, type and device through the model's operators including
     # autocast. Tensors on torch's meta device do not.
     mode, units = fake_mode(), task.example_input()
-    with autocast(training):
+    with autocast(training, device.type):
         for _, layer in layers:
-            units = call_fake(mode, layer, units)
+            units = call_fake(mode, layer, units, device)
             shape = tuple(units.shape[1:])
             result.append(Activation(shape, units.dtype, channels_last and len(shape) == 3))
     return result
@@ -186,7 +192,8 @@ def profile_layers(
 ) -> Profile:
     """Time the layers on random inputs. `samples` is the size of one micro-batch.
 
-    The weights keep their values but move to `device`; the gradients are discarded.
+    The weights keep their values; the gradients are discarded. A GPU has the tensors of one block
+    at a time, because all of them may need more memory than it has.
     """
     blocks = [
         _Block(task, layers[low:high], training, device)
@@ -197,12 +204,12 @@ def profile_layers(
     for block in blocks:
         set_sample_keys(block.module, training.seed, 0, range(samples))
     with torch.autocast(device.type, enabled=False):  # keeps cast weights, as in a step
-        _run(blocks, inputs, micro_batches)
+        _run(blocks, inputs, micro_batches, device)
         for block in blocks:
             block.forget_times()
         started_s = time.perf_counter()
         for run in range(_RUNS):
-            _run(blocks, inputs, micro_batches)
+            _run(blocks, inputs, micro_batches, device)
             if run > 0 and time.perf_counter() - started_s > _BUDGET_S:
                 break
     for buffer, before in buffers:  # running statistics
@@ -226,8 +233,14 @@ def _random_inputs(example: Tensor, samples: int, training: Training) -> Tensor:
     return inputs.to(memory_format=torch_memory_format(training.memory_format))
 
 
-def _run(blocks: list[_Block], inputs: Tensor, micro_batches: int) -> None:
+def _run(blocks: list[_Block], inputs: Tensor, micro_batches: int, device: torch.device) -> None:
     units = inputs
+    if device != CPU:
+        for number, block in enumerate(blocks):
+            with block.on_device():
+                units = block.forward(units, first=number == 0)
+                block.backward(torch.ones_like(units), micro_batches)
+        return
     for number, block in enumerate(blocks):
         units = block.forward(units, first=number == 0)
     gradient = torch.ones_like(units)
@@ -242,7 +255,7 @@ class _Block:
         self, task: Task, layers: Layers, training: Training, device: torch.device
     ) -> None:
         self._task = task
-        self.module = nn.Sequential(*(deferred(layer) for _, layer in layers)).to(device)
+        self.module = nn.Sequential(*(deferred(layer) for _, layer in layers))
         self._device = device
         # At most one, because a stage can begin with any linear layer.
         self._deferred = next((m for m in self.module if isinstance(m, DeferredLinear)), None)
@@ -272,6 +285,14 @@ class _Block:
         self._inputs = self._outputs = torch.empty(0)
         self.module.zero_grad()
         return result
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Have the tensors of this block on the device meanwhile."""
+        with lent_to(self._device, self.module):
+            yield
+        if self._deferred is not None:
+            self._deferred.free_gradients()
 
     def times(self) -> LayerTimes:
         shortest = {name: min(times) for name, times in self._seconds.items()}
@@ -378,7 +399,7 @@ def partition_model(
     Raises UsageError if the model cannot be split so, TimedOut if rank 0 does not answer.
     """
     settings, stages = settings_of(trial), trial.placement.stages
-    activations = trace(task, layers, trial.training)
+    activations = trace(task, layers, trial.training, device)
     places = legal_split_points(layers)
     faults = list(model_faults(trial.training.model, places, stages, settings.split_points))
     if faults:

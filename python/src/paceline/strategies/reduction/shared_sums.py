@@ -131,10 +131,10 @@ class SharedSum:
         self._nodes = nodes
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Return the sum of `values`, float64, shape (elements,)."""
+        """Return the sum of `values`, float64, shape (elements,), on their device."""
         elements = len(values)
         first = self._members[0]
-        self._vectors[self._own, :elements] = values.numpy()
+        self._vectors[self._own, :elements] = values.cpu().numpy()
         self._wait()
         # Nobody still reads the previous sum: all have come to the barrier after that.
         if self._own == first:
@@ -143,7 +143,7 @@ class SharedSum:
                 self._nodes.sum_vector(torch.from_numpy(total))
             self._sums[first, :elements] = total
         self._wait()
-        return torch.from_numpy(self._sums[first, :elements].copy())
+        return torch.from_numpy(self._sums[first, :elements].copy()).to(values.device)
 
 
 def shared_rows(shared: SharedNode, name: str, workers: int, width: int) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.records.communication import CompressionResult, StrategyResult
+from paceline.training.devices import module_of
 from paceline.transports.compression.bucket import (
     Bucket,
     Compressor,
@@ -58,7 +59,7 @@ class InFlight:
         buffer = bucket.buffer()
         # If the future knows the GPU, a stream that waits for it also waits for the GPU's work.
         summed: torch.futures.Future[Any] = torch.futures.Future(
-            devices=[buffer.device] if buffer.is_cuda else None
+            devices=None if buffer.is_cpu else [buffer.device]
         )
         # Only a chained future raises an error as such (set_exception stores it as a value).
         chained: torch.futures.Future[Tensor] = summed.then(_value)
@@ -133,11 +134,11 @@ class CompressedSum:
         self._rank = rank
         self._limit_s = limit_s
         self._thread: ProgressThread | None = None
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: Any = None  # of a GPU
 
     def start(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
-        if buffer.is_cuda:
+        if not buffer.is_cpu:
             return self._start_on_stream(bucket)
         if self._thread is None:
             self._thread = ProgressThread("compressed", self._rank, 2 * self._limit_s, "gradients")
@@ -164,11 +165,12 @@ class CompressedSum:
     def _start_on_stream(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
         """Sum on a GPU: the stream waits for the transport's collectives, the program does not."""
         buffer = bucket.buffer()
+        module = module_of(buffer.device)
         if self._stream is None:
-            self._stream = torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(buffer.device))
+            self._stream = module.Stream(buffer.device)
+        self._stream.wait_stream(module.current_stream(buffer.device))
         summed: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device])
-        with torch.cuda.stream(self._stream):
+        with module.stream(self._stream):
             self._sum(bucket)
             buffer.record_stream(self._stream)
             summed.set_result(buffer)

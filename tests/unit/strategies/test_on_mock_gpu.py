@@ -1,0 +1,185 @@
+"""Training on a device that is not the CPU: see tests/support/mock_gpu.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.support.mock_gpu import COMPILE_LIMIT_S, NAME
+from tests.unit.strategies import own_models
+from tests.unit.strategies.own_models import resnet_trial
+from tests.unit.strategies.own_training import (
+    RESNET_SIZES,
+    SIZES,
+    TOLERANCE,
+    TRIALS,
+    assert_normalised_equivalently,
+    train,
+    train_by_hand,
+    trial_of,
+    with_options,
+)
+from tests.unit.strategies.pipeline.node import (
+    Board,
+    BoardPeers,
+    batch_of,
+    context_of,
+    copied,
+    distance,
+    layers_of,
+    model_of,
+    task_for,
+)
+
+from paceline.strategies import create_strategy
+from paceline.strategies.pipeline import partition
+from paceline.training import passes
+from paceline.training.checkpointing import checkpoint_activations
+
+pytestmark = [pytest.mark.needs("mock-gpu"), pytest.mark.timeout(COMPILE_LIMIT_S + 100)]
+
+MODELS = own_models.__name__
+
+
+def on_gpu(trial):
+    return trial.model_copy(update={"device": "cuda"})
+
+
+def compare(trial):
+    """Run by the process with the device: train there, and with torch alone on the CPU."""
+    gradients, weights = train_by_hand(trial, SIZES)
+    for of_rank, found in train(on_gpu(trial), SIZES):
+        assert distance({n: found[n] for n in weights}, weights) < TOLERANCE
+        if trial.placement.stages == 1:
+            assert distance({n: of_rank[n] for n in gradients}, gradients) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["sequential", "pipeline-2", "hybrid-2x2"])
+def test_training_is_that_of_the_cpu(mock_gpu, name):
+    mock_gpu.run(compare, trial_of(**TRIALS[name]))
+
+
+def test_recomputed_blocks_use_the_buffers_of_the_model(mock_gpu):
+    task = f"{MODELS}:Scaled"
+    trial = trial_of(**TRIALS["sequential"], task=task, activation_checkpointing=True)
+    mock_gpu.run(compare, trial)
+
+
+def test_stages_publish_buffers_that_the_model_uses_itself(mock_gpu):
+    trial = trial_of(**TRIALS["pipeline-2"], task=f"{MODELS}:Scaled")
+    mock_gpu.run(compare, with_options(trial, balance="time"))
+
+
+def most_blocks_on_device(trial):
+    """Return how many blocks have parameters on the device at once while they are timed."""
+    blocks, counts = [], []
+
+    class Watched(partition._Block):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            blocks.append(self.module)
+
+        def forward(self, inputs, *, first):
+            counts.append(sum(map(is_on_device, blocks)))
+            return super().forward(inputs, first=first)
+
+    task, layers = layers_of(trial)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition, "_Block", Watched)
+        partition.profile_layers(
+            task, layers, trial.training, samples=2, micro_batches=2, replicas=1,
+            device=torch.device(NAME, 0),
+        )  # fmt: skip
+    assert not any(map(is_on_device, blocks))
+    return max(counts)
+
+
+def is_on_device(module):
+    return any(parameter.device.type == NAME for parameter in module.parameters())
+
+
+def test_blocks_are_timed_one_by_one_because_all_may_not_fit(mock_gpu):
+    assert mock_gpu.run(most_blocks_on_device, trial_of(**TRIALS["pipeline-2"])) == 1
+
+
+def types_of_activations(trial, device):
+    task, layers = layers_of(trial)
+    found = partition.trace(task, layers, trial.training, torch.device(device, 0))
+    return [str(activation.dtype) for activation in found]
+
+
+def test_activations_have_the_types_of_the_devices_autocast(mock_gpu):
+    trial = trial_of(**TRIALS["pipeline-2"], task=f"{MODELS}:LayerNormed", precision="bf16")
+    on_device = mock_gpu.run(types_of_activations, trial, NAME)
+    assert on_device == ["torch.float32", "torch.bfloat16", "torch.float32", "torch.bfloat16"]
+    assert types_of_activations(trial, "cpu")[2] == "torch.bfloat16"
+
+
+def compare_normalised(name):
+    gradients, weights = train_by_hand(resnet_trial("sequential"), RESNET_SIZES)
+    ranks = train(on_gpu(resnet_trial(name)), RESNET_SIZES)
+    assert_normalised_equivalently(ranks, gradients, weights)
+
+
+@pytest.mark.parametrize("name", ["sequential", "pipeline-2", "hybrid-2x2"])
+def test_batch_norm_over_the_global_batch_is_that_of_the_cpu(mock_gpu, name):
+    mock_gpu.run(compare_normalised, name)
+
+
+def train_rank(rank, trial, sizes, folder):
+    """Train one rank of a group whose collectives take tensors of the device only."""
+    from tests.support import mock_nccl
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    ranks = trial.placement.ranks_per_node
+    store = dist.FileStore(str(Path(folder, "store")), ranks)
+    dist.init_process_group(mock_nccl.BACKEND, store=store, rank=rank, world_size=ranks)
+    try:
+        strategy, context = create_strategy(trial), context_of(rank, ranks)
+        model = model_of(trial)
+        checkpoint_activations(task_for(trial), model, trial)
+        strategy.prepare(task_for(trial), model, context, trial, BoardPeers(Board(), 0, 1))
+        gradients = {}
+        for step, samples in enumerate(sizes):
+            strategy.gradient(passes.share_of(batch_of(trial, step, samples), rank, ranks))
+            gradients = copied(strategy.gradients())
+            strategy.step()
+        weights = copied(strategy.state_dict())
+        strategy.close(failed=False)
+    finally:
+        dist.destroy_process_group()
+    as_numpy = [{n: t.numpy() for n, t in tensors.items()} for tensors in (gradients, weights)]
+    return tuple(as_numpy)
+
+
+def train_ranks(mock_gpu, trial, sizes, tmp_path):
+    """Return gradients and weights of each rank."""
+    found = mock_gpu.run_ranks(train_rank, on_gpu(trial), sizes, tmp_path)
+    return [
+        tuple({n: torch.from_numpy(t) for n, t in tensors.items()} for tensors in rank)
+        for rank in found
+    ]
+
+
+def flat(trial):
+    """Sum in a process group, as on GPUs, instead of shared memory."""
+    return trial.model_copy(update={"transport": "nccl"})
+
+
+def test_processes_train_as_on_the_cpu(mock_gpu, tmp_path):
+    trial = flat(trial_of(**TRIALS["processes-2"]))
+    gradients, weights = train_by_hand(trial, SIZES)
+    for of_rank, found in train_ranks(mock_gpu, trial, SIZES, tmp_path):
+        assert distance({n: found[n] for n in weights}, weights) < TOLERANCE
+        assert distance({n: of_rank[n] for n in gradients}, gradients) < TOLERANCE
+
+
+def test_processes_sum_batch_statistics_on_their_devices(mock_gpu, tmp_path):
+    """NCCL refuses vectors of the host; and CUDA has no gradient of statistics that it did not
+    save."""
+    gradients, weights = train_by_hand(resnet_trial("sequential"), RESNET_SIZES)
+    ranks = train_ranks(mock_gpu, flat(resnet_trial("processes-2")), RESNET_SIZES, tmp_path)
+    assert_normalised_equivalently(ranks, gradients, weights)
