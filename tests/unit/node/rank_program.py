@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.errors import PacelineError, TimedOut
 from paceline.node import memory as data_node
-from paceline.node import peer_monitor
+from paceline.node import peer_monitor, semaphores
 from paceline.node.shared_node import SharedNode
 
 LIMIT_S = 30.0
@@ -71,6 +71,26 @@ def counts_rounds(share):
         barrier.wait()
         wrong += int(((counts != number) & (counts != number + 1)).sum())
     return {"wrong": wrong, "seen": counts.min().item()}
+
+
+@case
+def counts_messages_and_posts(share):
+    """Return what the rank sends to open shared memory, and its posts in one barrier."""
+    posts, messages = [], []
+    post, publish, lookup = semaphores.Semaphores.post, FileShare.publish, FileShare.lookup
+    semaphores.Semaphores.post = lambda *a: (posts.append(1), post(*a))
+    FileShare.publish = lambda *a: (messages.append(1), publish(*a))
+    FileShare.lookup = lambda *a: (messages.append(1), lookup(*a))[1]
+    node = SharedNode(share, LIMIT_S)
+    memory = node.memory("numbers", 8 * node.ranks_on_node).view(np.int64)
+    barrier = node.barrier(range(node.ranks_on_node))
+    opened = len(messages)
+    posts.clear()
+    memory[node.local_rank] = node.local_rank
+    barrier.wait()
+    found = {"messages": opened, "posts": len(posts), "sum": int(memory.sum())}
+    barrier.wait()  # a rank that has ended would be reported as lost
+    return {**found, "later messages": len(messages) - opened}
 
 
 @case
