@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.errors import PacelineError, TimedOut
 from paceline.node import memory as data_node
-from paceline.node import peer_monitor
+from paceline.node import peer_monitor, semaphores
 from paceline.node.shared_node import SharedNode
 
 LIMIT_S = 30.0
@@ -71,6 +71,35 @@ def counts_rounds(share):
         barrier.wait()
         wrong += int(((counts != number) & (counts != number + 1)).sum())
     return {"wrong": wrong, "seen": counts.min().item()}
+
+
+def count_calls(owner, name):
+    """Return a list that grows with each later call of a method."""
+    method, calls = getattr(owner, name), []
+
+    def counted(*arguments):
+        calls.append(name)
+        return method(*arguments)
+
+    setattr(owner, name, counted)
+    return calls
+
+
+@case
+def counts_messages_and_posts(share):
+    """Return what the rank sends to open shared memory, and its posts in one barrier."""
+    posts = count_calls(semaphores.Semaphores, "post")
+    publications, lookups = count_calls(FileShare, "publish"), count_calls(FileShare, "lookup")
+    node = SharedNode(share, LIMIT_S)
+    memory = node.memory("numbers", 8 * node.ranks_on_node).view(np.int64)
+    barrier = node.barrier(range(node.ranks_on_node))
+    messages = len(publications) + len(lookups)
+    posts.clear()
+    memory[node.local_rank] = node.local_rank
+    barrier.wait()
+    found = {"messages": messages, "posts": len(posts), "sum": int(memory.sum())}
+    barrier.wait()  # a rank that has ended would be reported as lost
+    return {**found, "later messages": len(publications) + len(lookups) - messages}
 
 
 @case

@@ -72,6 +72,15 @@ def test_too_little_memory_is_told_to_all_ranks(run_ranks):
         assert "free memory on the node for the weights" in answer["message"]
 
 
+def test_64_ranks_send_few_messages_and_post_six_times_in_a_barrier(run_ranks):
+    # Every rank sends or reads 5 messages; the first one collects 2 of each other rank besides.
+    others = {"messages": 5, "posts": 6, "sum": 64 * 63 // 2, "later messages": 0}
+    first = {**others, "messages": 3 + 2 * 63}
+    assert run_ranks("counts_messages_and_posts", 64) == [
+        {"result": first}, *[{"result": others}] * 63
+    ]  # fmt: skip
+
+
 def test_if_one_rank_cannot_share_memory_all_say_so(run_ranks):
     for answer in run_ranks("cannot_attach", 3):
         assert answer["error"] == "EnvironmentLacks"

@@ -55,8 +55,9 @@ def evaluation(**changes):
 
 def evaluator(trial, context, rows, **changes):
     training = trial.training.model_copy(update={"evaluation": evaluation(**changes)})
+    task = task_for(trial)
     return Evaluator(
-        trial.model_copy(update={"training": training}), task_for(trial), ORDER, context,
+        trial.model_copy(update={"training": training}), task, build_model(task), ORDER, context,
         lambda: HeldOutFeed(ORDER.held_out(), context.rank, context.world_size), rows,
     )  # fmt: skip
 
@@ -150,9 +151,10 @@ def test_stream_mode_reads_the_samples_again(tmp_path, solo):
         opened.append(HeldOutFeed(ORDER.held_out(), 0, 1))
         return opened[-1]
 
+    task = task_for(trial)
     made = Evaluator(
-        trial.model_copy(update={"training": training}), task_for(trial), ORDER, solo, open_feed,
-        tmp_path / "rows.jsonl",
+        trial.model_copy(update={"training": training}), task, build_model(task), ORDER, solo,
+        open_feed, tmp_path / "rows.jsonl",
     )  # fmt: skip
     train(
         trial,

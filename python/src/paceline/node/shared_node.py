@@ -56,14 +56,22 @@ class SharedNode:
         tells the user the purpose, for example "the weights". Raises EnvironmentLacks on all ranks
         if less memory is free, and the errors of a barrier.
         """
-        refusal = lack_of_memory(size_bytes, f"{name} (shared)", _ADVICE)
+        [found] = self.memories(name, [size_bytes])
+        return found
+
+    def memories(self, name: str, sizes_bytes: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """Return several pieces of shared memory as `memory` does, with one barrier; collective.
+
+        For example, one for each rank.
+        """
+        refusal = lack_of_memory(sum(sizes_bytes), f"{name} (shared)", _ADVICE)
         # Only rank 0 decides: another rank may see less, because rank 0 already uses its part.
         if self.local_rank == 0 and refusal is not None:
             self._refused[:] = 1
         self._everyone.wait()
         if self._refused.any():
             raise EnvironmentLacks(refusal or f"too little memory on the node for {name}")
-        return self._map(size_bytes)
+        return [self._map(size) for size in sizes_bytes]
 
     def barrier(self, members: Sequence[int]) -> Barrier:
         """Return a barrier among `members` (local ranks); collective over all ranks of the node."""

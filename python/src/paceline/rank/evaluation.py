@@ -28,7 +28,6 @@ from paceline.training.devices import device_of
 from paceline.training.passes import autocast
 from paceline.training.strategy import LocalStrategy
 from paceline.training.task import Task
-from paceline.workloads.build import build_model
 
 
 class Evaluator:
@@ -38,12 +37,14 @@ class Evaluator:
         self,
         trial: Trial,
         task: Task,
+        model: nn.Module,
         order: SampleOrder,
         context: RankContext,
         open_feed: Callable[[], AbstractContextManager[Iterable[Batch]]],
         rows: Path,
     ) -> None:
-        """order: of the training. open_feed: opens this rank's share of the held-out samples.
+        """model: with its first weights. order: of the training. open_feed: opens this rank's
+        share of the held-out samples.
 
         Raises UsageError if the task's metrics are not as expected, or lack that of the target.
         """
@@ -52,7 +53,6 @@ class Evaluator:
         self._open_feed = open_feed
         self._rows = rows
         self._limit_s = trial.limits.collective_s
-        model = build_model(task)
         initial = model.state_dict()
         self._model = EvaluationModel(task, model, trial.training, device_of(trial, context))
         # Decoded samples are kept where those of the training are.

@@ -22,6 +22,7 @@ from paceline.rank.checkpoints import Checkpoints, choose_checkpoint
 from paceline.rank.evaluation import Evaluator
 from paceline.rank.loop import Loop
 from paceline.rank.memory_limit import limited_memory
+from paceline.rank.node_model import NodeModel
 from paceline.rank.peers import Peers, join_peers
 from paceline.rank.replay import Replays
 from paceline.rank.result import (
@@ -43,7 +44,7 @@ from paceline.torch_internals import compiler
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.compilation import compiler_settings
 from paceline.training.file_memory import FileMemory
-from paceline.training.resources import set_threads
+from paceline.training.resources import return_freed_memory, set_threads
 from paceline.training.task import Task
 from paceline.training.tensors import save_tensors, sha256_by_name, sha256_of
 from paceline.training.transforms import put_in_memory_format
@@ -108,8 +109,9 @@ class _TaskRank:
                     feed = opened.enter_context(self._open_feed(samples))
                 strategy = opened.enter_context(_closing(create_strategy(self.trial)))
                 with self.spans("model_build"):
-                    evaluator = self._evaluator(samples)
-                    self._prepare(strategy, samples.task)
+                    first = self._first_model(strategy, samples.task)
+                    evaluator = self._evaluator(samples, first)
+                    self._prepare(strategy, samples.task, first)
                     checkpoints = self._checkpoints(opened, strategy, samples, chosen)
                     if self.trial.save_tensors and self.trial.is_exact:
                         self.replays = Replays(
@@ -198,7 +200,15 @@ class _TaskRank:
             share_of_node=self.peers.node(purpose) or SoloNode(),
         )
 
-    def _evaluator(self, samples: Samples) -> Evaluator | None:
+    def _first_model(self, strategy: LocalStrategy, task: Task) -> NodeModel | None:
+        """Share the first weights among the ranks of the node; None if each rank needs its own."""
+        node = self.peers.node("first weights")
+        if node is None or node.ranks_on_node == 1 or not strategy.moves_weights:
+            return None
+        training, limit_s = self.trial.training, self.trial.limits.collective_s
+        return NodeModel(task, training.memory_format, node, limit_s)
+
+    def _evaluator(self, samples: Samples, first: NodeModel | None) -> Evaluator | None:
         """Return the evaluator of this rank's share of the samples that are held out."""
         trial, context = self.trial, self.context
         if trial.training.evaluation is None:
@@ -206,22 +216,26 @@ class _TaskRank:
         return Evaluator(
             trial,
             samples.task,
+            build_model(samples.task) if first is None else first.build(),
             samples.order,
             context,
             lambda: samples.held_out_feed(trial, context.rank, context.world_size),
             self.own.evaluations,
         )
 
-    def _prepare(self, strategy: LocalStrategy, task: Task) -> None:
+    def _prepare(self, strategy: LocalStrategy, task: Task, first: NodeModel | None) -> None:
         """Build the model and set up the strategy, then write the actual environment."""
-        trial, training = self.trial, self.trial.training
-        model = self._build_model(strategy, task)
+        trial = self.trial
+        model = self._build_model(strategy, task) if first is None else first.build()
         initial = sha256_of(model.state_dict())
         if not strategy.shards_model:  # else inputs only: a copy of the model has no room
-            put_in_memory_format(model, training.memory_format)
+            put_in_memory_format(model, trial.training.memory_format)
         checkpoint_activations(task, model, trial)
         strategy.prepare(task, model, self.context, trial, self.peers)
         del model  # a strategy may keep only a part of it
+        if first is not None:
+            first.release()
+        return_freed_memory()
         write_environment(
             self.context, trial, self.own, initial, self.peers.clock, strategy.workers()
         )

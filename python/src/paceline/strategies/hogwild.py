@@ -53,6 +53,7 @@ class HogwildStrategy(LocalStrategy):
 
     pauses_for_checkpoints = True
     has_replica_state = True
+    moves_weights = True
 
     def __init__(self) -> None:
         self._shared: SharedNode | None = None

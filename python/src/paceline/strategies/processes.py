@@ -28,7 +28,7 @@ from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
 from paceline.strategies.reduction.factor_exchange import NodeFactors
-from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
+from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats, touch
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
@@ -77,20 +77,22 @@ class ProcessesStrategy(ShardedStrategy):
         parameters = trained_parameters(model)
         self._layout = FlatLayout.of(parameters.items())
         self._barrier = shared.barrier(range(self._ranks))
-        weights = shared_floats(shared, "the weights", self._layout.elements)
-        self._layout.bind(parameters, weights, copy=self._rank == 0)
         self._factor_layers = linear_layers(model, task.example_input())
         rows = rows_of(self._factor_layers)
         self._replicate_group = ReplicateGroup.join(trial, context, peers)
         self._node_factors = NodeFactors(trial)
         self._node_factors.join(self._factor_layers, self._replicate_group, owners=self._ranks)
         self._shards_by_rank = self._layout.shards(self._ranks, rows)
+        own_shards = self._shards_by_rank[self._rank]
+        weights = shared_floats(shared, "the weights", self._layout.elements)
+        touch(own_shards, weights)
+        self._barrier.wait()
+        self._layout.bind(parameters, weights, copy=self._rank == 0)
         summed = [[s for s in shards if s.name not in rows] for shards in self._shards_by_rank]
         self._shared_gradients = SharedGradients.of_workers(shared, self._layout, summed)
         self._shared_gradients[self._rank].write_in_backward(parameters)
         low_precision = self._open_low_precision(shared, weights, rows)
         self._open_shared_factors(shared, low_precision)
-        own_shards = self._shards_by_rank[self._rank]
         self._scale = LossScale.of(trial.training)
         shard = OptimizerShard(
             self._layout, own_shards, weights, task, rows, low_precision, scale=self._scale
@@ -127,9 +129,9 @@ class ProcessesStrategy(ShardedStrategy):
         most = trial.placement.samples_of_a_replica(trial.training.global_batch)
         samples = {name: nodes.rows(name, most) for name in layers}
         size = SharedFactors.bytes_needed(layers, samples, dtype)
+        memories = shared.memories("factors", [size] * self._ranks)
         self._shared_factors = [
-            SharedFactors(layers, samples, dtype, torch.from_numpy(shared.memory("factors", size)))
-            for _ in range(self._ranks)
+            SharedFactors(layers, samples, dtype, torch.from_numpy(each)) for each in memories
         ]
         capture(layers, self._keep, low_precision, nodes.keep_inputs)
 

@@ -95,6 +95,13 @@ def keep_freed_memory(largest_bytes: int | None = None) -> bool:
     return keeps
 
 
+def return_freed_memory() -> None:
+    """Return the memory that is free now to the system, such as that of the first weights."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # of glibc
+        libc.malloc_trim(0)
+
+
 @dataclass(frozen=True, slots=True)
 class RankCores:
     """A rank's cores, as published to the other ranks of its node."""

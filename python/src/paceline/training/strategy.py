@@ -98,6 +98,8 @@ class LocalStrategy(Stepper, Protocol):
     pauses_for_checkpoints: ClassVar[bool] = False
     # each replica has an optimiser of its own, which `rank_state` returns as `replica/N/...`
     has_replica_state: ClassVar[bool] = False
+    # `prepare` gives all trained parameters other memory, so those of its model may be shared
+    moves_weights: ClassVar[bool] = False
     # no rank has the whole model in memory; `gradients` and `state_dict` return tensors in files
     shards_model: ClassVar[bool] = False
 

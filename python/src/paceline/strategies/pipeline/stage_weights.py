@@ -24,6 +24,7 @@ from paceline.strategies.reduction.flat_layout import (
     ParameterShard,
     copy_shards,
     shared_floats,
+    touch,
     whole_lines,
 )
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of
@@ -98,8 +99,10 @@ class StageWeights:
         self.replicas = replicas
         self._has_copy = device is not None
         self.flat = torch.empty(layout.elements, device=device) if self._has_copy else shared
-        layout.bind(parameters, self.flat, copy=self._has_copy or replicas.own == 0)
         own_shards = replicas.shards[replicas.own]
+        touch(own_shards, shared)
+        replicas.synchronise()
+        layout.bind(parameters, self.flat, copy=self._has_copy or replicas.own == 0)
         self.shard = OptimizerShard(layout, own_shards, self.flat, task)
 
     def reduce(self) -> None:

@@ -6,7 +6,7 @@ array holds the elements of each parameter in *storage order*.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -220,8 +220,24 @@ def copy_shards(shards: Iterable[ParameterShard], source: Tensor, target: Tensor
         target[shard.place].copy_(source[shard.place])
 
 
+def touch(shards: Iterable[ParameterShard], flat: Tensor) -> None:
+    """Write zeros to the shards, so that their pages are allocated on this worker's NUMA node."""
+    for shard in shards:
+        flat[shard.place] = 0
+
+
 def shared_floats(shared: SharedNode, name: str, elements: int) -> Tensor:
     """Return zeros of shape (elements,), float32, in memory that all processes of the node share;
     collective."""
-    memory = shared.memory(name, 4 * max(1, elements))  # shared memory cannot have size 0
-    return torch.from_numpy(memory).view(torch.float32)[:elements]
+    [found] = shared_arrays(shared, name, [elements])
+    return found
+
+
+def shared_arrays(shared: SharedNode, name: str, elements: Sequence[int]) -> list[Tensor]:
+    """Return several arrays as `shared_floats` does, with one barrier."""
+    sizes = [4 * max(1, each) for each in elements]  # shared memory cannot have size 0
+    memories = shared.memories(name, sizes)
+    return [
+        torch.from_numpy(memory).view(torch.float32)[:size]
+        for memory, size in zip(memories, elements, strict=True)
+    ]

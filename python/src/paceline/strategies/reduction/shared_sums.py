@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.node.shared_node import SharedNode
-from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard, shared_floats
+from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard, shared_arrays
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 
 
@@ -54,12 +54,10 @@ class SharedGradients:
         shards_by_worker: Sequence[Sequence[ParameterShard]],
     ) -> list[Self]:
         """Return those of all workers, in memory of the node; collective."""
-        found = []
-        for worker in range(len(shards_by_worker)):
-            elements = cls.elements_needed(shards_by_worker, worker)
-            memory = shared_floats(shared, "gradients", elements)
-            found.append(cls(layout, shards_by_worker, worker, memory))
-        return found
+        workers = range(len(shards_by_worker))
+        elements = [cls.elements_needed(shards_by_worker, worker) for worker in workers]
+        memories = shared_arrays(shared, "gradients", elements)
+        return [cls(layout, shards_by_worker, worker, memories[worker]) for worker in workers]
 
     def write_in_backward(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Write each gradient as soon as the last backward pass of a step has computed it.
