@@ -225,7 +225,7 @@ def main() -> None:
     if sys.argv[3:] == ["apart"] and transport == "paceline":  # the last rank has its own host
         from paceline.transports import levels
 
-        levels._host_identity = lambda: str(context.rank == context.world_size - 1)
+        levels.host_identity = lambda: str(context.rank == context.world_size - 1)
     peers = join_peers(context, make_trial(transport, context.world_size))
     passed: list[str] = []
     with recording(folder / f"communication.{context.rank}.jsonl"):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import doctor
+from paceline.errors import UsageError
 
 FACTS = {
     "usable_cores": 16, "usable_physical_cores": 8, "ram_bytes": 64 * 2**30,
@@ -67,3 +68,22 @@ def test_python_whose_torch_does_not_load_is_not_ready(monkeypatch):
     finding = doctor._python()
     assert not finding.ok
     assert "no torch_shm_manager" in finding.why
+
+
+def test_hosts_with_slots_are_parsed():
+    assert doctor.parse_hosts(["a", "b:4"]) == {"a": None, "b": 4}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a"], "at least two hosts"),
+        (["a", "a:2"], "a is given twice"),
+        (["a", "b:x"], "'b:x'"),
+        (["a", "b:0"], "'b:0'"),
+        (["a", ":2"], "':2'"),
+    ],
+)
+def test_wrong_hosts_are_refused(words, message):
+    with pytest.raises(UsageError, match=message):
+        doctor.parse_hosts(words)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.data.dataset import inspect_dataset, open_dataset
+from paceline.data.location import Location
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.spec.values import local_path
@@ -20,6 +21,28 @@ def test_a_whole_data_set_opens_from_path_and_url(uneven: Any) -> None:
         assert dataset.name == str(uneven.path)
         assert dataset.row_group_rows == (5, 3, 4, 1, 6, 4)
         assert (dataset.samples, dataset.classes) == (23, ("fire", "no_fire", "smoke"))
+
+
+def test_no_file_of_the_data_set_is_opened_to_open_it(
+    dataset_of_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = dataset_of_rows(3, 3)
+    monkeypatch.setattr(Location, "open", None)
+    monkeypatch.setattr(Location, "blocks", None)
+    for file in made.path.glob("*.parquet"):
+        file.write_bytes(bytes(file.stat().st_size))  # it has no footer any more
+    assert open_dataset(made.path).row_group_rows == (3, 3)
+
+
+def test_only_one_rank_of_a_node_looks_at_all_files(
+    dataset_of_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = dataset_of_rows(3, 3)
+    (made.path / "part-00001.parquet").unlink()
+    with pytest.raises(DataError, match="part-00001"):
+        open_dataset(made.path)
+    monkeypatch.setattr(Location, "sizes", None)
+    assert open_dataset(made.path, check_files=False).samples == 6
 
 
 def test_a_missing_data_set_says_how_to_make_one(tmp_path: Path) -> None:

@@ -52,6 +52,9 @@ def test_row_groups_are_even_and_hold_every_image_once(samples, seed, rows) -> N
         (791, 100_000_000, None, 16),  # at least 16
         (10, 1000, None, 10),  # no empty ones
         (1000, 2**30, None, 64),  # 16 MiB each
+        (20_000, 2**30, None, 256),  # more rows each, 4 MiB
+        (100_000, 10 * 2**30, None, 256),  # 40 MiB each
+        (1_280_000, 140 * 2**30, None, 2240),  # 64 MiB each
         (100, 1000, 30, 4),
         (100, 1000, 1000, 1),
     ],

@@ -7,7 +7,8 @@ import pytest
 import torch.distributed as dist
 
 from paceline.errors import TimedOut
-from paceline.rank.peers import best_offset, measure_offset
+from paceline.host.clocks import best_offset
+from paceline.rank.peers import measure_offset
 
 
 def test_offset_comes_from_the_round_with_the_shortest_trip():

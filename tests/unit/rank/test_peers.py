@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.host.clocks import SAME_CLOCK
 from paceline.rank import peers
-from paceline.rank.peers import SAME_CLOCK, Peers, join_peers
+from paceline.rank.peers import Peers, join_peers
 from paceline.transports.store import ANSWER_SHARE
 
 OPENED = object()

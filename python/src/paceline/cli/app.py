@@ -66,7 +66,7 @@ _SECTIONS = {
         "data": "Synthesise, ingest, register and inspect data sets.",
     },
     "This machine": {
-        "doctor": "Show what this machine has, and what is missing.",
+        "doctor": "Show what this machine or several hosts lack.",
         "sidecar": "Sample the resources of this host and of processes.",
     },
     "Cluster files": {

@@ -1,4 +1,4 @@
-"""`paceline doctor`: examine what this machine has, and say how to get what is missing."""
+"""`paceline doctor`: examine this machine or several hosts, and say how to get what is missing."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from typing import Any
 import click
 
 from paceline.cli.console import plain_console, print_json
-from paceline.cli.options import json_option
-from paceline.errors import ExitCode
+from paceline.cli.options import json_option, list_option
+from paceline.errors import UsageError
 from paceline.host.cgroups import read_limits
 from paceline.host.machine import default_cache_dir, machine_facts, package_versions, torch_cuda
 from paceline.host.programs import Finding, how_to_install, why_it_failed
+from paceline.preflight.findings import exit_code, findings_of, verdict
+from paceline.preflight.hosts import remote_shell
+from paceline.preflight.observe import document, observe
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 from paceline.report.section import Column, Table, terminal_table
 from paceline.spec.extensions import LAUNCHERS, load_object
+from paceline.spec.values import bits_per_s
 
 # Tensors of two trials of the largest workload (VGG16: weights and gradient, 537 MB each) and its
 # images.
@@ -41,18 +45,101 @@ _COLUMNS: tuple[Column[Finding], ...] = (
     Column("in use", lambda finding: finding.found, "text"),
     Column("why, or how to get it", lambda finding: finding.why, "text"),
 )
+_BETWEEN_HOSTS: tuple[Column[Finding], ...] = (
+    *_COLUMNS[:2],
+    Column("found", lambda finding: finding.found, "name"),
+    Column("why, or how to correct it", lambda finding: finding.why, "text"),
+)
 
 
 @click.command("doctor")
+@list_option(
+    "--hosts",
+    "HOST[:SLOTS],...",
+    "Examine these hosts and what is between them; the first one is this host. SLOTS: ranks with "
+    "a core each.",
+)
+@click.option(
+    "--interface",
+    metavar="NAME",
+    help="Network interface between the hosts; default: that by which the first sends to the "
+    "second.",
+)
+@click.option(
+    "--folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Where run directories will be, on every host; default: this folder.",
+)
+@click.option("--link", metavar="RATE", help='What each link should have, such as "10gbit".')
+@click.option(
+    "--agent",
+    metavar="COMMAND",
+    help="Program that is called as COMMAND HOST SHELL_LINE; default: that of mpirun, else ssh.",
+)
 @json_option
-def command(as_json: bool) -> int:
-    """Show what this machine has, and what is missing."""
+def command(
+    hosts: tuple[str, ...],
+    interface: str | None,
+    folder: Path,
+    link: str | None,
+    agent: str | None,
+    as_json: bool,
+) -> int:
+    """Show what this machine or several hosts lack."""
+    if hosts:
+        return _examine_hosts(hosts, interface, folder.resolve(), link, agent, as_json=as_json)
     findings = examine()
     if as_json:
         print_json({"schema": SCHEMA, "findings": jsonable(findings)})
     else:
-        plain_console().print(terminal_table(Table(columns=_COLUMNS, items=findings, gap=1)))
-    return ExitCode.OK if all(f.ok for f in findings) else ExitCode.ENVIRONMENT
+        _print_table(_COLUMNS, findings)
+    return exit_code(findings)
+
+
+def _print_table(columns: Sequence[Column[Finding]], findings: Sequence[Finding]) -> None:
+    plain_console().print(terminal_table(Table(columns=columns, items=findings, gap=1)))
+
+
+def _examine_hosts(
+    hosts: Sequence[str],
+    interface: str | None,
+    folder: Path,
+    link: str | None,
+    agent: str | None,
+    *,
+    as_json: bool,
+) -> int:
+    slots = parse_hosts(hosts)
+    rate = None if link is None else bits_per_s(link, "--link")
+    seen = observe(list(slots), remote_shell() if agent is None else agent, interface, folder)
+    wanted = {n: count for n, count in enumerate(slots.values()) if count is not None}
+    findings = findings_of(seen, wanted, rate)
+    if as_json:
+        print_json({"schema": SCHEMA, "findings": jsonable(findings), **document(seen)})
+    else:
+        _print_table(_BETWEEN_HOSTS, findings)
+        plain_console().print(f"\n{verdict(findings)}")
+    return exit_code(findings)
+
+
+def parse_hosts(words: Sequence[str]) -> dict[str, int | None]:
+    """Return the slots of each host; None where none are given. Raises UsageError."""
+    found: dict[str, int | None] = {}
+    for word in words:
+        name, colon, count = word.partition(":")
+        if not name or (colon and not (count.isdecimal() and int(count) > 0)):
+            raise UsageError(f"--hosts: expected HOST or HOST:SLOTS, got {word!r}")
+        if name in found:
+            raise UsageError(f"--hosts: {name} is given twice; name each host once")
+        found[name] = int(count) if colon else None
+    if len(found) < 2:
+        raise UsageError(
+            "--hosts: expected at least two hosts, separated by commas; "
+            "`paceline doctor` alone examines this one"
+        )
+    return found
 
 
 def examine() -> list[Finding]:

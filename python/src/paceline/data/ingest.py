@@ -48,9 +48,13 @@ if TYPE_CHECKING:
 MIN_ROW_GROUPS = 16  # so that windows can be shuffled and ranks can divide the reading
 TARGET_ROWS = 64
 TARGET_BYTES = 16 * 2**20
+# Beyond this number, which suffices for shuffling and for many ranks, row groups and their files
+# grow: a file system opens and lists few large files faster than many small ones.
+MANY_ROW_GROUPS = 256
+MOST_BYTES = 64 * 2**20  # a reader keeps 16 row groups on a node
 _BAD_SHOWN = 20
 _EXAMINED_PER_TASK = 32
-_BLOCK_BYTES = 2**30  # Parquet's row-group limit, far above TARGET_BYTES: one group per file
+_BLOCK_BYTES = 2**30  # Parquet's row-group limit, far above MOST_BYTES: one group per file
 _PETASTORM_NAME = "_common_metadata"
 _PACKAGES = ("petastorm", "pyarrow", "pillow")  # whose versions the manifest states
 
@@ -70,8 +74,8 @@ def ingest(
     on_bad_image: "fail" names all bad images in the error; "skip" lists them in the manifest.
     seed: of the samples' order. spark: a session whose executors can read `images_dir`; None
     starts a local one and ends it. row_group_rows: approximate images per row group; None means
-    64, at most about 16 MB, and at least 16 row groups. progress(done, total) counts each image
-    twice: examined, then written.
+    64, at most about 16 MB, and at least 16 row groups; if they were more than 256, up to about
+    64 MB. progress(done, total) counts each image twice: examined, then written.
     Raises DataError for bad images or folders, UsageError if `out_dataset` is not empty.
     """
     if on_bad_image not in ("fail", "skip"):
@@ -131,7 +135,8 @@ def row_group_count(samples: int, total_bytes: int, row_group_rows: int | None) 
     if row_group_rows is not None:
         return -(-samples // row_group_rows)
     wanted = max(MIN_ROW_GROUPS, -(-samples // TARGET_ROWS), -(-total_bytes // TARGET_BYTES))
-    return min(samples, wanted)
+    largest = max(MANY_ROW_GROUPS, -(-total_bytes // MOST_BYTES))
+    return min(samples, wanted, largest)
 
 
 def _examine(spark: SparkSession, folder: ImageFolder, counter: Any) -> list[Finding]:

@@ -45,6 +45,8 @@ appender.stderr.filter.threshold.type = ThresholdFilter
 appender.stderr.filter.threshold.level = fatal
 """
 _JVM_END_S = 10.0
+# With less, Parquet's writers of all cores would divide row groups to fit into the memory.
+_MIB_PER_CORE, _LEAST_MIB = 128, 1024
 _POLL_S = 0.25
 _POLLING_END_S = 5.0
 
@@ -52,7 +54,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def local_session(cores: int, driver_memory: str = "1g") -> Iterator[SparkSession]:
+def local_session(cores: int) -> Iterator[SparkSession]:
     """Yield a `local[cores]` session; it and its JVM are ended when the block ends in any way.
 
     It listens on 127.0.0.1 only, with authentication and without the web page, and prints neither
@@ -73,7 +75,7 @@ def local_session(cores: int, driver_memory: str = "1g") -> Iterator[SparkSessio
         builder = (
             SparkSession.builder.master(f"local[{cores}]")
             .appName("paceline ingest")
-            .config("spark.driver.memory", driver_memory)
+            .config("spark.driver.memory", f"{max(_LEAST_MIB, cores * _MIB_PER_CORE)}m")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.authenticate", "true")

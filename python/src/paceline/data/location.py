@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.spec.secret_values import holds_secret
 from paceline.spec.values import REMOTE_SCHEMES, is_remote, local_path
 
+_HIDDEN = re.compile(r"(^|/)[._]")
 _BLOCK_BYTES = 8 * 2**20
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0
@@ -72,7 +74,7 @@ class Location:
         found = {}
         for info in infos:
             path = info.path[len(self.root) :].lstrip("/")
-            if info.is_file and not any(part[0] in "._" for part in path.split("/")):
+            if info.is_file and not _HIDDEN.search(path):
                 found[path] = info.size
         return dict(sorted(found.items()))
 

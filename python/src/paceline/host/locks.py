@@ -46,14 +46,14 @@ def try_lock(file: Lockable, *, shared: bool = False) -> bool:
 
     Warn once for a file system without locks, and return True.
     """
-    locked = _flock(file, shared=shared)
+    locked = flock_file(file, shared=shared)
     if locked is None:
         _warn_without_locks(os.fstat(file if isinstance(file, int) else file.fileno()).st_dev)
     return locked is not False
 
 
-def _flock(file: Lockable, *, shared: bool = False) -> bool | None:
-    """Lock as `try_lock`; None if the file system has no locks."""
+def flock_file(file: Lockable, *, shared: bool = False) -> bool | None:
+    """Lock as `try_lock`, without the warning; return None if the file system has no locks."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -106,7 +106,7 @@ def _remove_if_abandoned(folder: Path) -> None:
             found = os.fstat(descriptor)
             is_ours = found.st_uid == os.getuid() and time.time() - found.st_mtime > _NEW_S
             # Without locks nobody knows which folders are in use.
-            if is_ours and _flock(descriptor):
+            if is_ours and flock_file(descriptor):
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)

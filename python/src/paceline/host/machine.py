@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import EnvironmentLacks
+from paceline.host.processes import boot_id
 from paceline.host.topology import SYSTEM, numa_cores, physical_cores
 
 _PACKAGES = (
@@ -20,6 +21,7 @@ _PACKAGES = (
 )  # fmt: skip
 
 _UNNAMED_GPU = "NVIDIA GPU"
+_ANY_PORT = 9  # a datagram socket has to be connected to some port
 
 
 def usable_cores() -> int:
@@ -29,6 +31,13 @@ def usable_cores() -> int:
 
 def host_name() -> str:
     return socket.gethostname()
+
+
+def host_identity() -> str:
+    """Return a text that is equal for processes that may share memory: the same start of the
+    kernel, network and name."""
+    network = Path("/proc/self/ns/net").readlink()
+    return f"{boot_id()} {network} {host_name()}"
 
 
 def default_cache_dir() -> Path:
@@ -149,6 +158,34 @@ def interface_address(interface: str) -> str:
         f"interface {interface!r} on host {host_name()}: expected one with an IPv4 address; "
         f"interfaces here: {', '.join(addresses)}; name one of them with [network] interface"
     )
+
+
+def interface_to(host: str) -> str:
+    """Return the name of the interface by which this host sends to another one; sends nothing.
+
+    Raises EnvironmentLacks if the name of the other host is unknown, or there is no way to it.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, _ANY_PORT))
+            own = probe.getsockname()[0]
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"host {host_name()}: expected a network interface that leads to {host}, found none: "
+            f"{error}; correct the name of the host, or name the interface"
+        ) from error
+    return own_addresses()[own]
+
+
+def own_addresses() -> dict[str, str]:
+    """Return the names of this host's network interfaces by their addresses."""
+    import psutil  # noqa: PLC0415  (as above)
+
+    return {
+        str(address.address): name
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+    }
 
 
 def has_link(interface: str) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
+from paceline.host.clocks import SAME_CLOCK, ClockOffset, best_offset
 from paceline.node.memory import gather
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
@@ -29,16 +29,6 @@ from paceline.transports.store import (
 )
 
 _ROUNDS = 8  # of questions about the clock
-
-
-class ClockOffset(NamedTuple):
-    """Offset to add to this rank's unix times to get rank 0's; correct within +-error_s."""
-
-    offset_s: float
-    error_s: float
-
-
-SAME_CLOCK = ClockOffset(0.0, 0.0)
 
 
 class Peers:
@@ -253,16 +243,6 @@ def _node(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
 
 def _world(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
     return GroupStore(store, context.rank, context.world_size, f"world/{purpose}")
-
-
-def best_offset(rounds: Sequence[tuple[float, float, float]]) -> ClockOffset:
-    """Estimate the offset from the round with the shortest round trip (Cristian: Probabilistic
-    clock synchronization, Distributed Computing 3, 1989).
-
-    rounds: (own time at the request, the other's time, own time at the answer), in seconds.
-    """
-    asked, theirs, answered = min(rounds, key=lambda r: r[2] - r[0])
-    return ClockOffset(theirs - (asked + answered) / 2, (answered - asked) / 2)
 
 
 def measure_offset(

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
+from paceline.host.clocks import SAME_CLOCK, ClockOffset
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
-from paceline.rank.peers import SAME_CLOCK, ClockOffset
 from paceline.records.communication import Communication, StrategyResult, TransportResult
 from paceline.records.files import write_json
 from paceline.records.layout import RankFiles, TrialFiles

@@ -81,7 +81,7 @@ def open_samples(
     """Open the data set of a training, and create its task.
 
     folder: of the trial, if there is one. share_of_node: the ranks with whom copies of remote files
-    are shared.
+    are shared; the first of them checks that all files are there.
     Raises UsageError if the data set lacks a field of the task, EnvironmentLacks if it is missing
     or cannot be reached, DataError if it is damaged.
     """
@@ -94,7 +94,7 @@ def open_samples(
         source = ItemSource(items, training.items)
         yield Samples(order, informed(task, source, 0), source)
         return
-    dataset = open_dataset(training.dataset)
+    dataset = open_dataset(training.dataset, check_files=share_of_node.local_rank == 0)
     order = sample_order_of(training, dataset.row_group_rows)
     task = task_of(training, classes=0, steps=order.steps, folder=folder)
     classes = dataset.field(task.target_field).classes or 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.host.machine import host_name
-from paceline.host.processes import boot_id
+from paceline.host.machine import host_identity
 from paceline.node.memory import gather
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, ProcessGroupGloo, Store
@@ -51,7 +49,7 @@ class Levels:
         cannot, TimedOut if a rank does not take part.
         """
         ranks = len(world_ranks)
-        hosts = gather(GroupStore(store, rank, ranks, "hosts"), _host_identity(), limit_s)
+        hosts = gather(GroupStore(store, rank, ranks, "hosts"), host_identity(), limit_s)
         members = [other for other, host in enumerate(hosts) if host == hosts[rank]]
         self.hosts = len(set(hosts))
         self.algorithm = "shared" if self.hosts == 1 else "hierarchical"
@@ -159,10 +157,3 @@ class Levels:
             f"{text}",
             self._world_rank,
         )
-
-
-def _host_identity() -> str:
-    """Return a text that is equal for processes that may share memory: the same start of the
-    kernel, network and name."""
-    network = Path("/proc/self/ns/net").readlink()
-    return f"{boot_id()} {network} {host_name()}"

@@ -1,0 +1,41 @@
+"""An all-reduce of Gloo between probes. It imports torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from paceline.plan.rank_context import RankContext
+from paceline.transports.store import open_store
+
+_FLOAT_BYTES = 4
+
+
+def all_reduce_s(
+    context: RankContext, interface: str, payload_bytes: int, repeats: int, limit_s: float
+) -> float:
+    """Return the seconds of the fastest all-reduce; collective.
+
+    Raises TimedOut if the store does not answer, RuntimeError if Gloo fails or takes longer.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    dist.init_process_group(
+        "gloo",
+        store=open_store(context, limit_s),
+        rank=context.rank,
+        world_size=context.world_size,
+        timeout=timedelta(seconds=limit_s),
+    )
+    values = torch.ones(max(1, payload_bytes // _FLOAT_BYTES))
+    took_s = []
+    for _ in range(repeats):
+        dist.barrier()
+        began_s = time.perf_counter()
+        dist.all_reduce(values)
+        took_s.append(time.perf_counter() - began_s)
+    dist.destroy_process_group()
+    return min(took_s)
