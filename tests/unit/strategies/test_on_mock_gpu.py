@@ -34,10 +34,13 @@ from tests.unit.strategies.pipeline.node import (
     task_for,
 )
 
+from paceline.plan.trial import Trial
 from paceline.strategies import create_strategy
 from paceline.strategies.pipeline import partition
 from paceline.training import passes
 from paceline.training.checkpointing import checkpoint_activations
+from paceline.training.devices import use_device
+from paceline.transports import gloo_group
 
 pytestmark = [pytest.mark.needs("mock-gpu"), pytest.mark.timeout(COMPILE_LIMIT_S + 100)]
 
@@ -129,14 +132,37 @@ def test_batch_norm_over_the_global_batch_is_that_of_the_cpu(mock_gpu, name):
     mock_gpu.run(compare_normalised, name)
 
 
+def settings_on_device(trial):
+    reported = use_device(torch.device(NAME, 0), trial.training)
+    cudnn = torch.backends.cudnn
+    return reported, (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
+
+
+@pytest.mark.parametrize(
+    ("training", "tf32", "autotuning"),
+    [
+        ({}, False, False),
+        ({"float32_matmul_precision": "high", "cudnn_autotuning": True}, True, True),
+    ],
+)
+def test_tf32_and_autotuning_are_chosen_and_recorded(mock_gpu, training, tf32, autotuning):
+    trial = trial_of(**TRIALS["sequential"], **training)
+    reported, settings = mock_gpu.run(settings_on_device, trial)
+    assert settings == (tf32, not autotuning, autotuning)
+    assert reported["tf32"] == tf32
+    assert reported["cudnn_deterministic"] == (not autotuning)
+    assert reported["device"] == f"{NAME}:0 (memory of the host)"
+
+
 def train_rank(rank, trial, sizes, folder):
-    """Train one rank of a group whose collectives take tensors of the device only."""
+    """Train one rank. On the device, collectives take its tensors only."""
     from tests.support import mock_nccl
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     ranks = trial.placement.ranks_per_node
-    store = dist.FileStore(str(Path(folder, "store")), ranks)
-    dist.init_process_group(mock_nccl.BACKEND, store=store, rank=rank, world_size=ranks)
+    store = dist.FileStore(str(Path(folder, f"store-{trial.device}")), ranks)
+    backend = gloo_group.BACKEND if trial.device == "cpu" else mock_nccl.BACKEND
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     try:
         strategy, context = create_strategy(trial), context_of(rank, ranks)
         model = model_of(trial)
@@ -157,7 +183,7 @@ def train_rank(rank, trial, sizes, folder):
 
 def train_ranks(mock_gpu, trial, sizes, tmp_path):
     """Return gradients and weights of each rank."""
-    found = mock_gpu.run_ranks(train_rank, on_gpu(trial), sizes, tmp_path)
+    found = mock_gpu.run_ranks(train_rank, trial, sizes, tmp_path)
     return [
         tuple({n: torch.from_numpy(t) for n, t in tensors.items()} for tensors in rank)
         for rank in found
@@ -172,7 +198,7 @@ def flat(trial):
 def test_processes_train_as_on_the_cpu(mock_gpu, tmp_path):
     trial = flat(trial_of(**TRIALS["processes-2"]))
     gradients, weights = train_by_hand(trial, SIZES)
-    for of_rank, found in train_ranks(mock_gpu, trial, SIZES, tmp_path):
+    for of_rank, found in train_ranks(mock_gpu, on_gpu(trial), SIZES, tmp_path):
         assert distance({n: found[n] for n in weights}, weights) < TOLERANCE
         assert distance({n: of_rank[n] for n in gradients}, gradients) < TOLERANCE
 
@@ -181,5 +207,16 @@ def test_processes_sum_batch_statistics_on_their_devices(mock_gpu, tmp_path):
     """NCCL refuses vectors of the host; and CUDA has no gradient of statistics that it did not
     save."""
     gradients, weights = train_by_hand(resnet_trial("sequential"), RESNET_SIZES)
-    ranks = train_ranks(mock_gpu, flat(resnet_trial("processes-2")), RESNET_SIZES, tmp_path)
+    trial = on_gpu(flat(resnet_trial("processes-2")))
+    ranks = train_ranks(mock_gpu, trial, RESNET_SIZES, tmp_path)
     assert_normalised_equivalently(ranks, gradients, weights)
+
+
+def test_local_sgd_trains_as_on_the_cpu(mock_gpu, tmp_path):
+    rows = flat(trial_of(**TRIALS["processes-2"])).model_dump()
+    rows["strategy_options"] = {"averaging": {"period_steps": 2}}
+    trial = Trial.model_validate(rows)
+    on_cpu = train_ranks(mock_gpu, trial, [8, 7, 8, 8], tmp_path)
+    on_device = train_ranks(mock_gpu, on_gpu(trial), [8, 7, 8, 8], tmp_path)
+    for (_, found), (_, wanted) in zip(on_device, on_cpu, strict=True):
+        assert distance(found, wanted) < TOLERANCE
