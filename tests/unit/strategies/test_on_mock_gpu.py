@@ -40,7 +40,8 @@ from paceline.strategies.pipeline import partition
 from paceline.training import passes
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.devices import use_device
-from paceline.transports import gloo_group
+from paceline.transports import buffers, gloo_group
+from paceline.transports.bucket_settings import CompressionSettings, GradientOptions
 
 pytestmark = [pytest.mark.needs("mock-gpu"), pytest.mark.timeout(COMPILE_LIMIT_S + 100)]
 
@@ -220,3 +221,41 @@ def test_local_sgd_trains_as_on_the_cpu(mock_gpu, tmp_path):
     on_device = train_ranks(mock_gpu, on_gpu(trial), [8, 7, 8, 8], tmp_path)
     for (_, found), (_, wanted) in zip(on_device, on_cpu, strict=True):
         assert distance(found, wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers"),
+    [
+        ("bf16", {}),
+        ("fp16", {}),
+        ("powersgd", {"rank": 2}),
+        ("topk", {"density": 0.1}),
+        ("terngrad", {}),
+        ("int8", {}),
+    ],
+)
+def test_compressed_gradients_are_those_of_the_cpu(mock_gpu, tmp_path, method, numbers):
+    trial = flat(trial_of(**TRIALS["processes-2"]))
+    compression = CompressionSettings(method=method, numbers=numbers)
+    options = GradientOptions(compression=compression, buckets_in_flight=1)
+    trial = trial.model_copy(update={"transport_options": options})
+    on_cpu = train_ranks(mock_gpu, trial, SIZES[:2], tmp_path)
+    on_device = train_ranks(mock_gpu, on_gpu(trial), SIZES[:2], tmp_path)
+    for (_, found), (_, wanted) in zip(on_device, on_cpu, strict=True):
+        assert distance(found, wanted) < TOLERANCE
+
+
+def copied_through_the_host():
+    """Send a tensor of the device as transports do that know memory of the host only."""
+    tensor = torch.arange(6.0).view(2, 3).to(torch.device(NAME, 1)).t()
+    wait_for_inputs = buffers.device_wait([tensor])
+    wait_for_inputs()
+    flat = buffers.wire_buffer(tensor)
+    buffers.array_of(flat)[:] *= 2
+    buffers.copy_back(flat, tensor)
+    return flat.device.type, tensor.tolist()
+
+
+def test_transports_of_the_host_copy_a_tensor_of_the_device(mock_gpu):
+    found = mock_gpu.run(copied_through_the_host)
+    assert found == ("cpu", [[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]])
