@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,6 +27,7 @@ from tests.unit.strategies.own_training import (
     with_options,
 )
 from tests.unit.strategies.pipeline.node import (
+    LIMIT_S,
     Board,
     BoardPeers,
     batch_of,
@@ -34,12 +39,16 @@ from tests.unit.strategies.pipeline.node import (
     task_for,
 )
 
+from paceline.data.reading import Batch
 from paceline.plan.trial import Trial
+from paceline.rank.evaluation import EvaluationModel
+from paceline.records.checkpoints import CheckpointFolder
 from paceline.strategies import create_strategy
 from paceline.strategies.pipeline import partition
 from paceline.training import passes
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.devices import use_device
+from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.transports import buffers, gloo_group
 from paceline.transports.bucket_settings import CompressionSettings, GradientOptions
 
@@ -259,3 +268,50 @@ def copied_through_the_host():
 def test_transports_of_the_host_copy_a_tensor_of_the_device(mock_gpu):
     found = mock_gpu.run(copied_through_the_host)
     assert found == ("cpu", [[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]])
+
+
+def evaluated(trial, device):
+    """Return sums and counts of the metrics for some samples."""
+    model = model_of(trial)
+    weights = copied(model.state_dict())
+    evaluation = EvaluationModel(task_for(trial), model, trial.training, torch.device(device, 0))
+    random = np.random.default_rng(4)
+    images = random.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
+    batch = Batch(0, 0, np.arange(7), images, random.integers(0, 3, 7))
+    sums = evaluation.sums(weights, [batch])
+    return {name: [part.tolist() for part in parts] for name, parts in sums.items()}
+
+
+def test_evaluation_gives_the_values_of_the_cpu(mock_gpu):
+    trial = resnet_trial("sequential")
+    found, wanted = mock_gpu.run(evaluated, trial, NAME), evaluated(trial, "cpu")
+    assert found.keys() == wanted.keys()
+    for name, parts in found.items():
+        for of_device, of_cpu in zip(parts, wanted[name], strict=True):
+            assert of_device == pytest.approx(of_cpu, rel=1e-5)
+
+
+def save_and_restore(trial, folder):
+    """Save the state after the second step, and restore it after the last one."""
+    ranks = trial.placement.ranks_per_node
+    files, saved = CheckpointFolder(folder), threading.Barrier(ranks)
+    position = Position(steps=2, task_sha256="a", replicas=1)
+
+    def after_step(strategy, context, _peers, step):
+        if step == 1:
+            parts = partial(write_state, state=strategy.rank_state(), position=position)
+            files.write(2, context.rank, ranks, lambda file: deque(parts(file), maxlen=0))
+            before[context.rank] = copied(strategy.state_dict())
+            saved.wait(LIMIT_S)
+        elif step == len(SIZES) - 1:
+            assert distance(copied(strategy.state_dict()), before[context.rank]) > 0
+            strategy.restore(StateFiles(files.complete()[0]))
+            assert distance(copied(strategy.state_dict()), before[context.rank]) == 0
+
+    before = {}
+    train(on_gpu(trial), SIZES, after_step=after_step)
+
+
+@pytest.mark.parametrize("name", ["sequential", "hybrid-2x2"])
+def test_state_is_saved_and_restored(mock_gpu, tmp_path, name):
+    mock_gpu.run(save_and_restore, trial_of(**TRIALS[name]), tmp_path)
