@@ -1,8 +1,8 @@
 // A device of its own in the memory of the host, for tests of what needs a GPU.
 //
 // Operations copy their tensors to the CPU, compute there and copy the results back. An operation
-// with tensors of different devices is refused, as CUDA refuses it. There are several devices; a call
-// returns when its work is done.
+// with tensors of different devices is refused, as CUDA refuses it. There are several devices. A
+// call returns when its work is done.
 //
 // It uses PrivateUse1, the device type that torch leaves to others.
 
@@ -108,7 +108,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     delete static_cast<Clock::time_point*>(event);
   }
   double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
-    const auto passed = *static_cast<Clock::time_point*>(to) - *static_cast<Clock::time_point*>(from);
+    const auto& begin = *static_cast<Clock::time_point*>(from);
+    const auto passed = *static_cast<Clock::time_point*>(to) - begin;
     return std::chrono::duration<double, std::milli>(passed).count();
   }
 };
@@ -143,7 +144,8 @@ const bool registered = [] {
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 c10::OptionalDeviceGuard guard_of(std::optional<c10::Device> device) {
-  return c10::OptionalDeviceGuard(device.has_value() && device->has_index() ? device : std::nullopt);
+  const bool is_given = device.has_value() && device->has_index();
+  return c10::OptionalDeviceGuard(is_given ? device : std::nullopt);
 }
 
 at::Tensor empty(
@@ -231,8 +233,9 @@ at::Tensor& set_whole_storage(at::Tensor& self, at::Storage storage) {
 
 void record_stream(at::Tensor&, c10::Stream) {}
 
-// What `tensor.data = data` does, which torch refuses if only one of both is of PrivateUse1. It allows
-// it for a tensor of the CPU and one of CUDA (TensorImpl::has_compatible_shallow_copy_type).
+// What `tensor.data = data` does, which torch refuses if only one of both is of PrivateUse1. It
+// allows it for a tensor of the CPU and one of CUDA
+// (TensorImpl::has_compatible_shallow_copy_type).
 void set_data(const at::Tensor& self, const at::Tensor& data) {
   if (auto* meta = torch::autograd::impl::get_autograd_meta(self)) {
     std::lock_guard<std::mutex> lock(meta->mutex_);

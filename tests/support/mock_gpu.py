@@ -13,9 +13,12 @@ import faulthandler
 import fcntl
 import hashlib
 import multiprocessing
+import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -137,13 +140,27 @@ def _is_compatible(input: Tensor, from_: Tensor) -> bool:  # noqa: A002  (names 
     return True
 
 
+def _begin(library: Path) -> None:
+    """Prepare a process of MockGpus; it ends with the process of the tests, even if that is
+    killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    load(library)
+
+
 class MockGpus:
     """Processes that have the device."""
 
     def __init__(self, library: Path, processes: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._processes = [
-            ProcessPoolExecutor(1, mp_context=context, initializer=load, initargs=(library,))
+            ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(library,))
             for _ in range(processes)
         ]
 

@@ -86,6 +86,18 @@ def test_what_a_strategy_cannot_do_is_refused(trial, message):
     assert message in str(caught.value)
 
 
+def test_autotuned_trial_on_a_gpu_has_a_name_and_a_label():
+    sequential = {"launcher": "local", "local_strategy": "sequential"}
+    trial = planned({**sequential, "device": "cuda", "cudnn_autotuning": True})
+    assert trial.configuration.endswith(".fp32.cuda.autotuned")
+    assert trial.labels == ["cuDNN autotuned"]
+
+
+def test_kernels_of_a_gpu_cannot_be_chosen_on_the_cpu():
+    with pytest.raises(UsageError, match=r'cudnn_autotuning: .*expected device = "cuda"'):
+        planned({**PROCESSES, "cudnn_autotuning": True})
+
+
 def test_ranks_without_room_for_the_whole_model_cannot_evaluate():
     with pytest.raises(UsageError) as caught:
         planned(SHARDED, held_out_samples=4)

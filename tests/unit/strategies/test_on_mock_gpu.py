@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,6 +27,7 @@ from tests.unit.strategies.own_training import (
     with_options,
 )
 from tests.unit.strategies.pipeline.node import (
+    LIMIT_S,
     Board,
     BoardPeers,
     batch_of,
@@ -34,10 +39,18 @@ from tests.unit.strategies.pipeline.node import (
     task_for,
 )
 
+from paceline.data.reading import Batch
+from paceline.plan.trial import Trial
+from paceline.rank.evaluation import EvaluationModel
+from paceline.records.checkpoints import CheckpointFolder
 from paceline.strategies import create_strategy
 from paceline.strategies.pipeline import partition
 from paceline.training import passes
 from paceline.training.checkpointing import checkpoint_activations
+from paceline.training.devices import use_device
+from paceline.training.state_files import Position, StateFiles, write_state
+from paceline.transports import buffers, gloo_group
+from paceline.transports.bucket_settings import CompressionSettings, GradientOptions
 
 pytestmark = [pytest.mark.needs("mock-gpu"), pytest.mark.timeout(COMPILE_LIMIT_S + 100)]
 
@@ -129,14 +142,37 @@ def test_batch_norm_over_the_global_batch_is_that_of_the_cpu(mock_gpu, name):
     mock_gpu.run(compare_normalised, name)
 
 
+def settings_on_device(trial):
+    reported = use_device(torch.device(NAME, 0), trial.training)
+    cudnn = torch.backends.cudnn
+    return reported, (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
+
+
+@pytest.mark.parametrize(
+    ("training", "tf32", "autotuning"),
+    [
+        ({}, False, False),
+        ({"float32_matmul_precision": "high", "cudnn_autotuning": True}, True, True),
+    ],
+)
+def test_tf32_and_autotuning_are_chosen_and_recorded(mock_gpu, training, tf32, autotuning):
+    trial = trial_of(**TRIALS["sequential"], **training)
+    reported, settings = mock_gpu.run(settings_on_device, trial)
+    assert settings == (tf32, not autotuning, autotuning)
+    assert reported["tf32"] == tf32
+    assert reported["cudnn_deterministic"] == (not autotuning)
+    assert reported["device"] == f"{NAME}:0 (memory of the host)"
+
+
 def train_rank(rank, trial, sizes, folder):
-    """Train one rank of a group whose collectives take tensors of the device only."""
+    """Train one rank. On the device, collectives take its tensors only."""
     from tests.support import mock_nccl
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     ranks = trial.placement.ranks_per_node
-    store = dist.FileStore(str(Path(folder, "store")), ranks)
-    dist.init_process_group(mock_nccl.BACKEND, store=store, rank=rank, world_size=ranks)
+    store = dist.FileStore(str(Path(folder, f"store-{trial.device}")), ranks)
+    backend = gloo_group.BACKEND if trial.device == "cpu" else mock_nccl.BACKEND
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     try:
         strategy, context = create_strategy(trial), context_of(rank, ranks)
         model = model_of(trial)
@@ -157,7 +193,7 @@ def train_rank(rank, trial, sizes, folder):
 
 def train_ranks(mock_gpu, trial, sizes, tmp_path):
     """Return gradients and weights of each rank."""
-    found = mock_gpu.run_ranks(train_rank, on_gpu(trial), sizes, tmp_path)
+    found = mock_gpu.run_ranks(train_rank, trial, sizes, tmp_path)
     return [
         tuple({n: torch.from_numpy(t) for n, t in tensors.items()} for tensors in rank)
         for rank in found
@@ -172,7 +208,7 @@ def flat(trial):
 def test_processes_train_as_on_the_cpu(mock_gpu, tmp_path):
     trial = flat(trial_of(**TRIALS["processes-2"]))
     gradients, weights = train_by_hand(trial, SIZES)
-    for of_rank, found in train_ranks(mock_gpu, trial, SIZES, tmp_path):
+    for of_rank, found in train_ranks(mock_gpu, on_gpu(trial), SIZES, tmp_path):
         assert distance({n: found[n] for n in weights}, weights) < TOLERANCE
         assert distance({n: of_rank[n] for n in gradients}, gradients) < TOLERANCE
 
@@ -181,5 +217,101 @@ def test_processes_sum_batch_statistics_on_their_devices(mock_gpu, tmp_path):
     """NCCL refuses vectors of the host; and CUDA has no gradient of statistics that it did not
     save."""
     gradients, weights = train_by_hand(resnet_trial("sequential"), RESNET_SIZES)
-    ranks = train_ranks(mock_gpu, flat(resnet_trial("processes-2")), RESNET_SIZES, tmp_path)
+    trial = on_gpu(flat(resnet_trial("processes-2")))
+    ranks = train_ranks(mock_gpu, trial, RESNET_SIZES, tmp_path)
     assert_normalised_equivalently(ranks, gradients, weights)
+
+
+def test_local_sgd_trains_as_on_the_cpu(mock_gpu, tmp_path):
+    rows = flat(trial_of(**TRIALS["processes-2"])).model_dump()
+    rows["strategy_options"] = {"averaging": {"period_steps": 2}}
+    trial = Trial.model_validate(rows)
+    on_cpu = train_ranks(mock_gpu, trial, [8, 7, 8, 8], tmp_path)
+    on_device = train_ranks(mock_gpu, on_gpu(trial), [8, 7, 8, 8], tmp_path)
+    for (_, found), (_, wanted) in zip(on_device, on_cpu, strict=True):
+        assert distance(found, wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers"),
+    [
+        ("bf16", {}),
+        ("fp16", {}),
+        ("powersgd", {"rank": 2}),
+        ("topk", {"density": 0.1}),
+        ("terngrad", {}),
+        ("int8", {}),
+    ],
+)
+def test_compressed_gradients_are_those_of_the_cpu(mock_gpu, tmp_path, method, numbers):
+    trial = flat(trial_of(**TRIALS["processes-2"]))
+    compression = CompressionSettings(method=method, numbers=numbers)
+    options = GradientOptions(compression=compression, buckets_in_flight=1)
+    trial = trial.model_copy(update={"transport_options": options})
+    on_cpu = train_ranks(mock_gpu, trial, SIZES[:2], tmp_path)
+    on_device = train_ranks(mock_gpu, on_gpu(trial), SIZES[:2], tmp_path)
+    for (_, found), (_, wanted) in zip(on_device, on_cpu, strict=True):
+        assert distance(found, wanted) < TOLERANCE
+
+
+def copied_through_the_host():
+    """Send a tensor of the device as transports do that know memory of the host only."""
+    tensor = torch.arange(6.0).view(2, 3).to(torch.device(NAME, 1)).t()
+    wait_for_inputs = buffers.device_wait([tensor])
+    wait_for_inputs()
+    flat = buffers.wire_buffer(tensor)
+    buffers.array_of(flat)[:] *= 2
+    buffers.copy_back(flat, tensor)
+    return flat.device.type, tensor.tolist()
+
+
+def test_transports_of_the_host_copy_a_tensor_of_the_device(mock_gpu):
+    found = mock_gpu.run(copied_through_the_host)
+    assert found == ("cpu", [[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]])
+
+
+def evaluated(trial, device):
+    """Return sums and counts of the metrics for some samples."""
+    model = model_of(trial)
+    weights = copied(model.state_dict())
+    evaluation = EvaluationModel(task_for(trial), model, trial.training, torch.device(device, 0))
+    random = np.random.default_rng(4)
+    images = random.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
+    batch = Batch(0, 0, np.arange(7), images, random.integers(0, 3, 7))
+    sums = evaluation.sums(weights, [batch])
+    return {name: [part.tolist() for part in parts] for name, parts in sums.items()}
+
+
+def test_evaluation_gives_the_values_of_the_cpu(mock_gpu):
+    trial = resnet_trial("sequential")
+    found, wanted = mock_gpu.run(evaluated, trial, NAME), evaluated(trial, "cpu")
+    assert found.keys() == wanted.keys()
+    for name, parts in found.items():
+        for of_device, of_cpu in zip(parts, wanted[name], strict=True):
+            assert of_device == pytest.approx(of_cpu, rel=1e-5)
+
+
+def save_and_restore(trial, folder):
+    """Save the state after the second step, and restore it after the last one."""
+    ranks = trial.placement.ranks_per_node
+    files, saved = CheckpointFolder(folder), threading.Barrier(ranks)
+    position = Position(steps=2, task_sha256="a", replicas=1)
+
+    def after_step(strategy, context, _peers, step):
+        if step == 1:
+            parts = partial(write_state, state=strategy.rank_state(), position=position)
+            files.write(2, context.rank, ranks, lambda file: deque(parts(file), maxlen=0))
+            before[context.rank] = copied(strategy.state_dict())
+            saved.wait(LIMIT_S)
+        elif step == len(SIZES) - 1:
+            assert distance(copied(strategy.state_dict()), before[context.rank]) > 0
+            strategy.restore(StateFiles(files.complete()[0]))
+            assert distance(copied(strategy.state_dict()), before[context.rank]) == 0
+
+    before = {}
+    train(on_gpu(trial), SIZES, after_step=after_step)
+
+
+@pytest.mark.parametrize("name", ["sequential", "hybrid-2x2"])
+def test_state_is_saved_and_restored(mock_gpu, tmp_path, name):
+    mock_gpu.run(save_and_restore, trial_of(**TRIALS[name]), tmp_path)

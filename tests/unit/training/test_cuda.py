@@ -98,8 +98,8 @@ def test_stopwatch_sees_work_end_after_the_call_that_asked_for_it(gpu):
     assert watch.reached_s(done) > done.host_s
 
 
-def test_float32_products_are_not_rounded_to_tf32(gpu):
-    use_device(gpu)
+def test_float32_products_are_not_rounded_to_tf32(gpu, make_trial):
+    use_device(gpu, make_trial().training)
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(512, 512, generator=generator) for _ in range(2))
     exact = left.double() @ right.double()

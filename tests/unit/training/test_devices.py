@@ -81,9 +81,9 @@ def test_torch_without_cuda_is_told_with_what_to_install(cuda_trial, solo):
         device_of(cuda_trial(), solo)
 
 
-def test_cpu_needs_no_settings_and_no_waiting():
+def test_cpu_needs_no_settings_and_no_waiting(make_trial):
     before = torch.backends.cudnn.allow_tf32
-    assert use_device(CPU) == {}
+    assert use_device(CPU, make_trial().training) == {}
     assert torch.backends.cudnn.allow_tf32 == before
     synchronize(CPU)
 

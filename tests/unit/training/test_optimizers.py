@@ -74,3 +74,26 @@ def test_warm_up_counts_whole_batches():
     whole, _ = trained(Normalised, [None], batches=2, learning_rate_warmup_steps=4)
     parts, _ = trained(Normalised, [0.5, 0.5], batches=2, learning_rate_warmup_steps=4)
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=0)
+
+
+def test_norm_of_all_gradients_is_read_at_once(monkeypatch):
+    """A GPU is waited for at each value that is read."""
+    named = [(f"w{number}", nn.Parameter(torch.zeros(2))) for number in range(3)]
+    optimizer = TaskOptimizer(Decayed(TaskSettings()), named)
+    for number, (_, parameter) in enumerate(named):
+        parameter.grad = torch.tensor([3.0, 4.0]) * number
+    reads = []
+
+    def watched(name):
+        read = getattr(torch.Tensor, name)
+
+        def call(tensor):
+            reads.append(name)
+            return read(tensor)
+
+        return call
+
+    for name in ("__float__", "item", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, watched(name))
+    assert optimizer.squared_norm() == 25.0 + 100.0
+    assert len(reads) == 1

@@ -85,3 +85,26 @@ def test_an_empty_share_has_gradients_of_zero_whatever_the_loss() -> None:
     for parameter in model.parameters():
         assert parameter.grad is not None
         assert parameter.grad.abs().sum() == 0.0
+
+
+def test_loss_is_read_after_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is waited for there, and would compute nothing until the host goes on."""
+    happened = []
+    read = torch.Tensor.__float__
+
+    def watched(self: torch.Tensor) -> float:
+        happened.append("loss read")
+        return read(self)
+
+    trial = trial_of("sequential")
+    task = task_of(trial.training, classes=3)
+    model = build_model(task)
+    next(model.parameters()).register_hook(lambda _: happened.append("backward pass"))
+    batch = TrainBatch(
+        step=0, epoch=0, inputs=torch.randn(2, 3, 32, 32), targets=torch.tensor([0, 1]),
+        sample_ids=np.arange(2), global_samples=2,
+    )  # fmt: skip
+    monkeypatch.setattr(torch.Tensor, "__float__", watched)
+    passed = run_passes(task, model, batch, trial.training)
+    assert passed.loss_sum > 0
+    assert happened == ["backward pass", "loss read"] * task.accumulation_steps

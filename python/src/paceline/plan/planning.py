@@ -115,6 +115,7 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
         accumulation_steps=value("accumulation_steps", None),
         compile=value("compile", False),
         float32_matmul_precision=value("float32_matmul_precision", "highest"),
+        cudnn_autotuning=value("cudnn_autotuning", False),
         cache=None if workload.cache is None else str(Path(workload.cache).absolute()),
         script=None if workload.script is None else _script(workload.script, workload),
         evaluation=_evaluation(experiment, workload),

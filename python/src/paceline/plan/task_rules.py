@@ -195,6 +195,11 @@ def _arithmetic_faults(strategy: StrategyDescriptor, trial: Trial) -> Iterator[s
             "float32_matmul_precision: applies to matrix products of float32, and "
             f'precision = "{training.precision}" has none; use one of the two'
         )
+    if training.cudnn_autotuning and trial.device == "cpu":
+        yield (
+            'cudnn_autotuning: cuDNN computes on GPUs, expected device = "cuda", got "cpu"; remove '
+            "it"
+        )
 
 
 def _accumulation_faults(

@@ -100,6 +100,7 @@ class Training(_Value):
     accumulation_steps: int | None = None  # None: as the task says
     compile: bool = False
     float32_matmul_precision: MatmulPrecision = "highest"
+    cudnn_autotuning: bool = False
     script: Script | None = None
     evaluation: Evaluation | None = None
     task: str = ""  # "module:Class" or "file.py:Class"; "" is the class of the workload
@@ -261,6 +262,7 @@ class Trial(_Value):
         own += ["compiled"] if training.compile else []
         if training.float32_matmul_precision != "highest":
             own.append(f"matmul {training.float32_matmul_precision}")
+        own += ["cuDNN autotuned"] if training.cudnn_autotuning else []
         own += [*self.arguments, *(f"{name}={value}" for name, value in self.environment.items())]
         return [*own, *(label for each in self.options for label in each.labels())]
 
@@ -296,6 +298,8 @@ def configuration_name(trial: Trial) -> str:
         parts.append("compiled")
     if training.float32_matmul_precision != "highest":
         parts.append(f"matmul-{training.float32_matmul_precision}")
+    if training.cudnn_autotuning:
+        parts.append("autotuned")
     parts += trial.transport_options.name_parts(place)
     parts += trial.launcher_options.name_parts(place)
     parts += [_in_a_name(argument) for argument in trial.arguments]

@@ -55,8 +55,8 @@ class StrategyResult(TypedDict, total=False):
 
     # of a GPU
     device: str
-    tf32: bool
-    cudnn_deterministic: bool
+    tf32: bool  # of matrix products and convolutions of float32
+    cudnn_deterministic: bool  # false: cuDNN has measured its kernels and used the fastest
 
     # bytes that a rank sends in a step; absent if it sends none
     sent_bytes_per_step: float

@@ -58,6 +58,9 @@ class Overrides(Table):
     float32_matmul_precision: Annotated[
         MatmulPrecision | None, Field(description="precision of matrix products of float32")
     ] = None
+    cudnn_autotuning: Annotated[
+        bool | None, Field(description="cuDNN measures its kernels and uses the fastest")
+    ] = None
 
 
 TRIAL_VALUES = tuple(Overrides.model_fields)

@@ -79,7 +79,7 @@ class LocalReplica(FlatReplica, Stepper):
         self, task: Task, model: nn.Module, trial: Trial, device: torch.device = CPU
     ) -> None:
         """model: in its memory format; it is moved to `device`."""
-        self.settings: StrategyResult = use_device(device)
+        self.settings: StrategyResult = use_device(device, trial.training)
         move_model(model, device)
         super().__init__(model, partial(torch.zeros, device=device))
         self.momentum: Tensor | None = None

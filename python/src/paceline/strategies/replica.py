@@ -83,7 +83,7 @@ class ReplicaStrategy(LocalStrategy):
         self._task, self._trial = task, trial
         self._is_first = context.is_first
         self._device = device_of(trial, context)
-        self._device_settings = use_device(self._device)
+        self._device_settings = use_device(self._device, trial.training)
         self._mover, self._stopwatch = InputMover(self._device), Stopwatch(self._device)
         move_model(model, self._device)
         self._model = model

@@ -119,21 +119,19 @@ def _statistics(inputs: Tensor, total: Total, *, excluded: bool) -> tuple[Tensor
     All are on the device of the inputs, and nothing here waits for it.
     """
     channels = inputs.shape[1]
-    sums = torch.zeros(2 * channels + 1, dtype=torch.float64, device=inputs.device)
-    if not excluded:
+    if excluded:
+        sums = torch.zeros(2 * channels + 1, dtype=torch.float64, device=inputs.device)
+    else:
         # of float32, because the result has the type of the inputs
         moments = torch.batch_norm_update_stats(inputs.float(), None, None, 0)
         mean, variance = torch.stack(moments).double()
-        own = inputs.numel() // channels
-        sums[:channels] = own * mean
-        sums[channels:-1] = own * (variance + mean * mean)
-        sums[-1].fill_(own)
+        means = torch.cat([mean, variance.addcmul_(mean, mean), mean.new_ones(1)])
+        sums = means.mul_(inputs.numel() // channels)
     sums = total(sums)
     count = sums[-1]
-    mean, mean_square = (sums[:-1] / count).chunk(2)
-    variance = (mean_square - mean * mean).clamp_(min=0)
-    mean, variance = torch.stack([mean, variance]).float()
-    return mean, variance, count
+    mean, mean_square = (sums[:-1] / count).view(2, channels)
+    variance = mean_square.addcmul(mean, mean, value=-1).clamp_(min=0)
+    return mean.float(), variance.float(), count
 
 
 @torch.no_grad()

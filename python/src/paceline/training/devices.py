@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from paceline.errors import EnvironmentLacks
 from paceline.plan.rank_context import RankContext
-from paceline.plan.trial import Trial
+from paceline.plan.trial import Training, Trial
 from paceline.records.communication import StrategyResult
 from paceline.torch_internals import buffers_of
 
@@ -73,22 +73,26 @@ def device_name(device: torch.device) -> str:
     return f"{device} ({module_of(device).get_device_name(device)})"
 
 
-def use_device(device: torch.device) -> StrategyResult:
-    """Make `device` the current one, with the exact convolutions of the CPU. Return the settings,
-    for the records.
+def use_device(device: torch.device, training: Training) -> StrategyResult:
+    """Make `device` the current one, and set how cuDNN computes. Return the settings, for the
+    records.
 
-    Otherwise convolutions of float32 may use TF32, with 10 instead of 23 bits of mantissa (PyTorch
-    notes, CUDA semantics), and cuDNN may choose convolutions that sum in a different order
-    each time, so runs could not be compared.
+    Convolutions of float32 use TF32, with 10 instead of 23 bits of mantissa (PyTorch notes, CUDA
+    semantics), where matrix products may. Without autotuning cuDNN sums in the same order each
+    time, so runs can be compared.
     """
     if device.type == "cpu":
         return {}
     module_of(device).set_device(device)
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    return {"device": device_name(device), "tf32": tf32, "cudnn_deterministic": True}
+    cudnn = torch.backends.cudnn
+    cudnn.allow_tf32 = training.float32_matmul_precision != "highest"
+    cudnn.deterministic = not training.cudnn_autotuning
+    cudnn.benchmark = training.cudnn_autotuning
+    return {
+        "device": device_name(device),
+        "tf32": cudnn.allow_tf32,
+        "cudnn_deterministic": cudnn.deterministic,
+    }
 
 
 def synchronize(device: torch.device) -> None:

@@ -113,11 +113,10 @@ class TaskOptimizer:
     def squared_norm(self) -> float:
         """Return the squared L2 norm of the gradients of these parameters, together."""
         scale = 1.0 if self._scale is None else self._scale.value
-        squares = sum(
-            float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
-            for gradient in self._gradients()
-        )
-        return squares / scale**2
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in self._gradients()]
+        # all values at once, because a GPU is waited for
+        squares = sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
+        return float(squares) / scale**2
 
     @property
     def has_stepped(self) -> bool:

@@ -151,12 +151,11 @@ def _run_pass(  # noqa: PLR0913, PLR0917  (bound by its only caller)
     if mover is not None:
         batch = replace(batch, inputs=mover.move(batch.inputs), targets=mover.move(batch.targets))
     loss = sum_of_losses(task, model, batch, training)
-    loss_sum = float(loss.detach())
     forwarded, between_s = stopwatch.mark(), communication.total_s
     (scale * (loss.float() / batch.global_samples)).backward()  # type: ignore[no-untyped-call]
     ready_s = stopwatch.reached_s(stopwatch.mark())
     return Passes(
-        loss_sum,
+        float(loss.detach()),  # now, because a GPU would wait for it before the backward pass
         stopwatch.reached_s(started),
         stopwatch.reached_s(forwarded),
         ready_s,

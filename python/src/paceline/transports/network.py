@@ -184,7 +184,7 @@ class NcclTransport(NetworkTransport):
                 "(pytorch.org, Get Started), or use transport gloo"
             )
         self._device = device_of(trial, context)
-        use_device(self._device)
+        use_device(self._device, trial.training)
         # "=" selects exactly this interface instead of a prefix (NCCL's manual)
         os.environ.update(_END_PROCESS, NCCL_SOCKET_IFNAME=f"={trial.interface}")
         # With its device given, NCCL connects now, so that errors are found here.

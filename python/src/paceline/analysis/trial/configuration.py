@@ -57,6 +57,7 @@ def node_setup(trial: Trial) -> Hashable:
         trial.training.accumulation_steps,
         trial.training.compile,
         trial.training.float32_matmul_precision,
+        trial.training.cudnn_autotuning,
     )
 
 

@@ -120,7 +120,6 @@ class StreamStage(StageLayers):
         """Start all micro-batches of a batch, and finish those that are due; after the last batch,
         all of them."""
         timer = StageTimer(CPU)
-        self._loss_sum = 0.0
         for action in stream_actions(
             self._ahead, self._micro_batches, batch.step, drained_before=self._drained_before
         ):
@@ -132,7 +131,7 @@ class StreamStage(StageLayers):
             self._drain(batch.step + 1, timer)
         self.stash.use_current()
         timer.ended("backward")
-        return timer.result(self._loss_sum)
+        return timer.result(self._taken_loss_sum())
 
     def drain(self, steps: int) -> None:
         """Finish all micro-batches of the steps so far."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -21,7 +20,7 @@ from paceline.strategies.pipeline.schedules import Action, Forward, passes_in_fl
 from paceline.strategies.reduction.factor_exchange import NodeFactors
 from paceline.training.batch_norm import placeholders, synchronise
 from paceline.training.checkpointing import BlockBytes, Segments
-from paceline.training.devices import CPU, InputMover, synchronize
+from paceline.training.devices import CPU, InputMover, Mark, Stopwatch, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.optimizers import trained_parameters
 from paceline.training.pass_communication import PassCommunication, Total
@@ -36,40 +35,44 @@ Activity = Literal["forward", "backward", "bubble"]  # bubble: waiting for a nei
 
 
 class StageTimer:
-    """Divide the time of a step among activities without gaps."""
+    """Divide the time of a step among activities without gaps.
+
+    A GPU's work ends after the call that submits it, so times are known in `result`.
+    """
 
     def __init__(
         self, device: torch.device, communication: PassCommunication | None = None
     ) -> None:
         """communication: of the stage's layers, which no activity includes."""
-        self._device = device
+        self._has_communication = communication is not None
         self._communication = communication or PassCommunication()
         self._communicated_s = self._communication.total_s
-        self._pass_comm_s = None if communication is None else 0.0
-        self._seconds: dict[Activity, float] = {"forward": 0.0, "backward": 0.0, "bubble": 0.0}
-        self._last_s = time.perf_counter()
+        self._stopwatch = Stopwatch(device)
+        self._started_s = self._stopwatch.start()
+        self._ends: list[tuple[Activity, Mark, float]] = []  # with all communication before
 
     def ended(self, doing: Activity) -> None:
         """Count the time since the last call as this activity."""
-        synchronize(self._device)
-        now_s = time.perf_counter()
-        communicated_s = self._communication.total_s - self._communicated_s
-        self._seconds[doing] += now_s - self._last_s - communicated_s
-        if self._pass_comm_s is not None:
-            self._pass_comm_s += communicated_s
-        self._communicated_s += communicated_s
-        self._last_s = now_s
+        self._ends.append((doing, self._stopwatch.mark(), self._communication.total_s))
 
     def result(self, loss_sum: float) -> GradientResult:
-        """Return the activities of a step as times of a gradient that is not summed yet."""
+        """Return the activities of a step as times of a gradient that is not summed yet; waits for
+        the device."""
+        seconds: dict[Activity, float] = {"forward": 0.0, "backward": 0.0, "bubble": 0.0}
+        last_s, last_communicated_s = self._started_s, self._communicated_s
+        for doing, mark, communicated_s in self._ends:
+            now_s = self._stopwatch.reached_s(mark)
+            seconds[doing] += now_s - last_s - (communicated_s - last_communicated_s)
+            last_s, last_communicated_s = now_s, communicated_s
+        pass_comm_s = last_communicated_s - self._communicated_s
         return GradientResult(
             loss_sum=loss_sum,
-            forward_s=self._seconds["forward"],
-            backward_s=self._seconds["backward"],
+            forward_s=seconds["forward"],
+            backward_s=seconds["backward"],
             comm_s=None,
             comm_ready_unix_s=None,
-            bubble_s=self._seconds["bubble"],
-            pass_comm_s=self._pass_comm_s,
+            bubble_s=seconds["bubble"],
+            pass_comm_s=pass_comm_s if self._has_communication else None,
         )
 
 
@@ -104,7 +107,7 @@ class StageLayers:
         self._task, self._training = task, training
         self._device = device
         self._mover = InputMover(device)
-        self._loss_sum = 0.0
+        self._losses: list[Tensor] = []  # of the micro-batches of a step
         self._forward_of: Callable[[Tensor], Tensor] = self._module
         self._passes: dict[int, Pass] = {}  # in flight, by the number of the micro-batch
 
@@ -154,6 +157,11 @@ class StageLayers:
         inputs = self._mover.move(batch.inputs[low:high]) if received is None else received
         return Pass(received, self._output(inputs, batch, low, high), high - low)
 
+    def _taken_loss_sum(self) -> float:
+        """Return the sum of losses of a step; a GPU would wait for it within the step."""
+        losses, self._losses = self._losses, []
+        return sum(map(float, losses))
+
     def receive(self, slot: int, samples: int) -> Tensor | None:
         """Return the activations that have arrived as a leaf tensor; None without any."""
         if self._before is None or not samples:
@@ -178,7 +186,7 @@ class StageLayers:
             if self._after is None:
                 targets = self._mover.move(batch.targets[low:high])
                 loss = summed_loss(self._task, output, targets)
-                self._loss_sum += float(loss.detach())
+                self._losses.append(loss.detach())
                 output = loss / batch.global_samples
         return output
 
@@ -233,7 +241,6 @@ class Stage(StageLayers):
         is the replica's part of the batch; only the first stage reads its inputs.
         """
         timer = StageTimer(self._device, self._pass_communication)
-        self._loss_sum = 0.0
         for parameter in self._direct:
             parameter.grad = None
         for layer in self._deferred:
@@ -248,7 +255,7 @@ class Stage(StageLayers):
                     self.backward(action.micro_batch, timer)
                     timer.ended("backward")
         self._finish(timer)
-        return timer.result(self._loss_sum)
+        return timer.result(self._taken_loss_sum())
 
     def compute(self, number: int, batch: TrainBatch, low: int, high: int) -> Pass:
         if low == high and self._pass_communication is not None:
@@ -279,6 +286,7 @@ class Stage(StageLayers):
         for parameter in self._direct:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+        synchronize(self._device)  # what has arrived in the slots is copied
         if self._before is not None:
             self._before.activations.release()
         if self._after is not None:

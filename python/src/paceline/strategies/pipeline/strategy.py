@@ -88,7 +88,7 @@ class PipelineStrategy(ShardedStrategy):
         self._replicas = place.replicas
         self._saves_shards, self._saves_buffers = context.node_index == 0, place.replica == 0
         device = device_of(trial, context)
-        chosen = use_device(device)
+        chosen = use_device(device, trial.training)
         # Before a measurement for the partition moves the layers to the device.
         stored = stored_bytes(task, layers) if trial.training.activation_checkpointing else None
         division = partition_model(task, layers, trial, peers.world("split_points"), device)
