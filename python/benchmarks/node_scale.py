@@ -7,7 +7,7 @@ The ranks have one thread each and share the cores of this node. Each is a fork 
 which has imported what ranks need; then it trains as under a launcher. All clocks of a host agree,
 so the costs are from the last rank's arrival to the last rank's departure:
 
-open_s: opening the memory that all ranks share (the constructor of SharedNode)
+open_s: opening what the ranks share: the constructor of SharedNode, its memory and its barriers
 prepare_s: everything until the strategy can train, opening included
 barrier_s: all barriers of a step; posts: semaphores that a rank posts in them
 empty_barrier_s: a barrier without work before it
@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,18 +91,20 @@ class Watched:
     """Times, posts and memory of this rank; `install` before the ranks are forked."""
 
     def __init__(self) -> None:
-        self.spans: dict[str, tuple[float, float]] = {}
+        self.prepare: list[tuple[float, float]] = []
+        self.opened: list[tuple[float, float]] = []  # each call
         self.steps: list[list[tuple[float, float]]] = []  # each barrier of each step
         self.posts: list[int] = []  # of each step
         self.empty: list[tuple[float, float]] = []
         self.memory: dict[str, int] = {}
-        self._in_step = False
+        self._in_step = self._in_call = False
         self._posts = 0
 
     def install(self) -> None:
         node, barrier, strategy = SharedNode, Barrier, ProcessesStrategy
         semaphores, replace = Semaphores, _replace
-        replace(node, "__init__", lambda call, *a, **o: self._timed("open", call, *a, **o))
+        for name in ("__init__", "memory", "memories", "barrier"):
+            replace(node, name, self._opening)
         replace(strategy, "prepare", self._prepared)
         replace(strategy, "gradient", self._began)
         replace(strategy, "step", self._stepped)
@@ -110,22 +112,26 @@ class Watched:
         replace(barrier, "wait", self._waited)
         replace(semaphores, "post", self._posted)
 
-    def _timed(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        started_s = time.perf_counter()
-        found = call(*arguments, **options)
-        self.spans[name] = (started_s, time.perf_counter())
+    def _opening(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if self._in_call:
+            return call(*arguments, **options)
+        self._in_call = True
+        with timed(self.opened):
+            found = call(*arguments, **options)
+        self._in_call = False
         return found
 
     def _prepared(
         self, call: Callable[..., Any], strategy: Any, task: Any, model: nn.Module, *others: Any
     ) -> None:
         self._model = model
-        self._timed("prepare", call, strategy, task, model, *others)
+        with timed(self.prepare):
+            call(strategy, task, model, *others)
+        self._in_call = True
         barrier = strategy._shared.barrier(range(strategy._ranks))  # noqa: SLF001
         for _ in range(EMPTY_BARRIERS):
-            started_s = time.perf_counter()
-            barrier.wait()
-            self.empty.append((started_s, time.perf_counter()))
+            with timed(self.empty):
+                barrier.wait()
 
     def _began(self, call: Callable[..., Any], *arguments: Any) -> Any:
         self._in_step, self._posts = True, 0
@@ -139,10 +145,8 @@ class Watched:
         return found
 
     def _waited(self, call: Callable[..., Any], *arguments: Any) -> None:
-        started_s = time.perf_counter()
-        call(*arguments)
-        if self._in_step:
-            self.steps[-1].append((started_s, time.perf_counter()))
+        with timed(self.steps[-1] if self._in_step else []):
+            call(*arguments)
 
     def _posted(self, call: Callable[..., Any], *arguments: Any) -> None:
         self._posts += 1
@@ -158,6 +162,14 @@ class Watched:
                 "private_bytes": own["Private_Clean"] + own["Private_Dirty"],
             }
         call(*arguments, **options)
+
+
+@contextmanager
+def timed(spans: list[tuple[float, float]]) -> Iterator[None]:
+    """Append begin and end of the block."""
+    started_s = time.perf_counter()
+    yield
+    spans.append((started_s, time.perf_counter()))
 
 
 def _replace(owner: Any, name: str, by: Callable[..., Any]) -> None:
@@ -244,7 +256,8 @@ def start(trial: Trial, files: TrialFiles, address: StoreAddress, number: int) -
         apply_resources(context, trial)
         seen.install()
         rank.train(trial, context, files)
-        values = {n: getattr(seen, n) for n in ("spans", "steps", "posts", "empty", "memory")}
+        names = ("opened", "prepare", "steps", "posts", "empty", "memory")
+        values = {name: getattr(seen, name) for name in names}
         (files.root / f"seen {number}.json").write_text(json.dumps(values))
         code = 0
     except BaseException:  # noqa: BLE001  (a fork must not return into the parent's code)
@@ -253,23 +266,25 @@ def start(trial: Trial, files: TrialFiles, address: StoreAddress, number: int) -
         os._exit(code)
 
 
-def slowest_s(spans: list[tuple[float, float]]) -> float:
-    """Return the time from the last rank's arrival to the last one's departure."""
-    return max(end for _, end in spans) - max(begin for begin, _ in spans)
+def slowest_s(ranks: Sequence[list[tuple[float, float]]]) -> list[float]:
+    """Return for each span the time from the last rank's begin to the last one's end.
+
+    ranks: the same spans on each rank.
+    """
+    return [
+        max(end for _, end in same) - max(begin for begin, _ in same)
+        for same in zip(*ranks, strict=True)
+    ]
 
 
 def costs(seen: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the costs of a run, from what its ranks have seen."""
-    steps = [
-        sum(slowest_s(list(same)) for same in zip(*barriers, strict=True))
-        for barriers in zip(*(each["steps"] for each in seen), strict=True)
-    ]
-    empty = [slowest_s(list(same)) for same in zip(*(each["empty"] for each in seen), strict=True)]
+    steps = [sum(slowest_s(each)) for each in zip(*(each["steps"] for each in seen), strict=True)]
     return {
-        "open_s": slowest_s([each["spans"]["open"] for each in seen]),
-        "prepare_s": slowest_s([each["spans"]["prepare"] for each in seen]),
+        "open_s": sum(slowest_s([each["opened"] for each in seen])),
+        "prepare_s": sum(slowest_s([each["prepare"] for each in seen])),
         "barrier_s": statistics.median(steps[WARMUP_STEPS:]),
-        "empty_barrier_s": statistics.median(empty),
+        "empty_barrier_s": statistics.median(slowest_s([each["empty"] for each in seen])),
         "posts": max(max(each["posts"][WARMUP_STEPS:]) for each in seen),
         "barriers": len(seen[0]["steps"][-1]),
         **{name: sum(each["memory"][name] for each in seen) for name in MEMORY},

@@ -17,7 +17,7 @@ from paceline.data.reading import Batch
 from paceline.errors import UsageError
 from paceline.plan.sample_order import SampleOrder
 from paceline.plan.trial import Evaluation
-from paceline.rank.evaluation import Evaluator, metric_sums
+from paceline.rank.evaluation import EvaluationModel, Evaluator, metric_sums
 from paceline.records.rows import EvaluationRow
 from paceline.records.tables import rows as read_rows
 from paceline.spec.tables import Target
@@ -139,6 +139,24 @@ def test_evaluation_changes_no_weight(tmp_path):
 
     found = train(trial, RESNET_SIZES, after_step=after_step)[0][1]
     assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())
+
+
+def test_evaluations_use_all_threads_of_the_rank(tmp_path, monkeypatch):
+    seen = []
+
+    def sums(*_):
+        seen.append(torch.get_num_threads())
+        return {}
+
+    trial = resnet_trial("threads-2")
+    monkeypatch.setattr(EvaluationModel, "sums", sums)
+
+    def after_step(strategy, context, peers, step):
+        evaluator(trial, context, tmp_path / "rows.jsonl").run(strategy, step, 0, peers)
+        seen.append(torch.get_num_threads())
+
+    train(trial, RESNET_SIZES[:1], after_step=after_step)
+    assert seen[1:] == [2, 1]  # after the check before the training
 
 
 def test_stream_mode_reads_the_samples_again(tmp_path, solo):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -52,6 +52,7 @@ class Evaluator:
         self._evaluation, self._order = trial.training.evaluation, order
         self._open_feed = open_feed
         self._rows = rows
+        self._threads = trial.placement.threads_per_rank
         self._limit_s = trial.limits.collective_s
         initial = model.state_dict()
         self._model = EvaluationModel(task, model, trial.training, device_of(trial, context))
@@ -66,7 +67,9 @@ class Evaluator:
     def run(self, strategy: LocalStrategy, step: int, epoch: int, peers: Peers) -> None:
         """Evaluate the weights after `step`, and wait for all ranks; collective."""
         started_unix_s = time.time()
-        sums = self._model.sums(strategy.weights_to_evaluate(), self._batches())
+        weights = strategy.weights_to_evaluate()
+        with _intraop_threads(self._threads):  # workers in other threads are idle
+            sums = self._model.sums(weights, self._batches())
         ended_unix_s = time.time()
         with JsonlWriter(self._rows) as rows:
             rows.write_all(
@@ -102,6 +105,17 @@ class Evaluator:
                 f"target: expected a metric of the task ({', '.join(metrics)}), got "
                 f"{target.metric!r}; change target, or return it from evaluate()"
             )
+
+
+@contextmanager
+def _intraop_threads(threads: int) -> Iterator[None]:
+    """Let this thread use so many threads within an operation meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 # Sums and counts of a metric, float64, of equal shape (elements,).

@@ -20,6 +20,7 @@ arrays.
 from __future__ import annotations
 
 import copy
+import mmap
 import os
 import time
 from collections.abc import Callable
@@ -36,7 +37,7 @@ from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Trial
 from paceline.records.rows import WorkerEnvironment
 from paceline.strategies.reduction.factor_exchange import NodeFactors
-from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.strategies.reduction.flat_layout import FlatLayout, touch
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of, shard_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
@@ -92,21 +93,23 @@ class ThreadsStrategy(ShardedStrategy):
         limits = trial.limits
         self._pool = WorkerPool(cores, threads, context.rank, limits.collective_s, limits.trial_s)
         self._layout = FlatLayout.of(trained_parameters(model).items())
-        weights = torch.empty(self._layout.elements)
-        self._layout.bind(trained_parameters(model), weights, copy=True)
         layers = linear_layers(model, task.example_input())
+        rows = rows_of(layers)
+        shards = self._layout.shards(replicas, rows)
+        weights = _fresh_floats(self._layout.elements)
+        self._pool.run(lambda worker: touch(shards[worker], weights))
+        self._layout.bind(trained_parameters(model), weights, copy=True)
         self._node_factors = NodeFactors(trial)
         self._node_factors.join(layers, self._replicate_group, owners=1, workers=replicas)
         self._replicas: list[nn.Module] = [model, *(_twin(model) for _ in range(1, replicas))]
         self._parameters = [trained_parameters(replica) for replica in self._replicas]
-        rows = rows_of(layers)
         low_precision = None
         if trial.training.precision == "bf16":
             copy_of_weights = weights.to(torch.bfloat16)
             low_precision = LowPrecisionWeights(self._layout, weights, copy_of_weights, rows)
         self._shards = [
             OptimizerShard(self._layout, owned, weights, task, rows, low_precision)
-            for owned in self._layout.shards(replicas, rows)
+            for owned in shards
         ]
         self._pass_communication: list[PassCommunication | None] = [None] * replicas
         if trial.placement.replicas > 1:
@@ -221,6 +224,12 @@ def _store(
         inputs = joined([earlier_inputs, inputs])
         outputs_gradients = joined([earlier_gradients, outputs_gradients])
     factors[layer] = (inputs, outputs_gradients)
+
+
+def _fresh_floats(elements: int) -> Tensor:
+    """Return zeros of shape (elements,) in pages that exist once a thread has touched them."""
+    memory = mmap.mmap(-1, 4 * elements, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.float32)
 
 
 def _twin(model: nn.Module) -> nn.Module:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
+from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard, touch
 
 FLAT = torch.arange(112.0)  # of the layout below, each element its own place
 
@@ -37,6 +37,19 @@ def test_bound_parameters_keep_values_shape_and_memory_format():
     assert found["convolution"].is_contiguous(memory_format=torch.channels_last)
     flat.zero_()
     assert not any(parameter.any() for parameter in found.values())
+
+
+def test_touching_writes_zeros_to_the_shards_only():
+    flat = torch.ones(112)
+    shards = FlatLayout.of(parameters().items()).shards(3)
+    touch(shards[1], flat)
+    assert flat.nonzero().flatten().tolist() == [
+        place for place in range(112) if all(not is_in(place, shard) for shard in shards[1])
+    ]
+
+
+def is_in(place, shard):
+    return shard.offset <= place < shard.offset + shard.elements
 
 
 def test_binding_without_copy_takes_what_is_there():
