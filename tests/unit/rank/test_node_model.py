@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paceline.rank import node_model
 from paceline.rank.node_model import NodeModel
 from paceline.training.task import Task, TaskSettings
 from paceline.workloads.build import build_model
@@ -30,13 +29,13 @@ WEIGHT_BYTES = 4 * WIDTH * WIDTH
 @pytest.fixture(autouse=True)
 def _one_after_another(monkeypatch):
     """A rank looks at all tensors and generators of its process, which others must not change."""
-    lock, without_values = threading.Lock(), node_model.built_without_values
+    lock, view = threading.Lock(), NodeModel._view
 
-    def locked(task):
+    def locked(made):
         with lock:
-            return without_values(task)
+            return view(made)
 
-    monkeypatch.setattr(node_model, "built_without_values", locked)
+    monkeypatch.setattr(NodeModel, "_view", locked)
 
 
 class Everything(nn.Module):
