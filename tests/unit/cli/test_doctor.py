@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from paceline.cli import doctor
 from paceline.errors import UsageError
@@ -87,3 +88,9 @@ def test_hosts_with_slots_are_parsed():
 def test_wrong_hosts_are_refused(words, message):
     with pytest.raises(UsageError, match=message):
         doctor.parse_hosts(words)
+
+
+def test_options_about_hosts_need_hosts():
+    done = CliRunner().invoke(doctor.command, ["--link", "1gbit"], standalone_mode=False)
+    assert isinstance(done.exception, UsageError)
+    assert "expected --hosts" in str(done.exception)

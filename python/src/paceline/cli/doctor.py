@@ -69,7 +69,6 @@ _BETWEEN_HOSTS: tuple[Column[Finding], ...] = (
     "--folder",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    default=Path(),
     help="Where run directories will be, on every host; default: this folder.",
 )
 @click.option("--link", metavar="RATE", help='What each link should have, such as "10gbit".')
@@ -78,48 +77,61 @@ _BETWEEN_HOSTS: tuple[Column[Finding], ...] = (
     metavar="COMMAND",
     help="Program that is called as COMMAND HOST SHELL_LINE; default: that of mpirun, else ssh.",
 )
+@click.option(
+    "--master",
+    metavar="ADDRESS",
+    help='Count the free slots of this Spark cluster, such as "spark://node1:7077".',
+)
 @json_option
 def command(
     hosts: tuple[str, ...],
     interface: str | None,
-    folder: Path,
+    folder: Path | None,
     link: str | None,
     agent: str | None,
+    master: str | None,
     as_json: bool,
 ) -> int:
     """Show what this machine or several hosts lack."""
-    if hosts:
-        return _examine_hosts(hosts, interface, folder.resolve(), link, agent, as_json=as_json)
-    findings = examine()
-    if as_json:
-        print_json({"schema": SCHEMA, "findings": jsonable(findings)})
-    else:
-        _print_table(_COLUMNS, findings)
-    return exit_code(findings)
+    if not hosts:
+        _require_none(interface, folder, link, agent, master)
+        findings = examine()
+        return _show(_COLUMNS, findings, {}, as_json=as_json)
+    slots = parse_hosts(hosts)
+    rate = None if link is None else bits_per_s(link, "--link")
+    shell = remote_shell() if agent is None else agent
+    seen = observe(list(slots), shell, interface, (folder or Path()).resolve())
+    wanted = {n: count for n, count in enumerate(slots.values()) if count is not None}
+    findings = findings_of(seen, wanted, rate)
+    if master is not None:
+        findings += _cluster(master, sum(count or 1 for count in slots.values()))
+    return _show(_BETWEEN_HOSTS, findings, document(seen), as_json=as_json)
 
 
-def _print_table(columns: Sequence[Column[Finding]], findings: Sequence[Finding]) -> None:
-    plain_console().print(terminal_table(Table(columns=columns, items=findings, gap=1)))
+def _require_none(*options: object) -> None:
+    if any(option is not None for option in options):
+        raise UsageError(
+            "--interface, --folder, --link, --agent and --master are about several hosts: expected "
+            "--hosts with them"
+        )
 
 
-def _examine_hosts(
-    hosts: Sequence[str],
-    interface: str | None,
-    folder: Path,
-    link: str | None,
-    agent: str | None,
+def _show(
+    columns: Sequence[Column[Finding]],
+    findings: Sequence[Finding],
+    more: Mapping[str, Any],
     *,
     as_json: bool,
 ) -> int:
-    slots = parse_hosts(hosts)
-    rate = None if link is None else bits_per_s(link, "--link")
-    seen = observe(list(slots), remote_shell() if agent is None else agent, interface, folder)
-    wanted = {n: count for n, count in enumerate(slots.values()) if count is not None}
-    findings = findings_of(seen, wanted, rate)
+    """Print the findings and, for several hosts, the verdict; return the exit code.
+
+    more: values for JSON, empty for this host alone.
+    """
     if as_json:
-        print_json({"schema": SCHEMA, "findings": jsonable(findings), **document(seen)})
+        print_json({"schema": SCHEMA, "findings": jsonable(findings), **more})
     else:
-        _print_table(_BETWEEN_HOSTS, findings)
+        plain_console().print(terminal_table(Table(columns=columns, items=findings, gap=1)))
+    if more and not as_json:
         plain_console().print(f"\n{verdict(findings)}")
     return exit_code(findings)
 
@@ -284,6 +296,12 @@ def _launchers() -> list[Finding]:
     """Return the findings of every installed launcher, each under its own name."""
     paths = [launcher.checks for launcher in LAUNCHERS.all() if launcher.checks is not None]
     return [finding for path in paths for finding in load_object(path)()]
+
+
+def _cluster(master: str, slots: int) -> list[Finding]:
+    """Return the findings of the launchers that know clusters."""
+    paths = [each.cluster_checks for each in LAUNCHERS.all() if each.cluster_checks is not None]
+    return [finding for path in paths for finding in load_object(path)(master, slots)]
 
 
 def _disk() -> Finding:

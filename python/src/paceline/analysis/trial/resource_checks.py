@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from paceline.analysis.trial.reading import TrialRecord
+from paceline.host.clocks import SYNCHRONISED_S
 from paceline.host.processes import UNKNOWN_BOOT
 from paceline.plan.trial import Placement, Trial
 from paceline.records.rows import RankEnvironment
@@ -98,6 +99,24 @@ def shared_machine_flags(records: Sequence[TrialRecord]) -> list[str]:
         "one machine (one kernel), so their links are its memory: this is no measurement of "
         "several machines. Place the nodes on different machines"
         for names, count in trials.items()
+    ]
+
+
+def clock_flags(records: Sequence[TrialRecord]) -> list[str]:
+    """Name hosts whose clocks were not synchronised with that of rank 0."""
+    offsets_s: dict[str, float] = {}
+    for record in records:
+        for environment in (rank.environment for rank in record.ranks):
+            if environment is None:
+                continue
+            offset_s, error_s = environment.clock_offset_s, environment.clock_error_s
+            if abs(offset_s) - error_s > SYNCHRONISED_S:
+                before_s = offsets_s.get(environment.host, 0.0)
+                offsets_s[environment.host] = max(abs(offset_s), before_s)
+    return [
+        f"the clock of host {host} differs by {seconds:.3g} s from that of rank 0. Records are "
+        "corrected by the difference, logs and times of files are not: synchronise it (chrony, NTP)"
+        for host, seconds in offsets_s.items()
     ]
 
 

@@ -9,13 +9,14 @@ import dataclasses
 import os
 import re
 import shlex
+import subprocess
 import sys
 from functools import partial
 from importlib import metadata as package_metadata
 from typing import Any
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.programs import Finding, job_script, tool_finding
+from paceline.host.programs import Finding, job_script, tool_finding, why_it_failed
 from paceline.host.spark import find_java, find_java_for_spark, find_spark, site_settings
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.context import rank_environment
@@ -53,6 +54,8 @@ from paceline.launchers.spark.configuration import (
 from paceline.plan.trial import Trial
 from paceline.records.layout import TrialFiles
 
+_SLOTS_S = 60.0  # until executors have started, also on busy hosts
+_DRIVER_S = 180.0  # a driver gives up a master that does not answer after a minute
 # Spark's message for a task whose Python worker has died.
 LOST_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")
 
@@ -124,15 +127,13 @@ def _python() -> dict[str, str]:
 
 
 def _environment(trial: Trial) -> dict[str, str]:
-    java, spark = find_java(), find_spark()
     # spark-submit starts a first JVM, which only writes the command of the second one.
     own = os.environ.get("SPARK_LAUNCHER_OPTS", "")
-    launcher = f"{QUICK_JVM} {archive_option_of_java(java)} {own}"
+    launcher = f"{QUICK_JVM} {archive_option_of_java(find_java())} {own}"
     local = {"SPARK_LOCAL_IP": "127.0.0.1"} if is_local(master_of(trial)) else {}
     return {
         **rank_environment(trial),
-        "JAVA_HOME": str(java.path.resolve().parent.parent),
-        "SPARK_HOME": str(spark.path),
+        **_homes(),
         "SPARK_LAUNCHER_OPTS": " ".join(launcher.split()),
         **local,
     }
@@ -169,6 +170,45 @@ def _check_local_slots(trial: Trial) -> None:
 def checks() -> list[Finding]:
     """Return what `paceline doctor` shows about this launcher."""
     return [tool_finding("Java", find_java_for_spark), tool_finding("Spark", find_spark)]
+
+
+def cluster_checks(master: str, slots: int) -> list[Finding]:
+    """Return what `paceline doctor --master` shows about a cluster that should have free slots."""
+    return [_free_slots(master, slots)]
+
+
+def _free_slots(master: str, wanted: int) -> Finding:
+    argv = [sys.executable, "-m", "paceline.launchers.spark.slots", master, str(wanted)]
+    what = "Spark slots"
+    try:
+        environment = {**os.environ, **_homes()}
+        ended = subprocess.run(
+            [*argv, str(_SLOTS_S)],
+            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=_DRIVER_S, check=False,
+        )  # fmt: skip
+    except (EnvironmentLacks, subprocess.TimeoutExpired) as error:
+        return Finding(what=what, ok=False, found="not counted", why=str(error))
+    if ended.returncode != 0:
+        why = f"{why_it_failed(ended)}; look at the address and the log of the master {master}"
+        return Finding(what=what, ok=False, found="not counted", why=why)
+    counted = ended.stdout.split()[-1]
+    ok = not counted.isdigit() or int(counted) >= wanted
+    return Finding(
+        what=what,
+        ok=ok,
+        found=f"{counted} of {wanted}",
+        why=f"of one core each, free at {master}"
+        if ok
+        else f"{master} has no more free after {_SLOTS_S:g} s; use fewer ranks, or more or bigger "
+        "workers, or wait for other jobs",
+    )
+
+
+def _homes() -> dict[str, str]:
+    """Return the variables of the Java and the Spark in use. Raises EnvironmentLacks."""
+    java, spark = find_java(), find_spark()
+    return {"JAVA_HOME": str(java.path.resolve().parent.parent), "SPARK_HOME": str(spark.path)}
 
 
 _MASTER = "k8s://https://kubernetes.default.svc"

@@ -20,6 +20,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql.utils import is_remote
 
 from paceline.errors import EnvironmentLacks
+from paceline.host.processes import wait_until
 from paceline.job.context import launched_unix_s, rank_environment
 from paceline.job.messages import say
 from paceline.launchers.descriptors import is_local
@@ -30,6 +31,7 @@ from paceline.plan.trial import Trial
 # A new value gives the tasks Python workers that no other job uses.
 _JOB_VARIABLE = "PACELINE_SPARK_JOB"
 _DENIED = (Py4JError, AttributeError)
+_POLL_S = 0.2
 
 
 @dataclass(slots=True)
@@ -123,6 +125,21 @@ def count_slots(context: SparkContext) -> int | None:
         return int(spark.maxNumConcurrentTasks(profile))
     except _DENIED:
         return None
+
+
+def free_slots(master: str, wanted: int, limit_s: float) -> int | None:
+    """Return how many tasks of one core a master can run now; None where Spark does not tell.
+
+    Wait at most `limit_s` for executors with `wanted` slots.
+    """
+    conf = SparkConf().setMaster(master).setAppName("paceline doctor")
+    conf.set("spark.ui.enabled", "false").set("spark.dynamicAllocation.enabled", "false")
+    context = SparkContext(conf=conf)
+    try:
+        wait_until(lambda: (count_slots(context) or 0) >= wanted, limit_s, _POLL_S)
+        return count_slots(context)
+    finally:
+        context.stop()
 
 
 def executors_of(context: SparkContext) -> Callable[[], Collection[str]] | None:
