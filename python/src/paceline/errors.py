@@ -98,6 +98,11 @@ class RankFailed(PacelineError):  # noqa: N818
 class PeerLost(RankFailed):
     """A peer ended while this rank waited for it: the cause is on another rank."""
 
+    def __init__(self, message: str, rank: int | None = None, *, loss: str = "") -> None:
+        """loss: who ended first and how, for peers that this rank makes end: "rank 2 has died"."""
+        super().__init__(message, rank)
+        self.loss = loss
+
 
 class TimedOut(PacelineError):  # noqa: N818
     """A wait reached its limit."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SLICE_S = 0.2  # time within which a killed peer is noticed; a check costs tens of microseconds
 _HERE, _LEFT, _FAILED = 0, 1, 2
+LOSS_BYTES = 128
 
 
 class PeerMonitor:
@@ -27,25 +28,33 @@ class PeerMonitor:
         local_rank: int,
         processes: Mapping[int, Process],
         states: NDArray[np.uint8],
+        losses: NDArray[np.uint8],
         limit_s: float,
         names: Sequence[str] = (),
     ) -> None:
         """processes: processes of the node's ranks, by local rank. states: shared, shape
-        (ranks,). names: of the ranks in messages, by local rank, if they have better ones."""
+        (ranks,). losses: shared, shape (ranks, LOSS_BYTES), initially 0: why a rank left. names: of
+        the ranks in messages, by local rank, if they have better ones."""
         self._names = names
         self.local_rank = local_rank
         self._processes = {
             rank: process for rank, process in processes.items() if rank != local_rank
         }
         self._states = states
+        self._losses = losses
         self._limit_s = limit_s
 
     def announce_failure(self) -> None:
         self._states[self.local_rank] = _FAILED
 
-    def announce_leave(self) -> None:
-        """Announce that this rank ends normally, unless it has failed."""
+    def announce_leave(self, loss: str = "") -> None:
+        """Announce that this rank ends, unless it has failed.
+
+        loss: of another rank, if that is the reason, in ASCII.
+        """
         if self._states[self.local_rank] == _HERE:
+            text = loss.encode("ascii", "replace")[:LOSS_BYTES]
+            self._losses[self.local_rank, : len(text)] = list(text)
             self._states[self.local_rank] = _LEFT
 
     def take(
@@ -96,17 +105,20 @@ class PeerMonitor:
 
     def _look_for_lost(self, awaited: Sequence[int]) -> None:
         self._look_for_failed()
-        for rank, process in self._processes.items():
-            # Read before the state, so that a rank that leaves in between is not reported as dead.
-            alive = process.is_alive()
-            state = self._states[rank]
-            if rank in awaited and state == _LEFT:
+        # Read before the states, so that a rank that leaves in between is not reported as dead.
+        ended = {rank: each.pid for rank, each in self._processes.items() if not each.is_alive()}
+        for rank, pid in ended.items():  # the reason why others leave
+            if self._states[rank] == _HERE:
+                raise self._lost(rank, f"(process {pid}) has died")
+        for rank in self._processes:
+            if rank in awaited and self._states[rank] == _LEFT:
                 raise self._lost(rank, "has left")
-            if not alive and state == _HERE:
-                raise self._lost(rank, f"(process {process.pid}) has died")
 
     def _lost(self, rank: int, how: str) -> PeerLost:
+        what = f"{self.name(rank)} {how}"
+        first = self._losses[rank].tobytes().rstrip(b"\0").decode("ascii")
+        chain = f"{first}, so {what}" if first else what
         return PeerLost(
-            f"{self.name(rank)} {how} while {self.name(self.local_rank)} waited; the cause is in "
-            "its log"
+            f"{chain} while {self.name(self.local_rank)} waited; the cause is in its log",
+            loss=first or what,
         )

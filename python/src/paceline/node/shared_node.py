@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceline.errors import EnvironmentLacks
 from paceline.host.processes import Process
 from paceline.node.memory import NodeShare, SharedFile, gather, lack_of_memory, open_shared_file
-from paceline.node.peer_monitor import PeerMonitor
+from paceline.node.peer_monitor import LOSS_BYTES, PeerMonitor
 from paceline.node.semaphores import LINE_BYTES, Semaphores
 from paceline.node.signals import Barrier, Channel
 
@@ -45,7 +45,10 @@ class SharedNode:
         self._signals = [signals]
         # Rank 0 sends its process after it has initialised the semaphores.
         processes = {} if ranks == 1 else _processes(node, limit_s)
-        self._peers = PeerMonitor(self.local_rank, processes, states[:ranks], limit_s, names)
+        losses = self._map(ranks * LOSS_BYTES).reshape(ranks, LOSS_BYTES)
+        self._peers = PeerMonitor(
+            self.local_rank, processes, states[:ranks], losses, limit_s, names
+        )
         self._everyone = Barrier(range(ranks), signals, self._arrivals(ranks), self._peers)
 
     def memory(self, name: str, size_bytes: int) -> NDArray[np.uint8]:
@@ -102,16 +105,16 @@ class SharedNode:
             for index in range(len(semaphores)):
                 semaphores.post(index)
 
-    def close(self, *, failed: bool = False) -> None:
+    def close(self, *, failed: bool = False, loss: str = "") -> None:
         """Announce that this rank leaves, or that it failed; it does not wait, and a second call
         does nothing.
 
-        Ranks that wait for this rank get PeerLost. Memory is freed with the last object that uses
-        it.
+        loss: of another rank, if that is the reason. Ranks that wait for this rank get PeerLost.
+        Memory is freed with the last object that uses it.
         """
         if failed:
             self.fail()
-        self._peers.announce_leave()
+        self._peers.announce_leave(loss)
         self._signals.clear()
         if self._file is not None:
             self._file.close()

@@ -118,10 +118,10 @@ class Levels:
         if self._host is not None:
             self._host.fail()
 
-    def close(self) -> None:
-        """Leave; does not wait for other ranks."""
+    def close(self, loss: str = "") -> None:
+        """Leave; does not wait for other ranks. loss: of another rank, if that is the reason."""
         if self._host is not None:
-            self._host.close()
+            self._host.close(loss)
             self._host = None
 
     def _connect(self, store: Store, hosts: Sequence[str], rank: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
+from weakref import WeakSet
 
 import torch.distributed as dist
 from torch import Tensor
@@ -61,12 +62,18 @@ class SharedMemoryGroup(RecordedProcessGroup):
         self._progress = ProgressThread(LIBRARY, world_rank, limit_s, name)
         self._using = threading.Lock()
         self._open = True
+        self._loss = ""  # of a rank, in this or another group of this process
+        _groups.add(self)
         atexit.register(self.abort)
 
     @property
     def failure(self) -> PacelineError | None:
         """The first error of operations in shared memory; every later one fails with it."""
         return self._progress.failure
+
+    def note_loss(self, loss: str) -> None:
+        """Remember the first loss of a rank, which this rank tells its peers when it leaves."""
+        self._loss = self._loss or loss
 
     def describe(self) -> TransportResult:
         """Return how this group reduces, for the records."""
@@ -249,8 +256,11 @@ class SharedMemoryGroup(RecordedProcessGroup):
             try:
                 with self._using:
                     call()
-            except PeerLost:
-                raise  # the others find out themselves who is lost
+            except PeerLost as error:
+                # The others of this group find out themselves; those of other groups cannot.
+                for group in list(_groups):
+                    group.note_loss(error.loss)
+                raise
             except Exception:
                 self._levels.fail()
                 raise
@@ -266,7 +276,10 @@ class SharedMemoryGroup(RecordedProcessGroup):
             self._open = False
             self._progress.close(limit_s)
             atexit.unregister(self.abort)
-            self._levels.close()
+            self._levels.close(self._loss)
+
+
+_groups: WeakSet[SharedMemoryGroup] = WeakSet()  # of this process
 
 
 class _UnsharedGroup(RecordedProcessGroup):

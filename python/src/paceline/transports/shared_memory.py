@@ -233,8 +233,9 @@ class HostGroup:
         """Let the members that wait, now or later, get PeerLost instead of a time-out."""
         self._node.fail()
 
-    def close(self) -> None:
-        self._node.close()
+    def close(self, loss: str = "") -> None:
+        """Leave. loss: of another rank, if that is the reason."""
+        self._node.close(loss=loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,4 +255,5 @@ class Meeting:
         except TimedOut as error:
             raise TimedOut(f"{self.place} {name}: {error}") from error
         except PeerLost as error:
-            raise PeerLost(f"{self.place} {name}: {error}", error.rank) from error
+            message = f"{self.place} {name}: {error}"
+            raise PeerLost(message, error.rank, loss=error.loss) from error
