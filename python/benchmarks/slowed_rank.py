@@ -22,7 +22,7 @@ from paceline.rank import train as worker
 def slow_down(slowed_rank: int, seconds: float, every: int) -> None:
     """From now on, for the rank that this process joins as."""
     training: Any = worker
-    join_peers, build_model = training.join_peers, training.build_model
+    join_peers, checkpoint_activations = training.join_peers, training.checkpoint_activations
     rank = None
 
     def joined(context: Any, trial: Any) -> Any:
@@ -30,16 +30,15 @@ def slow_down(slowed_rank: int, seconds: float, every: int) -> None:
         rank = context.rank
         return join_peers(context, trial)
 
-    def built(*arguments: Any, **options: Any) -> Any:
-        model = build_model(*arguments, **options)
+    def checkpointed(task: Any, model: Any, trial: Any) -> None:  # called for each model
+        checkpoint_activations(task, model, trial)
         if rank == slowed_rank:
             steps = itertools.count()
             model.register_forward_pre_hook(
                 lambda *_: _spin(seconds) if next(steps) % every == every - 1 else None
             )
-        return model
 
-    training.join_peers, training.build_model = joined, built
+    training.join_peers, training.checkpoint_activations = joined, checkpointed
 
 
 def _spin(seconds: float) -> None:
