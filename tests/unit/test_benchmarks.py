@@ -97,18 +97,20 @@ def run_all(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_every_measurement_names_an_experiment_or_programs_with_their_options(
     run_all: ModuleType,
 ) -> None:
+    def is_spec(name: str) -> bool:
+        return name in shipped_experiments() or (BENCHMARKS / name).is_file()
+
     measurements = run_all.measurements()
     files = [each.file for each in measurements]
     assert len(files) == len(set(files))
     for each in measurements:
         assert (each.experiment is None) != (not each.commands), each.file
         if each.experiment is not None:
-            assert each.experiment in shipped_experiments(), each.file
+            assert is_spec(each.experiment), each.file
         for command in each.commands:
             program, name, *words = command.split()
             if program == "paceline":
-                is_known = words[0] in shipped_experiments() or (BENCHMARKS / words[0]).is_file()
-                assert is_known, command
+                assert is_spec(words[0]), command
                 continue
             source = (BENCHMARKS / name).read_text("utf-8")
             options = [word for word in words if word.startswith("--")]

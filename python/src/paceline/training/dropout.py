@@ -61,9 +61,9 @@ class SampleDropout(nn.Module):
                 "call set_sample_keys before each forward pass"
             )
         keep = torch.from_numpy(keep_mask(self._keys, units[0].numel(), self.p))
-        if not units.is_cpu:  # a copy for which the program does not wait
-            keep = keep.pin_memory().to(units.device, non_blocking=True)
-        scale = keep.to(units.dtype).mul_(1 / (1 - self.p))
+        if not (units.is_cpu or units.is_meta):
+            keep = keep.pin_memory()  # its copy does not let the program wait
+        scale = keep.to(units.device, non_blocking=True).to(units.dtype).mul_(1 / (1 - self.p))
         return units * scale.view(units.shape)
 
 
