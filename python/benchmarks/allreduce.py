@@ -5,7 +5,7 @@
 Rounds of the C program and of Python's ranks alternate, in fresh processes each. Within Python's
 rounds, calls of the back ends alternate. Ratios are those of neighbouring rounds. The
 cores must be idle: MPI's own call spins and becomes ten times slower otherwise, so the ratio to it
-has no meaning.
+has no meaning. `copy`: all ranks copy the message in their own memory at the same time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -80,6 +81,7 @@ def concluded(size: int, rounds: list[dict[str, list[float]]]) -> dict[str, Any]
         "mpi_over_c": paired_ratio(medians["mpi"], medians["c"]),
         "gloo_over_mpi": paired_ratio(medians["gloo"], medians["mpi"]),
         "gloo_over_paceline": paired_ratio(medians["gloo"], medians["paceline"]),
+        "paceline_over_copy": paired_ratio(medians["paceline"], medians["copy"]),
     }
     for name, ratio in ratios.items():
         shown(f"{size / 1e6:g} MB {name}", ratio, "x")
@@ -105,8 +107,16 @@ def run_rank(size: int, calls: int) -> None:
         "gloo": dist.new_group(backend="gloo", timeout=limit),
     }
     timed = measure(groups, size, calls)
+    seconds = {name: values.seconds for name, values in timed.items()}
+    source, target = torch.ones(2, max(1, size // 4))
+    seconds["copy"] = []
+    for _ in range(calls):
+        dist.barrier(groups["gloo"])
+        started_s = time.perf_counter()
+        target.copy_(source)
+        seconds["copy"].append(time.perf_counter() - started_s)
     if dist.get_rank() == 0:
-        print(json.dumps({name: values.seconds for name, values in timed.items()}), flush=True)
+        print(json.dumps(seconds), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
