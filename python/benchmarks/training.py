@@ -1,6 +1,7 @@
 """Steady-state images/s of two one-thread ranks: Paceline against bare scripts, interleaved.
 
     python training.py --data DATASET --out results/raw/training.json [--repeats 5] [--steps 16]
+        [--only WAY ...]
 
 DATASET: of `paceline data ingest` (photos of any size). AlexNet 224x224, 32 images a rank, fp32.
 """
@@ -89,9 +90,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--only", nargs="+", metavar="WAY")
     arguments = parser.parse_args()
 
-    raw = interleaved(ways(arguments.data.resolve(), arguments.steps), arguments.repeats)
+    every = ways(arguments.data.resolve(), arguments.steps)
+    raw = interleaved({n: every[n] for n in arguments.only or every}, arguments.repeats)
     write_results(arguments.out, "training", conclude(raw, CLAIMS))
 
 
