@@ -10,8 +10,8 @@ import importlib.util
 import pickle
 import random
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
@@ -270,13 +270,12 @@ def built_without_values(task: Task) -> nn.Module | None:
     itself if the result is not None.
     """
     kept = random.getstate(), np.random.get_state()
-    before = {id(tensor) for tensor in _meta_tensors()}
     model: nn.Module | None = None
-    with torch.random.fork_rng(devices=[]), suppress(Exception):
+    with torch.random.fork_rng(devices=[]), _only_new_objects(), suppress(Exception):
         generator = torch.get_rng_state()
         model = on_meta_device(task)
         own = [*model.parameters(), *model.buffers()]
-        known = before | {id(t) for t in own} | {id(base_of(t)) for t in own}
+        known = {id(t) for t in own} | {id(base_of(t)) for t in own}
         others = [tensor for tensor in _meta_tensors() if id(tensor) not in known]
         # What was drawn on the CPU depends on what would have been drawn before.
         if others or not torch.equal(generator, torch.get_rng_state()):
@@ -287,8 +286,19 @@ def built_without_values(task: Task) -> nn.Module | None:
     return model
 
 
+@contextmanager
+def _only_new_objects() -> Iterator[None]:
+    """Hide the objects that exist now from the garbage collector meanwhile; to look through all of
+    them would take longer than the construction of most models."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def _meta_tensors() -> list[Tensor]:
-    """Return the tensors on the meta device that Python uses."""
+    """Return the tensors on the meta device that Python uses and the garbage collector sees."""
     gc.collect()
     # type(), because isinstance() asks objects for their class, which may import modules
     return [each for each in gc.get_objects() if issubclass(type(each), Tensor) and each.is_meta]
