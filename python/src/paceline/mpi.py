@@ -16,7 +16,7 @@ from mpi4py import MPI
 from mpi4py.run import set_abort_status
 
 from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.host.machine import host_name, interface_address
+from paceline.host.machine import address_towards, host_name, interface_address
 from paceline.plan.trial import LOOPBACK
 from paceline.torch_internals import TCPStore
 from paceline.transports.mpi.polling import poll
@@ -29,7 +29,6 @@ INTERFACE_VARIABLE = "PACELINE_INTERFACE"
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _IMPORT_LIMIT_S = 120.0  # from the first rank's import to the last one's
 _BACKLOG = 1024
-_ANY_PORT = 9  # UDP port to which nothing is sent
 
 _served: list[TCPStore] = []  # keeps rank 0's store alive until the process ends
 
@@ -107,9 +106,7 @@ def _own_address(hosts: list[str]) -> str:
     if not others:
         return interface_address(LOOPBACK)
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((others[0], _ANY_PORT))  # looks up the route without sending anything
-            address = str(probe.getsockname()[0])
+        address = address_towards(others[0])
     except OSError as error:
         raise EnvironmentLacks(_no_route(others[0], str(error))) from error
     if address.startswith("127."):

@@ -160,15 +160,21 @@ def interface_address(interface: str) -> str:
     )
 
 
+def address_towards(host: str) -> str:
+    """Return the address from which this host sends to another one; sends nothing. Raises
+    OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, _ANY_PORT))  # looks up the route
+        return str(probe.getsockname()[0])
+
+
 def interface_to(host: str) -> str:
     """Return the name of the interface by which this host sends to another one; sends nothing.
 
     Raises EnvironmentLacks if the name of the other host is unknown, or there is no way to it.
     """
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, _ANY_PORT))
-            own = probe.getsockname()[0]
+        own = address_towards(host)
     except OSError as error:
         raise EnvironmentLacks(
             f"host {host_name()}: expected a network interface that leads to {host}, found none: "
