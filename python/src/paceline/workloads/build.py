@@ -28,7 +28,7 @@ from paceline.data.source import Source
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.plan.trial import Training
 from paceline.spec.extensions import WORKLOADS
-from paceline.spec.sentences import sentences
+from paceline.spec.sentences import first_of, sentences
 from paceline.spec.workloads import split_task_path
 from paceline.torch_internals import base_of
 from paceline.training.batch_norm import batch_norms
@@ -65,7 +65,7 @@ def load_pretrained(task: Task, model: nn.Module) -> None:
         if name in found and name not in is_new and found[name].shape != tensor.shape
     ]
     faults = [
-        f"{what}: {_listed(names)}"
+        f"{what}: {first_of(names, _MOST_NAMED)}"
         for what, names in (
             ("missing in the file", missing),
             ("only in the file", other),
@@ -118,11 +118,6 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "scalar"
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def load_task_class(
