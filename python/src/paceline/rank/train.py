@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -228,8 +228,6 @@ class _TaskRank:
         trial = self.trial
         model = self._build_model(strategy, task) if first is None else first.build()
         initial = sha256_of(model.state_dict())
-        if not strategy.shards_model:  # else inputs only: a copy of the model has no room
-            put_in_memory_format(model, trial.training.memory_format)
         checkpoint_activations(task, model, trial)
         strategy.prepare(task, model, self.context, trial, self.peers)
         del model  # a strategy may keep only a part of it
@@ -240,12 +238,15 @@ class _TaskRank:
             self.context, trial, self.own, initial, self.peers.clock, strategy.workers()
         )
 
-    @staticmethod
-    def _build_model(strategy: LocalStrategy, task: Task) -> nn.Module:
-        """Return the model with its first weights, in a file if no rank has room for it."""
-        memory = FileMemory().for_new_tensors() if strategy.shards_model else nullcontext()
-        with memory:
-            return build_model(task)
+    def _build_model(self, strategy: LocalStrategy, task: Task) -> nn.Module:
+        """Return the model with its first weights in their memory format; if no rank has room for
+        it, in a file."""
+        if strategy.shards_model:  # a copy in another format has no room either
+            with FileMemory().for_new_tensors():
+                return build_model(task)
+        model = build_model(task)
+        put_in_memory_format(model, self.trial.training.memory_format)
+        return model
 
     def _checkpoints(
         self,
