@@ -25,7 +25,6 @@ import signal
 import statistics
 import tempfile
 import time
-import traceback
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -33,9 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common import write_results
+from common import forked, write_results
 from paceline.host.machine import host_name
-from paceline.host.processes import die_with_parent
 from paceline.plan.planning import plan_trials
 from paceline.plan.rank_context import RankContext
 from paceline.rank import checkpoints
@@ -126,13 +124,8 @@ def planned(steps: int, every_steps: int) -> Trial:
 
 def start(trial: Trial, files: TrialFiles) -> int:
     """Start an attempt in a fork; return its process id."""
-    parent = os.getpid()
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        die_with_parent(parent)
+
+    def train() -> None:
         checkpoints._LOWEST_PRIORITY = os.nice(0)  # noqa: SLF001  (see above)
         own = files.rank(0)
         begin_attempt(own)
@@ -143,11 +136,8 @@ def start(trial: Trial, files: TrialFiles) -> int:
         )  # fmt: skip
         apply_resources(place, trial)
         rank.train(trial, place, files)
-        code = 0
-    except BaseException:  # noqa: BLE001  (a fork must not return into the parent's code)
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+
+    return forked(train)
 
 
 def attempt_until(trial: Trial, files: TrialFiles, limit_cpu_s: float) -> tuple[Attempt, bool]:

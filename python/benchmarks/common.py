@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paceline.host.machine import machine_facts, package_versions
+from paceline.host.processes import die_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 def write_results(path: Path, name: str, results: Mapping[str, Any]) -> None:
@@ -70,3 +73,20 @@ def shown(name: str, interval: Mapping[str, float], unit: str = "") -> None:
         f"{name:<58} {interval['median']:8.3f} [{interval['low']:.3f}, {interval['high']:.3f}] "
         f"{unit}"
     )
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Do the work in a fork, which ends with this process; return its process id."""
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        die_with_parent(parent)
+        work()
+        code = 0
+    except BaseException:  # noqa: BLE001  (a fork must not return into the parent's code)
+        traceback.print_exc()
+    finally:
+        os._exit(code)

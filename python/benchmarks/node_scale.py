@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +35,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from common import median_interval, shown, write_results
+from common import forked, median_interval, shown, write_results
 from paceline.host.machine import host_name
-from paceline.host.processes import die_with_parent
 from paceline.job.rendezvous import close_listener, listen_on
 from paceline.node.semaphores import Semaphores
 from paceline.node.shared_node import SharedNode
@@ -218,7 +216,7 @@ def run(trial: Trial, folder: Path) -> list[dict[str, Any]]:
                 running -= {pid}
                 if status:
                     raise RuntimeError(f"rank {children.index(child)} ended with {status}")
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # os.waitpid has no limit
     return [json.loads((folder / f"seen {n}.json").read_text()) for n in range(len(children))]
 
 
@@ -238,13 +236,9 @@ def started(trial: Trial, files: TrialFiles, address: StoreAddress) -> Iterator[
 
 def start(trial: Trial, files: TrialFiles, address: StoreAddress, number: int) -> int:
     """Start a rank in a fork; return its process id."""
-    parent, seen = os.getpid(), Watched()
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        die_with_parent(parent)
+    seen = Watched()
+
+    def train() -> None:
         ranks = trial.placement.ranks
         descriptor = address.listen_fd if number == 0 else None
         context = RankContext(
@@ -259,11 +253,8 @@ def start(trial: Trial, files: TrialFiles, address: StoreAddress, number: int) -
         names = ("opened", "prepare", "steps", "posts", "empty", "memory")
         values = {name: getattr(seen, name) for name in names}
         (files.root / f"seen {number}.json").write_text(json.dumps(values))
-        code = 0
-    except BaseException:  # noqa: BLE001  (a fork must not return into the parent's code)
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+
+    return forked(train)
 
 
 def slowest_s(ranks: Sequence[list[tuple[float, float]]]) -> list[float]:
