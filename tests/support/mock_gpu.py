@@ -77,7 +77,7 @@ def load(library: Path) -> None:
 
 
 class _Module(ModuleType):
-    """What torch.cuda is for CUDA."""
+    """The module of the device for streams, events and settings, in the place of torch.cuda."""
 
     _initialized = False  # torch.utils.checkpoint saves no random states of it
     Stream, Event = torch.Stream, torch.Event

@@ -86,7 +86,7 @@ class CannotOnMeta(Task):
     def model(self):
         if torch.empty(1).is_meta:
             np.random.rand(7)
-            raise NotImplementedError
+            raise NotImplementedError  # as an operation that the meta device lacks
         return nn.Linear(4, 4)
 
 
@@ -115,7 +115,8 @@ def place(tensor):
 
 
 def built(task, folder, ranks=2, memory_format="contiguous", body=lambda rank, made: made.build()):
-    """What `body` returns on each rank; the bytes of new tensors on the last one."""
+    """Call `body` on each rank; return the results, and the bytes of new tensors on the last
+    rank."""
     real = RealTensors()
 
     def of_rank(rank):

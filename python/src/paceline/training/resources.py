@@ -71,11 +71,10 @@ def set_thread_variables(threads: int) -> None:
 def keep_freed_memory(largest_bytes: int | None = None) -> bool:
     """Make malloc keep freed memory for the next step; return False if the C library is not glibc.
 
-    largest_bytes: of the blocks that are kept; None: all. Larger ones go back to the kernel: where
-    each unit of a model is gathered and released, kept memory consists of holes that fit no other
-    unit.
+    largest_bytes: of the blocks that are kept; None: all. Where units of a model are gathered and
+    released, larger ones must go back to the kernel: they would leave holes that fit no other unit.
 
-    Otherwise glibc maps and unmaps every large tensor, and the kernel clears the same pages in each
+    glibc's default maps and unmaps every large tensor, and the kernel clears the same pages in each
     step: on one core 15 to 25 % of a step of AlexNet (batch 32, 224x224), 20 % of VGG16's. Peak
     memory increases by 2 to 7 %.
 

@@ -1,4 +1,4 @@
-"""What `paceline doctor --master` says about a cluster, with a stand-in for Spark's driver."""
+"""Findings of `paceline doctor --master`; a program stands in for Spark's driver."""
 
 from __future__ import annotations
 
