@@ -260,6 +260,9 @@ CASES = (
     local_case("competitor", "slow reader"),
     local_case("memory hog", "slow reader"),
     local_case("too many threads", "slow reader"),
+    # a slow reader works beside the training; these two add up
+    local_case("CPU quota", "memory hog"),
+    local_case("competitor", "memory hog"),
     local_case("CPU quota", "cold cache"),
     Case(
         name="slow link + competitors",
