@@ -1,4 +1,4 @@
-"""`paceline render`: write the trials of a spec as files for Slurm or Kubernetes."""
+"""`paceline render`: write the trials of a spec as files for a scheduler."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from paceline.launchers.schedulers.kubernetes import (
     render_kubernetes,
     toleration,
 )
+from paceline.launchers.schedulers.qsub import QsubSettings, render_pbs, render_sge
 from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
 from paceline.plan.trial import Trial
 from paceline.records.files import write_text
@@ -33,30 +34,41 @@ def command() -> None:
     """Write the trials of a spec as jobs of a scheduler."""
 
 
-def _takes_places(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what all schedulers need."""
-    for option in reversed(
-        (
-            spec_argument,
-            out_option("DIR", "Write the files here; default: NAME-SCHEDULER."),
-            click.option(
-                "--data-dir", metavar="DIR",
-                help="Folder on the nodes with a data set for each workload.",
-            ),
-            click.option("--run-dir", metavar="RUN_DIR", help="Run directory on the nodes."),
-            click.option(
-                "--cores", metavar="N", type=count,
-                help="Cores of a node, for `auto`; default: those of this machine.",
-            ),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+_RUN = (
+    spec_argument,
+    out_option("DIR", "Write the files here; default: NAME-SCHEDULER."),
+    click.option("--run-dir", metavar="RUN_DIR", help="Run directory on the nodes."),
+    click.option(
+        "--cores", metavar="N", type=count,
+        help="Cores of a node, for `auto`; default: those of this machine.",
+    ),
+)  # fmt: skip
+_DATA_DIR = click.option(
+    "--data-dir", metavar="DIR", help="Folder on the nodes with a data set for each workload."
+)
+_PYTHON = click.option(
+    "--python", metavar="PATH", default=sys.executable,
+    help="Python on the nodes; default: this one.",
+)  # fmt: skip
+_QSUB = click.option(
+    "--qsub", "qsub_options", metavar="OPTION", multiple=True,
+    help="Option of qsub without its dash, such as 'A NAME'; may be repeated.",
+)  # fmt: skip
+
+
+def _takes(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Add options that several schedulers have."""
+
+    def decorated(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorated
 
 
 @command.command("slurm")
-@_takes_places
-@click.option("--python", metavar="PATH", help="Python on the nodes; default: this one.")
+@_takes(*_RUN, _DATA_DIR, _PYTHON)
 @click.option(
     "--sbatch",
     "sbatch_options",
@@ -77,7 +89,7 @@ def slurm(
     data_dir: str | None,
     run_dir: str | None,
     cores: int | None,
-    python: str | None,
+    python: str,
     sbatch_options: tuple[str, ...],
     srun_options: tuple[str, ...],
 ) -> None:
@@ -85,11 +97,10 @@ def slurm(
 
     SPEC is a TOML file, or the name of a shipped experiment.
     """
-    experiment, trials = _planned(spec, cores)
-    run_dir = run_dir or str(Path("runs", experiment.name).resolve())
+    experiment, trials = _planned_alone(spec, cores)
     settings = SlurmSettings(
-        places=Places(run_dir=run_dir, data_dir=data_dir),
-        python=python or sys.executable,
+        places=Places(run_dir=_run_dir(run_dir, experiment), data_dir=data_dir),
+        python=python,
         sbatch_options=_options_of_slurm(sbatch_options),
         srun_options=_options_of_slurm(srun_options),
     )
@@ -113,8 +124,68 @@ def _options_of_slurm(given: tuple[str, ...]) -> tuple[str, ...]:
     return options
 
 
+def _run_dir(given: str | None, experiment: Experiment) -> str:
+    return given or str(Path("runs", experiment.name).resolve())
+
+
+@command.command("pbs")
+@_takes(*_RUN, _PYTHON, _QSUB)
+def pbs(spec: str, out: Path | None, cores: int | None, **given: Any) -> None:
+    """Write a job for PBS that runs all trials; submit nothing.
+
+    SPEC is a TOML file, or the name of a shipped experiment.
+    """
+    experiment, trials = _planned(spec, cores)
+    settings = _settings_of_qsub(spec, experiment, **given)
+    _write(out or Path(f"{experiment.name}-pbs"), render_pbs(trials, settings))
+
+
+@command.command("sge")
+@_takes(*_RUN, _PYTHON, _QSUB)
+@click.option(
+    "--pe", "parallel_environment", metavar="NAME", required=True,
+    help="Parallel environment that gives a job as many slots on each host as --cores.",
+)  # fmt: skip
+def sge(
+    spec: str, out: Path | None, cores: int | None, parallel_environment: str, **given: Any
+) -> None:
+    """Write a job for Grid Engine that runs all trials; submit nothing.
+
+    SPEC is a TOML file, or the name of a shipped experiment.
+    """
+    experiment, trials = _planned(spec, cores)
+    settings = _settings_of_qsub(spec, experiment, **given)
+    rendered = render_sge(trials, settings, parallel_environment)
+    _write(out or Path(f"{experiment.name}-sge"), rendered)
+
+
+def _settings_of_qsub(
+    spec: str,
+    experiment: Experiment,
+    *,
+    run_dir: str | None,
+    python: str,
+    qsub_options: tuple[str, ...],
+) -> QsubSettings:
+    """Raise UsageError for an option that is none, or has further lines."""
+    options = tuple(option.removeprefix("-") for option in qsub_options)
+    for option in options:
+        if re.fullmatch(r"[A-Za-z][A-Za-z_]*( .+)?", option) is None:
+            raise UsageError(
+                f"expected an option of qsub with its value, such as 'A NAME', got {option!r}"
+            )
+    return QsubSettings(
+        name=experiment.name,
+        spec=str(Path(spec).resolve()) if Path(spec).is_file() else spec,
+        folder=str(Path.cwd()),
+        run_dir=_run_dir(run_dir, experiment),
+        python=python,
+        options=options,
+    )
+
+
 @command.command("kubernetes")
-@_takes_places
+@_takes(*_RUN, _DATA_DIR)
 @click.option(
     "--claim",
     metavar="NAME",
@@ -180,7 +251,7 @@ def kubernetes(
 
     SPEC is a TOML file, or the name of a shipped experiment.
     """
-    experiment, trials = _planned(spec, cores)
+    experiment, trials = _planned_alone(spec, cores)
     places = Places(
         run_dir=run_dir or f"{MOUNT}/runs/{experiment.name}",
         data_dir=data_dir or f"{MOUNT}/data",
@@ -211,12 +282,18 @@ def _planned(source: str, cores: int | None) -> tuple[Experiment, list[Trial]]:
             f'{source}: local_strategy "best" needs a search; run `paceline tune local '
             "SPEC` on a node first, and render the tuned.toml that it writes"
         )
+    return experiment, plan(spec, cores).trials
+
+
+def _planned_alone(source: str, cores: int | None) -> tuple[Experiment, list[Trial]]:
+    """Return trials that are jobs of their own. Raises UsageError where they cannot be."""
+    experiment, trials = _planned(source, cores)
     if experiment.repeats == "auto":
         raise UsageError(
             f'{source}: repeats = "auto" needs `paceline run`, which looks at the ranking '
             "after each repeat; write a number to render jobs"
         )
-    return experiment, plan(spec, cores).trials
+    return experiment, trials
 
 
 def _write(out: Path, rendered: Rendered) -> None:
