@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from tests.support.environment import is_kept
 from tests.support.hadoop_jars import class_path
 
@@ -55,7 +57,7 @@ class Hadoop:
     lab: Lab
     folder: Path
     environment: dict[str, str]
-    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    daemons: dict[tuple[str, str], subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def call(
         self, *words: object, limit_s: float = _CALL_S, **variables: str
@@ -87,6 +89,12 @@ class Hadoop:
         """Return the id of the latest application that had a container."""
         return max(folder.name for folder in self.folder.glob("logs-*/application_*"))
 
+    def waiting_applications(self) -> set[str]:
+        """Return the ids of the applications that are in a queue and have not begun."""
+        address = self.lab.hosts[0].address
+        answer = self._text(f"http://{address}:8088/ws/v1/cluster/apps?states=ACCEPTED")
+        return set(re.findall(r"application_\d+_\d+", answer))
+
     def container_files(self, application: str, name: str) -> list[str]:
         """Return the texts of a file in the logs of each container of an application."""
         files = sorted(self.folder.glob(f"logs-*/{application}/*/{name}"))
@@ -107,7 +115,15 @@ class Hadoop:
                 stdout=output,
                 stderr=output,
             )
-        self.daemons.append(daemon)
+        self.daemons[name, host.name] = daemon
+
+    def kill(self, name: str, host: Host) -> None:
+        """Kill a daemon at once. Its containers live on, as on a real node."""
+        daemon = self.daemons.pop((name, host.name))
+        for process in (*psutil.Process(daemon.pid).children(recursive=True), daemon):
+            if isinstance(process, subprocess.Popen) or "java" in process.name():
+                process.kill()
+        daemon.wait(_END_S)
 
     def java(self, host: Host, name: str, *arguments: str) -> Sequence[str]:
         """Return the command of a daemon."""
@@ -136,10 +152,13 @@ class Hadoop:
         return host.command("sh", "-c", f'{mount} && exec "$@"', "sh", *words)
 
     def _asked(self, url: str) -> dict[str, Any] | None:
-        answer = self.call(sys.executable, "-c", _GET, url)
+        answer = self._text(url)
         # No object has a name here, other than in an installed Hadoop: {"activeNodes": 2}
-        found: dict[str, Any] | None = json.loads(answer.stdout) if answer.stdout else None
+        found: dict[str, Any] | None = json.loads(answer) if answer else None
         return found
+
+    def _text(self, url: str) -> str:
+        return self.call(sys.executable, "-c", _GET, url).stdout
 
 
 @contextmanager
@@ -174,7 +193,7 @@ def hadoop_on(lab: Lab) -> Iterator[Hadoop]:
         assert wait_until(hadoop.is_ready, _START_S, poll_s=0.5), hadoop.logs()
         yield hadoop
     finally:
-        end_processes(hadoop.daemons[::-1], _END_S)
+        end_processes(list(hadoop.daemons.values())[::-1], _END_S)
 
 
 def _configure(conf: Path, first: str, folder: Path, hosts: int) -> None:
@@ -226,8 +245,10 @@ def _configure(conf: Path, first: str, folder: Path, hosts: int) -> None:
     _write(
         conf / "capacity-scheduler.xml",
         {
-            f"{queues}.queues": "default",
+            f"{queues}.queues": "default,full",
             f"{queues}.default.capacity": 100,
+            f"{queues}.full.capacity": 0,
+            f"{queues}.full.maximum-capacity": 1,
             "yarn.scheduler.capacity.maximum-am-resource-percent": 1,
             "yarn.scheduler.capacity.resource-calculator": (
                 "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator"

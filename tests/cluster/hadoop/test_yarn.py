@@ -10,6 +10,7 @@ import re
 import sys
 import tarfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,13 @@ import pytest
 from tests.cluster.hadoop.cluster import Hadoop, hadoop_on
 from tests.cluster.lab.labs import checked_lab
 
+from paceline.errors import ExitCode
+from paceline.host.processes import wait_until
 from paceline.host.spark import find_spark
 from paceline.lab import INTERFACE, LabSettings
+
+# Every fault is made in one run that would otherwise go on for ever.
+ENDLESS = 100_000
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "hadoop"), pytest.mark.timeout(900)]
 
@@ -188,3 +194,56 @@ def test_job_trains_where_the_driver_is_in_the_cluster(
     scripts = hadoop.container_files(application, "launch_container.sh")
     [driver] = [text for text in scripts if "deploy.yarn.ApplicationMaster" in text]
     assert all(f"'{option}'" in driver for option in SITE["driver"])
+
+
+def written_spec(folder: Path, data: Path, *, steps: int, trial_s: int, **conf: str) -> Path:
+    spec = folder / "spec.toml"
+    text = SPEC.format(steps=steps, data=data, interface=INTERFACE, trial_s=trial_s)
+    lines = (f'"{name}" = "{value}"' for name, value in conf.items())
+    spec.write_text("\n".join([text, "[spark.conf]", *lines]), "utf-8")
+    return spec
+
+
+def test_a_queue_without_room_is_named_and_left(
+    hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    spec = written_spec(
+        tmp_path, tiny_dataset, steps=6, trial_s=300, **{"spark.yarn.queue": "full"}
+    )
+    ended = hadoop.paceline(
+        site, "run", spec, "--out", tmp_path / "run", "--set", "limits.slots_s=30"
+    )
+    outcome = json.loads(trial_file(tmp_path / "run", "outcome.json").read_text())
+    assert outcome["exit_code"] == ExitCode.ENVIRONMENT, ended.stderr
+    assert "the queue full has no room" in outcome["message"]
+    assert wait_until(lambda: not hadoop.waiting_applications(), 30)
+
+
+def test_a_container_over_its_memory_is_named(
+    hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    small = {"spark.executor.memory": "300m", "spark.executor.memoryOverhead": "64m"}
+    spec = written_spec(tmp_path, tiny_dataset, steps=ENDLESS, trial_s=300, **small)
+    hadoop.paceline(site, "run", spec, "--out", tmp_path / "run", "--only", "*.spark.*")
+    outcome = json.loads(trial_file(tmp_path / "run", "outcome.json").read_text())
+    assert outcome["exit_code"] == ExitCode.RANK_FAILED, outcome["message"]
+    assert "physical memory" in outcome["message"]
+
+
+def test_a_lost_node_ends_the_trial(
+    hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    spec = written_spec(tmp_path, tiny_dataset, steps=ENDLESS, trial_s=300)
+    run, lost = tmp_path / "run", hadoop.lab.hosts[1]
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(
+            hadoop.paceline, site, "run", spec, "--out", run, "--only", "*.spark.*"
+        )
+        rows = "trials/*.spark.*/ranks/*/steps.jsonl"
+        assert wait_until(lambda: len(list(run.glob(rows))) == 2, 200)
+        hadoop.kill("NodeManager", lost)
+        ending.result()
+    hadoop.start("NodeManager", lost)
+    outcome = json.loads(trial_file(run, "outcome.json").read_text())
+    assert outcome["exit_code"] == ExitCode.RANK_FAILED, outcome["message"]
+    assert "lost node" in outcome["message"]

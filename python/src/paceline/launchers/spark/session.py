@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -75,7 +76,8 @@ def _own(trial: Trial) -> Iterator[Session]:
     for name, value in job_defaults(trial, local=is_local(conf.get("spark.master") or "")).items():
         conf.setIfMissing(name, value)
     asked_s = time.monotonic() - (time.time() - launched_unix_s())
-    context = SparkContext(conf=conf)
+    with _start_limit(conf, trial.limits.slots_s):
+        context = SparkContext(conf=conf)
     session = Session(context, context.cancelAllJobs, asked_s)
     try:
         yield session
@@ -84,6 +86,57 @@ def _own(trial: Trial) -> Iterator[Session]:
         raise
     if session.failed or not session.is_local or not _end_jvm():
         context.stop()
+
+
+class _Late(BaseException):
+    """Ends a call of Py4J, which catches every Exception."""
+
+
+@contextmanager
+def _start_limit(conf: SparkConf, limit_s: float) -> Iterator[None]:
+    """Raise EnvironmentLacks if YARN does not start the application in time.
+
+    Spark itself waits without a limit for a queue that has no room. Other masters give up.
+    """
+    if conf.get("spark.master") != "yarn":
+        yield
+        return
+
+    def late(*_: object) -> None:
+        raise _Late
+
+    tag = f"paceline-{new_token()}".lower()  # as YARN keeps it
+    conf.set("spark.yarn.tags", ",".join(filter(None, [conf.get("spark.yarn.tags"), tag])))
+    former = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    except _Late:
+        _leave_queue(tag)
+        raise EnvironmentLacks(
+            f"YARN has not started the application within {limit_s:g} s (limits.slots_s): the "
+            f"queue {conf.get('spark.yarn.queue', 'default')} has no room for it; wait longer, or "
+            "choose another queue with spark.yarn.queue in [spark.conf]"
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def _leave_queue(tag: str) -> None:
+    """Take the application with this tag out of the queue; it would start without a driver."""
+    jvm = SparkContext._jvm  # noqa: SLF001  (there is no context)
+    if jvm is None:
+        return
+    with contextlib.suppress(*_DENIED):
+        yarn = jvm.org.apache.hadoop.yarn
+        client = yarn.client.api.YarnClient.createYarnClient()
+        client.init(yarn.conf.YarnConfiguration())
+        client.start()
+        accepted = jvm.java.util.EnumSet.of(yarn.api.records.YarnApplicationState.ACCEPTED)
+        for found in client.getApplications(accepted):
+            if found.getApplicationTags().contains(tag):
+                client.killApplication(found.getApplicationId())
 
 
 @contextmanager
