@@ -23,7 +23,7 @@ from paceline.host.processes import wait_until
 from paceline.host.spark import find_spark
 from paceline.lab import INTERFACE, LabSettings
 
-# Every fault is made in one run that would otherwise go on for ever.
+# Steps of a trial that a fault ends.
 ENDLESS = 100_000
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "hadoop"), pytest.mark.timeout(900)]
