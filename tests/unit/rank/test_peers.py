@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torch.distributed import HashStore
 
 from paceline.host.clocks import SAME_CLOCK
 from paceline.rank import peers
@@ -56,3 +57,15 @@ def test_ranks_that_have_joined_have_the_limit_of_a_collective(
     join_peers(context_of(1, 2), trial)
     assert answering == [OPENED]
     assert calls == EXPECTED
+
+
+def test_a_rank_has_left_before_its_connections_may_be_cut(trial, context_of):
+    store, had_left = HashStore(), []
+
+    class CutsConnections:
+        def close(self) -> None:
+            had_left.append(store.check(["left/1"]))
+
+    store.set("trained/0", "here")
+    Peers(context_of(1, 2), trial, store=store, liveness=CutsConnections()).leave(failed=False)
+    assert had_left == [True]

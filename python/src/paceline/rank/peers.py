@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.host.clocks import SAME_CLOCK, ClockOffset, best_offset
@@ -167,24 +167,26 @@ class Peers:
         if store is None:
             return
         ranks = range(self._context.world_size)
-        try:
-            if not failed:
-                store_barrier(
-                    store, "trained", self._context.rank, ranks, self._limits.collective_s
-                )
-        except PacelineError:
-            failed = True
-            raise
-        finally:
-            if transport is not None:
-                transport.close(failed=failed)
+        with ExitStack() as last:
             if liveness is not None:
-                liveness.close()
-        if not failed:
-            store.set(f"left/{self._context.rank}", "")
-            if self._context.is_first:
-                keys = [f"left/{rank}" for rank in ranks]
-                wait_for(store, keys, self._limits.rendezvous_s, "rank 0: all ranks to leave")
+                # On a busy host this cuts all connections to the store.
+                last.callback(liveness.close)
+            try:
+                if not failed:
+                    store_barrier(
+                        store, "trained", self._context.rank, ranks, self._limits.collective_s
+                    )
+            except PacelineError:
+                failed = True
+                raise
+            finally:
+                if transport is not None:
+                    transport.close(failed=failed)
+            if not failed:
+                store.set(f"left/{self._context.rank}", "")
+                if self._context.is_first:
+                    keys = [f"left/{rank}" for rank in ranks]
+                    wait_for(store, keys, self._limits.rendezvous_s, "rank 0: all ranks to leave")
 
 
 def join_peers(context: RankContext, trial: Trial, *, open_transport: bool = True) -> Peers:
