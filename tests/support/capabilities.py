@@ -97,6 +97,12 @@ def _why_no_images() -> str | None:
     return reason if os.geteuid() != 0 else _why_not_listed("images")
 
 
+def _why_no_kubernetes() -> str | None:
+    if shutil.which("go") is None:
+        return "not on PATH: go"
+    return _why_not_listed("kubernetes")
+
+
 def _why_not_listed(capability: str) -> str | None:
     takes = "takes many minutes, gigabytes and the package index"
     return None if capability in required() else f"{takes}; {REQUIRE}={capability} asks for it"
@@ -113,6 +119,7 @@ WHY_NOT: dict[str, Callable[[], str | None]] = {
     **{extra: functools.partial(_why_no_extra, extra) for extra in EXTRAS},
     "images": _why_no_images,
     "fresh-install": functools.partial(_why_not_listed, "fresh-install"),
+    "kubernetes": _why_no_kubernetes,
     "ray": functools.partial(_why_not_listed, "ray"),
 }
 
