@@ -109,7 +109,6 @@ def test_rows_that_were_not_checked_are_ranked_in_steps_per_second(fabricate, tm
     assert (row.equivalent, row.ranked, row.global_batch) == (None, True, None)
     assert row.samples_per_s is None
     assert row.speedup is not None
-    assert row.equivalence_reason is not None
     assert row.equivalence_reason.startswith("not checked: the samples of a step are not known")
     assert any("compared in steps per second" in note for note in row.notes)
     assert "Not all of them were checked" in verdict_sentence(comparison, comparison.workloads[0])

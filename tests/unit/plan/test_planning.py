@@ -84,7 +84,6 @@ def test_evaluations_are_part_of_the_training_unless_rounds_of_tasks_train():
         held_out_samples=9, split_seed=7, every_steps=3, every_epochs=None,
         target=Target(metric="accuracy", at_least=1),
     )  # fmt: skip
-    assert big is not None
     assert (big.every_steps, big.every_epochs) == (None, 1)
     rounds = (
         '[[trials]]\nlauncher = "spark"\nlocal_strategy = "processes"\nranks_per_node = 2\n'

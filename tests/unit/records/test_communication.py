@@ -31,7 +31,6 @@ def read(folder: Path, report: object) -> TrainingResult | None:
 
 def test_report_is_read_as_written(tmp_path: Path) -> None:
     result = read(tmp_path, REPORT)
-    assert result is not None
     assert result.communication == REPORT
 
 

@@ -18,7 +18,6 @@ from paceline.report.section import Detail, Section
 
 
 def _parts(section: Section | None) -> Any:
-    assert section is not None
     return section.parts
 
 
@@ -70,7 +69,6 @@ def test_a_lone_local_trial_is_no_comparison(fabricate: ModuleType, tmp_path: Pa
 def test_the_figure_over_time_has_each_strategy_three_times(comparison: Comparison) -> None:
     rows = [r for r in comparison.rows if r.launcher == "local"]
     chart = local_use_chart(comparison, "tiny", rows)
-    assert chart is not None
     traces = json.loads(chart.json)["data"]
     assert len(traces) == 3 * 6
     # a small figure of its own for each, so that no lines lie on one another

@@ -63,7 +63,6 @@ class _Tree(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert tag == self._open.tag
-        assert self._open.parent is not None
         self._open = self._open.parent
 
     def handle_data(self, data: str) -> None:

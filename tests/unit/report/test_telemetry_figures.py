@@ -163,7 +163,6 @@ def test_the_cost_of_the_sidecar_is_that_of_the_dearest_host(run: RunFiles) -> N
         row["sidecar_missed_ticks"] = number // 10
     _rewrite(path, rows)
     sentence = sidecar_sentence(compare_run(run))
-    assert sentence is not None
     # 0.01 s in each half second
     assert sentence.startswith("At most 2.0 % of one core and 50 MiB, on the host with the highest")
     assert "with a sample every 0.50 s. " in sentence

@@ -100,7 +100,6 @@ def test_a_faster_run_passes_and_an_interval_decides_as_the_code_says(
     assert gate.exit_code == ExitCode.OK
     slow = judge(noisy_run(trials, random), noisy_run(trials, random, 0.1), LIMIT)
     for each in slow.judged:
-        assert each.ratio is not None
         assert (each.judgement == "slower") <= (each.ratio.high < 1 - LIMIT)
 
 

@@ -26,7 +26,6 @@ def test_causes_follow_the_test_of_the_table_and_of_the_verdict(
     assert len(found) == len(ways) - 1
     for each in found:
         ratio = rates.ratio(each.faster, each.slower)
-        assert ratio is not None
         assert each.faster == verdict.best
         assert each.is_significant == (each.slower not in verdict.not_separated)
         assert (each.difference_s.low > 0) == (ratio.low > 1)

@@ -137,7 +137,6 @@ def test_bandwidth_is_found_in_recorded_operations(fabricate, tmp_path) -> None:
     link = measured_link([made.two_buckets(files)], ("ring",))
     # a ring of two sends each byte once in two rounds: 2 MB take 20 ms and 20 MB 56 ms, so a byte
     # takes 2 ns and a round 8 ms
-    assert link is not None
     assert link.bytes_per_s[0] == pytest.approx(5e8, rel=0.01)
     assert list(link.latency_s) == pytest.approx([4e-3, 16e-3], rel=0.01)
 
@@ -147,7 +146,6 @@ def test_the_recorded_profile_has_both_buckets(fabricate, tmp_path) -> None:
     (files,) = (files for _, files in run.trials())
     record = made.two_buckets(files)
     profile = recorded_profile(record, read_steps(record), 0.5, 8.0, gradient_bytes=22e6)
-    assert profile is not None
     assert [m.payload_bytes for m in profile.messages] == [made.FIRST_BYTES, made.SECOND_BYTES]
     leads = [m.lead for m in profile.messages]
     assert leads == pytest.approx([made.EARLY_S / 0.5, 0.0], abs=1e-6)
@@ -168,7 +166,6 @@ def test_products_are_found_beside_the_communication_of_layers(fabricate, tmp_pa
     steps = read_steps(record)
     longer = {**steps.fields, "backward_s": steps["backward_s"] + 0.03}  # after the last gradient
     profile = recorded_profile(record, dataclasses.replace(steps, fields=longer), 0.5, 8.0, 22e6)
-    assert profile is not None
     assert profile.products_s == pytest.approx(0.03, abs=1e-5)
 
 
@@ -177,7 +174,6 @@ def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path) -> None:
     run = fabricate.make_run(tmp_path, [way], cases=[fabricate.Case(steps=20)])
     (record,) = load_run(run)
     step = node_step(record)
-    assert step is not None
     # the first node is lead_s faster than the other
     assert step.mean_s == pytest.approx(way.step_s - way.transfer_s - way.lead_s / 2)
     assert step.samples == 4  # of a global batch of 8

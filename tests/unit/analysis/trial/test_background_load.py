@@ -50,7 +50,6 @@ def traced(
 
 def test_trial_alone_on_its_machine_is_not_flagged(record: TrialRecord) -> None:
     found = disturbance(record, [traced(record, QUIET, run_cores=1.88)])
-    assert found is not None
     assert found.others_percent == pytest.approx(1.0)
     assert list(disturbance_flags({"a": found})) == []
 
@@ -80,7 +79,6 @@ def test_hosts_of_one_machine_are_not_background_load_to_each_other(record: Tria
         for name in ("node0", "node1")
     ]
     found = disturbance(record, hosts)
-    assert found is not None
     assert found.others_percent == pytest.approx(1.0)
 
 
@@ -88,7 +86,6 @@ def test_machine_with_the_highest_load_counts(record: TrialRecord) -> None:
     quiet = traced(record, QUIET, run_cores=1.9, host="node0", boot_id="one")
     busy = traced(record, QUIET, run_cores=0.9, host="node1", boot_id="another")
     found = disturbance(record, [quiet, busy])
-    assert found is not None
     assert found.others_percent == pytest.approx(50.0)
 
 
@@ -106,6 +103,5 @@ def test_trials_without_a_result_are_not_counted() -> None:
 def test_niced_processes_count_only_as_busy(record: TrialRecord) -> None:
     niced = {**QUIET, "user": 0.9, "other": 0.9}
     found = disturbance(record, [traced(record, niced, run_cores=0.98)])
-    assert found is not None
     assert found.others_percent == pytest.approx(1.0)
     assert found.busy_percent == pytest.approx(46.0)

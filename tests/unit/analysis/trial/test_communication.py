@@ -87,8 +87,6 @@ def test_exposed_and_overlapped_time_are_told_apart(make: Any) -> None:
 def test_phases_and_profile_add_up_to_the_step(make: Any) -> None:
     found = profile(made.two_buckets(make()))
     for rank in found.ranks:
-        assert rank.comm_s is not None
-        assert rank.exposed_s is not None
         assert rank.compute_s + rank.comm_s == pytest.approx(rank.step_s, abs=1e-6)
         assert rank.compute_s + rank.exposed_s == pytest.approx(rank.step_s, rel=0.001)
         assert rank.wall_s == pytest.approx(rank.step_s, rel=1e-6)

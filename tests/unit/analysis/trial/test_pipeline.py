@@ -32,7 +32,6 @@ def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(
 ) -> None:
     # all steps are longer and shorter alike, so shares stay what they are
     found = pipeline_of(_trial(fabricate, tmp_path, fabricate.PIPELINE, jitter=0.2))
-    assert found is not None
     # each stage's span is 0.105 + 0.21 + 0.05; the second waits 0.01 of it more
     assert found.bubble_measured == pytest.approx((0.05 + 0.06) / 2 / 0.365)
     assert found.bubble_theoretical == pytest.approx(1 / 9)
@@ -42,7 +41,6 @@ def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(
 def test_stages_of_several_replicas_are_told_apart(fabricate: ModuleType, tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.HYBRID, stages=3, ranks=6, nodes=2, skew_s=0.02)
     found = pipeline_of(_trial(fabricate, tmp_path, way))
-    assert found is not None
     assert [s.stage for s in found.stages] == [0, 1, 2]
     assert [s.forward_s for s in found.stages] == pytest.approx([0.12, 0.10, 0.08])
     assert [s.backward_s for s in found.stages] == pytest.approx([0.24] * 3)
@@ -55,14 +53,12 @@ def test_warm_up_steps_are_left_out(fabricate: ModuleType, tmp_path: Path) -> No
     steps = read_steps(record)
     steps["bubble_s"][0, (steps.step < 2) | (steps.step >= 8)] = 9.0
     found = pipeline_of(record, steps)
-    assert found is not None
     assert found.bubble_measured == pytest.approx((0.05 + 0.06) / 2 / 0.365)
 
 
 def test_cuts_are_named_with_the_bytes_that_cross(fabricate: ModuleType, tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.PIPELINE, stages=3, ranks=3, split_points=(4, 7))
     found = pipeline_of(_trial(fabricate, tmp_path, way))
-    assert found is not None
     assert [dataclasses.asdict(c) for c in found.split_points] == [
         {"before": "features.4", "bytes_forward": 6e6, "bytes_backward": 6e6},
         {"before": "features.7", "bytes_forward": 10.5e6, "bytes_backward": 10.5e6},
@@ -74,14 +70,12 @@ def test_what_the_strategy_did_not_say_is_none(fabricate: ModuleType, tmp_path: 
     assert record.result is not None
     silent = dataclasses.replace(record.result, communication={"split_points": [3]})
     found = pipeline_of(dataclasses.replace(record, result=silent))
-    assert found is not None
     assert [(c.before, c.bytes_forward) for c in found.split_points] == [("3", None)]
 
 
 def test_a_trial_without_steps_or_without_a_pipeline(fabricate: ModuleType, tmp_path: Path) -> None:
     record = _trial(fabricate, tmp_path / "pipeline", fabricate.PIPELINE)
     found = pipeline_of(record, dataclasses.replace(read_steps(record), warmup_steps=99))
-    assert found is not None
     assert found.stages == ()
     assert found.bubble_measured is None
     assert pipeline_of(_trial(fabricate, tmp_path / "other", fabricate.PROCESSES)) is None
@@ -100,7 +94,6 @@ def test_repeats_are_put_together_by_their_median(fabricate: ModuleType, tmp_pat
         for bubble in bubbles
     ]
     together = median_pipeline([p for p in found if p is not None])
-    assert together is not None
     assert together.bubble_measured == pytest.approx(0.05 / 0.365)
     assert together.stages[1].bubble_s == pytest.approx(0.05)
     assert median_pipeline([]) is None
