@@ -121,19 +121,15 @@ def planned_row(trial: Trial, failed: str | None = None) -> Row:
 
     failed: why no repeat of it finished.
     """
-    place, facts = trial.placement, facts_of(trial)
     return Row(
         configuration=trial.configuration,
         workload=trial.training.workload,
         launcher=trial.launcher,
         transport=trial.transport,
         local_strategy=trial.local_strategy,
-        layout=facts.layout,
-        labels=facts.labels,
-        details=facts.details,
-        options=facts.options,
+        **facts_of(trial),
         device=trial.device,
-        **{name: getattr(place, name) for name in _PLACEMENT},
+        **{name: getattr(trial.placement, name) for name in _PLACEMENT},
         precision=trial.training.precision,
         memory_format=trial.training.memory_format,
         global_batch=trial.training.global_batch or None,

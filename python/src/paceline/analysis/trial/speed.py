@@ -12,23 +12,17 @@ from paceline.analysis.trial.steps import GlobalSteps
 
 def samples_rate(record: TrialRecord, steps: GlobalSteps) -> RepeatRate | None:
     """Return the samples per second of the steady steps; None if there are none."""
-    samples, seconds, _ = _rounds(record, steps)
+    samples, seconds, _ = steps.rounds(record.trial.round_steps)
     return repeat_rate(samples, seconds)
 
 
 def steps_rate(record: TrialRecord, steps: GlobalSteps) -> RepeatRate | None:
     """Return the steady steps per second; None if there are none."""
-    _, seconds, counts = _rounds(record, steps)
+    _, seconds, counts = steps.rounds(record.trial.round_steps)
     return repeat_rate(counts, seconds)
 
 
 def step_times_s(record: TrialRecord, steps: GlobalSteps) -> NDArray[np.float64]:
     """Return the mean step of each round of steady steps, which is a step if rounds have one."""
-    _, seconds, counts = _rounds(record, steps)
+    _, seconds, counts = steps.rounds(record.trial.round_steps)
     return seconds / counts
-
-
-def _rounds(
-    record: TrialRecord, steps: GlobalSteps
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    return steps.rounds(record.trial.round_steps)
