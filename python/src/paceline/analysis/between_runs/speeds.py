@@ -143,15 +143,5 @@ def _add_workload(found: Speeds, workload: str, finished: Sequence[TrialRecord])
         verdicts = [None if check is None else check.equivalent for check in each]
         found.equivalent[name] = combined_equivalence(verdicts, is_repeatable)
         if found.equivalent[name] is False:
-            found.differences[name] = _difference(each)
-
-
-def _difference(checks: Sequence[Equivalence | None]) -> str:
-    """Return the first reason why a configuration is not equivalent to its baseline."""
-    return next(
-        f"{check.name}: {check.reason}"
-        for equivalence in checks
-        if equivalence is not None
-        for check in equivalence.checks
-        if check.decisive and check.passed is False
-    )
+            faults = (fault for check in each if check is not None for fault in check.faults)
+            found.differences[name] = next(faults)
