@@ -117,6 +117,20 @@ class Training(_Value):
         return f"{self.precision} {self.float32_matmul_precision}"
 
     @property
+    def unusual(self) -> list[tuple[str, str]]:
+        """Ways to compute that are not the default: part of the trial's name, and label."""
+        steps, matmul = self.accumulation_steps, self.float32_matmul_precision
+        ways = (
+            (self.batch_norm == "per-replica", "bn-per-replica", "own BN"),
+            (self.activation_checkpointing, "checkpointed", "activation checkpointing"),
+            (steps is not None, f"accumulate{steps}", f"accumulate {steps}"),
+            (self.compile, "compiled", "compiled"),
+            (matmul != "highest", f"matmul-{matmul}", f"matmul {matmul}"),
+            (self.cudnn_autotuning, "autotuned", "cuDNN autotuned"),
+        )
+        return [(name, label) for is_chosen, name, label in ways if is_chosen]
+
+    @property
     def target(self) -> Target | None:
         """The quality to reach; None without one."""
         return None if self.evaluation is None else self.evaluation.target
@@ -254,15 +268,7 @@ class Trial(_Value):
     @property
     def labels(self) -> list[str]:
         """Words for the options that differ from their defaults."""
-        training = self.training
-        own = ["own BN"] if training.batch_norm == "per-replica" else []
-        own += ["activation checkpointing"] if training.activation_checkpointing else []
-        if training.accumulation_steps is not None:
-            own.append(f"accumulate {training.accumulation_steps}")
-        own += ["compiled"] if training.compile else []
-        if training.float32_matmul_precision != "highest":
-            own.append(f"matmul {training.float32_matmul_precision}")
-        own += ["cuDNN autotuned"] if training.cudnn_autotuning else []
+        own = [label for _, label in self.training.unusual]
         own += [*self.arguments, *(f"{name}={value}" for name, value in self.environment.items())]
         return [*own, *(label for each in self.options for label in each.labels())]
 
@@ -288,18 +294,7 @@ def configuration_name(trial: Trial) -> str:
         parts.append(trial.device)
     if training.memory_format != "contiguous":
         parts.append(training.memory_format)
-    if training.batch_norm == "per-replica":
-        parts.append("bn-per-replica")
-    if training.activation_checkpointing:
-        parts.append("checkpointed")
-    if training.accumulation_steps is not None:
-        parts.append(f"accumulate{training.accumulation_steps}")
-    if training.compile:
-        parts.append("compiled")
-    if training.float32_matmul_precision != "highest":
-        parts.append(f"matmul-{training.float32_matmul_precision}")
-    if training.cudnn_autotuning:
-        parts.append("autotuned")
+    parts += [name for name, _ in training.unusual]
     parts += trial.transport_options.name_parts(place)
     parts += trial.launcher_options.name_parts(place)
     parts += [_in_a_name(argument) for argument in trial.arguments]

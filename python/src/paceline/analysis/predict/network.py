@@ -17,11 +17,11 @@ from paceline.analysis.predict.exchange import (
     recorded_profile,
 )
 from paceline.analysis.predict.link import Link, measured_link, slower_of
-from paceline.analysis.predict.node import DRAWS, NodeSetup, NodeStep, node_step
+from paceline.analysis.predict.node import DRAWS, NodeSetup, NodeStep, exchange_of, node_step
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
 from paceline.spec.descriptors import Exchange
-from paceline.spec.extensions import STRATEGIES, TRANSPORTS
+from paceline.spec.extensions import TRANSPORTS
 
 
 def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ class Network:
         return None
 
     def _read_messages(self, record: TrialRecord) -> _Recorded | None:
-        exchange, step = _exchange_of(record), node_step(record)
+        exchange, step = exchange_of(record.trial), node_step(record)
         if step is None or exchange is None:
             return None
         gradient_bytes = exchange.bytes_per_parameter * self._parameters
@@ -214,11 +214,6 @@ class Network:
         return _Recorded(record=record, step=step, profile=found)
 
 
-def _exchange_of(record: TrialRecord) -> Exchange | None:
-    strategy = STRATEGIES.get(record.trial.local_strategy)
-    return strategy.exchange(record.trial.strategy_options)
-
-
 def _why_unusable(setup: NodeSetup, exchange: Exchange, found: _Recorded) -> tuple[str, str] | None:
     """Return why recorded messages do not tell those of a setup, and what to do; None if they do.
 
@@ -229,7 +224,7 @@ def _why_unusable(setup: NodeSetup, exchange: Exchange, found: _Recorded) -> tup
             f"its steps have operations without a model: {', '.join(found.profile.unknown)}",
             "measure on several nodes",
         )
-    other = _exchange_of(found.record)
+    other = exchange_of(found.record.trial)
     is_like = other is not None and (other.among == "stages") == (exchange.among == "stages")
     if found.profile.gathers and not (is_like or setup.holds(found.record)):
         return (

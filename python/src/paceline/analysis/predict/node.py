@@ -29,6 +29,7 @@ from paceline.analysis.trial.phases import mean_over_ranks, trial_phases
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.speed import samples_rate
 from paceline.analysis.trial.steps import global_steps, read_steps
+from paceline.plan.trial import Trial
 from paceline.spec.descriptors import Exchange
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS
 
@@ -192,6 +193,11 @@ def _merged(samples: float, points: Sequence[Point]) -> Point:
     )
 
 
+def exchange_of(trial: Trial) -> Exchange | None:
+    """Return the exchange between nodes, as the strategy of a trial states it."""
+    return STRATEGIES.get(trial.local_strategy).exchange(trial.strategy_options)
+
+
 def _is_inside(share: float, points: Sequence[Point]) -> bool:
     """Return whether a share lies among those of the points."""
     if not points:
@@ -225,8 +231,7 @@ class NodeSetup:
     @property
     def exchange(self) -> Exchange | None:
         """The exchange between nodes, as the strategy states it."""
-        strategy = STRATEGIES.get(self.trial.local_strategy)
-        return strategy.exchange(self.trial.strategy_options)
+        return exchange_of(self.trial)
 
     @cached_property
     def points(self) -> list[Point]:
