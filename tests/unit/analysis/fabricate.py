@@ -4,6 +4,8 @@ Times are exact where `jitter` is 0: every rank of a trial ends a step at the sa
 slowest rank's gradients are ready last, and transfer takes `transfer_s`.
 """
 
+# ruff: noqa: F401  (tests use the ways as names of this module)
+
 from __future__ import annotations
 
 import dataclasses
@@ -51,22 +53,6 @@ from paceline.records.rows import (
     WorkerEnvironment,
 )
 from paceline.spec.tables import Target
-
-# for tests, beside what is defined here
-__all__ = [
-    "HYBRID",
-    "INTRAOP",
-    "LOCAL_WAYS",
-    "MPI",
-    "MPI_GLOO",
-    "PIPELINE",
-    "PROCESSES",
-    "SEQUENTIAL",
-    "SPARK",
-    "THREADS",
-    "TORCHRUN",
-    "Way",
-]
 
 LAUNCHED = 1_700_000_000.0
 LEARNED = 0.02  # loss lost a step
@@ -554,6 +540,13 @@ def _manifest(ids: list[str], cases: Sequence[Case]) -> dict[str, object]:
         },
         "ingest_s": {c.workload: 3.25 for c in cases},
     }
+
+
+def pair_of(run: RunFiles) -> tuple[TrialFiles, TrialFiles]:
+    """Return the trial under MPI and the baseline."""
+    found = {files.root.name: files for _, files in run.trials()}
+    trial = next(files for name, files in found.items() if ".mpi." in name)
+    return trial, next(files for name, files in found.items() if ".sequential." in name)
 
 
 def edit_json(path: Path, **changes: object) -> None:

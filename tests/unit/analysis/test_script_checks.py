@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from tests.unit.analysis.fabricate import pair_of as pair
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.equivalence.check import check_equivalence
@@ -33,13 +34,6 @@ def edit_steps(files, **changes):
     for _, rank in files.ranks():
         rows = [json.loads(line) for line in rank.steps.read_text().splitlines()]
         rank.steps.write_text("".join(json.dumps({**row, **changes}) + "\n" for row in rows))
-
-
-def pair(run):
-    found = {files.root.name: files for _, files in run.trials()}
-    trial = next(files for name, files in found.items() if ".mpi." in name)
-    baseline = next(files for name, files in found.items() if ".sequential." in name)
-    return trial, baseline
 
 
 def verdict(run):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.unit.analysis.fabricate import pair_of
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
@@ -41,11 +42,7 @@ def _compressed_trial(
 ) -> tuple[TrialFiles, TrialFiles]:
     """Return a compressed trial and its baseline."""
     way = dataclasses.replace(fabricate.MPI, compression=TOPK, **{**LESS, **changes})
-    run = fabricate.make_run(root, [way, fabricate.SEQUENTIAL])
-    found = {f.root.name: f for _, f in run.trials()}
-    (baseline,) = (f for name, f in found.items() if ".sequential." in name)
-    (trial,) = (f for name, f in found.items() if ".mpi." in name)
-    return trial, baseline
+    return pair_of(fabricate.make_run(root, [way, fabricate.SEQUENTIAL]))
 
 
 def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tests.unit.analysis.fabricate import pair_of
 
 from paceline.analysis.equivalence.check import (
     Equivalence,
@@ -33,10 +34,7 @@ def _pair(
     """A trial under MPI and its baseline."""
     mpi = dataclasses.replace(fabricate.MPI, **(changes or {}))
     run = fabricate.make_run(root, [mpi, fabricate.SEQUENTIAL], cases=[fabricate.Case(**case)])
-    found = {f.root.name: f for _, f in run.trials()}
-    trial = next(f for name, f in found.items() if ".mpi." in name)
-    baseline = next(f for name, f in found.items() if ".sequential." in name)
-    return trial, baseline
+    return pair_of(run)
 
 
 def _check(equivalence: Equivalence, name: str) -> Check:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 
 import pytest
@@ -177,12 +178,7 @@ def test_tie_keeps_the_default():
     case.wins("tiny", "processes", 1)
     (found,) = case.found
     tied = Interval(median=1.1, low=0.9, high=1.3)
-    case.found = [
-        Finding(
-            **{name: getattr(found, name) for name in found.__slots__ if name != "ratio"},
-            ratio=tied,
-        )
-    ]
+    case.found = [dataclasses.replace(found, ratio=tied)]
     (planned,) = of(case.planned(), "processes")
     assert planned.configuration == found.default.configuration
 
@@ -211,12 +207,7 @@ def test_explicit_cuts_are_kept():
     winner = case.wins("tiny", "pipeline", number)
     (found,) = case.found
     moved = changed(winner, balance=None, split_points=(5,))
-    case.found = [
-        Finding(
-            **{name: getattr(found, name) for name in found.__slots__ if name != "fastest"},
-            fastest=moved,
-        )
-    ]
+    case.found = [dataclasses.replace(found, fastest=moved)]
     assert moved.layout_keys["split_points"] == (5,)
     (planned,) = of(case.planned(), "pipeline")
     assert planned.strategy_options == moved.strategy_options
