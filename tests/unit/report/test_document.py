@@ -6,11 +6,11 @@ import dataclasses
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.pages import Page
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
@@ -25,37 +25,6 @@ from paceline.report.section import Section
 from paceline.spec.tables import Target
 
 _MIB = 2**20
-
-
-class _Page(HTMLParser):
-    """Tags with their attributes, text, and scripts apart."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.scripts: list[str] = []
-        self._inside = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._inside = tag
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._inside == "script":
-            self.scripts[-1] += data
-        elif self._inside != "style":
-            self.text.append(data)
-
-    @property
-    def words(self) -> str:
-        return " ".join(" ".join(self.text).split())
 
 
 @pytest.fixture(scope="module")
@@ -78,31 +47,31 @@ def comparison(run: RunFiles) -> Comparison:
 
 
 @pytest.fixture(scope="module")
-def page(run: RunFiles, tmp_path_factory: pytest.TempPathFactory) -> _Page:
+def page(run: RunFiles, tmp_path_factory: pytest.TempPathFactory) -> Page:
     """The report of `run`."""
     return _report(run, tmp_path_factory.mktemp("page") / "report.html")
 
 
-def _report(run: RunFiles, out: Path) -> _Page:
+def _report(run: RunFiles, out: Path) -> Page:
     write_report(run, out)
     assert out.stat().st_size < 8 * _MIB
-    return _Page(out.read_text("utf-8"))
+    return Page(out.read_text("utf-8"))
 
 
-def test_the_page_needs_no_network(page: _Page) -> None:
+def test_the_page_needs_no_network(page: Page) -> None:
     for tag, attributes in page.tags:
         assert tag not in {"link", "iframe", "img"}
         assert "src" not in attributes
         assert (attributes.get("href") or "#").startswith("#")
 
 
-def test_every_chart_has_its_data_and_its_place(page: _Page) -> None:
+def test_every_chart_has_its_data_and_its_place(page: Page) -> None:
     places = [n for n, (_, found) in enumerate(page.tags) if found.get("class") == "chart"]
     # 7 a workload, strategies over time; for each of 16 trials a pair, its speed, and its traffic
     assert len(places) == 2 * 8 + 4 * 16
     assert all(page.tags[n + 1] == ("script", {"type": "application/json"}) for n in places)
-    for text in page.scripts[: len(places)]:
-        assert {"data", "layout"} <= set(json.loads(text))
+    for script in page.root.every("script")[: len(places)]:
+        assert {"data", "layout"} <= set(json.loads(script.own_text))
 
 
 def test_no_figure_is_lost_because_its_title_is_that_of_another(fabricate, tmp_path) -> None:
@@ -134,12 +103,12 @@ def test_lossy_configurations_are_ranked_where_there_is_a_target(fabricate, tmp_
 def test_survived_failures_have_a_section_with_a_link(comparison, monkeypatch) -> None:
     made = Section(title="Failures and recovery", anchor="recovery")
     monkeypatch.setattr(document, "recovery_section", lambda _: made)
-    page = _Page(render(comparison))
+    page = Page(render(comparison))
     assert "recovery" in {a.get("id") for tag, a in page.tags if tag == "h2"}
     assert "#recovery" in {a.get("href") for tag, a in page.tags if tag == "a"}
 
 
-def test_the_page_shows_what_ranks_had_and_what_was_run(page: _Page) -> None:
+def test_the_page_shows_what_ranks_had_and_what_was_run(page: Page) -> None:
     assert "OMP_NUM_THREADS=2" in page.words
     assert "paceline-fabricated --trial simple-big.mpi.mpi.processes.n1r2t1.fp32.r1 <&>" in (
         page.words
@@ -208,7 +177,7 @@ def all_strategies(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_run_of_all_strategies_has_all_its_sections(all_strategies: Comparison) -> None:
-    page = _Page(render(all_strategies))
+    page = Page(render(all_strategies))
     anchors = {a.get("id") for tag, a in page.tags if tag == "h2"}
     links = {(a.get("href") or "").removeprefix("#") for tag, a in page.tags if tag == "a"}
     assert {"local", "pipelines", "local-global"} <= anchors
@@ -230,7 +199,7 @@ def test_chosen_baseline_is_named_and_empty_sections_are_left_out(
     fabricate, comparison, tmp_path
 ) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
-    page = _Page(render(compare_run(run, baseline="*.mpi.*")))
+    page = Page(render(compare_run(run, baseline="*.mpi.*")))
     assert "tiny: speedups are over mpi" in page.words
     anchors = {a.get("id") for tag, a in page.tags if tag == "h2"}
     assert not anchors & {"local", "pipelines", "local-global"}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.pages import Element, Page
 
 from paceline.analysis.compare.run import compare_run
 from paceline.report.columns import comparison_table
@@ -16,57 +16,9 @@ from paceline.report.document import render
 from paceline.report.section import Detail
 
 _MIB = 2**20
-_VOID = {"meta", "br"}
 # AA of the Web Content Accessibility Guidelines 2.2, section 1.4.3, for texts of any size
 _LEAST_CONTRAST = 4.5
 _TEXTS = ("--ink", "--soft", "--accent", "--good", "--bad")
-
-
-class Element:
-    """An element of the page with its parent and its own text."""
-
-    def __init__(self, tag: str, attributes: dict[str, str | None], parent: Element | None) -> None:
-        self.tag, self.attributes, self.parent = tag, attributes, parent
-        self.children: list[Element] = []
-        self.own_text = ""
-
-    def within(self, tag: str) -> bool:
-        return self.parent is not None and (self.parent.tag == tag or self.parent.within(tag))
-
-    def every(self, tag: str) -> list[Element]:
-        found = [self] if self.tag == tag else []
-        return found + [each for child in self.children for each in child.every(tag)]
-
-    def has_class(self, name: str) -> bool:
-        return name in (self.attributes.get("class") or "").split()
-
-    @property
-    def text(self) -> str:
-        parts = [self.own_text, *(child.text for child in self.children)]
-        return " ".join(" ".join(parts).split())
-
-
-class _Tree(HTMLParser):
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.root = self._open = Element("root", {}, None)
-        self.in_order: list[Element] = []
-        self.feed(html)
-        assert self._open is self.root, f"{self._open.tag} is not closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        element = Element(tag, dict(attrs), self._open)
-        self._open.children.append(element)
-        self.in_order.append(element)
-        if tag not in _VOID:
-            self._open = element
-
-    def handle_endtag(self, tag: str) -> None:
-        assert tag == self._open.tag
-        self._open = self._open.parent
-
-    def handle_data(self, data: str) -> None:
-        self._open.own_text += data
 
 
 @pytest.fixture(scope="module")
@@ -77,20 +29,20 @@ def html(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 @pytest.fixture(scope="module")
-def page(html: str) -> _Tree:
-    return _Tree(html)
+def page(html: str) -> Page:
+    return Page(html)
 
 
-def _place(page: _Tree, element: Element) -> int:
+def _place(page: Page, element: Element) -> int:
     return page.in_order.index(element)
 
 
-def _chart(page: _Tree, title: str) -> Element:
+def _chart(page: Page, title: str) -> Element:
     charts = [e for e in page.in_order if e.has_class("chart")]
     return next(e for e in charts if (e.attributes["aria-label"] or "").startswith(title))
 
 
-def test_verdict_chart_table_and_causes_come_in_this_order(page: _Tree) -> None:
+def test_verdict_chart_table_and_causes_come_in_this_order(page: Page) -> None:
     headline = next(e for e in page.in_order if e.has_class("headline"))
     causes = next(e for e in page.in_order if e.attributes.get("id") == "causes")
     parts = [headline, _chart(page, "Chart: Speedup"), page.root.every("table")[0], causes]
@@ -101,13 +53,13 @@ def test_verdict_chart_table_and_causes_come_in_this_order(page: _Tree) -> None:
 
 def test_commands_in_sentences_are_code(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
-    page = _Tree(render(compare_run(run)))
+    page = Page(render(compare_run(run)))
     headline = next(e for e in page.in_order if e.has_class("headline"))
     assert "`" not in headline.text
     assert [each.text for each in headline.every("code")] == ["paceline recommend --measure"]
 
 
-def test_everything_after_the_causes_is_folded(page: _Tree) -> None:
+def test_everything_after_the_causes_is_folded(page: Page) -> None:
     sections = page.root.every("h2")
     open_ones = [e.attributes["id"] for e in sections if not e.within("details")]
     assert open_ones == ["verdict", "speed", "causes"]
@@ -117,7 +69,7 @@ def test_everything_after_the_causes_is_folded(page: _Tree) -> None:
 
 
 def test_columns_that_need_the_button_are_those_of_the_widest_detail(
-    fabricate: ModuleType, page: _Tree, tmp_path: Path
+    fabricate: ModuleType, page: Page, tmp_path: Path
 ) -> None:
     table = page.root.every("table")[0]
     headings = table.every("thead")[0].every("th")
@@ -133,7 +85,7 @@ def test_columns_that_need_the_button_are_those_of_the_widest_detail(
     assert _place(page, button) < _place(page, table)
 
 
-def test_cells_of_every_table_have_headings(page: _Tree) -> None:
+def test_cells_of_every_table_have_headings(page: Page) -> None:
     for table in page.root.every("table"):
         assert table.every("caption")[0].text
         assert all(
@@ -146,21 +98,21 @@ def test_cells_of_every_table_have_headings(page: _Tree) -> None:
                 assert all(e.attributes["data-label"] for e in line.every("td"))
 
 
-def test_a_row_of_the_ranking_is_named_by_its_configuration(page: _Tree) -> None:
+def test_a_row_of_the_ranking_is_named_by_its_configuration(page: Page) -> None:
     lines = page.root.every("table")[0].every("tbody")[0].every("tr")
     names = [[cell.text for cell in line.every("th")] for line in lines]
     assert ["processes", "2\u00d71", "mpi", "mpi"] in names
     assert len({tuple(name) for name in names}) == len(names) == 4
 
 
-def test_headings_skip_no_level(page: _Tree) -> None:
+def test_headings_skip_no_level(page: Page) -> None:
     levels = [int(e.tag[1]) for e in page.in_order if re.fullmatch("h[1-6]", e.tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_charts_and_controls_have_names(page: _Tree) -> None:
+def test_charts_and_controls_have_names(page: Page) -> None:
     for element in page.in_order:
         if element.has_class("chart"):
             assert element.attributes["role"] == "img"
@@ -171,7 +123,7 @@ def test_charts_and_controls_have_names(page: _Tree) -> None:
             assert element.within("label")
 
 
-def test_ids_are_unique_and_links_reach_them(page: _Tree) -> None:
+def test_ids_are_unique_and_links_reach_them(page: Page) -> None:
     ids = [e.attributes["id"] for e in page.in_order if "id" in e.attributes]
     assert len(set(ids)) == len(ids)
     links = {(e.attributes["href"] or "").removeprefix("#") for e in page.root.every("a")}
