@@ -62,20 +62,12 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-def test_interrupt_ends_the_session_and_its_program(run, tmp_path) -> None:
-    program(tmp_path / "bin", "prometheus", RUNS.format(first=""))
-    known = set(children())
-    said: list[str] = []
-    thread = interrupt_when(said, "stop with")
-    monitor(run, said.append)
-    thread.join(timeout=30)
-    assert set(children()) <= known
-
-
-def test_program_that_ignores_the_request_to_end_is_killed(run, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(serve, "_END_S", 0.5)
-    deaf = RUNS.format(first="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    program(tmp_path / "bin", "prometheus", deaf)
+@pytest.mark.parametrize("first", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
+def test_interrupt_ends_the_session_and_its_program(run, tmp_path, monkeypatch, first) -> None:
+    """A program that ignores the request to end is killed."""
+    if first:
+        monkeypatch.setattr(serve, "_END_S", 0.5)
+    program(tmp_path / "bin", "prometheus", RUNS.format(first=first))
     known = set(children())
     said: list[str] = []
     thread = interrupt_when(said, "stop with")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from types import ModuleType
 
-from rich.console import Console
+from tests.support.terminal import shown
 
 from paceline.analysis.compare.explain_run import explain_workload
 from paceline.analysis.compare.run import compare_run
@@ -31,9 +30,8 @@ def test_other_configuration_is_named_also_where_its_mean_is_shorter(fabricate, 
     reversed_ = dataclasses.replace(found, faster=found.slower, slower=found.faster)
     lines = []
     for each in (found, reversed_):
-        console = Console(file=io.StringIO(), width=80)
-        console.print(overview([each], reference, name_in(comparison)))
-        (heading, *_, row) = console.file.getvalue().rstrip().splitlines()
+        text = shown(overview([each], reference, name_in(comparison)))
+        (heading, *_, row) = text.rstrip().splitlines()
         assert heading.startswith("Steps compared with those of mpi · mpi · processes 2")
         assert row.startswith("local · sequential ")
         lines.append(row.split()[3:7])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
-from rich.console import Console
+from tests.support.terminal import shown
 from tests.unit.analysis import operations as made
 
 from paceline.analysis.compare.run import compare_run
@@ -40,13 +38,6 @@ def profiles(run: RunFiles) -> dict[str, TrialCommunication]:
         if profile is not None:
             found[profile.transport] = profile
     return found
-
-
-def shown(view: Any, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False)
-    with console.capture() as captured:
-        console.print(view)
-    return captured.get()
 
 
 def test_page_names_the_straggler_beside_the_tables(run: RunFiles) -> None:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from pathlib import Path
 from types import ModuleType
 
-from rich.console import Console, RenderableType
+from tests.support.terminal import shown as text
 
 from paceline.analysis.between_runs.differences import Difference, run_differences
 from paceline.analysis.between_runs.history import read_history
 from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.report.runs import configuration_names, history_view, runs_view
-
-
-def text(view: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=80, no_color=True, highlight=False)
-    with console.capture() as captured:
-        console.print(view)
-    return captured.get()
 
 
 def test_two_runs_are_shown_with_their_differences_first(fabricate, tmp_path) -> None:

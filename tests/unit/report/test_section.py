@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
+from tests.support.terminal import shown
 
 from paceline.report.section import Column, Table, terminal_table
 from paceline.report.wording import short_ids
@@ -14,10 +12,7 @@ LONG = "torchrun.gloo.processes.n1r2t1.bn-per-replica"
 
 
 def lines(table: Table[tuple[str, str]], width: int) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, no_color=True)
-    with console.capture() as captured:
-        console.print(terminal_table(table))
-    return [line.rstrip() for line in captured.get().splitlines()]
+    return [line.rstrip() for line in shown(terminal_table(table), width).splitlines()]
 
 
 def test_an_id_is_broken_only_after_a_dot() -> None:
@@ -30,9 +25,9 @@ def test_an_id_is_broken_only_after_a_dot() -> None:
         items=[(LONG, "123456"), ("local.none", "1")],
     )
     for width in range(24, 60):
-        shown = lines(table, width)
-        assert max(map(len, shown)) <= width
-        parts = [line.split()[0] for line in shown[1:-1]]
+        found = lines(table, width)
+        assert max(map(len, found)) <= width
+        parts = [line.split()[0] for line in found[1:-1]]
         assert "".join(parts) == LONG
         assert all(part.endswith(".") for part in parts[:-1])
 
@@ -48,9 +43,9 @@ def test_texts_share_the_room_and_keep_their_words_whole() -> None:
     )
     words = {word for item in table.items for text in item for word in text.split()}
     for width in range(26, 70):
-        shown = lines(table, width)
-        assert max(map(len, shown)) <= width
-        assert {word for line in shown[1:] for word in line.split()} == words
+        found = lines(table, width)
+        assert max(map(len, found)) <= width
+        assert {word for line in found[1:] for word in line.split()} == words
 
 
 @pytest.mark.parametrize(
