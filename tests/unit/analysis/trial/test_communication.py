@@ -94,20 +94,14 @@ def test_phases_and_profile_add_up_to_the_step(make: Any) -> None:
 
 
 def test_communication_of_layers_is_divided_and_counted_once(make: Any) -> None:
+    def rows(rank, step, ready_s):
+        number, begun_s = 2 * step.step, ready_s - 0.1 - step.pass_comm_s
+        within = made.row(rank, number, begun_s, ready_s - 0.1, payload_bytes=80, awaited=True)
+        return within, made.row(rank, number + 1, ready_s, ready_s + 0.01)
+
     # in the passes 0.03 s of transfer, and 0.02 s in which rank 0 waits for rank 1
     files = make(lead_s=0.02, pass_comm_s=0.03, transfer_s=0.01)
-    record = load_trial(files)
-    for rank in record.ranks:
-        found = []
-        for number, step in enumerate(made.step_rows(record, rank)):
-            ready_s = made.ready_s(record, rank, step.step)
-            begun_s = ready_s - 0.1 - step.pass_comm_s
-            within = made.row(
-                rank, 2 * number, begun_s, ready_s - 0.1, payload_bytes=80, awaited=True
-            )
-            found += [within, made.row(rank, 2 * number + 1, ready_s, ready_s + 0.01)]
-        made.write(files, rank.rank, *found)
-    profiled = profile(load_trial(files))
+    profiled = profile(made.in_each_step(files, rows))
     for rank, wait_s in zip(profiled.ranks, (0.02, 0.0), strict=True):
         assert rank.phases_s["comm_wait"] == pytest.approx(wait_s, abs=1e-5)
         assert rank.phases_s["comm_transfer"] == pytest.approx(0.04, abs=1e-5)
@@ -134,17 +128,10 @@ def test_evaluations_between_steps_are_no_part_of_their_time(
 
 
 def test_operations_that_do_not_fill_the_communication_fail_the_check(make: Any) -> None:
-    files = make(transfer_s=0.1)
-    record = load_trial(files)
-    for rank in record.ranks:
-        rows = [
-            made.row(
-                rank, step.step, made.ready_s(record, rank, step.step), _half(record, rank, step)
-            )
-            for step in made.step_rows(record, rank)
-        ]
-        made.write(files, rank.rank, *rows)
-    found = profile(record)
+    def half(rank, step, ready_s):
+        return [made.row(rank, step.step, ready_s, ready_s + step.comm_s / 2)]
+
+    found = profile(made.in_each_step(make(transfer_s=0.1), half))
     phases, operations = found.checks
     assert phases.passed
     assert not operations.passed
@@ -153,24 +140,12 @@ def test_operations_that_do_not_fill_the_communication_fail_the_check(make: Any)
     assert operations.difference == pytest.approx(0.06 / last.step_s, abs=1e-4)  # rank 0's
 
 
-def _half(record: Any, rank: Any, step: Any) -> float:
-    return made.ready_s(record, rank, step.step) + step.comm_s / 2
-
-
 def test_operations_at_the_same_time_are_not_counted_twice(make: Any) -> None:
-    files = make(lead_s=0.0, transfer_s=0.1)
-    record = load_trial(files)
-    for rank in record.ranks:
-        for step in made.step_rows(record, rank):
-            ready_s = made.ready_s(record, rank, step.step)
-            number = 2 * step.step
-            made.write(
-                files,
-                rank.rank,
-                made.row(rank, number, ready_s, ready_s + 0.08),
-                made.row(rank, number + 1, ready_s + 0.01, ready_s + 0.1),
-            )
-    (rank, _) = profile(record).ranks
+    def rows(rank, step, ready_s):
+        yield made.row(rank, 2 * step.step, ready_s, ready_s + 0.08)
+        yield made.row(rank, 2 * step.step + 1, ready_s + 0.01, ready_s + 0.1)
+
+    (rank, _) = profile(made.in_each_step(make(lead_s=0.0, transfer_s=0.1), rows)).ranks
     (both,) = rank.bins
     assert both.time_s == pytest.approx(MEASURED * 0.17, abs=1e-4)
     assert both.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)
@@ -178,15 +153,11 @@ def test_operations_at_the_same_time_are_not_counted_twice(make: Any) -> None:
 
 
 def test_waiting_for_its_turn_is_not_waiting_for_a_rank(make: Any) -> None:
-    files = make(lead_s=0.0, transfer_s=0.1)
-    record = load_trial(files)
-    for rank in record.ranks:
-        for step in made.step_rows(record, rank):
-            ready_s = made.ready_s(record, rank, step.step)
-            turn_s = ready_s + 0.03 + 0.02 * rank.rank
-            operation = made.row(rank, step.step, ready_s, ready_s + 0.1, started_s=turn_s)
-            made.write(files, rank.rank, operation)
-    first, last = profile(record).ranks
+    def rows(rank, step, ready_s):
+        turn_s = ready_s + 0.03 + 0.02 * rank.rank
+        return [made.row(rank, step.step, ready_s, ready_s + 0.1, started_s=turn_s)]
+
+    first, last = profile(made.in_each_step(make(lead_s=0.0, transfer_s=0.1), rows)).ranks
     assert first.bins[0].wait_s == pytest.approx(MEASURED * 0.02, abs=1e-4)
     assert first.bins[0].time_s == pytest.approx(MEASURED * 0.07, abs=1e-4)
     assert last.bins[0].wait_s == pytest.approx(0, abs=1e-4)
@@ -315,18 +286,13 @@ def test_json_has_every_number_and_none_where_there_is_none(make: Any) -> None:
 
 
 def test_an_operation_within_another_one_hides_nothing_of_a_third(make: Any) -> None:
-    files = make(lead_s=0.0, transfer_s=0.1)
-    record = load_trial(files)
     spans_s = ((0.0, 0.08), (0.01, 0.03), (0.04, 0.1))  # the second one lies within the first
-    for rank in record.ranks:
-        for step in made.step_rows(record, rank):
-            ready_s = made.ready_s(record, rank, step.step)
-            rows = [
-                made.row(rank, 3 * step.step + number, ready_s + start_s, ready_s + end_s)
-                for number, (start_s, end_s) in enumerate(spans_s)
-            ]
-            made.write(files, rank.rank, *rows)
-    (rank, _) = profile(record).ranks
+
+    def rows(rank, step, ready_s):
+        for number, (start_s, end_s) in enumerate(spans_s):
+            yield made.row(rank, 3 * step.step + number, ready_s + start_s, ready_s + end_s)
+
+    (rank, _) = profile(made.in_each_step(make(lead_s=0.0, transfer_s=0.1), rows)).ranks
     (all_three,) = rank.bins
     assert all_three.time_s == pytest.approx(MEASURED * 0.16, abs=1e-4)
     assert all_three.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)
@@ -335,13 +301,10 @@ def test_an_operation_within_another_one_hides_nothing_of_a_third(make: Any) -> 
 def test_an_operation_that_outlasts_its_step_is_exposed_until_the_end_of_the_step(
     make: Any,
 ) -> None:
-    files = make(lead_s=0.0, transfer_s=0.1)
-    record = load_trial(files)
-    for rank in record.ranks:
-        for step in made.step_rows(record, rank):
-            ready_s = made.ready_s(record, rank, step.step)
-            made.write(files, rank.rank, made.row(rank, step.step, ready_s, ready_s + 0.13))
-    (rank, _) = profile(record).ranks
+    def rows(rank, step, ready_s):
+        return [made.row(rank, step.step, ready_s, ready_s + 0.13)]
+
+    (rank, _) = profile(made.in_each_step(make(lead_s=0.0, transfer_s=0.1), rows)).ranks
     (one,) = rank.bins
     assert one.time_s == pytest.approx(MEASURED * 0.13, abs=1e-4)
     assert one.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)
