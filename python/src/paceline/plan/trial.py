@@ -216,8 +216,30 @@ class Trial(_Value):
 
     @property
     def configuration(self) -> str:
-        """The trial's name without its repeat: the key that medians are grouped by."""
-        return configuration_name(self)
+        """The trial's name without its repeat: the key that medians are grouped by.
+
+        `tiny.mpi.gloo.processes.n1r2t1.fp32`, with options that are not the default.
+        """
+        place, training = self.placement, self.training
+        parts = [
+            training.workload,
+            self.launcher,
+            self.transport,
+            self.local_strategy,
+            f"n{place.nodes}r{place.ranks_per_node}t{place.threads_per_rank}",
+            training.precision,
+            *self.strategy_options.name_parts(place),
+        ]
+        if self.device != "cpu":
+            parts.append(self.device)
+        if training.memory_format != "contiguous":
+            parts.append(training.memory_format)
+        parts += [name for name, _ in training.unusual]
+        parts += self.transport_options.name_parts(place)
+        parts += self.launcher_options.name_parts(place)
+        parts += [_in_a_name(argument) for argument in self.arguments]
+        parts += [_in_a_name(f"{name}={value}") for name, value in self.environment.items()]
+        return ".".join(parts)
 
     @property
     def inexact_reasons(self) -> list[str]:
@@ -276,30 +298,6 @@ class Trial(_Value):
     def details(self) -> list[str]:
         """Words that distinguish configurations of the same layout and labels."""
         return [detail for each in self.options for detail in each.details()]
-
-
-def configuration_name(trial: Trial) -> str:
-    """Return `tiny.mpi.gloo.processes.n1r2t1.fp32`, with options that are not the default."""
-    place, training = trial.placement, trial.training
-    parts = [
-        training.workload,
-        trial.launcher,
-        trial.transport,
-        trial.local_strategy,
-        f"n{place.nodes}r{place.ranks_per_node}t{place.threads_per_rank}",
-        training.precision,
-        *trial.strategy_options.name_parts(place),
-    ]
-    if trial.device != "cpu":
-        parts.append(trial.device)
-    if training.memory_format != "contiguous":
-        parts.append(training.memory_format)
-    parts += [name for name, _ in training.unusual]
-    parts += trial.transport_options.name_parts(place)
-    parts += trial.launcher_options.name_parts(place)
-    parts += [_in_a_name(argument) for argument in trial.arguments]
-    parts += [_in_a_name(f"{name}={value}") for name, value in trial.environment.items()]
-    return ".".join(parts)
 
 
 def _in_a_name(word: str) -> str:
