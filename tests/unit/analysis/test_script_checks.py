@@ -46,8 +46,7 @@ def verdict(run):
 @pytest.mark.parametrize("samples", [True, False])
 def test_tensors_that_agree_are_equivalent_without_known_samples(fabricate, tmp_path, samples):
     changes = {"weights_error": 1e-4, "gradient_error": 1e-5}
-    run = script_run(fabricate, tmp_path, changes, samples=samples)
-    assert verdict(run) == (True, "")
+    assert verdict(script_run(fabricate, tmp_path, changes, samples=samples)) == (True, "")
 
 
 def test_tensors_that_differ_with_equal_samples_are_not_equivalent(fabricate, tmp_path):

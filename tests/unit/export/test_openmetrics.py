@@ -129,8 +129,7 @@ def test_other_hosts_times_are_on_rank_0s_clock(tmp_path) -> None:
 
 
 def test_failed_rank_shows_at_its_last_sign_of_life(tmp_path) -> None:
-    run = make_recorded_run(tmp_path / "run", (TWO_HOSTS,))
-    _, values = imported(run, tmp_path)
+    _, values = imported(make_recorded_run(tmp_path / "run", (TWO_HOSTS,)), tmp_path)
     failed = [v for _, v in course(values, "paceline_rank_failed", 'rank="1"')][:-1]
     assert failed[0] == 0
     assert failed[-1] == 1
@@ -179,8 +178,7 @@ def test_trials_come_in_order_of_time_and_damaged_ones_are_named(tmp_path) -> No
 
 def test_run_without_trials_is_an_empty_document(tmp_path) -> None:
     (tmp_path / "run").mkdir()
-    run = make_run(tmp_path / "run", ())
-    assert imported(run, tmp_path) == (Written(0, 0), [])
+    assert imported(make_run(tmp_path / "run", ()), tmp_path) == (Written(0, 0), [])
 
 
 def test_format_writes_all_trials_or_one_and_refuses_damaged_ones(tmp_path) -> None:

@@ -12,8 +12,7 @@ from paceline.records.tables import rows
 
 @pytest.fixture
 def history(tmp_path):
-    run = make_recorded_run(tmp_path / "run", (MPI,))
-    [(_, files)] = run.trials()
+    [(_, files)] = make_recorded_run(tmp_path / "run", (MPI,)).trials()
     return RankHistory(0, files.rank(0), 1, failed=False), rows(files.rank(0).steps, StepRow)
 
 

@@ -75,8 +75,7 @@ def test_operations_at_the_same_time_get_threads_of_their_own(make: Any) -> None
 
 
 def test_times_are_microseconds_on_one_clock_from_the_first_event(make: Any) -> None:
-    files = make(lead_s=0.02, clock_offset_s=3.5)
-    found = slices(trace_events(made.two_buckets(files)))
+    found = slices(trace_events(made.two_buckets(make(lead_s=0.02, clock_offset_s=3.5))))
     assert min(e["ts"] for thread in found.values() for e in thread) == 0
     steps = [[e for e in found[rank, 1] if e["name"].startswith("step")] for rank in (0, 1)]
     for first, second in zip(*steps, strict=True):
@@ -110,8 +109,7 @@ def test_phases_stand_where_they_were(make: Any) -> None:
 
 
 def test_communication_of_layers_is_one_slice_between_the_passes(make: Any) -> None:
-    record = load_trial(make(lead_s=0.0, pass_comm_s=0.03))
-    phases = slices(trace_events(record))[1, 1][2:6]
+    phases = slices(trace_events(load_trial(make(lead_s=0.0, pass_comm_s=0.03))))[1, 1][2:6]
     assert [each["name"] for each in phases] == [
         "forward",
         "exposed communication",
@@ -157,5 +155,4 @@ def test_place_that_cannot_be_written_is_a_wrong_use(make: Any, tmp_path: Path) 
 
 
 def test_trial_without_operations_has_its_steps(make: Any) -> None:
-    found = slices(trace_events(load_trial(make())))
-    assert set(found) == {(0, 1), (1, 1)}
+    assert set(slices(trace_events(load_trial(make())))) == {(0, 1), (1, 1)}

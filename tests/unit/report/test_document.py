@@ -208,8 +208,7 @@ def test_chosen_baseline_is_named_and_empty_sections_are_left_out(
 
 def test_causes_of_differences_are_shown(fabricate: ModuleType, tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
-    run = fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.01)
-    page = render(compare_run(run))
+    page = render(compare_run(fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.01)))
     assert "Causes of the differences" in page
     assert "fewer allocated cores" in page
 

@@ -91,8 +91,7 @@ def test_without_traces_there_is_no_figure(fabricate: ModuleType, tmp_path: Path
 
 def test_stage_bars_hold_forward_backward_and_bubble(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PIPELINE])
-    comparison = compare_run(run)
-    (part,) = _parts(strategies.pipelines_section(comparison))
+    (part,) = _parts(strategies.pipelines_section(compare_run(run)))
     ((_, chart),) = part.figures()
     bars = {t["name"]: dict(zip(t["y"], t["x"], strict=True)) for t in _data(chart.json)}
     name = "local · shared · pipeline 2\u00d71 m8"

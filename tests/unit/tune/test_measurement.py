@@ -79,8 +79,7 @@ def test_trial_that_trained_something_else_has_no_speed(measurer, run, trials, m
 
 
 def test_unfinished_trial_is_set_aside_and_run(measurer, run, trials, monkeypatch, fabricate):
-    files = run.trial(trials[1].id)
-    files.outcome.unlink()
+    run.trial(trials[1].id).outcome.unlink()
 
     def fabricated(trial, trial_files):
         fabricate.make_trial(trial_files, trial, fabricate.INTRAOP, CASE, fabricate.LAUNCHED)

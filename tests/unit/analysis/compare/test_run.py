@@ -379,8 +379,7 @@ def test_unequal_budgets_come_with_the_comparison(fabricate: ModuleType, tmp_pat
 def test_the_reason_can_be_the_bubble(fabricate: ModuleType, tmp_path: Path) -> None:
     idle = dataclasses.replace(fabricate.PIPELINE, schedule="gpipe", bubble_s=0.2)
     ways = [fabricate.SEQUENTIAL, fabricate.PIPELINE, idle]
-    run = fabricate.make_run(tmp_path, ways, repeats=2)
-    best = compare_run(run).verdicts["tiny"]
+    best = compare_run(fabricate.make_run(tmp_path, ways, repeats=2)).verdicts["tiny"]
     assert best.cause.phase == "bubble"
 
 

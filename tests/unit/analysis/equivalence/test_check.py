@@ -96,8 +96,7 @@ def test_one_sample_too_many_in_the_gradient_is_caught(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     trial, baseline = _pair(fabricate, tmp_path, {"gradient_error": 1 / 64, "weights_error": 1e-4})
-    equivalence = check_equivalence(trial, baseline)
-    assert _check(equivalence, "first_gradient").passed is False
+    assert _check(check_equivalence(trial, baseline), "first_gradient").passed is False
 
 
 def test_a_value_that_is_not_finite_is_not_equivalent(

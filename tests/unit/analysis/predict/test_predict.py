@@ -172,8 +172,7 @@ def test_more_nodes_than_samples_or_steps_are_refused(records) -> None:
     found = predict(runs, Request(nodes=(16,), link=FAST, transports=("gloo",)))
     assert "less than one sample" in found.refusals[0].reason
     request = Request(nodes=(100,), link=FAST, transports=("gloo",), scaling="weak")
-    found = predict(records(SEQUENTIAL), request)
-    assert "36 steps" in found.refusals[0].reason
+    assert "36 steps" in predict(records(SEQUENTIAL), request).refusals[0].reason
 
 
 def test_without_a_link_it_says_what_to_give(records) -> None:

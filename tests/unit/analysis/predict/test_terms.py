@@ -78,8 +78,7 @@ def test_a_strategy_that_sums_after_its_passes_exposes_all_of_them() -> None:
 
 def test_what_a_strategy_states_is_its_exchange() -> None:
     exchange = Exchange(among="ranks", overlaps=True)
-    profile = declared_profile(exchange, parameters=50_000, lead=0.1)
-    replay = replayed(profile, own_s=1.0)
+    replay = replayed(declared_profile(exchange, parameters=50_000, lead=0.1), own_s=1.0)
     assert float(replay.exposed_s()[0, 0]) == pytest.approx(0.1)  # 200 kB in 0.2 s
     # two ranks of each node: a ring of four has 1.5 payloads on its busiest link
     all_ranks = dataclasses.replace(replay, ranks_per_node=2)
@@ -117,8 +116,7 @@ def test_one_node_sends_nothing() -> None:
 
 
 def test_a_given_link_has_the_overhead_of_tcp() -> None:
-    link = given_link(1e9)
-    assert link.bytes_per_s[1] == pytest.approx(125e6 * 1448 / 1538)
+    assert given_link(1e9).bytes_per_s[1] == pytest.approx(125e6 * 1448 / 1538)
     assert given_link(1e9, 1e-4).latency_s == (1e-4, 1e-4)
 
 

@@ -33,8 +33,7 @@ def test_clear_difference_is_separated_and_close_ones_tie() -> None:
     assert [place.is_tie for place in found.places] == [False, True, False]
     assert found.undecided == ()
     assert found.further_repeats is None
-    ratio = found.places[2].log_ratio
-    assert ratio.low > 0.19
+    assert found.places[2].log_ratio.low > 0.19
 
 
 def test_absence_of_significance_is_no_tie() -> None:
@@ -54,8 +53,7 @@ def test_one_repeat_gives_no_verdict() -> None:
 
 def test_early_look_at_two_repeats_detects_nothing() -> None:
     logs = run(np.random.default_rng(3), [0.02] * 3, 2)
-    found = found_of(logs, levels(8)[2])
-    assert not found.separated
+    assert not found_of(logs, levels(8)[2]).separated
     assert found_of(logs, 1e-6).detectable == math.inf
 
 
@@ -72,8 +70,7 @@ def test_configuration_without_common_repeats_is_undecided() -> None:
 
 
 def test_equal_values_are_not_separated() -> None:
-    found = found_of(np.zeros((4, 3)))
-    assert not found.separated
+    assert not found_of(np.zeros((4, 3))).separated
     assert found_of([[0.0] * 3, [0.1] * 3, [0.1] * 3]).not_separated == (1, 2)
 
 

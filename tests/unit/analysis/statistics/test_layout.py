@@ -31,8 +31,7 @@ def test_ratio_is_that_of_the_geometric_means() -> None:
 def test_two_configurations_have_the_paired_t_interval() -> None:
     logs = np.array([[0.1, 0.3, 0.25], [0.0, 0.1, 0.2]])
     found = log_ratio(fit_layout(logs), 0, 1)
-    expected = stats.ttest_rel(logs[0], logs[1])
-    interval = expected.confidence_interval()
+    interval = stats.ttest_rel(logs[0], logs[1]).confidence_interval()
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
 
 
@@ -59,8 +58,7 @@ def test_configurations_without_common_repeats_cannot_be_compared() -> None:
 
 def test_common_configuration_connects_others() -> None:
     layout = fit_layout(np.array([[0.0, 0.1, NAN], [NAN, 1.0, 2.0], [NAN, NAN, 2.5]]))
-    found = log_ratio(layout, 2, 0)
-    assert found.value == pytest.approx(0.5 + 0.9)
+    assert log_ratio(layout, 2, 0).value == pytest.approx(0.5 + 0.9)
 
 
 def test_repeat_that_only_one_configuration_has_changes_nothing() -> None:

@@ -18,8 +18,7 @@ RATES = RunRates(
 
 def test_stalls_count() -> None:
     seconds = np.array([0.1, 0.1, 0.1, 0.1, 0.6])
-    found = repeat_rate(np.full(5, 8.0), seconds)
-    assert found.rate == pytest.approx(40 / 1.0)
+    assert repeat_rate(np.full(5, 8.0), seconds).rate == pytest.approx(40 / 1.0)
     assert repeat_rate(np.zeros(0), np.zeros(0)) is None
 
 
@@ -35,8 +34,7 @@ def test_with_one_repeat_only_the_steps_are_known() -> None:
     rates = {}
     for name, mean in (("a", 0.1), ("b", 0.2)):
         seconds = mean * np.random.default_rng(1).uniform(0.9, 1.1, 40)
-        found = repeat_rate(np.full(40, 8.0), seconds)
-        rates[name] = {0: found}
+        rates[name] = {0: repeat_rate(np.full(40, 8.0), seconds)}
     run = RunRates(rates)
     rate, ratio = run.rate("a"), run.ratio("a", "b")
     assert not run.has_noise

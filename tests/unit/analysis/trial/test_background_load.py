@@ -78,15 +78,13 @@ def test_hosts_of_one_machine_are_not_background_load_to_each_other(record: Tria
         traced(record, QUIET, run_cores=0.94, host=name, boot_id="the same")
         for name in ("node0", "node1")
     ]
-    found = disturbance(record, hosts)
-    assert found.others_percent == pytest.approx(1.0)
+    assert disturbance(record, hosts).others_percent == pytest.approx(1.0)
 
 
 def test_machine_with_the_highest_load_counts(record: TrialRecord) -> None:
     quiet = traced(record, QUIET, run_cores=1.9, host="node0", boot_id="one")
     busy = traced(record, QUIET, run_cores=0.9, host="node1", boot_id="another")
-    found = disturbance(record, [quiet, busy])
-    assert found.others_percent == pytest.approx(50.0)
+    assert disturbance(record, [quiet, busy]).others_percent == pytest.approx(50.0)
 
 
 @pytest.mark.parametrize("seconds", [0, 1])

@@ -69,8 +69,7 @@ def test_waiting_is_told_from_transfer_whatever_the_clocks(make: Any, offset_s: 
 def test_exposed_and_overlapped_time_are_told_apart(make: Any) -> None:
     # Rank 0 leads by 0.2 s: its first bucket, asked for 0.1 s before its last gradient, ends
     # 0.2 - 0.1 + 0.02 = 0.12 s after it. The second is its own only from then on.
-    found = profile(made.two_buckets(make(backward_s=0.5, lead_s=0.2)))
-    early, late = found.ranks
+    early, late = profile(made.two_buckets(make(backward_s=0.5, lead_s=0.2))).ranks
     first, second = early.bins
     assert first.exposed_s == pytest.approx(MEASURED * 0.12, abs=1e-5)
     assert first.overlapped_s == pytest.approx(MEASURED * 0.1, abs=1e-5)
@@ -227,8 +226,7 @@ def test_operations_outside_steps_do_not_count(make: Any) -> None:
             rank.rank,
             made.row(rank, 0, before_s, before_s + 0.1, operation="broadcast", payload_bytes=50),
         )
-    found = profile(load_trial(files))
-    assert {b.operation for b in found.bins} == {"allreduce"}
+    assert {b.operation for b in profile(load_trial(files)).bins} == {"allreduce"}
 
 
 def test_damaged_row_is_an_error_that_names_the_file(make: Any) -> None:

@@ -184,8 +184,7 @@ def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
-    run = _run(fabricate, tmp_path, ways, repeats=2, vary_seed=True)
-    comparison = compare_run(run)
+    comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2, vary_seed=True))
     row = _row(comparison, ".mpi.")
     assert row.equivalent is True
     assert "each repeat has another seed" in row.notes
@@ -268,8 +267,7 @@ def test_values_that_are_not_finite_must_be_so_in_both(
     ours: tuple[float, ...], theirs: tuple[float, ...], resolution: float, passed: bool
 ) -> None:
     sides = _scores(ours, resolution), _scores(theirs, resolution)
-    check = evaluation_check(*sides, tolerance("fp32", "fp32", 2))
-    assert check.passed is passed
+    assert evaluation_check(*sides, tolerance("fp32", "fp32", 2)).passed is passed
 
 
 @pytest.mark.parametrize(("ours", "passed"), [(NAN, False), (INFINITE, False), (0.9, None)])
@@ -325,8 +323,7 @@ def test_evaluation_without_target_changes_no_ranking(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
-    run = _run(fabricate, tmp_path, ways, target=None, repeats=2)
-    comparison = compare_run(run)
+    comparison = compare_run(_run(fabricate, tmp_path, ways, target=None, repeats=2))
     assert comparison.rows[0].target is None
     assert comparison.rows[0].metrics
     assert "is fastest, 1.84" in verdict_sentence(comparison, "tiny")

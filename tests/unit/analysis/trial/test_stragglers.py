@@ -70,8 +70,7 @@ def test_rank_that_is_always_late_is_named_with_its_loss(make: Any, offset_s: fl
 
 def test_rank_for_which_others_wait_within_the_passes_is_named(make: Any) -> None:
     # all ranks are ready at the same time, because each layer waits for rank 1
-    record = load_trial(make(lead_s=0.05, pass_comm_s=0.02))
-    (found,) = straggler_of(record)
+    (found,) = straggler_of(load_trial(make(lead_s=0.05, pass_comm_s=0.02)))
     assert found.straggler == 1
     assert found.ranks[0].delay_s.mean == pytest.approx(0.05, abs=1e-5)
     assert found.phase == "backward"
@@ -153,8 +152,7 @@ def test_ranks_that_are_late_by_chance_are_not_named(make: Any, seed: int) -> No
 def test_what_cannot_or_need_not_be_claimed_is_not(
     make: Any, lead_s: float, steps: int, errors_s: dict[int, float], reason: str
 ) -> None:
-    record = load_trial(make(lead_s=lead_s, steps=steps))
-    (found,) = straggler_of(record, errors_s)
+    (found,) = straggler_of(load_trial(make(lead_s=lead_s, steps=steps)), errors_s)
     assert found.straggler is None
     assert reason in found.reason
 

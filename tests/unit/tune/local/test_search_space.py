@@ -58,8 +58,7 @@ def test_stages_of_a_pipeline_fit_the_cores(cores, expected):
 
 
 def test_pipeline_tries_every_schedule_balance_and_number_of_micro_batches():
-    found = layouts("pipeline", 2, "micro_batches", "schedule", "balance")
-    assert found == {
+    assert layouts("pipeline", 2, "micro_batches", "schedule", "balance") == {
         (m, schedule, balance)
         for m in (2, 4, 8, 16)
         for schedule in ("gpipe", "1f1b")

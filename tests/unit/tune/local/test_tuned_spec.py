@@ -86,8 +86,7 @@ def test_every_candidate_is_planned_again_from_what_the_tuned_spec_says(strategy
 
 def test_rest_of_the_spec_stays_and_the_search_is_gone():
     others = "[limits]\ntrial_s = 77\n[spark.conf]\n'a.b' = '1'\n"
-    text = SPEC + entry("local", "processes") + others
-    case = Case(text)
+    case = Case(SPEC + entry("local", "processes") + others)
     case.wins("tiny", "processes", 1)
     tuned = case.tuned()
     assert tuned.limits == case.experiment.limits
