@@ -12,8 +12,13 @@ from tests.unit.analysis.operations import two_buckets
 from paceline.analysis.trial.communication import trial_communication
 from paceline.analysis.trial.phases import trial_phases
 from paceline.analysis.trial.reading import load_trial
-from paceline.analysis.trial.speed import steps_rate
-from paceline.analysis.trial.steps import GlobalSteps, global_steps, rank_steps, read_steps
+from paceline.analysis.trial.steps import (
+    GlobalSteps,
+    global_steps,
+    rank_steps,
+    read_steps,
+    samples_rate,
+)
 from paceline.analysis.trial.stragglers import find_straggler
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import ContinuationRow, StepRow
@@ -117,8 +122,8 @@ def test_steps_after_a_failure_are_left_out_of_every_figure(fabricate, tmp_path)
     assert [rank.steps for rank in profile.ranks] == [len(steady)] * 2
     assert [each.count for each in profile.bins] == [2 * len(steady)] * 2
     assert all(check.passed for check in profile.checks)
-    assert steps_rate(record, common).rate == pytest.approx(
-        len(steady) / common.time_s[common.steady].sum()
+    assert samples_rate(record, common).rate == pytest.approx(
+        common.samples[common.steady].sum() / common.time_s[common.steady].sum()
     )
 
 

@@ -27,8 +27,7 @@ from paceline.analysis.equivalence.check import (
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.evaluation import read_evaluations, target_time
 from paceline.analysis.trial.reading import TrialRecord, load_manifest, load_run
-from paceline.analysis.trial.speed import samples_rate
-from paceline.analysis.trial.steps import global_steps
+from paceline.analysis.trial.steps import global_steps, samples_rate
 from paceline.errors import DataError
 from paceline.plan.trial import Trial
 from paceline.records.files import document, jsonable, write_json

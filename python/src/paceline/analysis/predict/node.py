@@ -27,8 +27,7 @@ from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.configuration import pipeline_counts
 from paceline.analysis.trial.phases import mean_over_ranks, trial_phases
 from paceline.analysis.trial.reading import TrialRecord
-from paceline.analysis.trial.speed import samples_rate
-from paceline.analysis.trial.steps import global_steps, read_steps
+from paceline.analysis.trial.steps import global_steps, read_steps, samples_rate
 from paceline.plan.trial import Trial
 from paceline.spec.descriptors import Exchange
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS

@@ -20,6 +20,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from paceline.analysis.statistics.rates import RepeatRate, repeat_rate
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
 from paceline.plan.trial import Trial
 from paceline.records.rows import EvaluationRow, StepRow
@@ -220,6 +221,12 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
         warmup_steps=steps.warmup_steps,
         resumed=steps.resumed,
     )
+
+
+def samples_rate(record: TrialRecord, steps: GlobalSteps) -> RepeatRate | None:
+    """Return the samples per second of the steady steps, with stalls; None if there are none."""
+    samples, seconds, _ = steps.rounds(record.trial.round_steps)
+    return repeat_rate(samples, seconds)
 
 
 def _ranks_of_distinct_samples(record: TrialRecord) -> list[int]:
