@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from paceline.records.layout import TrialFiles
 
 
 @pytest.fixture
-def make(fabricate: ModuleType, tmp_path: Path) -> Any:
+def make(fabricate, tmp_path):
     def trial(way: Any = fabricate.MPI, **changes: Any) -> TrialFiles:
         run = fabricate.make_run(tmp_path / "run", [dataclasses.replace(way, **changes)])
         return next(files for _, files in run.trials())
@@ -53,7 +51,7 @@ def check_nesting(thread: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     "way", ["MPI", "TORCHRUN", "THREADS", "PROCESSES", "PIPELINE", "HYBRID", "SEQUENTIAL"]
 )
-def test_slices_of_every_thread_nest(make: Any, fabricate: ModuleType, way: str) -> None:
+def test_slices_of_every_thread_nest(make, fabricate, way):
     files = make(getattr(fabricate, way))
     record = load_trial(files)
     if way in {"MPI", "TORCHRUN"}:
@@ -64,7 +62,7 @@ def test_slices_of_every_thread_nest(make: Any, fabricate: ModuleType, way: str)
         check_nesting(thread)
 
 
-def test_operations_at_the_same_time_get_threads_of_their_own(make: Any) -> None:
+def test_operations_at_the_same_time_get_threads_of_their_own(make):
     files = make(backward_s=0.5, lead_s=0.2)  # rank 0's second bucket begins within its first
     events = list(trace_events(made.two_buckets(files)))
     found = slices(events)
@@ -74,7 +72,7 @@ def test_operations_at_the_same_time_get_threads_of_their_own(make: Any) -> None
     assert names[0, 3] == "communication, 2 at a time"
 
 
-def test_times_are_microseconds_on_one_clock_from_the_first_event(make: Any) -> None:
+def test_times_are_microseconds_on_one_clock_from_the_first_event(make):
     found = slices(trace_events(made.two_buckets(make(lead_s=0.02, clock_offset_s=3.5))))
     assert min(e["ts"] for thread in found.values() for e in thread) == 0
     steps = [[e for e in found[rank, 1] if e["name"].startswith("step")] for rank in (0, 1)]
@@ -90,7 +88,7 @@ def test_times_are_microseconds_on_one_clock_from_the_first_event(make: Any) -> 
         assert wait["args"] == {"for rank": 1}
 
 
-def test_phases_stand_where_they_were(make: Any) -> None:
+def test_phases_stand_where_they_were(make):
     found = slices(trace_events(made.two_buckets(make(lead_s=0.02))))
     # rank 1: 10 ms for data, 5 ms beside phases, forward 100, backward 200, transfer 10, step 20
     (_, data, forward, backward, exposed, optimizer) = found[1, 1][:6]
@@ -108,7 +106,7 @@ def test_phases_stand_where_they_were(make: Any) -> None:
     assert optimizer["ts"] == pytest.approx(325_000, abs=1)
 
 
-def test_communication_of_layers_is_one_slice_between_the_passes(make: Any) -> None:
+def test_communication_of_layers_is_one_slice_between_the_passes(make):
     phases = slices(trace_events(load_trial(make(lead_s=0.0, pass_comm_s=0.03))))[1, 1][2:6]
     assert [each["name"] for each in phases] == [
         "forward",
@@ -119,7 +117,7 @@ def test_communication_of_layers_is_one_slice_between_the_passes(make: Any) -> N
     assert [each["dur"] for each in phases] == pytest.approx([1e5, 3e4, 2e5, 1e4], abs=1)
 
 
-def test_operation_says_what_it_was(make: Any) -> None:
+def test_operation_says_what_it_was(make):
     events = trace_events(made.two_buckets(make(lead_s=0.02), sent_bytes=7))
     operation = next(e for e in events if e["name"] == "allreduce")
     assert operation["args"] == {
@@ -136,7 +134,7 @@ def test_operation_says_what_it_was(make: Any) -> None:
     }
 
 
-def test_file_is_one_json_document_with_hosts_in_the_labels(make: Any, tmp_path: Path) -> None:
+def test_file_is_one_json_document_with_hosts_in_the_labels(make, tmp_path):
     out = tmp_path / "new" / "trace.json"
     write_trace(made.two_buckets(make(clock_offset_s=1.0)), out)
     document = json.loads(out.read_text())
@@ -148,11 +146,11 @@ def test_file_is_one_json_document_with_hosts_in_the_labels(make: Any, tmp_path:
     assert [p.name for p in out.parent.iterdir()] == ["trace.json"]
 
 
-def test_place_that_cannot_be_written_is_a_wrong_use(make: Any, tmp_path: Path) -> None:
+def test_place_that_cannot_be_written_is_a_wrong_use(make, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write the trace"):
         write_trace(load_trial(make()), tmp_path / "file" / "trace.json")
 
 
-def test_trial_without_operations_has_its_steps(make: Any) -> None:
+def test_trial_without_operations_has_its_steps(make):
     assert set(slices(trace_events(load_trial(make())))) == {(0, 1), (1, 1)}

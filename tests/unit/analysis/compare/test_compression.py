@@ -33,7 +33,7 @@ def _compare(fabricate: ModuleType, root: Path, *, uncompressed: bool = True) ->
 
 
 @pytest.fixture
-def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
+def comparison(fabricate, tmp_path):
     return _compare(fabricate, tmp_path)
 
 
@@ -45,9 +45,7 @@ def _compressed_trial(
     return pair_of(fabricate.make_run(root, [way, fabricate.SEQUENTIAL]))
 
 
-def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(fabricate, tmp_path):
     found = check_equivalence(*_compressed_trial(fabricate, tmp_path))
     assert found.equivalent is None
     assert found.lossy == "gradients are compressed (topk 0.01)"
@@ -56,17 +54,13 @@ def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(
     assert last.value == pytest.approx(0.9, rel=0.01)
 
 
-def test_equal_weights_of_a_compressed_trial_prove_nothing_either(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_equal_weights_of_a_compressed_trial_prove_nothing_either(fabricate, tmp_path):
     changes = {"weights_error": 0.0, "gradient_error": 0.0}
     trial = _compressed_trial(fabricate, tmp_path, **changes, more_loss=0.0)
     assert check_equivalence(*trial).equivalent is None
 
 
-def test_compressed_trial_with_other_samples_is_another_training(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_compressed_trial_with_other_samples_is_another_training(fabricate, tmp_path):
     trial, baseline = _compressed_trial(fabricate, tmp_path)
     sample_log = trial.rank(0).sample_log
     rows = [json.loads(line) for line in sample_log.read_text().splitlines()]
@@ -75,9 +69,7 @@ def test_compressed_trial_with_other_samples_is_another_training(
     assert check_equivalence(trial, baseline).equivalent is False
 
 
-def test_bytes_time_and_loss_are_relative_to_the_exact_form(
-    comparison: Comparison,
-) -> None:
+def test_bytes_time_and_loss_are_relative_to_the_exact_form(comparison):
     (found,) = (f for f in comparison.compression if "send-topk" in f.configuration)
     assert found.reference_is_exact_form
     assert found.reference == "tiny.mpi.mpi.processes.n1r2t1.fp32"
@@ -91,16 +83,14 @@ def test_bytes_time_and_loss_are_relative_to_the_exact_form(
     assert (found.steps, found.last_steps) == (12, 10)
 
 
-def test_without_an_exact_form_the_baseline_is_the_reference(comparison: Comparison) -> None:
+def test_without_an_exact_form_the_baseline_is_the_reference(comparison):
     (found,) = (f for f in comparison.compression if "local6" in f.configuration)
     assert not found.reference_is_exact_form
     assert found.reference == comparison.baselines["tiny"]
     assert found.loss_difference == pytest.approx(0.125)
 
 
-def test_own_statistics_are_compared_with_those_of_the_global_batch(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_own_statistics_are_compared_with_those_of_the_global_batch(fabricate, tmp_path):
     own = dataclasses.replace(fabricate.MPI, batch_norm="per-replica", **LESS)
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, own])
     (found,) = compare_run(run).compression
@@ -108,7 +98,7 @@ def test_own_statistics_are_compared_with_those_of_the_global_batch(
     assert found.reference_is_exact_form
 
 
-def test_lossy_configuration_is_not_ranked_and_states_why(comparison: Comparison) -> None:
+def test_lossy_configuration_is_not_ranked_and_states_why(comparison):
     row = next(r for r in comparison.rows if "compression" in r.options)
     assert row.equivalent is None
     assert not row.ranked
@@ -119,14 +109,14 @@ def test_lossy_configuration_is_not_ranked_and_states_why(comparison: Comparison
     assert comparison.verdicts["tiny"].best == "tiny.mpi.mpi.processes.n1r2t1.fp32"
 
 
-def test_verdict_does_not_hide_lossy_configurations(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_verdict_does_not_hide_lossy_configurations(fabricate, tmp_path):
     comparison = _compare(fabricate, tmp_path, uncompressed=False)
     assert verdict_sentence(comparison, "tiny") == (
         "Only local \u00b7 sequential is ranked: no other configuration was shown to be equivalent."
     )
 
 
-def test_json_has_the_same_numbers(comparison: Comparison) -> None:
+def test_json_has_the_same_numbers(comparison):
     found = comparison.to_json()["gradient_compression"]
     assert [f["configuration"].split("fp32.")[1] for f in found] == ["send-topk0.01", "local6"]
     assert all(f["sent_bytes_per_step"] == 80_000 for f in found)
@@ -134,7 +124,7 @@ def test_json_has_the_same_numbers(comparison: Comparison) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 104, 140])
-def test_table_shows_them_within_the_terminal(comparison: Comparison, width: int) -> None:
+def test_table_shows_them_within_the_terminal(comparison, width):
     text = comparison_text(comparison, width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
@@ -144,14 +134,14 @@ def test_table_shows_them_within_the_terminal(comparison: Comparison, width: int
     assert "† relative to the baseline" in words
 
 
-def test_without_compression_there_is_no_such_part(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_without_compression_there_is_no_such_part(fabricate, tmp_path):
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     assert "Gradient compression" not in comparison_text(compare_run(run), 100)
     write_report(run, tmp_path / "r.html")
     assert 'id="compression"' not in (tmp_path / "r.html").read_text()
 
 
-def test_report_has_a_section_of_its_own(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_report_has_a_section_of_its_own(fabricate, tmp_path):
     compressed = dataclasses.replace(fabricate.MPI, compression=TOPK, **LESS)
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, compressed])
     write_report(run, tmp_path / "r.html")

@@ -69,9 +69,7 @@ def _missed(run: RunFiles, part: str) -> None:
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_evaluations_are_joined_and_belong_to_no_step(
-    fabricate: ModuleType, tmp_path: Path, compacted: bool
-) -> None:
+def test_evaluations_are_joined_and_belong_to_no_step(fabricate, tmp_path, compacted):
     way = dataclasses.replace(fabricate.MPI, clock_offset_s=-7.25)
     run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, way], evaluate_every_steps=5)
     if compacted:
@@ -97,9 +95,7 @@ def test_evaluations_are_joined_and_belong_to_no_step(
     assert row.phases_s["other"] > 3 * fabricate.EVALUATION_S
 
 
-def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(fabricate, tmp_path):
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2))
     row = _row(comparison, ".mpi.")
@@ -115,7 +111,7 @@ def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(
     )
 
 
-def test_target_below_a_bound_is_met_from_above(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_target_below_a_bound_is_met_from_above(fabricate, tmp_path):
     target = Target(metric="loss", at_most=1.0)
     run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL], target=target)
     row = _row(compare_run(run), "sequential")
@@ -123,9 +119,7 @@ def test_target_below_a_bound_is_met_from_above(fabricate: ModuleType, tmp_path:
     assert row.target == "loss of at most 1"
 
 
-def test_highest_throughput_is_not_the_fastest_to_the_target(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_highest_throughput_is_not_the_fastest_to_the_target(fabricate, tmp_path):
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, _lossy(fabricate)]
     comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2))
     lossy, exact = _row(comparison, "topk"), _row(comparison, ".mpi.mpi.")
@@ -142,9 +136,7 @@ def test_highest_throughput_is_not_the_fastest_to_the_target(
     assert not lossy.has_comparable_speed
 
 
-def test_most_repeats_that_miss_the_target_leave_no_time(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_most_repeats_that_miss_the_target_leave_no_time(fabricate, tmp_path):
     ways = [fabricate.SEQUENTIAL, _lossy(fabricate, learned=0.5)]
     comparison = compare_run(_run(fabricate, tmp_path, ways))
     row = comparison.rows[-1]
@@ -161,9 +153,7 @@ def test_most_repeats_that_miss_the_target_leave_no_time(
     assert "missed" in text
 
 
-def test_repeat_that_misses_the_target_is_censored_not_dropped(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_repeat_that_misses_the_target_is_censored_not_dropped(fabricate, tmp_path):
     ways = [fabricate.SEQUENTIAL, _lossy(fabricate, learned=1.5)]
     run = _run(fabricate, tmp_path, ways, repeats=3)
     _missed(run, "topk.r1")
@@ -181,8 +171,8 @@ def test_repeat_that_misses_the_target_is_censored_not_dropped(
 
 
 def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+    fabricate, tmp_path
+):
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2, vary_seed=True))
     row = _row(comparison, ".mpi.")
@@ -198,9 +188,7 @@ def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed
     }  # fmt: skip
 
 
-def test_baseline_that_misses_the_target_gives_no_speedup_to_it(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_baseline_that_misses_the_target_gives_no_speedup_to_it(fabricate, tmp_path):
     run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     _missed(run, ".sequential.")
     row = _row(compare_run(run), ".mpi.")
@@ -208,9 +196,7 @@ def test_baseline_that_misses_the_target_gives_no_speedup_to_it(
     assert row.speedup is not None
 
 
-def test_values_that_differ_from_the_baseline_are_not_equivalent(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_values_that_differ_from_the_baseline_are_not_equivalent(fabricate, tmp_path):
     worse = dataclasses.replace(fabricate.MPI, learned=1.0)
     comparison = compare_run(_run(fabricate, tmp_path, [fabricate.SEQUENTIAL, worse]))
     row = _row(comparison, ".mpi.")
@@ -219,7 +205,7 @@ def test_values_that_differ_from_the_baseline_are_not_equivalent(
     assert not row.ranked
 
 
-def test_one_sample_decided_otherwise_is_rounding(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_one_sample_decided_otherwise_is_rounding(fabricate, tmp_path):
     other = dataclasses.replace(fabricate.MPI, learned=1.55)  # 19 of 20 samples in place of 18
     comparison = compare_run(
         _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, other], evaluate_every_steps=12)
@@ -263,25 +249,19 @@ def _scores(values: Sequence[float], resolution: float = 0.0) -> Evaluations:
         ((0.5, 0.9), (INFINITE, 0.9), 0.0, False),
     ],
 )
-def test_values_that_are_not_finite_must_be_so_in_both(
-    ours: tuple[float, ...], theirs: tuple[float, ...], resolution: float, passed: bool
-) -> None:
+def test_values_that_are_not_finite_must_be_so_in_both(ours, theirs, resolution, passed):
     sides = _scores(ours, resolution), _scores(theirs, resolution)
     assert evaluation_check(*sides, tolerance("fp32", "fp32", 2)).passed is passed
 
 
 @pytest.mark.parametrize(("ours", "passed"), [(NAN, False), (INFINITE, False), (0.9, None)])
 @pytest.mark.parametrize("theirs", [0.5, 0.0])
-def test_after_many_steps_only_values_that_are_not_finite_are_decisive(
-    ours: float, theirs: float, passed: bool | None
-) -> None:
+def test_after_many_steps_only_values_that_are_not_finite_are_decisive(ours, theirs, passed):
     check = evaluation_check(_scores([ours]), _scores([theirs]), tolerance("fp32", "fp32", 1000))
     assert (check.passed, check.decisive) == (passed, passed is not None)
 
 
-def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(fabricate, tmp_path):
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     run = _run(fabricate, tmp_path, ways, target=None, repeats=2)
     for _, files in run.trials():
@@ -297,9 +277,7 @@ def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_table_ranks_by_the_target_beside_the_throughput(
-    fabricate: ModuleType, tmp_path: Path, width: int
-) -> None:
+def test_table_ranks_by_the_target_beside_the_throughput(fabricate, tmp_path, width):
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, _lossy(fabricate)]
     text = comparison_text(compare_run(_run(fabricate, tmp_path, ways)), width)
     lines = text.splitlines()
@@ -310,7 +288,7 @@ def test_table_ranks_by_the_target_beside_the_throughput(
     assert "meets the target, without the evaluations." in " ".join(text.split())
 
 
-def test_report_has_the_curves_and_the_table(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_report_has_the_curves_and_the_table(fabricate, tmp_path):
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     page = render(compare_run(_run(fabricate, tmp_path, ways)))
     assert "accuracy, tiny" in page
@@ -319,9 +297,7 @@ def test_report_has_the_curves_and_the_table(fabricate: ModuleType, tmp_path: Pa
     assert "tiny, target: accuracy of at least 0.6" in page
 
 
-def test_evaluation_without_target_changes_no_ranking(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_evaluation_without_target_changes_no_ranking(fabricate, tmp_path):
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(_run(fabricate, tmp_path, ways, target=None, repeats=2))
     assert comparison.rows[0].target is None
