@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
-from typing import Any
 
 import pytest
 from tests.unit.analysis import operations as made
@@ -13,21 +11,20 @@ from tests.unit.analysis import operations as made
 from paceline.analysis.trial.reading import load_trial
 from paceline.errors import UsageError
 from paceline.export.trace import trace_events, write_trace
-from paceline.records.layout import TrialFiles
 
 
 @pytest.fixture
 def make(fabricate, tmp_path):
-    def trial(way: Any = fabricate.MPI, **changes: Any) -> TrialFiles:
+    def trial(way=fabricate.MPI, **changes):
         run = fabricate.make_run(tmp_path / "run", [dataclasses.replace(way, **changes)])
         return next(files for _, files in run.trials())
 
     return trial
 
 
-def slices(events: Iterable[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+def slices(events):
     """Complete events by process and thread, in order of time, the longer first."""
-    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    found = {}
     for event in events:
         if event["ph"] == "X":
             found.setdefault((event["pid"], event["tid"]), []).append(event)
@@ -36,9 +33,9 @@ def slices(events: Iterable[dict[str, Any]]) -> dict[tuple[int, int], list[dict[
     return found
 
 
-def check_nesting(thread: list[dict[str, Any]]) -> None:
+def check_nesting(thread):
     """Every slice begins after the one before has ended, or ends within it; in whole ns."""
-    open_until: list[int] = []
+    open_until = []
     for event in thread:
         begin = round(1000 * event["ts"])
         end = begin + round(1000 * event["dur"])

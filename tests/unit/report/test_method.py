@@ -9,8 +9,6 @@ from statistics import geometric_mean
 import pytest
 from scipy import stats
 
-from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval, estimate
 from paceline.report.document import method_section
@@ -30,7 +28,7 @@ def told(comparison):
     return {part.title: part.sentences[0] for part in method_section(comparison).parts}
 
 
-def rates(comparison: Comparison, row: Row) -> list[float]:
+def rates(comparison, row):
     """Return samples/s of each repeat from its steps, the slowest rank's."""
     found = []
     for trial in comparison.trials[row.configuration]:
@@ -39,7 +37,7 @@ def rates(comparison: Comparison, row: Row) -> list[float]:
     return found
 
 
-def number(text: str, pattern: str) -> float:
+def number(text, pattern):
     match = re.search(pattern, text)
     assert match is not None, text
     return float(match[1])

@@ -16,10 +16,9 @@ from paceline.analysis.between_runs.differences import (
 from paceline.analysis.between_runs.speeds import Speeds, read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.statistics.rates import RepeatRate
-from paceline.plan.trial import Trial
 
 
-def repeats(*log_rates: float) -> dict[int, RepeatRate]:
+def repeats(*log_rates):
     return {number: RepeatRate(log_rate=value) for number, value in enumerate(log_rates)}
 
 
@@ -30,7 +29,7 @@ def trials(fabricate):
     return {name: fabricate.make_trial_value(way) for name, way in ways.items()}
 
 
-def speeds(trials: dict[str, Trial], **log_rates: tuple[float, ...]) -> Speeds:
+def speeds(trials, **log_rates):
     return Speeds(
         manifest={},
         rates={name: repeats(*values) for name, values in log_rates.items()},
@@ -100,7 +99,7 @@ def test_speeds_are_read_from_the_files_of_a_run(fabricate, tmp_path):
     assert rows["mpi"].equivalent == (True, True)  # checked now, as no file has the result
 
 
-def manifest(**changes: object) -> dict[str, object]:
+def manifest(**changes):
     return {
         "host": {"host": "node0", "cpu_model": "CPU", "usable_cores": 2, "cpu_governor": None},
         "versions": {"torch": "2.13.0"},

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
-from paceline.analysis.compare.local_global import NODE_FIGURES, LocalGlobal, relate_figures
+from paceline.analysis.compare.local_global import NODE_FIGURES, relate_figures
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval
 from paceline.report.strategies import node_figure_sentences
 
 
-def _under(way: Any, launcher: str, **changes: object) -> Any:
+def _under(way, launcher, **changes):
     return dataclasses.replace(way, launcher=launcher, **changes)
 
 
-def _related(fabricate: ModuleType, root: Path, ways: list[object], **run: object) -> LocalGlobal:
+def _related(fabricate, root, ways, **run):
     (found,) = compare_run(fabricate.make_run(root, ways, **run)).local_global
     return found
 
@@ -97,7 +95,7 @@ def test_precisions_are_not_mixed(fabricate, tmp_path):
     assert len(comparison.to_json()["local_global"]) == 2
 
 
-def figures_of(cpu: list[float | None], speedups: list[float | None]) -> dict[str, Any]:
+def figures_of(cpu, speedups):
     rows = [
         SimpleNamespace(
             **dict.fromkeys(NODE_FIGURES),

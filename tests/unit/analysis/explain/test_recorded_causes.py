@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ RECORDED = [
 WAYS = {"slow rank": MPI, "slow link": dataclasses.replace(MPI, nodes=2, ranks=1)}
 
 
-def measurement(case: dict[str, Any], side: str) -> Measurement:
+def measurement(case, side):
     found, name = case["explanation"], case["case"]
     way = WAYS.get(name, SEQUENTIAL)
     if name == "too many threads":

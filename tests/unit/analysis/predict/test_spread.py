@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ RUNS = 300
 CONFIGURATIONS = 4
 
 
-def measured(logs: np.ndarray) -> list[Any]:
+def measured(logs):
     """Steps of one run; logarithms of seconds by configuration and repeat."""
     return [
         SimpleNamespace(
@@ -36,7 +35,7 @@ def measured(logs: np.ndarray) -> list[Any]:
 def test_nine_of_ten_new_runs_are_within_the_interval(repeats, drift, noise):
     generator = np.random.default_rng(7)
 
-    def run() -> np.ndarray:
+    def run():
         shared = drift * generator.standard_normal(repeats)
         return shared + noise * generator.standard_normal((CONFIGURATIONS, repeats))
 

@@ -13,9 +13,7 @@ from paceline.analysis.statistics.layout import fit_layout, log_ratio, log_speed
 NAN = math.nan
 
 
-def run(
-    random: np.random.Generator, deviations: list[float], repeats: int, shared: float = 0.03
-) -> np.ndarray:
+def run(random, deviations, repeats, shared=0.03):
     noise = np.array(deviations)[:, None] * random.standard_normal((len(deviations), repeats))
     return noise + shared * random.standard_normal(repeats)
 

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from paceline.analysis.trial.background_load import Disturbance, disturbance, disturbance_flags
-from paceline.analysis.trial.reading import HostTrace, TrialRecord, load_run
+from paceline.analysis.trial.reading import HostTrace, load_run
 from paceline.analysis.trial.usage import span_on_host
 
 STATES = ("user", "system", "idle", "iowait", "steal", "other")
@@ -20,14 +20,7 @@ def record(fabricate, tmp_path):
     return record
 
 
-def traced(
-    record: TrialRecord,
-    per_second: dict[str, float],
-    run_cores: float,
-    host: str = "node0",
-    boot_id: str | None = None,
-    seconds: int = 5,
-) -> HostTrace:
+def traced(record, per_second, run_cores, host="node0", boot_id=None, seconds=5):
     """Samples within the training at equal distances."""
     train = span_on_host(record, "node0", "train")
     assert train is not None

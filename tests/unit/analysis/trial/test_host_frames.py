@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import polars as pl
 import pytest
 
@@ -17,7 +15,7 @@ BASE = {
 COUNTERS = {name: pl.Int64() for name, value in BASE.items() if value is None}
 
 
-def trace(*rows: dict[str, Any], interval_s: float | None = None) -> HostTrace:
+def trace(*rows, interval_s=None):
     samples = pl.DataFrame(
         [{**BASE, **row} for row in rows], schema_overrides=COUNTERS, infer_schema_length=None
     )
@@ -25,7 +23,7 @@ def trace(*rows: dict[str, Any], interval_s: float | None = None) -> HostTrace:
     return HostTrace(host="a", header=header, samples=samples)
 
 
-def rates(*points: tuple[float, int]) -> list[Any]:
+def rates(*points):
     rows = (
         {"unix_s": unix_s, "disks": {"a": {"read_bytes": value}, "b": {"read_bytes": 5}}}
         for unix_s, value in points
@@ -33,13 +31,13 @@ def rates(*points: tuple[float, int]) -> list[Any]:
     return host_frame(trace(*rows))["disk_read_bytes_per_s"].to_list()
 
 
-def seldom(*points: tuple[float, int | None]) -> list[Any]:
+def seldom(*points):
     counter = "run_voluntary_context_switches"
     rows = ({"unix_s": unix_s, counter: value} for unix_s, value in points)
     return host_frame(trace(*rows))[f"{counter}_per_s"].to_list()
 
 
-def cpu(unix_s: float, **seconds: float) -> dict[str, Any]:
+def cpu(unix_s, **seconds):
     return {"unix_s": unix_s, "cpu_seconds": seconds}
 
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from paceline.analysis.trial.phases import RankPhases, trial_phases
-from paceline.analysis.trial.reading import TrialRecord, load_trial
-from paceline.analysis.trial.steps import RankSteps, read_steps
+from paceline.analysis.trial.phases import trial_phases
+from paceline.analysis.trial.reading import load_trial
+from paceline.analysis.trial.steps import read_steps
 
 
-def _trial(fabricate: ModuleType, root: Path, way: object, jitter: float = 0.0) -> TrialRecord:
+def _trial(fabricate, root, way, jitter=0.0):
     run = fabricate.make_run(root, [way], jitter=jitter)
     return load_trial(next(files for _, files in run.trials()))
 
 
-def phases_of(record: TrialRecord, steps: RankSteps | None = None) -> list[RankPhases]:
+def phases_of(record, steps=None):
     return trial_phases(record, read_steps(record) if steps is None else steps)
 
 
-def waits_of(record: TrialRecord) -> dict[tuple[int, int], float]:
+def waits_of(record):
     """Waiting by rank and step."""
     steps = read_steps(record)
     return {

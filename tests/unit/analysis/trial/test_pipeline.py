@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from paceline.analysis.trial.pipeline import (
-    Pipeline,
-    median_pipeline,
-    theoretical_bubble,
-    trial_pipeline,
-)
-from paceline.analysis.trial.reading import TrialRecord, load_trial
-from paceline.analysis.trial.steps import RankSteps, read_steps
+from paceline.analysis.trial.pipeline import median_pipeline, theoretical_bubble, trial_pipeline
+from paceline.analysis.trial.reading import load_trial
+from paceline.analysis.trial.steps import read_steps
 
 
-def _trial(fabricate: ModuleType, root: Path, way: object, jitter: float = 0.0) -> TrialRecord:
+def _trial(fabricate, root, way, jitter=0.0):
     run = fabricate.make_run(root, [way], jitter=jitter)
     return load_trial(next(files for _, files in run.trials()))
 
 
-def pipeline_of(record: TrialRecord, steps: RankSteps | None = None) -> Pipeline | None:
+def pipeline_of(record, steps=None):
     return trial_pipeline(record, read_steps(record) if steps is None else steps)
 
 

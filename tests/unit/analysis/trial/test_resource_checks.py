@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 from paceline.analysis.trial.reading import load_run
 from paceline.analysis.trial.resource_checks import (
@@ -81,7 +79,7 @@ def test_more_nodes_are_no_other_budget(fabricate, tmp_path):
     assert allocated_cores_flags(records) == []
 
 
-def _threads(fabricate: ModuleType, root: Path, **changes: object) -> list[str]:
+def _threads(fabricate, root, **changes):
     """What is said of a `threads` trial whose second replica thread had other than planned."""
     run = fabricate.make_run(root, [fabricate.THREADS])
     (files,) = (f for _, f in run.trials())
@@ -113,7 +111,7 @@ def test_a_replica_thread_that_said_nothing_is_flagged(fabricate, tmp_path):
     )
 
 
-def record_of(*ranks: tuple[str, str | None]) -> Any:
+def record_of(*ranks):
     """Return a trial whose ranks have these hosts and boots."""
     statuses = [
         RankStatus(
@@ -137,7 +135,7 @@ def test_several_machines_and_several_ranks_of_one_are_not_flagged():
     assert shared_machine_flags([several, unknown, older]) == []
 
 
-def clocks_of(*ranks: tuple[str, float, float]) -> Any:
+def clocks_of(*ranks):
     """Return a trial whose ranks have these hosts, clock offsets and uncertainties."""
     return SimpleNamespace(
         ranks=[
