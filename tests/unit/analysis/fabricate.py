@@ -121,6 +121,14 @@ def make_run(
     return run
 
 
+def make_one(
+    root: Path, way: Way = MPI, *, case: Case = Case(), jitter: float = 0.0, **changes: object
+) -> TrialFiles:
+    """Fabricate a run of one trial, and return its files. changes: of the way."""
+    run = make_run(root, [dataclasses.replace(way, **changes)], cases=[case], jitter=jitter)
+    return next(files for _, files in run.trials())
+
+
 def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
     trial = Trial.model_validate(
         {

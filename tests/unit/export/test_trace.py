@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from functools import partial
 
 import pytest
 from tests.unit.analysis import operations as made
@@ -15,11 +15,7 @@ from paceline.export.trace import trace_events, write_trace
 
 @pytest.fixture
 def make(fabricate, tmp_path):
-    def trial(way=fabricate.MPI, **changes):
-        run = fabricate.make_run(tmp_path / "run", [dataclasses.replace(way, **changes)])
-        return next(files for _, files in run.trials())
-
-    return trial
+    return partial(fabricate.make_one, tmp_path / "run")
 
 
 def slices(events):

@@ -57,8 +57,7 @@ def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(records, f
     way = dataclasses.replace(
         quick, launcher="mpi", transport="gloo", nodes=2, backward_s=0.25, transfer_s=0.056
     )
-    run = fabricate.make_run(tmp_path / "two", [way], cases=[fabricate.Case(steps=20)])
-    (files,) = (files for _, files in run.trials())
+    files = fabricate.make_one(tmp_path / "two", way, case=fabricate.Case(steps=20))
     found = predict([*alone, made.two_buckets(files)], Request(nodes=(1, 2))).predictions
     seconds = {(each.setup.split()[0], each.nodes): each.node_s for each in found}
     assert seconds["sequential", 1] == pytest.approx(SEQUENTIAL.step_s, rel=0.01)
@@ -74,8 +73,7 @@ def test_a_pipeline_needs_a_trial_on_two_nodes_where_factors_are_sent(
 ):
     pipeline = dataclasses.replace(PIPELINE, stages=2, micro_batches=4)
     way = dataclasses.replace(SEQUENTIAL, launcher="mpi", transport="gloo", nodes=2)
-    run = fabricate.make_run(tmp_path / "two", [way], cases=[fabricate.Case(steps=20)])
-    (files,) = (files for _, files in run.trials())
+    files = fabricate.make_one(tmp_path / "two", way, case=fabricate.Case(steps=20))
     two_nodes = made.two_buckets(files, operation=operation)
     request = Request(nodes=(2,), scaling="weak", strategies=("pipeline",))
     found = predict([*records(pipeline), two_nodes], request)

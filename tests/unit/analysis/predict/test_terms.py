@@ -19,7 +19,7 @@ from paceline.analysis.predict.exchange import (
 )
 from paceline.analysis.predict.link import Link, given_link, measured_link, slower_of
 from paceline.analysis.predict.node import node_step, slowest_ratio
-from paceline.analysis.trial.reading import load_run
+from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import read_steps
 from paceline.spec.descriptors import Exchange
 
@@ -129,9 +129,7 @@ def test_a_slow_host_limits_a_fast_link():
 
 
 def test_bandwidth_is_found_in_recorded_operations(fabricate, tmp_path):
-    way = dataclasses.replace(MPI, transfer_s=0.056)
-    run = fabricate.make_run(tmp_path, [way], cases=[fabricate.Case(steps=20)])
-    (files,) = (files for _, files in run.trials())
+    files = fabricate.make_one(tmp_path, case=fabricate.Case(steps=20), transfer_s=0.056)
     link = measured_link([made.two_buckets(files)], ("ring",))
     # a ring of two sends each byte once in two rounds: 2 MB take 20 ms and 20 MB 56 ms, so a byte
     # takes 2 ns and a round 8 ms
@@ -140,9 +138,7 @@ def test_bandwidth_is_found_in_recorded_operations(fabricate, tmp_path):
 
 
 def test_the_recorded_profile_has_both_buckets(fabricate, tmp_path):
-    run = fabricate.make_run(tmp_path, [MPI], cases=[fabricate.Case(steps=20)])
-    (files,) = (files for _, files in run.trials())
-    record = made.two_buckets(files)
+    record = made.two_buckets(fabricate.make_one(tmp_path, case=fabricate.Case(steps=20)))
     profile = recorded_profile(record, read_steps(record), 0.5, 8.0, gradient_bytes=22e6)
     assert [m.payload_bytes for m in profile.messages] == [made.FIRST_BYTES, made.SECOND_BYTES]
     leads = [m.lead for m in profile.messages]
@@ -150,16 +146,13 @@ def test_the_recorded_profile_has_both_buckets(fabricate, tmp_path):
 
 
 def test_operations_that_a_layer_awaits_are_no_part_of_the_profile(fabricate, tmp_path):
-    run = fabricate.make_run(tmp_path, [MPI], cases=[fabricate.Case(steps=20)])
-    (files,) = (files for _, files in run.trials())
+    files = fabricate.make_one(tmp_path, case=fabricate.Case(steps=20))
     record = made.two_buckets(files, awaited=True)
     assert recorded_profile(record, read_steps(record), 0.5, 8.0, gradient_bytes=22e6) is None
 
 
 def test_products_are_found_beside_the_communication_of_layers(fabricate, tmp_path):
-    way = dataclasses.replace(MPI, pass_comm_s=0.05)
-    run = fabricate.make_run(tmp_path, [way], cases=[fabricate.Case(steps=20)])
-    (files,) = (files for _, files in run.trials())
+    files = fabricate.make_one(tmp_path, case=fabricate.Case(steps=20), pass_comm_s=0.05)
     record = made.two_buckets(files, operation=GATHERS)
     steps = read_steps(record)
     longer = {**steps.fields, "backward_s": steps["backward_s"] + 0.03}  # after the last gradient
@@ -169,9 +162,7 @@ def test_products_are_found_beside_the_communication_of_layers(fabricate, tmp_pa
 
 def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path):
     way = dataclasses.replace(MPI, nodes=2, ranks=1)
-    run = fabricate.make_run(tmp_path, [way], cases=[fabricate.Case(steps=20)])
-    (record,) = load_run(run)
-    step = node_step(record)
+    step = node_step(load_trial(fabricate.make_one(tmp_path, way, case=fabricate.Case(steps=20))))
     # the first node is lead_s faster than the other
     assert step.mean_s == pytest.approx(way.step_s - way.transfer_s - way.lead_s / 2)
     assert step.samples == 4  # of a global batch of 8

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from paceline.analysis.trial.background_load import Disturbance, disturbance, disturbance_flags
-from paceline.analysis.trial.reading import HostTrace, load_run
+from paceline.analysis.trial.reading import HostTrace, load_trial
 from paceline.analysis.trial.usage import span_on_host
 
 STATES = ("user", "system", "idle", "iowait", "steal", "other")
@@ -16,8 +16,7 @@ QUIET = {"user": 1.8, "system": 0.1, "idle": 0.1, "iowait": 0.0, "steal": 0.0, "
 
 @pytest.fixture
 def record(fabricate, tmp_path):
-    (record,) = load_run(fabricate.make_run(tmp_path, [fabricate.MPI]))
-    return record
+    return load_trial(fabricate.make_one(tmp_path))
 
 
 def traced(record, per_second, run_cores, host="node0", boot_id=None, seconds=5):

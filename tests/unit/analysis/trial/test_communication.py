@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from functools import partial
 
 import pytest
 from tests.unit.analysis import operations as made
@@ -17,11 +17,7 @@ MEASURED = 10  # of 12 steps, 2 are warm-up
 
 @pytest.fixture
 def make(fabricate, tmp_path):
-    def trial(way=fabricate.MPI, **changes):
-        run = fabricate.make_run(tmp_path, [dataclasses.replace(way, **changes)])
-        return next(files for _, files in run.trials())
-
-    return trial
+    return partial(fabricate.make_one, tmp_path)
 
 
 def test_operations_are_counted_by_size_after_the_warm_up(make):
@@ -104,11 +100,8 @@ def test_communication_of_layers_is_divided_and_counted_once(make):
     assert [check.passed for check in profiled.checks] == [True, True]
 
 
-def test_evaluations_between_steps_are_no_part_of_their_time(fabricate, tmp_path):
-    case = fabricate.Case(evaluate_every_steps=5)
-    run = fabricate.make_run(tmp_path, [fabricate.MPI], cases=[case])
-    (record,) = (load_trial(files) for _, files in run.trials())
-    found = profile(record)
+def test_evaluations_between_steps_are_no_part_of_their_time(fabricate, make):
+    found = profile(load_trial(make(case=fabricate.Case(evaluate_every_steps=5))))
     assert [check.passed for check in found.checks] == [True]
     for rank in found.ranks:
         assert rank.wall_s == pytest.approx(rank.step_s, rel=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 
@@ -11,18 +12,13 @@ from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import read_steps
 
 
-def _trial(fabricate, root, way, jitter=0.0):
-    run = fabricate.make_run(root, [way], jitter=jitter)
-    return load_trial(next(files for _, files in run.trials()))
-
-
 def pipeline_of(record, steps=None):
     return trial_pipeline(record, read_steps(record) if steps is None else steps)
 
 
 def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(fabricate, tmp_path):
     # all steps are longer and shorter alike, so shares stay what they are
-    found = pipeline_of(_trial(fabricate, tmp_path, fabricate.PIPELINE, jitter=0.2))
+    found = pipeline_of(load_trial(fabricate.make_one(tmp_path, fabricate.PIPELINE, jitter=0.2)))
     # each stage's span is 0.105 + 0.21 + 0.05; the second waits 0.01 of it more
     assert found.bubble_measured == pytest.approx((0.05 + 0.06) / 2 / 0.365)
     assert found.bubble_theoretical == pytest.approx(1 / 9)
@@ -31,7 +27,7 @@ def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(fabricate, tmp_
 
 def test_stages_of_several_replicas_are_told_apart(fabricate, tmp_path):
     way = dataclasses.replace(fabricate.HYBRID, stages=3, ranks=6, nodes=2, skew_s=0.02)
-    found = pipeline_of(_trial(fabricate, tmp_path, way))
+    found = pipeline_of(load_trial(fabricate.make_one(tmp_path, way)))
     assert [s.stage for s in found.stages] == [0, 1, 2]
     assert [s.forward_s for s in found.stages] == pytest.approx([0.12, 0.10, 0.08])
     assert [s.backward_s for s in found.stages] == pytest.approx([0.24] * 3)
@@ -39,7 +35,7 @@ def test_stages_of_several_replicas_are_told_apart(fabricate, tmp_path):
 
 
 def test_warm_up_steps_are_left_out(fabricate, tmp_path):
-    record = _trial(fabricate, tmp_path, fabricate.PIPELINE)
+    record = load_trial(fabricate.make_one(tmp_path, fabricate.PIPELINE))
     # of 10 steady steps, 4 waited long: the median does not show it
     steps = read_steps(record)
     steps["bubble_s"][0, (steps.step < 2) | (steps.step >= 8)] = 9.0
@@ -49,7 +45,7 @@ def test_warm_up_steps_are_left_out(fabricate, tmp_path):
 
 def test_cuts_are_named_with_the_bytes_that_cross(fabricate, tmp_path):
     way = dataclasses.replace(fabricate.PIPELINE, stages=3, ranks=3, split_points=(4, 7))
-    found = pipeline_of(_trial(fabricate, tmp_path, way))
+    found = pipeline_of(load_trial(fabricate.make_one(tmp_path, way)))
     assert [dataclasses.asdict(c) for c in found.split_points] == [
         {"before": "features.4", "bytes_forward": 6e6, "bytes_backward": 6e6},
         {"before": "features.7", "bytes_forward": 10.5e6, "bytes_backward": 10.5e6},
@@ -57,7 +53,7 @@ def test_cuts_are_named_with_the_bytes_that_cross(fabricate, tmp_path):
 
 
 def test_what_the_strategy_did_not_say_is_none(fabricate, tmp_path):
-    record = _trial(fabricate, tmp_path, fabricate.PIPELINE)
+    record = load_trial(fabricate.make_one(tmp_path, fabricate.PIPELINE))
     assert record.result is not None
     silent = dataclasses.replace(record.result, communication={"split_points": [3]})
     found = pipeline_of(dataclasses.replace(record, result=silent))
@@ -65,24 +61,19 @@ def test_what_the_strategy_did_not_say_is_none(fabricate, tmp_path):
 
 
 def test_a_trial_without_steps_or_without_a_pipeline(fabricate, tmp_path):
-    record = _trial(fabricate, tmp_path / "pipeline", fabricate.PIPELINE)
+    record = load_trial(fabricate.make_one(tmp_path / "pipeline", fabricate.PIPELINE))
     found = pipeline_of(record, dataclasses.replace(read_steps(record), warmup_steps=99))
     assert found.stages == ()
     assert found.bubble_measured is None
-    assert pipeline_of(_trial(fabricate, tmp_path / "other", fabricate.PROCESSES)) is None
+    other = load_trial(fabricate.make_one(tmp_path / "other", fabricate.PROCESSES))
+    assert pipeline_of(other) is None
 
 
 def test_repeats_are_put_together_by_their_median(fabricate, tmp_path):
-    bubbles = (0.02, 0.05, 0.5)
+    make = partial(fabricate.make_one, way=fabricate.PIPELINE)
     found = [
-        pipeline_of(
-            _trial(
-                fabricate,
-                tmp_path / str(bubble),
-                dataclasses.replace(fabricate.PIPELINE, bubble_s=bubble, skew_s=0.0),
-            )
-        )
-        for bubble in bubbles
+        pipeline_of(load_trial(make(tmp_path / str(bubble), bubble_s=bubble, skew_s=0.0)))
+        for bubble in (0.02, 0.05, 0.5)
     ]
     together = median_pipeline([p for p in found if p is not None])
     assert together.bubble_measured == pytest.approx(0.05 / 0.365)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from types import SimpleNamespace
 
-from paceline.analysis.trial.reading import load_run
+from paceline.analysis.trial.reading import load_run, load_trial
 from paceline.analysis.trial.resource_checks import (
     allocated_cores_flags,
     clock_flags,
@@ -25,23 +25,21 @@ def test_equal_trials_have_no_flags(fabricate, tmp_path):
 
 
 def test_other_threads_than_planned_are_flagged(fabricate, tmp_path):
-    run = fabricate.make_run(tmp_path, [fabricate.SPARK])
-    (files,) = (f for _, f in run.trials())
+    files = fabricate.make_one(tmp_path, fabricate.SPARK)
     fabricate.edit_json(files.rank(1).environment, intraop_threads=2)
-    sentences = trial_flags(load_run(run)[0])
+    sentences = trial_flags(load_trial(files))
     assert "its ranks have different intra-op threads (rank 0: 1; rank 1: 2)" in sentences
     assert "planned 1 threads per rank, found 1, 2" in sentences
 
 
 def test_too_few_cores_are_flagged_unless_asked_for(fabricate, tmp_path):
-    run = fabricate.make_run(tmp_path, [dataclasses.replace(fabricate.MPI, affinity=(0,))])
-    (sentence,) = trial_flags(load_run(run)[0])
+    (sentence,) = trial_flags(load_trial(fabricate.make_one(tmp_path, affinity=(0,))))
     assert "planned 2 cores on node0, found 1" in sentence
 
 
 def test_more_cores_than_planned_are_flagged(fabricate, tmp_path):
-    way = dataclasses.replace(fabricate.SEQUENTIAL, affinity=(0, 1))
-    (sentence,) = trial_flags(load_run(fabricate.make_run(tmp_path, [way]))[0])
+    files = fabricate.make_one(tmp_path, fabricate.SEQUENTIAL, affinity=(0, 1))
+    (sentence,) = trial_flags(load_trial(files))
     assert "planned 1 cores on node0, found 2" in sentence
 
 
@@ -81,13 +79,12 @@ def test_more_nodes_are_no_other_budget(fabricate, tmp_path):
 
 def _threads(fabricate, root, **changes):
     """What is said of a `threads` trial whose second replica thread had other than planned."""
-    run = fabricate.make_run(root, [fabricate.THREADS])
-    (files,) = (f for _, f in run.trials())
+    files = fabricate.make_one(root, fabricate.THREADS)
     environment = files.rank(0).environment
     workers = json.loads(environment.read_text())["workers"]
     workers[1].update(changes)
     fabricate.edit_json(environment, workers=workers)
-    return trial_flags(load_run(run)[0])
+    return trial_flags(load_trial(files))
 
 
 def test_replica_threads_with_other_threads_or_cores_are_flagged(fabricate, tmp_path):
@@ -103,11 +100,10 @@ def test_replica_threads_with_other_threads_or_cores_are_flagged(fabricate, tmp_
 
 
 def test_a_replica_thread_that_said_nothing_is_flagged(fabricate, tmp_path):
-    run = fabricate.make_run(tmp_path, [fabricate.THREADS])
-    (files,) = (f for _, f in run.trials())
+    files = fabricate.make_one(tmp_path, fabricate.THREADS)
     fabricate.edit_json(files.rank(0).environment, workers=[])
     assert "planned 2 replica threads in rank 0, 0 reported their resources" in trial_flags(
-        load_run(run)[0]
+        load_trial(files)
     )
 
 

@@ -73,8 +73,7 @@ def rows_of(steps, **columns):
 
 
 def test_ranks_are_aligned_by_step_and_the_last_of_two_rows_counts(fabricate, tmp_path):
-    run = fabricate.make_run(tmp_path, [fabricate.MPI])
-    record = load_trial(next(files for _, files in run.trials()))
+    record = load_trial(fabricate.make_one(tmp_path))
     first = rows_of([0, 1, 1, 2], step_s=[1.0, 9.0, 2.0, 3.0])
     second = rows_of([1, 3], step_s=[4.0, 5.0])
     found = rank_steps(record, {0: first, 1: second})
@@ -86,8 +85,7 @@ def test_ranks_are_aligned_by_step_and_the_last_of_two_rows_counts(fabricate, tm
 
 
 def test_steps_after_a_failure_are_left_out_of_every_figure(fabricate, tmp_path):
-    run = fabricate.make_run(tmp_path, [fabricate.MPI])
-    files = next(files for _, files in run.trials())
+    files = fabricate.make_one(tmp_path)
     continued = ContinuationRow(
         before_started_unix_s=None,
         before_state="running",
@@ -128,7 +126,7 @@ def test_steps_after_a_failure_are_left_out_of_every_figure(fabricate, tmp_path)
 
 
 def test_loss_is_a_mean_also_if_one_step_has_no_samples(fabricate, tmp_path):
-    record = load_trial(next(f for _, f in fabricate.make_run(tmp_path, [fabricate.MPI]).trials()))
+    record = load_trial(fabricate.make_one(tmp_path))
     rows = rows_of([0, 1], step_s=[1.0, 1.0], loss_sum=[4 * 1.5, 1.25])
     rows = rows.with_columns(samples=pl.Series([4, None]))
     found = global_steps(record, rank_steps(record, {0: rows, 1: rows}))

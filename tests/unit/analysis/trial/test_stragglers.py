@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import numpy as np
@@ -18,9 +17,7 @@ NO_ERROR = dict.fromkeys(range(8), 0.0)
 @pytest.fixture
 def make(fabricate, tmp_path):
     def trial(way=fabricate.MPI, steps=40, **changes):
-        case = fabricate.Case(steps=steps, warmup_steps=2)
-        run = fabricate.make_run(tmp_path, [dataclasses.replace(way, **changes)], cases=[case])
-        return next(files for _, files in run.trials())
+        return fabricate.make_one(tmp_path, way, case=fabricate.Case(steps=steps), **changes)
 
     return trial
 
