@@ -15,12 +15,7 @@ from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial.configuration import facts_of, why_not_equivalent
 from paceline.analysis.trial.evaluation import Evaluations
-from paceline.analysis.trial.phases import (
-    RankPhases,
-    mean_over_ranks,
-    median_of,
-    median_over_repeats,
-)
+from paceline.analysis.trial.phases import RankPhases, mean_of_each, median_of, median_of_each
 from paceline.analysis.trial.pipeline import median_pipeline
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.recovery import recovery_values
@@ -158,7 +153,7 @@ def _over_trials(
     trials: Sequence[TrialAnalysis], names: Sequence[str], part: Callable[[RankPhases], Phases]
 ) -> Phases:
     """Take the mean over ranks and the median over repeats, by the names of the phases."""
-    found = median_over_repeats([mean_over_ranks([part(r) for r in t.phases]) for t in trials])
+    found = median_of_each([mean_of_each([part(r) for r in t.phases]) for t in trials])
     return {name: found.get(name) for name in names}
 
 

@@ -103,15 +103,6 @@ def trial_evidence(record: TrialRecord) -> Values:
     }
 
 
-def mean_figures(repeats: Sequence[Mapping[str, float | None]]) -> Values:
-    """Return the mean of each figure over the repeats that measured it."""
-    found: Values = {}
-    for name in repeats[0]:
-        known = [value for each in repeats if (value := each.get(name)) is not None]
-        found[name] = float(np.mean(known)) if known else None
-    return found
-
-
 def _host_values(record: TrialRecord, host: HostTrace) -> Values:
     """Return the mean of each figure over the samples in the training."""
     frame = host_frame(host)

@@ -67,7 +67,7 @@ class Network:
 
     def why_not(self, setup: NodeSetup) -> tuple[str, str] | None:
         """Return why a setup cannot be predicted, and what to do; None if it can be."""
-        strategy, exchange = setup.trial.local_strategy, setup.exchange
+        strategy, exchange = setup.trial.local_strategy, exchange_of(setup.trial)
         if exchange is None:
             return (
                 f'"{strategy}" does not say what it exchanges between nodes',
@@ -94,7 +94,7 @@ class Network:
 
         own_s: the step of a node alone, shape (draws, nodes). Returns two arrays of this shape.
         """
-        exchange = setup.exchange
+        exchange = exchange_of(setup.trial)
         assert self._link is not None and exchange is not None, "why_not"  # noqa: PT018
         latency_s, bytes_per_s = (each[:, None] for each in self._link.draws(DRAWS, generator))
         replicas = setup.trial.placement.replicas_per_node

@@ -25,7 +25,7 @@ from paceline.analysis.predict.prediction import Refusal, Request
 from paceline.analysis.statistics.intervals import Estimate
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.configuration import pipeline_counts
-from paceline.analysis.trial.phases import mean_over_ranks, trial_phases
+from paceline.analysis.trial.phases import mean_of_each, trial_phases
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import global_steps, read_steps, samples_rate
 from paceline.plan.trial import Trial
@@ -227,11 +227,6 @@ class NodeSetup:
     def holds(self, record: TrialRecord) -> bool:
         return record.trial.id in self._ids
 
-    @property
-    def exchange(self) -> Exchange | None:
-        """The exchange between nodes, as the strategy states it."""
-        return exchange_of(self.trial)
-
     @cached_property
     def points(self) -> list[Point]:
         """The measured steps of a node alone, by its samples in ascending order.
@@ -357,7 +352,7 @@ class NodeSetup:
         """Forward and backward pass as a share of the node's step."""
         first = self.steps[0]
         phases = trial_phases(first.record, read_steps(first.record))
-        means: Mapping[str, float | None] = mean_over_ranks([rank.step for rank in phases])
+        means: Mapping[str, float | None] = mean_of_each([rank.step for rank in phases])
         return sum(means.get(name) or 0.0 for name in _COMPUTING) / first.mean_s
 
     @property
