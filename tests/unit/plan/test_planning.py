@@ -250,12 +250,7 @@ NODES = "; nodes = 2" + INTERFACE
         # what follows from the numbers given
         ("local/threads", "threads_per_rank = 3", 8, "none.threads.n1r1t3.fp32.k3"),
         ("local/threads", "replicas = 2", 8, "none.threads.n1r1t2.fp32.k2"),
-        (
-            "local/threads",
-            "replicas = 2; threads_per_rank = 4",
-            8,
-            "none.threads.n1r1t4.fp32.k2",
-        ),
+        ("local/threads", "replicas = 2; threads_per_rank = 4", 8, "none.threads.n1r1t4.fp32.k2"),
         ("local/processes", "replicas = 3", 8, "shared.processes.n1r3t1.fp32"),
         ("local/pipeline", "ranks_per_node = 3", 8, "shared.pipeline.n1r3t1.fp32.s3m12-1f1b-time"),
         ("local/hybrid", "ranks_per_node = 4", 8, "shared.hybrid.n1r4t1.fp32.s2m8-1f1b-time"),
@@ -284,12 +279,7 @@ NODES = "; nodes = 2" + INTERFACE
         ("mpi/sequential", NODES, 4, "mpi.sequential.n2r1t1.fp32"),
         ("spark/sequential", NODES, 4, "gloo.sequential.n2r1t1.fp32"),
         ("spark/threads", "replicas = 2" + NODES, 4, "gloo.threads.n2r1t2.fp32.k2"),
-        (
-            "mpi/processes",
-            "replicas = 2" + NODES,
-            4,
-            "mpi.processes.n2r2t1.fp32.hierarchical",
-        ),
+        ("mpi/processes", "replicas = 2" + NODES, 4, "mpi.processes.n2r2t1.fp32.hierarchical"),
         (
             "spark/processes",
             "replicas = 2; reduction = 'flat'" + NODES,
@@ -298,12 +288,7 @@ NODES = "; nodes = 2" + INTERFACE
         ),
         ("mpi/hybrid", "replicas = 2" + NODES, 4, "mpi.hybrid.n2r4t1.fp32.s2m6-1f1b-time"),
         # GPUs
-        (
-            "mpi/processes",
-            "replicas = 2; device = 'cuda'",
-            4,
-            "nccl.processes.n1r2t1.fp32.cuda",
-        ),
+        ("mpi/processes", "replicas = 2; device = 'cuda'", 4, "nccl.processes.n1r2t1.fp32.cuda"),
         (
             "mpi/processes",
             "replicas = 2; device = 'cuda'" + NODES,

@@ -20,10 +20,7 @@ def test_an_id_is_broken_only_after_a_dot():
         Column("trial", lambda row: row[0], "id"),
         Column("ms", lambda row: row[1]),
     ]
-    table = Table(
-        columns=columns,
-        items=[(LONG, "123456"), ("local.none", "1")],
-    )
+    table = Table(columns=columns, items=[(LONG, "123456"), ("local.none", "1")])
     for width in range(24, 60):
         found = lines(table, width)
         assert max(map(len, found)) <= width

@@ -66,10 +66,7 @@ def test_paper_case_2_more_bytes_on_a_slower_link():
     Half a megabyte more: 75 ms. 100 ms more for each of 1.25 MB in the mean: 125 ms.
     """
     found = by_hand(
-        (
-            {"computation": 0.5, "comm_transfer": 0.1},
-            {"computation": 0.5, "comm_transfer": 0.3},
-        ),
+        ({"computation": 0.5, "comm_transfer": 0.1}, {"computation": 0.5, "comm_transfer": 0.3}),
         network_sent=(1e6 / 0.6, 1.5e6 / 0.8),
     )
     assert shares_of(found) == pytest.approx({"slow_link": 0.625, "more_traffic": 0.375})

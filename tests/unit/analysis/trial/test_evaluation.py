@@ -36,12 +36,7 @@ def _row(comparison, part):
 
 def _lossy(fabricate, **changes):
     """The configuration with the highest throughput, which learns more slowly."""
-    values = {
-        "transport": "gloo",
-        "transfer_s": 0.0,
-        "learned": 1.0,
-        "compression": COMPRESSION,
-    }
+    values = {"transport": "gloo", "transfer_s": 0.0, "learned": 1.0, "compression": COMPRESSION}
     return dataclasses.replace(fabricate.MPI, **{**values, **changes})
 
 

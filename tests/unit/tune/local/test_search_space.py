@@ -2,10 +2,7 @@ import pytest
 
 from paceline.spec.extensions import STRATEGIES
 from paceline.strategies.pipeline.descriptor import searched_layouts
-from paceline.tune.local import (
-    local_requests,
-    neighbouring_split_points,
-)
+from paceline.tune.local import local_requests, neighbouring_split_points
 
 
 def layouts(strategy, cores, *keys, **options):
@@ -18,10 +15,7 @@ def layouts(strategy, cores, *keys, **options):
 @pytest.mark.parametrize("strategy", STRATEGIES.names())
 def test_default_comes_first_and_says_nothing_of_its_layout(strategy):
     first = local_requests(strategy, cores=4, batch=64, oversubscribe=False)[0]
-    assert first.model_dump(exclude_unset=True) == {
-        "launcher": "local",
-        "local_strategy": strategy,
-    }
+    assert first.model_dump(exclude_unset=True) == {"launcher": "local", "local_strategy": strategy}
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 8])

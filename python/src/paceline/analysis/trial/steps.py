@@ -251,9 +251,7 @@ def _is_steady(
     return steady
 
 
-def _aligned(
-    ranks: list[pl.DataFrame],
-) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+def _aligned(ranks: list[pl.DataFrame]) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
     """Return the steps of all ranks, and their fields, each of shape (ranks, steps).
 
     ranks: the rows of each rank.
