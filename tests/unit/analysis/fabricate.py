@@ -196,26 +196,11 @@ def make_trial(
     noise = np.random.default_rng([trial.repeat, *trial.id.encode()])
     factors = np.exp(jitter * noise.standard_normal(case.steps)) * case.time_scale
     factors *= np.exp(0.3 * jitter * noise.standard_normal())
-    train_start = (
-        launched
-        + way.launch_s
-        + way.imports_s
-        + way.rendezvous_s
-        + way.data_load_s
-        + way.model_build_s
-    )
+    train_start = launched + way.launch_s + way.imports_s + way.rendezvous_s
+    train_start += way.data_load_s + way.model_build_s
     trained_s = float(way.step_s * factors.sum()) + case.evaluations_s()
     for rank in range(way.world):
-        _make_rank(
-            files,
-            trial,
-            way,
-            case,
-            rank,
-            launched=launched,
-            train_start=train_start,
-            factors=factors,
-        )
+        _make_rank(files, trial, way, case, rank, launched, train_start, factors)
     ended = train_start + trained_s + way.bookkeeping_s + way.teardown_s
     for node in range(way.nodes):
         _make_trace(files, way, node, launched, train_start, train_start + trained_s, ended)
@@ -240,7 +225,6 @@ def _make_rank(
     way: Way,
     case: Case,
     rank: int,
-    *,
     launched: float,
     train_start: float,
     factors: NDArray[np.float64],
@@ -260,14 +244,9 @@ def _make_rank(
         for name, seconds in spent:
             spans.write(SpanRow(name=name, started_unix_s=at, ended_unix_s=at + seconds))
             at += seconds
+        ended = steps_end + way.bookkeeping_s
         spans.write(SpanRow(name="train", started_unix_s=at, ended_unix_s=steps_end))
-        spans.write(
-            SpanRow(
-                name="bookkeeping",
-                started_unix_s=steps_end,
-                ended_unix_s=steps_end + way.bookkeeping_s,
-            )
-        )
+        spans.write(SpanRow(name="bookkeeping", started_unix_s=steps_end, ended_unix_s=ended))
     with JsonlWriter(own.steps) as rows, JsonlWriter(own.sample_log) as sample_log:
         for step in range(case.steps):
             row, ids = _step_row(way, case, rank, step, at, float(factors[step]))
@@ -436,6 +415,7 @@ def _make_trace(
                 "io": {"some_s": way.io_pressure_percent / 100 * trained_s},
             }
             cgroup = {"throttled_s": way.throttled_percent / 100 * trained_s}
+            read, sent = way.disk_bytes_per_s * trained_s, way.network_bytes_per_s * trained_s
             trace.write(
                 {
                     "unix_s": float(now),
@@ -455,18 +435,8 @@ def _make_trace(
                     "cpu_frequency_hertz": way.frequency_hertz if way.full_trace else None,
                     "pressure": pressure if way.full_trace else {},
                     "cgroup": cgroup if way.full_trace else None,
-                    "disks": {
-                        "sda": {
-                            "read_bytes": round(way.disk_bytes_per_s * trained_s),
-                            "written_bytes": 0,
-                        }
-                    },
-                    "networks": {
-                        "eth0": {
-                            "sent_bytes": round(way.network_bytes_per_s * trained_s),
-                            "received_bytes": 0,
-                        }
-                    },
+                    "disks": {"sda": {"read_bytes": round(read), "written_bytes": 0}},
+                    "networks": {"eth0": {"sent_bytes": round(sent), "received_bytes": 0}},
                 }
             )
 
