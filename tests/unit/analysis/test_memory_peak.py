@@ -1,7 +1,5 @@
 """Peak memory where the proportional set size is read on few ticks."""
 
-from __future__ import annotations
-
 import polars as pl
 import pytest
 

@@ -1,7 +1,5 @@
 """Watching begins, ends and gives up when it should, and never writes."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Ways to compute that a trial may choose: what is planned, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.errors import UsageError

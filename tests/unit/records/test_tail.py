@@ -1,7 +1,5 @@
 """A file that grows is read on; one that was replaced or cut is read again from its start."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.records.tail import LineTail

@@ -1,7 +1,5 @@
 """The commands that follow a run depend on what it has found."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

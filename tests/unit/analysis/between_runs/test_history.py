@@ -1,7 +1,5 @@
 """Runs by time, and marks where the same spec on the same machine changed its speed."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

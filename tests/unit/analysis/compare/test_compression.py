@@ -1,7 +1,5 @@
 """What sends less is no failed copy of the baseline: its bytes, its time and its loss count."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Predictions of a fabricated machine whose every term is known."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Comparison with the fastest: false separations, power, ties, and what was too little."""
 
-from __future__ import annotations
-
 import math
 import time
 

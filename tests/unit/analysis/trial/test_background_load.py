@@ -1,7 +1,5 @@
 """Background CPU load is measured to the percent and reported where it matters."""
 
-from __future__ import annotations
-
 import polars as pl
 import pytest
 

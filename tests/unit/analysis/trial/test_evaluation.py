@@ -1,7 +1,5 @@
 """From evaluations of known numbers to times, ranking, verdict and equivalence."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Staleness and counts of updates, from rows of which every number is known."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import polars as pl

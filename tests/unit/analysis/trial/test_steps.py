@@ -1,7 +1,5 @@
 """Rates of steps, and of rounds of steps."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
