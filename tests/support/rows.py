@@ -6,6 +6,7 @@ import dataclasses
 import os
 from typing import Any
 
+from paceline.analysis.trial.recovery import Recovery
 from paceline.host.machine import host_name
 from paceline.host.processes import Process
 from paceline.records.rows import SCHEMA, CommunicationRow, Outcome, RankStatus, StepRow
@@ -24,6 +25,14 @@ ENDED_WELL = Outcome(
     schema=SCHEMA, trial_id="t", status="ok", exit_code=0, launched_unix_s=0.0, ended_unix_s=1.0,
     launcher_exit_status=0, failed_rank=None, message=None,
 )  # fmt: skip
+
+
+def survived(kind: str | None, restore_s: float) -> Recovery:
+    """Return a failure of this kind from which a trial has recovered."""
+    return Recovery(
+        kind=kind, failed_rank=0, steps_done=5, resumed_steps=4, lost_work_s=1.0, detect_s=0.1,
+        restart_s=0.2, restore_s=restore_s, next_step_s=0.3,
+    )  # fmt: skip
 
 
 def running_rank(rank: int, pid: int | None = None, **changes: Any) -> RankStatus:

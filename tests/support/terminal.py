@@ -1,9 +1,10 @@
-"""A terminal that a program can write to: its screen as a person sees it."""
+"""A terminal that a program can write to: its screen as a person sees it, and what it shows of a view."""
 
 from __future__ import annotations
 
 import codecs
 import fcntl
+import io
 import os
 import pty
 import re
@@ -15,7 +16,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from rich.console import Console, RenderableType
+
 _SEQUENCE = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])")
+
+
+def shown(view: RenderableType, width: int = 80) -> str:
+    """Return what a terminal without colours shows."""
+    console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False)
+    with console.capture() as captured:
+        console.print(view)
+    return captured.get()
 
 
 class Screen:

@@ -4,6 +4,8 @@ Times are exact where `jitter` is 0: every rank of a trial ends a step at the sa
 slowest rank's gradients are ready last, and transfer takes `transfer_s`.
 """
 
+# ruff: noqa: F401  (tests use the ways as names of this module)
+
 from __future__ import annotations
 
 import dataclasses
@@ -51,22 +53,6 @@ from paceline.records.rows import (
     WorkerEnvironment,
 )
 from paceline.spec.tables import Target
-
-# for tests, beside what is defined here
-__all__ = [
-    "HYBRID",
-    "INTRAOP",
-    "LOCAL_WAYS",
-    "MPI",
-    "MPI_GLOO",
-    "PIPELINE",
-    "PROCESSES",
-    "SEQUENTIAL",
-    "SPARK",
-    "THREADS",
-    "TORCHRUN",
-    "Way",
-]
 
 LAUNCHED = 1_700_000_000.0
 LEARNED = 0.02  # loss lost a step
@@ -133,6 +119,14 @@ def make_run(
                 ids.append(trial.id)
     write_json(run.manifest, _manifest(ids, cases))
     return run
+
+
+def make_one(
+    root: Path, way: Way = MPI, *, case: Case = Case(), jitter: float = 0.0, **changes: object
+) -> TrialFiles:
+    """Fabricate a run of one trial, and return its files. changes: of the way."""
+    run = make_run(root, [dataclasses.replace(way, **changes)], cases=[case], jitter=jitter)
+    return next(files for _, files in run.trials())
 
 
 def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
@@ -202,26 +196,11 @@ def make_trial(
     noise = np.random.default_rng([trial.repeat, *trial.id.encode()])
     factors = np.exp(jitter * noise.standard_normal(case.steps)) * case.time_scale
     factors *= np.exp(0.3 * jitter * noise.standard_normal())
-    train_start = (
-        launched
-        + way.launch_s
-        + way.imports_s
-        + way.rendezvous_s
-        + way.data_load_s
-        + way.model_build_s
-    )
+    train_start = launched + way.launch_s + way.imports_s + way.rendezvous_s
+    train_start += way.data_load_s + way.model_build_s
     trained_s = float(way.step_s * factors.sum()) + case.evaluations_s()
     for rank in range(way.world):
-        _make_rank(
-            files,
-            trial,
-            way,
-            case,
-            rank,
-            launched=launched,
-            train_start=train_start,
-            factors=factors,
-        )
+        _make_rank(files, trial, way, case, rank, launched, train_start, factors)
     ended = train_start + trained_s + way.bookkeeping_s + way.teardown_s
     for node in range(way.nodes):
         _make_trace(files, way, node, launched, train_start, train_start + trained_s, ended)
@@ -246,7 +225,6 @@ def _make_rank(
     way: Way,
     case: Case,
     rank: int,
-    *,
     launched: float,
     train_start: float,
     factors: NDArray[np.float64],
@@ -266,14 +244,9 @@ def _make_rank(
         for name, seconds in spent:
             spans.write(SpanRow(name=name, started_unix_s=at, ended_unix_s=at + seconds))
             at += seconds
+        ended = steps_end + way.bookkeeping_s
         spans.write(SpanRow(name="train", started_unix_s=at, ended_unix_s=steps_end))
-        spans.write(
-            SpanRow(
-                name="bookkeeping",
-                started_unix_s=steps_end,
-                ended_unix_s=steps_end + way.bookkeeping_s,
-            )
-        )
+        spans.write(SpanRow(name="bookkeeping", started_unix_s=steps_end, ended_unix_s=ended))
     with JsonlWriter(own.steps) as rows, JsonlWriter(own.sample_log) as sample_log:
         for step in range(case.steps):
             row, ids = _step_row(way, case, rank, step, at, float(factors[step]))
@@ -442,6 +415,7 @@ def _make_trace(
                 "io": {"some_s": way.io_pressure_percent / 100 * trained_s},
             }
             cgroup = {"throttled_s": way.throttled_percent / 100 * trained_s}
+            read, sent = way.disk_bytes_per_s * trained_s, way.network_bytes_per_s * trained_s
             trace.write(
                 {
                     "unix_s": float(now),
@@ -461,18 +435,8 @@ def _make_trace(
                     "cpu_frequency_hertz": way.frequency_hertz if way.full_trace else None,
                     "pressure": pressure if way.full_trace else {},
                     "cgroup": cgroup if way.full_trace else None,
-                    "disks": {
-                        "sda": {
-                            "read_bytes": round(way.disk_bytes_per_s * trained_s),
-                            "written_bytes": 0,
-                        }
-                    },
-                    "networks": {
-                        "eth0": {
-                            "sent_bytes": round(way.network_bytes_per_s * trained_s),
-                            "received_bytes": 0,
-                        }
-                    },
+                    "disks": {"sda": {"read_bytes": round(read), "written_bytes": 0}},
+                    "networks": {"eth0": {"sent_bytes": round(sent), "received_bytes": 0}},
                 }
             )
 
@@ -554,6 +518,13 @@ def _manifest(ids: list[str], cases: Sequence[Case]) -> dict[str, object]:
         },
         "ingest_s": {c.workload: 3.25 for c in cases},
     }
+
+
+def pair_of(run: RunFiles) -> tuple[TrialFiles, TrialFiles]:
+    """Return the trial under MPI and the baseline."""
+    found = {files.root.name: files for _, files in run.trials()}
+    trial = next(files for name, files in found.items() if ".mpi." in name)
+    return trial, next(files for name, files in found.items() if ".sequential." in name)
 
 
 def edit_json(path: Path, **changes: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.analysis.trial.reading import RankRecord, TrialRecord, load_trial
@@ -55,6 +56,20 @@ def ready_s(record: TrialRecord, rank: RankRecord, step: int) -> float:
     )
 
 
+def in_each_step(
+    files: TrialFiles, rows_of: Callable[[RankRecord, StepRow, float], Iterable[CommunicationRow]]
+) -> TrialRecord:
+    """Write operations for each step of each rank, and read the trial.
+
+    rows_of: of a rank, its step, and when its last gradient was ready on rank 0's clock.
+    """
+    record = load_trial(files)
+    for rank in record.ranks:
+        for step in step_rows(record, rank):
+            write(files, rank.rank, *rows_of(rank, step, ready_s(record, rank, step.step)))
+    return load_trial(files)
+
+
 def two_buckets(files: TrialFiles, **changes: Any) -> TrialRecord:
     """Add two all-reduces a step to a fabricated trial, and read it.
 
@@ -62,15 +77,13 @@ def two_buckets(files: TrialFiles, **changes: Any) -> TrialRecord:
     have asked; the second is asked for with the last gradient and ends the step's communication.
     """
     record = load_trial(files)
-    for rank in record.ranks:
-        found = []
-        for step in step_rows(record, rank):
-            last_s = max(ready_s(record, other, step.step) for other in record.ranks)
-            own_s = ready_s(record, rank, step.step)
-            first_end_s, end_s = last_s - EARLY_S + FIRST_S, own_s + step.comm_s
-            number = 2 * step.step
-            first = {"payload_bytes": FIRST_BYTES, **changes}
-            found.append(row(rank, number, own_s - EARLY_S, first_end_s, **first))
-            found.append(row(rank, number + 1, own_s, end_s, **changes))
-        write(files, rank.rank, *found)
-    return load_trial(files)
+
+    def both(rank: RankRecord, step: StepRow, own_s: float) -> tuple[CommunicationRow, ...]:
+        last_s = max(ready_s(record, other, step.step) for other in record.ranks)
+        number, first = 2 * step.step, {"payload_bytes": FIRST_BYTES, **changes}
+        return (
+            row(rank, number, own_s - EARLY_S, last_s - EARLY_S + FIRST_S, **first),
+            row(rank, number + 1, own_s, own_s + step.comm_s, **changes),
+        )
+
+    return in_each_step(files, both)

@@ -1,7 +1,5 @@
 """ONNX models compute what torch computes. Needs the extra `onnx`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """CSV and Parquet contain the same numbers as the frames."""
 
-from __future__ import annotations
-
 import json
 
 import polars as pl

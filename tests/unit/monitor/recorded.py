@@ -36,7 +36,7 @@ WAYS: tuple[Way, ...] = (SEQUENTIAL, MPI, SPARK, TWO_HOSTS)
 def make_recorded_run(root: Path, ways: tuple[Way, ...] = WAYS) -> RunFiles:
     """Trials of `ways`, one after another; the last rank of the last one failed."""
     run = make_run(root, ways, cases=(Case(steps=30),))
-    trials = sorted(run.trials(), key=lambda found: _launched(found[1]))
+    trials = sorted(run.trials(), key=lambda found: read_json(found[1].outcome)["launched_unix_s"])
     for _, files in trials:
         for name, _ in files.hosts():
             _enrich(files, name)
@@ -49,15 +49,9 @@ def make_recorded_run(root: Path, ways: tuple[Way, ...] = WAYS) -> RunFiles:
     return run
 
 
-def _launched(files: TrialFiles) -> float:
-    return float(read_json(files.outcome)["launched_unix_s"])
-
-
 def _enrich(files: TrialFiles, host: str) -> None:
     own = files.host(host)
-    rows = list(read_jsonl(own.trace))
-    header = {**rows[0], "version": "0.1.0"}
-    samples = rows[1:]
+    header, *samples = read_jsonl(own.trace)
     started = samples[0]["unix_s"]
     ranks = [
         (rank, read_json(rank_files.status)["pid"])
@@ -66,7 +60,7 @@ def _enrich(files: TrialFiles, host: str) -> None:
     ]
     own.trace.unlink()
     with JsonlWriter(own.trace) as trace, JsonlWriter(own.ranks) as by_rank:
-        trace.write(header)
+        trace.write({**header, "version": "0.1.0"})
         for number, sample in enumerate(samples):
             passed_s = sample["unix_s"] - started
             trace.write({**sample, **_more(sample, passed_s, number, len(ranks))})

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
@@ -24,11 +23,11 @@ time.sleep(600)
 """
 
 
-def monitor(run: RunFiles, say) -> None:
+def monitor(run, say):
     serve.monitor(run, say, listen="127.0.0.1:1", grafana_listen="127.0.0.1:2")
 
 
-def program(folder: Path, name: str, body: str) -> None:
+def program(folder, name, body):
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!{sys.executable}\n{body}\n")
     (folder / name).chmod(0o755)
@@ -41,13 +40,13 @@ def run(tmp_path, monkeypatch):
     return make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
 
 
-def interrupt_when(said: list[str], word: str) -> threading.Thread:
+def interrupt_when(said, word):
     """Signal this process once the session has said `word`.
 
     If it never does, the session still gets its signal, and the error of the thread fails the test.
     """
 
-    def wait() -> None:
+    def wait():
         try:
             wait_for(lambda: any(word in text for text in said), 30, f"the word {word!r}")
         finally:
@@ -58,12 +57,16 @@ def interrupt_when(said: list[str], word: str) -> threading.Thread:
     return thread
 
 
-def children() -> list[psutil.Process]:
+def children():
     return psutil.Process().children(recursive=True)
 
 
-def test_interrupt_ends_the_session_and_its_program(run, tmp_path) -> None:
-    program(tmp_path / "bin", "prometheus", RUNS.format(first=""))
+@pytest.mark.parametrize("first", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
+def test_interrupt_ends_the_session_and_its_program(run, tmp_path, monkeypatch, first):
+    """A program that ignores the request to end is killed."""
+    if first:
+        monkeypatch.setattr(serve, "_END_S", 0.5)
+    program(tmp_path / "bin", "prometheus", RUNS.format(first=first))
     known = set(children())
     said: list[str] = []
     thread = interrupt_when(said, "stop with")
@@ -72,25 +75,13 @@ def test_interrupt_ends_the_session_and_its_program(run, tmp_path) -> None:
     assert set(children()) <= known
 
 
-def test_program_that_ignores_the_request_to_end_is_killed(run, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(serve, "_END_S", 0.5)
-    deaf = RUNS.format(first="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    program(tmp_path / "bin", "prometheus", deaf)
-    known = set(children())
-    said: list[str] = []
-    thread = interrupt_when(said, "stop with")
-    monitor(run, said.append)
-    thread.join(timeout=30)
-    assert set(children()) <= known
-
-
-def test_program_that_does_not_start_is_quoted(run, tmp_path) -> None:
+def test_program_that_does_not_start_is_quoted(run, tmp_path):
     program(tmp_path / "bin", "prometheus", "import sys\nsys.exit('bad storage')")
     with pytest.raises(EnvironmentLacks, match=r"(?s)exit status 1.*bad storage"):
         monitor(run, lambda _text: None)
 
 
-def test_what_an_earlier_session_left_is_cleared(run, tmp_path) -> None:
+def test_what_an_earlier_session_left_is_cleared(run, tmp_path):
     program(tmp_path / "bin", "prometheus", "import sys\nsys.exit(1)")
     old = run.monitor / "data" / "block"
     old.mkdir(parents=True)
@@ -100,26 +91,26 @@ def test_what_an_earlier_session_left_is_cleared(run, tmp_path) -> None:
     assert (run.monitor / "rules" / "alerts.yml").exists()
 
 
-def test_folder_that_is_no_run_is_refused_and_left_alone(tmp_path) -> None:
+def test_folder_that_is_no_run_is_refused_and_left_alone(tmp_path):
     with pytest.raises(UsageError, match=r"manifest\.json or trials/"):
         monitor(RunFiles(tmp_path), lambda _text: None)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_prometheus_is_told_before_anything_is_written(run) -> None:
+def test_missing_prometheus_is_told_before_anything_is_written(run):
     with pytest.raises(EnvironmentLacks, match="prometheus: not found"):
         monitor(run, lambda _text: None)
     assert not run.monitor.exists()
 
 
-def test_monitor_folder_that_cannot_be_made_is_told(run, tmp_path) -> None:
+def test_monitor_folder_that_cannot_be_made_is_told(run, tmp_path):
     program(tmp_path / "bin", "prometheus", "")
     run.monitor.write_text("a file in its place")
     with pytest.raises(EnvironmentLacks, match="a folder that can be written"):
         monitor(run, lambda _text: None)
 
 
-def test_promtool_that_refuses_is_quoted(run, tmp_path) -> None:
+def test_promtool_that_refuses_is_quoted(run, tmp_path):
     program(tmp_path / "bin", "prometheus", "")
     refuses = "import sys\nprint('no space left', file=sys.stderr)\nsys.exit(1)"
     program(tmp_path / "bin", "promtool", refuses)
@@ -128,7 +119,7 @@ def test_promtool_that_refuses_is_quoted(run, tmp_path) -> None:
     assert not (run.monitor / "traces.om").exists()
 
 
-def test_promtool_that_hangs_is_given_up(run, tmp_path, monkeypatch) -> None:
+def test_promtool_that_hangs_is_given_up(run, tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "_IMPORT_LIMIT_S", 0.5)
     program(tmp_path / "bin", "prometheus", "")
     program(tmp_path / "bin", "promtool", "import time\ntime.sleep(60)")
@@ -137,6 +128,6 @@ def test_promtool_that_hangs_is_given_up(run, tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("address", ["9090", "127.0.0.1:", ":9090", "127.0.0.1:99999"])
-def test_address_is_checked(run, address) -> None:
+def test_address_is_checked(run, address):
     with pytest.raises(UsageError, match="expected HOST:PORT"):
         serve.monitor(run, lambda _text: None, listen=address, grafana_listen="127.0.0.1:2")

@@ -1,7 +1,5 @@
 """Watching begins, ends and gives up when it should, and never writes."""
 
-from __future__ import annotations
-
 import io
 
 import pytest
@@ -25,18 +23,18 @@ def trial(fabricate):
     return fabricate.make_trial_value(fabricate.SEQUENTIAL)
 
 
-def _watched(run: RunFiles, *, once: bool = False, terminal: bool = False) -> str:
+def _watched(run, *, once=False, terminal=False):
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=80, height=24)
     watch.watch(run, console, once=once, interval_s=0.0)
     return text.getvalue()
 
 
-def _everything(run: RunFiles) -> dict[str, int]:
+def _everything(run):
     return {str(path): path.stat().st_mtime_ns for path in run.root.rglob("*")}
 
 
-def test_a_finished_run_ends_at_once_and_names_the_report(run, trial) -> None:
+def test_a_finished_run_ends_at_once_and_names_the_report(run, trial):
     watching.plan(run, [trial])
     watching.end(watching.start(run, trial))
     run.report.write_text("<html>")
@@ -46,12 +44,12 @@ def test_a_finished_run_ends_at_once_and_names_the_report(run, trial) -> None:
     assert _everything(run) == before
 
 
-def test_without_a_terminal_there_is_a_plain_line_a_tick(run, trial, monkeypatch) -> None:
+def test_without_a_terminal_there_is_a_plain_line_a_tick(run, trial, monkeypatch):
     watching.plan(run, [trial])
     files = watching.start(run, trial)
     ticks = []
 
-    def tick(seconds: float) -> None:
+    def tick(seconds):
         ticks.append(seconds)
         watching.step(files, 0, len(ticks) - 1)
         if len(ticks) == 3:
@@ -65,7 +63,7 @@ def test_without_a_terminal_there_is_a_plain_line_a_tick(run, trial, monkeypatch
     assert "\x1b" not in "".join(lines)
 
 
-def test_a_terminal_gets_a_screen(run, trial) -> None:
+def test_a_terminal_gets_a_screen(run, trial):
     watching.plan(run, [trial])
     watching.end(watching.start(run, trial), "failed", "out of memory")
     text = _watched(run, terminal=True)
@@ -73,7 +71,7 @@ def test_a_terminal_gets_a_screen(run, trial) -> None:
     assert "0 trials done, 1 failed" in text
 
 
-def test_once_shows_the_view_and_ends_although_the_run_goes_on(run, trial) -> None:
+def test_once_shows_the_view_and_ends_although_the_run_goes_on(run, trial):
     watching.plan(run, [trial])
     watching.step(watching.start(run, trial), 0, 0)
     text = _watched(run, once=True)
@@ -81,7 +79,7 @@ def test_once_shows_the_view_and_ends_although_the_run_goes_on(run, trial) -> No
     assert trial.id in text
 
 
-def test_a_directory_that_is_no_run_is_refused(run, monkeypatch) -> None:
+def test_a_directory_that_is_no_run_is_refused(run, monkeypatch):
     with pytest.raises(DataError, match="expected a run directory"):
         _watched(run, once=True)
     monkeypatch.setattr(watch, "_BEGIN_LIMIT_S", 0.0)
@@ -89,7 +87,7 @@ def test_a_directory_that_is_no_run_is_refused(run, monkeypatch) -> None:
         _watched(run)
 
 
-def test_a_run_that_says_nothing_any_more_is_given_up(run, trial, monkeypatch) -> None:
+def test_a_run_that_says_nothing_any_more_is_given_up(run, trial, monkeypatch):
     watching.plan(run, [trial])
     limits = trial.limits.model_copy(update={"trial_s": 1e-9})
     watching.start(run, trial.model_copy(update={"limits": limits}))
@@ -98,7 +96,7 @@ def test_a_run_that_says_nothing_any_more_is_given_up(run, trial, monkeypatch) -
         _watched(run)
 
 
-def _view(trial: TrialView | None = None, **values) -> RunView:
+def _view(trial=None, **values):
     usual = {
         "name": "mine", "stage": "", "planned": 9, "done": 3, "failed": 0, "elapsed_s": 3725.0,
         "trial": trial, "ended": False, "message": None,
@@ -106,7 +104,7 @@ def _view(trial: TrialView | None = None, **values) -> RunView:
     return RunView(**{**usual, **values})
 
 
-def test_lines_say_how_far_the_run_is_and_what_failed() -> None:
+def test_lines_say_how_far_the_run_is_and_what_failed():
     trial = TrialView(
         trial_id="tiny.r0", number=4, steps=12, steps_planned=24, samples_per_s=1234.5, loss=1.0625,
         cpu={"node0": {"busy": 70.0, "idle": 25.0, "iowait": 5.0}},
@@ -120,7 +118,7 @@ def test_lines_say_how_far_the_run_is_and_what_failed() -> None:
     ]
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_what_is_not_known_is_left_out():
     early = TrialView(
         trial_id="tiny.r0", number=None, steps=0, steps_planned=None, samples_per_s=None, loss=None,
         cpu={},
@@ -129,6 +127,6 @@ def test_what_is_not_known_is_left_out() -> None:
     assert lines == ["mine (tune): 3 done", "tiny.r0", "step 0"]
 
 
-def test_between_trials_it_says_what_is_awaited() -> None:
+def test_between_trials_it_says_what_is_awaited():
     assert list(watch.view_lines(_view()))[1] == "waiting for the next trial"
     assert list(watch.view_lines(_view(done=0)))[1] == "waiting for the first trial"

@@ -34,7 +34,7 @@ precision = "bf16"
 DATA = {"tiny": "/data/tiny", "simple-big": "/data/big"}
 
 
-def planned(cores: int = 4) -> list[Trial]:
+def planned(cores=4):
     return plan_trials(parse_spec(SPEC, "test"), DATA, cores)
 
 
@@ -84,7 +84,6 @@ def test_evaluations_are_part_of_the_training_unless_rounds_of_tasks_train():
         held_out_samples=9, split_seed=7, every_steps=3, every_epochs=None,
         target=Target(metric="accuracy", at_least=1),
     )  # fmt: skip
-    assert big is not None
     assert (big.every_steps, big.every_epochs) == (None, 1)
     rounds = (
         '[[trials]]\nlauncher = "spark"\nlocal_strategy = "processes"\nranks_per_node = 2\n'
@@ -160,7 +159,7 @@ def test_only_the_sequential_local_trial_is_the_baseline():
     }
 
 
-def one(way: str, keys: str = "", *, cores: int = 4, batch: int = 24) -> Trial:
+def one(way, keys="", *, cores=4, batch=24):
     """The single other trial of a spec; keys are TOML lines with `;` between them."""
     launcher, strategy = way.split("/")
     text = f"""
@@ -183,7 +182,7 @@ def one(way: str, keys: str = "", *, cores: int = 4, batch: int = 24) -> Trial:
     return found
 
 
-def transports(*trials: str) -> dict[str, str]:
+def transports(*trials):
     """The transport of each trial beside the baseline; keys are lines with `;` between them."""
     start = """
     schema = 2
@@ -229,7 +228,7 @@ SPARK = 'launcher = "spark"; local_strategy = "sequential"; nodes = 2'
         ),
     ],
 )
-def test_trials_on_as_many_nodes_have_one_default_transport(trials, expected) -> None:
+def test_trials_on_as_many_nodes_have_one_default_transport(trials, expected):
     assert sorted(transports(*trials).values()) == sorted(expected)
 
 
@@ -251,12 +250,7 @@ NODES = "; nodes = 2" + INTERFACE
         # what follows from the numbers given
         ("local/threads", "threads_per_rank = 3", 8, "none.threads.n1r1t3.fp32.k3"),
         ("local/threads", "replicas = 2", 8, "none.threads.n1r1t2.fp32.k2"),
-        (
-            "local/threads",
-            "replicas = 2; threads_per_rank = 4",
-            8,
-            "none.threads.n1r1t4.fp32.k2",
-        ),
+        ("local/threads", "replicas = 2; threads_per_rank = 4", 8, "none.threads.n1r1t4.fp32.k2"),
         ("local/processes", "replicas = 3", 8, "shared.processes.n1r3t1.fp32"),
         ("local/pipeline", "ranks_per_node = 3", 8, "shared.pipeline.n1r3t1.fp32.s3m12-1f1b-time"),
         ("local/hybrid", "ranks_per_node = 4", 8, "shared.hybrid.n1r4t1.fp32.s2m8-1f1b-time"),
@@ -285,12 +279,7 @@ NODES = "; nodes = 2" + INTERFACE
         ("mpi/sequential", NODES, 4, "mpi.sequential.n2r1t1.fp32"),
         ("spark/sequential", NODES, 4, "gloo.sequential.n2r1t1.fp32"),
         ("spark/threads", "replicas = 2" + NODES, 4, "gloo.threads.n2r1t2.fp32.k2"),
-        (
-            "mpi/processes",
-            "replicas = 2" + NODES,
-            4,
-            "mpi.processes.n2r2t1.fp32.hierarchical",
-        ),
+        ("mpi/processes", "replicas = 2" + NODES, 4, "mpi.processes.n2r2t1.fp32.hierarchical"),
         (
             "spark/processes",
             "replicas = 2; reduction = 'flat'" + NODES,
@@ -299,12 +288,7 @@ NODES = "; nodes = 2" + INTERFACE
         ),
         ("mpi/hybrid", "replicas = 2" + NODES, 4, "mpi.hybrid.n2r4t1.fp32.s2m6-1f1b-time"),
         # GPUs
-        (
-            "mpi/processes",
-            "replicas = 2; device = 'cuda'",
-            4,
-            "nccl.processes.n1r2t1.fp32.cuda",
-        ),
+        ("mpi/processes", "replicas = 2; device = 'cuda'", 4, "nccl.processes.n1r2t1.fp32.cuda"),
         (
             "mpi/processes",
             "replicas = 2; device = 'cuda'" + NODES,

@@ -1,7 +1,5 @@
 """Selection of trials by shell patterns."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.errors import UsageError

@@ -88,8 +88,7 @@ def test_damaged_newest_checkpoint_is_reported_and_the_one_before_is_taken(folde
     write(folder, 2)
     damage(folder.complete()[0].part(1))
     said = []
-    found = folder.newest(said.append)
-    assert found.steps == 1
+    assert folder.newest(said.append).steps == 1
     assert len(said) == 1
     assert "rank-1-of-2" in said[0]
     assert "the checkpoint before it" in said[0]

@@ -1,7 +1,5 @@
 """The file of a rank's last operations."""
 
-from __future__ import annotations
-
 from paceline.records.pending import LastOperation, OperationNotes, last_operations
 
 

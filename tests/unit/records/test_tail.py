@@ -1,15 +1,11 @@
 """A file that grows is read on; one that was replaced or cut is read again from its start."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from paceline.records.tail import LineTail
 
 
-def new_lines(tail: LineTail) -> tuple[bool, list[bytes]]:
+def new_lines(tail):
     replaced = tail.was_replaced()
     if replaced:
         tail.rewind()
@@ -18,11 +14,11 @@ def new_lines(tail: LineTail) -> tuple[bool, list[bytes]]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "rows.jsonl"
 
 
-def test_lines_come_once_and_an_unfinished_one_when_it_is_whole(file: Path) -> None:
+def test_lines_come_once_and_an_unfinished_one_when_it_is_whole(file):
     tail = LineTail(file)
     assert new_lines(tail) == (False, []), "there is no file yet"
     file.write_text("one\ntw")
@@ -34,7 +30,7 @@ def test_lines_come_once_and_an_unfinished_one_when_it_is_whole(file: Path) -> N
     assert new_lines(tail) == (False, [])
 
 
-def test_another_file_in_its_place_is_read_from_the_start(file: Path) -> None:
+def test_another_file_in_its_place_is_read_from_the_start(file):
     tail = LineTail(file)
     file.write_text("one\n")
     new_lines(tail)
@@ -43,7 +39,7 @@ def test_another_file_in_its_place_is_read_from_the_start(file: Path) -> None:
     assert new_lines(tail) == (True, [b"four", b"five"])
 
 
-def test_shorter_file_is_read_from_the_start(file: Path) -> None:
+def test_shorter_file_is_read_from_the_start(file):
     tail = LineTail(file)
     file.write_text("one\ntwo\n")
     new_lines(tail)

@@ -1,12 +1,8 @@
 """The overview of a run's differences names each configuration, whichever has the shorter mean."""
 
-from __future__ import annotations
-
 import dataclasses
-import io
-from types import ModuleType
 
-from rich.console import Console
+from tests.support.terminal import shown
 
 from paceline.analysis.compare.explain_run import explain_workload
 from paceline.analysis.compare.run import compare_run
@@ -20,7 +16,7 @@ from paceline.report.explain import (
 )
 
 
-def test_other_configuration_is_named_also_where_its_mean_is_shorter(fabricate, tmp_path) -> None:
+def test_other_configuration_is_named_also_where_its_mean_is_shorter(fabricate, tmp_path):
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=3, jitter=0.01
     )
@@ -31,9 +27,8 @@ def test_other_configuration_is_named_also_where_its_mean_is_shorter(fabricate, 
     reversed_ = dataclasses.replace(found, faster=found.slower, slower=found.faster)
     lines = []
     for each in (found, reversed_):
-        console = Console(file=io.StringIO(), width=80)
-        console.print(overview([each], reference, name_in(comparison)))
-        (heading, *_, row) = console.file.getvalue().rstrip().splitlines()
+        text = shown(overview([each], reference, name_in(comparison)))
+        (heading, *_, row) = text.rstrip().splitlines()
         assert heading.startswith("Steps compared with those of mpi · mpi · processes 2")
         assert row.startswith("local · sequential ")
         lines.append(row.split()[3:7])
@@ -42,7 +37,7 @@ def test_other_configuration_is_named_also_where_its_mean_is_shorter(fabricate, 
     assert [less, *bounds] == [f"-{more}", f"-{high}", "to", f"-{low}"]
 
 
-def test_an_intervention_and_its_result_are_sentences(fabricate: ModuleType) -> None:
+def test_an_intervention_and_its_result_are_sentences(fabricate):
     proposed = Intervention(
         cause="slow_reader", cause_label="slow reader", also_removes=("slow storage",),
         label="data from memory", trial=fabricate.make_trial_value(fabricate.SEQUENTIAL),

@@ -1,12 +1,10 @@
 """What is not predicted is said once for each reason."""
 
-from __future__ import annotations
-
 from paceline.analysis.predict.prediction import Refusal
 from paceline.report.predict import refusal_sentences
 
 
-def refusal(setup: str, nodes: tuple[int, ...], transport: str | None = None) -> Refusal:
+def refusal(setup, nodes, transport=None):
     return Refusal(
         workload="tiny",
         setup=setup,
@@ -17,7 +15,7 @@ def refusal(setup: str, nodes: tuple[int, ...], transport: str | None = None) ->
     )
 
 
-def test_setups_with_one_reason_share_a_sentence() -> None:
+def test_setups_with_one_reason_share_a_sentence():
     refusals = [
         refusal("threads", (2, 3, 4)),
         refusal("sequential", (8,), "gloo"),

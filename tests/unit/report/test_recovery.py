@@ -3,24 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from tests.support.rows import survived
 
-from paceline.analysis.trial.recovery import Recovery
 from paceline.report import sections
 from paceline.report.section import Detail
-
-
-def survived(kind, restore_s):
-    return Recovery(
-        kind=kind,
-        failed_rank=0,
-        steps_done=5,
-        resumed_steps=4,
-        lost_work_s=1.0,
-        detect_s=0.1,
-        restart_s=0.2,
-        restore_s=restore_s,
-        next_step_s=0.3,
-    )
 
 
 def comparison(**by_configuration):

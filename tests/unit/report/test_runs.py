@@ -1,13 +1,8 @@
 """Comparisons of whole runs as text."""
 
-from __future__ import annotations
-
 import dataclasses
-import io
-from pathlib import Path
-from types import ModuleType
 
-from rich.console import Console, RenderableType
+from tests.support.terminal import shown as text
 
 from paceline.analysis.between_runs.differences import Difference, run_differences
 from paceline.analysis.between_runs.history import read_history
@@ -16,14 +11,7 @@ from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.report.runs import configuration_names, history_view, runs_view
 
 
-def text(view: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=80, no_color=True, highlight=False)
-    with console.capture() as captured:
-        console.print(view)
-    return captured.get()
-
-
-def test_two_runs_are_shown_with_their_differences_first(fabricate, tmp_path) -> None:
+def test_two_runs_are_shown_with_their_differences_first(fabricate, tmp_path):
     fast = dataclasses.replace(fabricate.MPI, forward_s=0.05, weights_error=1.0)
     first = fabricate.make_run(
         tmp_path / "a",
@@ -50,7 +38,7 @@ def test_two_runs_are_shown_with_their_differences_first(fabricate, tmp_path) ->
     assert any(line.startswith("? tiny: mpi") for line in lines)
 
 
-def test_many_differences_of_a_kind_are_counted(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_many_differences_of_a_kind_are_counted(fabricate, tmp_path):
     speeds = read_speeds(fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL]))
     many = [Difference(of="package", name=f"p{n}", before="1", after="2") for n in range(15)]
     names = configuration_names(speeds.trials.values())
@@ -61,7 +49,7 @@ def test_many_differences_of_a_kind_are_counted(fabricate: ModuleType, tmp_path:
     assert equal.startswith("Machine, packages, git commit and spec are equal.")
 
 
-def test_history_marks_a_slower_run(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_history_marks_a_slower_run(fabricate, tmp_path):
     slow = dataclasses.replace(fabricate.MPI, forward_s=0.2)
     for created, way in ((0.0, fabricate.MPI), (86400.0, slow)):
         run = fabricate.make_run(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
+from tests.support.terminal import shown
 
 from paceline.report.section import Column, Table, terminal_table
 from paceline.report.wording import short_ids
@@ -13,31 +11,25 @@ from paceline.report.wording import short_ids
 LONG = "torchrun.gloo.processes.n1r2t1.bn-per-replica"
 
 
-def lines(table: Table[tuple[str, str]], width: int) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, no_color=True)
-    with console.capture() as captured:
-        console.print(terminal_table(table))
-    return [line.rstrip() for line in captured.get().splitlines()]
+def lines(table, width):
+    return [line.rstrip() for line in shown(terminal_table(table), width).splitlines()]
 
 
-def test_an_id_is_broken_only_after_a_dot() -> None:
+def test_an_id_is_broken_only_after_a_dot():
     columns: list[Column[tuple[str, str]]] = [
         Column("trial", lambda row: row[0], "id"),
         Column("ms", lambda row: row[1]),
     ]
-    table = Table(
-        columns=columns,
-        items=[(LONG, "123456"), ("local.none", "1")],
-    )
+    table = Table(columns=columns, items=[(LONG, "123456"), ("local.none", "1")])
     for width in range(24, 60):
-        shown = lines(table, width)
-        assert max(map(len, shown)) <= width
-        parts = [line.split()[0] for line in shown[1:-1]]
+        found = lines(table, width)
+        assert max(map(len, found)) <= width
+        parts = [line.split()[0] for line in found[1:-1]]
         assert "".join(parts) == LONG
         assert all(part.endswith(".") for part in parts[:-1])
 
 
-def test_texts_share_the_room_and_keep_their_words_whole() -> None:
+def test_texts_share_the_room_and_keep_their_words_whole():
     columns: list[Column[tuple[str, str]]] = [
         Column("short", lambda row: row[0], "text"),
         Column("", lambda row: row[1], "text"),
@@ -48,9 +40,9 @@ def test_texts_share_the_room_and_keep_their_words_whole() -> None:
     )
     words = {word for item in table.items for text in item for word in text.split()}
     for width in range(26, 70):
-        shown = lines(table, width)
-        assert max(map(len, shown)) <= width
-        assert {word for line in shown[1:] for word in line.split()} == words
+        found = lines(table, width)
+        assert max(map(len, found)) <= width
+        assert {word for line in found[1:] for word in line.split()} == words
 
 
 @pytest.mark.parametrize(
@@ -64,5 +56,5 @@ def test_texts_share_the_room_and_keep_their_words_whole() -> None:
         ([], []),
     ],
 )
-def test_ids_keep_what_distinguishes_them(ids: list[str], short: list[str]) -> None:
+def test_ids_keep_what_distinguishes_them(ids, short):
     assert list(short_ids(ids).values()) == short

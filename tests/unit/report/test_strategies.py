@@ -1,44 +1,30 @@
 """What the report says of node-local strategies, in tables and in words."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
-from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.report import strategies
 from paceline.report.figures.strategies import local_global_chart, local_use_chart
-from paceline.report.section import Detail, Section
+from paceline.report.section import Detail
 
 
-def _parts(section: Section | None) -> Any:
-    assert section is not None
-    return section.parts
-
-
-def _cells(table: Any) -> list[Any]:
-    return [cells for _, cells in table.lines(Detail.PAGE)]
-
-
-def _under(way: Any, launcher: str, **changes: object) -> Any:
+def _under(way, launcher, **changes):
     return dataclasses.replace(way, launcher=launcher, **changes)
 
 
 @pytest.fixture
-def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
+def comparison(fabricate, tmp_path):
     ways = [*fabricate.LOCAL_WAYS, *(_under(w, "mpi") for w in fabricate.LOCAL_WAYS)]
     return compare_run(fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.01))
 
 
-def test_local_strategies_stand_in_a_table_of_their_own(comparison: Comparison) -> None:
-    (part,) = _parts(strategies.local_section(comparison))
-    shown = list(zip(part.table.shown(Detail.PAGE), *_cells(part.table), strict=True))
+def test_local_strategies_stand_in_a_table_of_their_own(comparison):
+    (part,) = strategies.local_section(comparison).parts
+    lines = [cells for _, cells in part.table.lines(Detail.PAGE)]
+    shown = list(zip(part.table.shown(Detail.PAGE), *lines, strict=True))
     by_heading = {column.heading: cells for column, *cells in shown}
     names = zip(by_heading["strategy"], by_heading["layout"], strict=True)
     assert {(strategy.text, layout.text) for strategy, layout in names} == {
@@ -52,7 +38,7 @@ def test_local_strategies_stand_in_a_table_of_their_own(comparison: Comparison) 
     assert {cell.soft for cell in by_heading["peak\nMiB"]} == {"PSS", "RSS"}
 
 
-def test_figures_of_several_arithmetics_have_their_own_titles(comparison: Comparison) -> None:
+def test_figures_of_several_arithmetics_have_their_own_titles(comparison):
     (found,) = comparison.local_global
     title = "Speedup alone and under other launchers, tiny"
     assert local_global_chart(comparison, found).title == title
@@ -62,15 +48,14 @@ def test_figures_of_several_arithmetics_have_their_own_titles(comparison: Compar
     assert titles == [f"{title} (fp32, contiguous)", f"{title} (bf16, contiguous)"]
 
 
-def test_a_lone_local_trial_is_no_comparison(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_a_lone_local_trial_is_no_comparison(fabricate, tmp_path):
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     assert strategies.local_section(compare_run(run)) is None
 
 
-def test_the_figure_over_time_has_each_strategy_three_times(comparison: Comparison) -> None:
+def test_the_figure_over_time_has_each_strategy_three_times(comparison):
     rows = [r for r in comparison.rows if r.launcher == "local"]
     chart = local_use_chart(comparison, "tiny", rows)
-    assert chart is not None
     traces = json.loads(chart.json)["data"]
     assert len(traces) == 3 * 6
     # a small figure of its own for each, so that no lines lie on one another
@@ -83,20 +68,20 @@ def test_the_figure_over_time_has_each_strategy_three_times(comparison: Comparis
     assert {note["textangle"] for note in names} == {0}
 
 
-def test_without_traces_there_is_no_figure(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_without_traces_there_is_no_figure(fabricate, tmp_path):
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.THREADS])
     for _, files in run.trials():
         files.host("node0").trace.unlink()
-    (part,) = _parts(strategies.local_section(compare_run(run)))
+    (part,) = strategies.local_section(compare_run(run)).parts
     assert not list(part.figures())
 
 
-def test_stage_bars_hold_forward_backward_and_bubble(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_stage_bars_hold_forward_backward_and_bubble(fabricate, tmp_path):
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PIPELINE])
-    comparison = compare_run(run)
-    (part,) = _parts(strategies.pipelines_section(comparison))
+    (part,) = strategies.pipelines_section(compare_run(run)).parts
     ((_, chart),) = part.figures()
-    bars = {t["name"]: dict(zip(t["y"], t["x"], strict=True)) for t in _data(chart.json)}
+    traces = json.loads(chart.json)["data"]
+    bars = {t["name"]: dict(zip(t["y"], t["x"], strict=True)) for t in traces}
     name = "local · shared · pipeline 2\u00d71 m8"
     assert bars["forward"] == pytest.approx({f"{name}  stage 0": 0.105, f"{name}  stage 1": 0.095})
     assert bars["bubble"] == pytest.approx({f"{name}  stage 0": 0.05, f"{name}  stage 1": 0.06})
@@ -104,14 +89,8 @@ def test_stage_bars_hold_forward_backward_and_bubble(fabricate: ModuleType, tmp_
     assert [cell.text for cell in cells[7:]] == ["features.2", "3.00", "3.00"]
 
 
-def _data(chart: str) -> list[dict[str, Any]]:
-    """Plotly may write arrays as base64; these are lists."""
-    traces: list[dict[str, Any]] = json.loads(chart)["data"]
-    return traces
-
-
-def test_the_fastest_everywhere_is_said_to_be(comparison: Comparison) -> None:
-    (part,) = _parts(strategies.local_global_section(comparison))
+def test_the_fastest_everywhere_is_said_to_be(comparison):
+    (part,) = strategies.local_global_section(comparison).parts
     assert part.table.columns[2].heading == "under mpi:\nspeedup"
     assert part.sentences[0].startswith(
         "The strategy that is fastest alone, processes 2\u00d71, is also the fastest under mpi. "
@@ -120,12 +99,12 @@ def test_the_fastest_everywhere_is_said_to_be(comparison: Comparison) -> None:
     assert part.sentences[0].endswith("(n = 6 strategies, p = 0.0028, permutation test).")
 
 
-def test_another_fastest_and_few_strategies_are_said(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_another_fastest_and_few_strategies_are_said(fabricate, tmp_path):
     local = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.PROCESSES]
     slow = _under(fabricate.PROCESSES, "spark", transfer_s=0.9)
     spark = [_under(fabricate.SEQUENTIAL, "spark"), _under(fabricate.INTRAOP, "spark"), slow]
     run = fabricate.make_run(tmp_path, [*local, *spark], repeats=2)
-    (part,) = _parts(strategies.local_global_section(compare_run(run)))
+    (part,) = strategies.local_global_section(compare_run(run)).parts
     # processes, intraop, sequential alone; intraop, sequential, processes under spark
     (sentence,) = part.sentences
     assert sentence == (
@@ -135,7 +114,7 @@ def test_another_fastest_and_few_strategies_are_said(fabricate: ModuleType, tmp_
     )
 
 
-def test_a_tie_is_not_decided(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_a_tie_is_not_decided(fabricate, tmp_path):
     twin = dataclasses.replace(
         fabricate.PROCESSES,
         local_strategy="threads",
@@ -147,7 +126,7 @@ def test_a_tie_is_not_decided(fabricate: ModuleType, tmp_path: Path) -> None:
     ways = [fabricate.PROCESSES, twin]
     ways = [fabricate.SEQUENTIAL, *ways, *(_under(w, "mpi", nodes=2) for w in ways)]
     run = fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.05)
-    (part,) = _parts(strategies.local_global_section(compare_run(run)))
+    (part,) = strategies.local_global_section(compare_run(run)).parts
     (sentence,) = part.sentences
     assert "under mpi on 2 nodes" in sentence
     assert "but it is not separated alone from" in sentence

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.support.pages import Page
 
 from paceline.analysis.compare.run import compare_run
 from paceline.report.columns import comparison_table
@@ -16,82 +14,33 @@ from paceline.report.document import render
 from paceline.report.section import Detail
 
 _MIB = 2**20
-_VOID = {"meta", "br"}
 # AA of the Web Content Accessibility Guidelines 2.2, section 1.4.3, for texts of any size
 _LEAST_CONTRAST = 4.5
 _TEXTS = ("--ink", "--soft", "--accent", "--good", "--bad")
 
 
-class Element:
-    """An element of the page with its parent and its own text."""
-
-    def __init__(self, tag: str, attributes: dict[str, str | None], parent: Element | None) -> None:
-        self.tag, self.attributes, self.parent = tag, attributes, parent
-        self.children: list[Element] = []
-        self.own_text = ""
-
-    def within(self, tag: str) -> bool:
-        return self.parent is not None and (self.parent.tag == tag or self.parent.within(tag))
-
-    def every(self, tag: str) -> list[Element]:
-        found = [self] if self.tag == tag else []
-        return found + [each for child in self.children for each in child.every(tag)]
-
-    def has_class(self, name: str) -> bool:
-        return name in (self.attributes.get("class") or "").split()
-
-    @property
-    def text(self) -> str:
-        parts = [self.own_text, *(child.text for child in self.children)]
-        return " ".join(" ".join(parts).split())
-
-
-class _Tree(HTMLParser):
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.root = self._open = Element("root", {}, None)
-        self.in_order: list[Element] = []
-        self.feed(html)
-        assert self._open is self.root, f"{self._open.tag} is not closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        element = Element(tag, dict(attrs), self._open)
-        self._open.children.append(element)
-        self.in_order.append(element)
-        if tag not in _VOID:
-            self._open = element
-
-    def handle_endtag(self, tag: str) -> None:
-        assert tag == self._open.tag
-        assert self._open.parent is not None
-        self._open = self._open.parent
-
-    def handle_data(self, data: str) -> None:
-        self._open.own_text += data
-
-
 @pytest.fixture(scope="module")
-def html(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str:
+def html(fabricate, tmp_path_factory):
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, fabricate.SPARK]
-    folder: Path = tmp_path_factory.mktemp("structure")
+    folder = tmp_path_factory.mktemp("structure")
     return render(compare_run(fabricate.make_run(folder / "run", ways, repeats=3, jitter=0.01)))
 
 
 @pytest.fixture(scope="module")
-def page(html: str) -> _Tree:
-    return _Tree(html)
+def page(html):
+    return Page(html)
 
 
-def _place(page: _Tree, element: Element) -> int:
+def _place(page, element):
     return page.in_order.index(element)
 
 
-def _chart(page: _Tree, title: str) -> Element:
+def _chart(page, title):
     charts = [e for e in page.in_order if e.has_class("chart")]
     return next(e for e in charts if (e.attributes["aria-label"] or "").startswith(title))
 
 
-def test_verdict_chart_table_and_causes_come_in_this_order(page: _Tree) -> None:
+def test_verdict_chart_table_and_causes_come_in_this_order(page):
     headline = next(e for e in page.in_order if e.has_class("headline"))
     causes = next(e for e in page.in_order if e.attributes.get("id") == "causes")
     parts = [headline, _chart(page, "Chart: Speedup"), page.root.every("table")[0], causes]
@@ -100,15 +49,15 @@ def test_verdict_chart_table_and_causes_come_in_this_order(page: _Tree) -> None:
     assert not any(each.within("details") for each in parts)
 
 
-def test_commands_in_sentences_are_code(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_commands_in_sentences_are_code(fabricate, tmp_path):
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
-    page = _Tree(render(compare_run(run)))
+    page = Page(render(compare_run(run)))
     headline = next(e for e in page.in_order if e.has_class("headline"))
     assert "`" not in headline.text
     assert [each.text for each in headline.every("code")] == ["paceline recommend --measure"]
 
 
-def test_everything_after_the_causes_is_folded(page: _Tree) -> None:
+def test_everything_after_the_causes_is_folded(page):
     sections = page.root.every("h2")
     open_ones = [e.attributes["id"] for e in sections if not e.within("details")]
     assert open_ones == ["verdict", "speed", "causes"]
@@ -117,9 +66,7 @@ def test_everything_after_the_causes_is_folded(page: _Tree) -> None:
     assert all(e.children[0].tag == "summary" for e in page.root.every("details"))
 
 
-def test_columns_that_need_the_button_are_those_of_the_widest_detail(
-    fabricate: ModuleType, page: _Tree, tmp_path: Path
-) -> None:
+def test_columns_that_need_the_button_are_those_of_the_widest_detail(fabricate, page, tmp_path):
     table = page.root.every("table")[0]
     headings = table.every("thead")[0].every("th")
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
@@ -134,7 +81,7 @@ def test_columns_that_need_the_button_are_those_of_the_widest_detail(
     assert _place(page, button) < _place(page, table)
 
 
-def test_cells_of_every_table_have_headings(page: _Tree) -> None:
+def test_cells_of_every_table_have_headings(page):
     for table in page.root.every("table"):
         assert table.every("caption")[0].text
         assert all(
@@ -147,21 +94,21 @@ def test_cells_of_every_table_have_headings(page: _Tree) -> None:
                 assert all(e.attributes["data-label"] for e in line.every("td"))
 
 
-def test_a_row_of_the_ranking_is_named_by_its_configuration(page: _Tree) -> None:
+def test_a_row_of_the_ranking_is_named_by_its_configuration(page):
     lines = page.root.every("table")[0].every("tbody")[0].every("tr")
     names = [[cell.text for cell in line.every("th")] for line in lines]
     assert ["processes", "2\u00d71", "mpi", "mpi"] in names
     assert len({tuple(name) for name in names}) == len(names) == 4
 
 
-def test_headings_skip_no_level(page: _Tree) -> None:
+def test_headings_skip_no_level(page):
     levels = [int(e.tag[1]) for e in page.in_order if re.fullmatch("h[1-6]", e.tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_charts_and_controls_have_names(page: _Tree) -> None:
+def test_charts_and_controls_have_names(page):
     for element in page.in_order:
         if element.has_class("chart"):
             assert element.attributes["role"] == "img"
@@ -172,19 +119,19 @@ def test_charts_and_controls_have_names(page: _Tree) -> None:
             assert element.within("label")
 
 
-def test_ids_are_unique_and_links_reach_them(page: _Tree) -> None:
+def test_ids_are_unique_and_links_reach_them(page):
     ids = [e.attributes["id"] for e in page.in_order if "id" in e.attributes]
     assert len(set(ids)) == len(ids)
     links = {(e.attributes["href"] or "").removeprefix("#") for e in page.root.every("a")}
     assert links <= set(ids)
 
 
-def _contrast(first: str, second: str) -> float:
+def _contrast(first, second):
     lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def _luminance(colour: str) -> float:
+def _luminance(colour):
     """Return the relative luminance of `#rrggbb` or `#rgb` (WCAG 2.2)."""
     digits = colour.removeprefix("#")
     pairs = [2 * d for d in digits] if len(digits) == 3 else re.findall("..", digits)
@@ -196,12 +143,12 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_contrast_is_that_of_black_on_white() -> None:
+def test_contrast_is_that_of_black_on_white():
     assert _contrast("#000", "#ffffff") == pytest.approx(21)
     assert _contrast("#777777", "#fff") == pytest.approx(4.48, abs=0.01)
 
 
-def test_texts_have_enough_contrast_in_both_colours_and_in_print(html: str) -> None:
+def test_texts_have_enough_contrast_in_both_colours_and_in_print(html):
     modes = re.findall(r":root \{([^}]*)\}", html)
     assert len(modes) == 3
     for mode in modes:
@@ -216,7 +163,7 @@ def test_texts_have_enough_contrast_in_both_colours_and_in_print(html: str) -> N
         assert low == {}
 
 
-def test_plotly_is_compressed(html: str) -> None:
+def test_plotly_is_compressed(html):
     packed = re.search(r'<script type="application/gzip" id="plotly">([^<]*)</script>', html)
     assert packed is not None
     assert len(packed[1]) < 2.2 * _MIB

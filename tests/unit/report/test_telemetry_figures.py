@@ -1,18 +1,14 @@
 """Figures of traces: what is in a trace has a figure, on rank 0's clock, with its gaps."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial.host_frames import read_series
-from paceline.records.layout import RunFiles
 from paceline.report.document import write_report
 from paceline.report.figures.hosts import telemetry_charts
 from paceline.report.sections import sidecar_sentence
@@ -21,7 +17,7 @@ _STEP_S = 0.5  # of a fabricated trace
 
 
 @pytest.fixture
-def run(fabricate, tmp_path) -> RunFiles:
+def run(fabricate, tmp_path):
     """A baseline, and two ranks on two hosts, whose clock is 100 s behind on the second."""
     ways = [
         fabricate.SEQUENTIAL,
@@ -30,18 +26,18 @@ def run(fabricate, tmp_path) -> RunFiles:
     return fabricate.make_run(tmp_path / "run", ways)
 
 
-def _trace_of(run: RunFiles, host: str) -> tuple[Any, list[dict[str, Any]]]:
+def _trace_of(run, host):
     """The trace file of the two-host trial on `host`, with its rows."""
     ((_, files),) = [found for found in run.trials() if ".mpi." in found[0]]
     path = files.host(host).trace
     return path, [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _rewrite(path, rows) -> None:
+def _rewrite(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _enrich(run: RunFiles, host: str, *, offset_s: float = 0.0) -> None:
+def _enrich(run, host, *, offset_s=0.0):
     path, (header, *samples) = _trace_of(run, host)
     ranks = []
     for number, row in enumerate(samples):
@@ -71,7 +67,7 @@ def _enrich(run: RunFiles, host: str, *, offset_s: float = 0.0) -> None:
     _rewrite(path.with_name("ranks.jsonl"), ranks)
 
 
-def _charts(run: RunFiles) -> dict[str, dict[str, Any]]:
+def _charts(run):
     """The figures of the two-host trial by the first word of their titles."""
     comparison = compare_run(run)
     ((trial,),) = [found for name, found in comparison.trials.items() if ".mpi." in name]
@@ -81,18 +77,18 @@ def _charts(run: RunFiles) -> dict[str, dict[str, Any]]:
     }
 
 
-def _values(encoded: Any) -> np.ndarray:
+def _values(encoded):
     """Plotly's arrays: numbers in base64, or a plain list."""
     if isinstance(encoded, list):
         return np.array(encoded, dtype=np.float64)
     return np.frombuffer(base64.b64decode(encoded["bdata"]), dtype=encoded["dtype"])
 
 
-def test_an_old_trace_has_figures_of_what_it_holds(run: RunFiles) -> None:
+def test_an_old_trace_has_figures_of_what_it_holds(run):
     assert list(_charts(run)) == ["Training", "All hosts on one clock", "Bytes moved"]
 
 
-def test_a_full_trace_has_a_figure_of_each_kind(run: RunFiles) -> None:
+def test_a_full_trace_has_a_figure_of_each_kind(run):
     _enrich(run, "node0")
     _enrich(run, "node1", offset_s=100.0)
     charts = _charts(run)
@@ -128,7 +124,7 @@ def test_a_full_trace_has_a_figure_of_each_kind(run: RunFiles) -> None:
 
 
 @pytest.mark.parametrize(("samples_known", "unit"), [(True, "samples"), (False, "steps")])
-def test_speed_is_in_steps_where_samples_are_not_known(run, samples_known, unit) -> None:
+def test_speed_is_in_steps_where_samples_are_not_known(run, samples_known, unit):
     ((trial,),) = [t for name, t in compare_run(run).trials.items() if ".mpi." in name]
     steps = dataclasses.replace(trial.steps, samples_known=samples_known)
     hosts = read_series(trial.record.files)
@@ -138,7 +134,7 @@ def test_speed_is_in_steps_where_samples_are_not_known(run, samples_known, unit)
     assert drawn["layout"]["yaxis"]["title"]["text"] == f"{unit} per second"
 
 
-def test_a_gap_is_shaded_and_no_line_crosses_it(run: RunFiles, tmp_path) -> None:
+def test_a_gap_is_shaded_and_no_line_crosses_it(run, tmp_path):
     path, rows = _trace_of(run, "node0")
     cut = len(rows) // 2
     before, after = rows[cut]["unix_s"], rows[cut + 3]["unix_s"]
@@ -156,14 +152,13 @@ def test_a_gap_is_shaded_and_no_line_crosses_it(run: RunFiles, tmp_path) -> None
     )
 
 
-def test_the_cost_of_the_sidecar_is_that_of_the_dearest_host(run: RunFiles) -> None:
+def test_the_cost_of_the_sidecar_is_that_of_the_dearest_host(run):
     path, rows = _trace_of(run, "node1")
     for number, row in enumerate(rows[1:]):
         row |= {"sidecar_cpu_seconds": 0.01 * number, "sidecar_rss_bytes": 50 << 20}
         row["sidecar_missed_ticks"] = number // 10
     _rewrite(path, rows)
     sentence = sidecar_sentence(compare_run(run))
-    assert sentence is not None
     # 0.01 s in each half second
     assert sentence.startswith("At most 2.0 % of one core and 50 MiB, on the host with the highest")
     assert "with a sample every 0.50 s. " in sentence

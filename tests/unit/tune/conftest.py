@@ -25,6 +25,22 @@ local_strategy = "sequential"
 """
 
 
+class Watcher:
+    """Records the trials that started."""
+
+    def __init__(self):
+        self.started = []
+
+    def planned(self, summary, trials, expected_s): ...
+    def between_trials(self, run): ...
+    def stage(self, text): ...
+    def data(self, done, total): ...
+    def trial_started(self, trial, files, number, of):
+        self.started.append(trial.id)
+
+    def trial_ended(self, trial, outcome): ...
+
+
 @dataclass
 class FakeMeasurer:
     """Speeds by configuration; unknown configurations fail. Records the trials that were

@@ -1,7 +1,5 @@
 """The search for the largest batch, on a machine whose memory is fabricated."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 from types import SimpleNamespace
@@ -117,8 +115,7 @@ def test_data_set_limits_the_batch(find):
 
 def test_ranks_share_the_bound(find):
     machine = Machine()
-    found = find(machine, 401, request=1)
-    assert found.largest_batch == 200  # a multiple of the replicas
+    assert find(machine, 401, request=1).largest_batch == 200  # a multiple of the replicas
     assert machine.ran[0][1] == 401  # nothing is known about the parts of the ranks
     assert {limit for _, limit in machine.ran[1:]} == {200}
 

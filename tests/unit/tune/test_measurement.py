@@ -1,32 +1,19 @@
 """Resuming: what has an outcome is read, not run."""
 
-from __future__ import annotations
-
+import dataclasses
 from importlib import import_module
 
 import pytest
+from tests.support.rows import ENDED_WELL
 from tests.unit.analysis.fabricate import SEQUENTIAL, Case, edit_json, make_run, make_trial_value
+from tests.unit.tune.conftest import Watcher
 
 from paceline.errors import RankFailed
-from paceline.records.rows import Outcome
+from paceline.records.files import write_json
 from paceline.tune import measurement
 from paceline.tune.measurement import TrialMeasurer
 
 CASE = Case()
-
-
-class Watcher:
-    def __init__(self):
-        self.started = []
-
-    def planned(self, summary, trials, expected_s): ...
-    def between_trials(self, run): ...
-    def stage(self, text): ...
-    def data(self, done, total): ...
-    def trial_started(self, trial, files, number, of):
-        self.started.append(trial.id)
-
-    def trial_ended(self, trial, outcome): ...
 
 
 @pytest.fixture
@@ -82,7 +69,7 @@ def test_trial_that_trained_something_else_has_no_speed(measurer, run, trials, m
         "max_abs_weight_diff": None,
         "checks": [check],
     }
-    measuring_write(files.equivalence, edit)
+    write_json(files.equivalence, edit)
     made, _ = measurer()
     found = made.measure(trials[1], 1, 1)
     assert found.samples_per_s is None
@@ -90,15 +77,11 @@ def test_trial_that_trained_something_else_has_no_speed(measurer, run, trials, m
 
 
 def test_unfinished_trial_is_set_aside_and_run(measurer, run, trials, monkeypatch, fabricate):
-    files = run.trial(trials[1].id)
-    files.outcome.unlink()
+    run.trial(trials[1].id).outcome.unlink()
 
     def fabricated(trial, trial_files):
-        make_trial(fabricate, trial_files, trial)
-        return Outcome(
-            schema=1, trial_id=trial.id, status="ok", exit_code=0, launched_unix_s=0.0,
-            ended_unix_s=1.0, launcher_exit_status=0, failed_rank=None, message=None,
-        )  # fmt: skip
+        fabricate.make_trial(trial_files, trial, fabricate.INTRAOP, CASE, fabricate.LAUNCHED)
+        return dataclasses.replace(ENDED_WELL, trial_id=trial.id)
 
     monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", fabricated)
     made, watcher = measurer()
@@ -119,9 +102,9 @@ def test_baseline_that_fails_ends_the_search(measurer, run, trials, monkeypatch,
     edit_json(run.trial(trials[0].id).outcome, status="failed")
 
     def failing(trial, _files):
-        return Outcome(
-            schema=1, trial_id=trial.id, status="failed", exit_code=5, launched_unix_s=0.0,
-            ended_unix_s=1.0, launcher_exit_status=1, failed_rank=0, message="rank 0: no memory",
+        return dataclasses.replace(
+            ENDED_WELL, trial_id=trial.id, status="failed", exit_code=5, launcher_exit_status=1,
+            failed_rank=0, message="rank 0: no memory",
         )  # fmt: skip
 
     monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", failing)
@@ -129,13 +112,3 @@ def test_baseline_that_fails_ends_the_search(measurer, run, trials, monkeypatch,
     with pytest.raises(RankFailed, match="no memory"):
         made.measure(trials[0], 1, 1)
     assert watcher.started == [trials[0].id]
-
-
-def make_trial(fabricate, files, trial):
-    fabricate.make_trial(files, trial, fabricate.INTRAOP, CASE, fabricate.LAUNCHED)
-
-
-def measuring_write(path, document):
-    from paceline.records.files import write_json
-
-    write_json(path, document)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from paceline.analysis.compare.ranking import Ranking, ranking_of
+from paceline.analysis.compare.ranking import Ranking, rankings
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.predict.prediction import Prediction, Predictions
@@ -94,11 +94,12 @@ def recommend(
     rows = comparison.rows_of(workload)
     most = nodes or max((row.nodes for row in rows), default=1)
     own = {r.configuration: comparison.trials[r.configuration] for r in rows if r.ranked}
-    ranking = _for_goal(ranking_of(own, comparison.stopping), own, goal)
+    by_speed, by_target = rankings(own, comparison.stopping)
+    ranking = _for_goal(by_target or by_speed, own, goal)
     wanted = [row for row in rows if row.ranked and row.nodes <= most]
     measured = sorted(
         _measured(comparison, wanted, ranking, goal),
-        key=lambda each: (_has_missed(ranking, str(each.configuration)), each.value.median),
+        key=lambda each: (ranking.has_missed(str(each.configuration)), each.value.median),
     )
     fastest = ranking.fastest(str(each.configuration) for each in measured)
     near = {fastest.leader, *fastest.not_separated} if fastest.not_separated else set()
@@ -166,7 +167,7 @@ def _measured(
         if rate is None:
             continue
         value = rate.inverse()
-        if _has_missed(ranking, row.configuration):
+        if ranking.has_missed(row.configuration):
             value = replace(value, high=math.inf)
         if goal == "memory":
             value = value.scaled(1 / _MIB)
@@ -179,13 +180,6 @@ def _measured(
             value=value,
             reason="" if goal == "memory" else _main_cost(row),
         )
-
-
-def _has_missed(ranking: Ranking, configuration: str) -> bool:
-    """Return whether a repeat missed the target, so that its time is a lower bound."""
-    if ranking.target is None:
-        return False
-    return ranking.reached[configuration] < len(ranking.rates.repeats[configuration])
 
 
 def _predicted(

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from paceline.analysis.equivalence.check import Equivalence, equivalence_of
-from paceline.analysis.statistics.rates import RepeatRate
+from paceline.analysis.statistics.rates import RepeatRate, repeat_rate
 from paceline.analysis.trial.background_load import Disturbance, disturbance
 from paceline.analysis.trial.evaluation import (
     Evaluations,
@@ -20,7 +20,6 @@ from paceline.analysis.trial.phases import RankPhases, trial_phases
 from paceline.analysis.trial.pipeline import Pipeline, trial_pipeline
 from paceline.analysis.trial.reading import TrialRecord, read_hosts
 from paceline.analysis.trial.recovery import CheckpointCost, Recovery, checkpoint_cost, recoveries
-from paceline.analysis.trial.speed import samples_rate, step_times_s, steps_rate
 from paceline.analysis.trial.staleness import read_updates
 from paceline.analysis.trial.steps import GlobalSteps, global_steps, read_steps
 from paceline.analysis.trial.usage import Usage, trial_usage
@@ -62,7 +61,8 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
     first = None
     if record.outcome is not None and len(steps.step) and steps.step[0] == 0:
         first = float(steps.ended_unix_s[0]) - record.outcome.launched_unix_s
-    step_s = step_times_s(record, steps)
+    samples, seconds, counts = steps.rounds(record.trial.round_steps)
+    step_s = seconds / counts
     evaluations = read_evaluations(record, steps)
     return TrialAnalysis(
         record=record,
@@ -75,8 +75,8 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
         updates=read_updates(record),
         target_time=target_time(record, steps, evaluations),
         equivalence=None if baseline is None else equivalence_of(record.files, baseline),
-        samples_per_s=samples_rate(record, steps),
-        steps_per_s=steps_rate(record, steps),
+        samples_per_s=repeat_rate(samples, seconds),
+        steps_per_s=repeat_rate(counts, seconds),
         step_median_s=float(np.median(step_s)) if len(step_s) else None,
         step_p95_s=float(np.quantile(step_s, 0.95)) if len(step_s) else None,
         time_to_first_step_s=first,

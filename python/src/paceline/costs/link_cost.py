@@ -18,13 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Seconds = TypeVar("Seconds", float, NDArray[np.float64])
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +35,7 @@ class CollectiveCost:
     messages: int
     volumes: float
 
-    def seconds(self, payload_bytes: float, latency_s: Seconds, bytes_per_s: Seconds) -> Seconds:
+    def seconds(self, payload_bytes: float, latency_s: float, bytes_per_s: float) -> float:
         """Return the time of the operation over links of this latency and bandwidth.
 
         payload_bytes: of one rank's tensors. bytes_per_s: of a link, in each direction.

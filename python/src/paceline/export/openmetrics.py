@@ -24,13 +24,7 @@ from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
 from paceline.records.metrics import METRICS
 from paceline.records.metrics.declared import facts_of, run_facts, sidecar_facts
 from paceline.records.metrics.metric import Row
-from paceline.records.rows import (
-    CommunicationRow,
-    Outcome,
-    RankEnvironment,
-    RankStatus,
-    StepRow,
-)
+from paceline.records.rows import CommunicationRow, Outcome, RankEnvironment, RankStatus, StepRow
 from paceline.records.tables import read_header, read_table, row_dicts
 from paceline.telemetry.exporter import Snapshot, families
 from paceline.telemetry.training import TrainingProgress

@@ -18,7 +18,6 @@ from paceline.analysis.trial.steps import global_steps, read_steps
 from paceline.export.frames import flat, host_frame
 from paceline.export.run_data import RunData, require
 from paceline.records.phases import STEP_PHASES
-from paceline.records.rows import Outcome
 from paceline.report.document import render
 from paceline.report.verdict import comparison_document, verdict_sentence
 
@@ -233,32 +232,25 @@ class _Store:
     def log_trial(self, key: str, tracked: TrackedTrial, tags: Mapping[str, str]) -> None:
         from mlflow.entities import Metric, Param  # noqa: PLC0415
 
-        record = tracked.record
+        record, outcome = tracked.record, tracked.record.outcome
         own = {**tags, "configuration": record.trial.configuration}
-        run_id = self.start(key, tracked.id, _launched_s(record.outcome), own)
+        launched_s = 0.0 if outcome is None else outcome.launched_unix_s
+        run_id = self.start(key, tracked.id, launched_s, own)
         parameters = [Param(name, str(value)) for name, value in tracked.parameters.items()]
         for part in _parts(parameters, _MOST_PARAMETERS):
             self._client.log_batch(run_id, params=part)
-        ended_s = _ended_s(record.outcome)
+        ended_s = 0.0 if outcome is None else outcome.ended_unix_s
         metrics = [Metric(n, v, round(1000 * ended_s), 0) for n, v in tracked.metrics.items()]
         metrics += [Metric(p.name, p.value, round(1000 * p.unix_s), p.step) for p in tracked.points]
         for part in _parts(metrics, _MOST_METRICS):
             self._client.log_batch(run_id, metrics=part)
         if record.command is not None:
             self.log_text(run_id, record.command, "command.txt")
-        status = "RUNNING" if record.outcome is None else record.outcome.status
+        status = "RUNNING" if outcome is None else outcome.status
         self.end(run_id, _STATES.get(status, "FAILED"), ended_s)
 
     def end(self, run_id: str, state: str, unix_s: float) -> None:
         self._client.set_terminated(run_id, state, round(1000 * unix_s))
-
-
-def _launched_s(outcome: Outcome | None) -> float:
-    return 0.0 if outcome is None else outcome.launched_unix_s
-
-
-def _ended_s(outcome: Outcome | None) -> float:
-    return 0.0 if outcome is None else outcome.ended_unix_s
 
 
 def _parts(entries: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:

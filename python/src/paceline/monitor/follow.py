@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from paceline.analysis.trial.steps import global_steps, rank_steps
 from paceline.errors import DataError
 from paceline.plan.trial import Trial
 from paceline.records.documents import has_writer, read_stopping
-from paceline.records.files import document
+from paceline.records.files import document, json_row
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome, RankEnvironment, StepRow
 from paceline.records.samples import HOST_SAMPLES
@@ -83,17 +82,8 @@ class _Rows:
             lines = deque(self._lines.lines(to_the_end=True), maxlen=self.rows.maxlen)
         except FileNotFoundError:
             return False  # moved aside just now
-        self.rows.extend(self._row(line) for line in lines)
+        self.rows.extend(json_row(line, str(self.path)) for line in lines)
         return bool(lines)
-
-    def _row(self, line: bytes) -> dict[str, Any]:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{self.path}: expected one JSON object a line: {error}") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{self.path}: expected JSON objects, got {type(row).__name__}")
-        return row
 
 
 class TrialFollower:

@@ -117,6 +117,20 @@ class Training(_Value):
         return f"{self.precision} {self.float32_matmul_precision}"
 
     @property
+    def unusual(self) -> list[tuple[str, str]]:
+        """Ways to compute that are not the default: part of the trial's name, and label."""
+        steps, matmul = self.accumulation_steps, self.float32_matmul_precision
+        ways = (
+            (self.batch_norm == "per-replica", "bn-per-replica", "own BN"),
+            (self.activation_checkpointing, "checkpointed", "activation checkpointing"),
+            (steps is not None, f"accumulate{steps}", f"accumulate {steps}"),
+            (self.compile, "compiled", "compiled"),
+            (matmul != "highest", f"matmul-{matmul}", f"matmul {matmul}"),
+            (self.cudnn_autotuning, "autotuned", "cuDNN autotuned"),
+        )
+        return [(name, label) for is_chosen, name, label in ways if is_chosen]
+
+    @property
     def target(self) -> Target | None:
         """The quality to reach; None without one."""
         return None if self.evaluation is None else self.evaluation.target
@@ -202,8 +216,30 @@ class Trial(_Value):
 
     @property
     def configuration(self) -> str:
-        """The trial's name without its repeat: the key that medians are grouped by."""
-        return configuration_name(self)
+        """The trial's name without its repeat: the key that medians are grouped by.
+
+        `tiny.mpi.gloo.processes.n1r2t1.fp32`, with options that are not the default.
+        """
+        place, training = self.placement, self.training
+        parts = [
+            training.workload,
+            self.launcher,
+            self.transport,
+            self.local_strategy,
+            f"n{place.nodes}r{place.ranks_per_node}t{place.threads_per_rank}",
+            training.precision,
+            *self.strategy_options.name_parts(place),
+        ]
+        if self.device != "cpu":
+            parts.append(self.device)
+        if training.memory_format != "contiguous":
+            parts.append(training.memory_format)
+        parts += [name for name, _ in training.unusual]
+        parts += self.transport_options.name_parts(place)
+        parts += self.launcher_options.name_parts(place)
+        parts += [_in_a_name(argument) for argument in self.arguments]
+        parts += [_in_a_name(f"{name}={value}") for name, value in self.environment.items()]
+        return ".".join(parts)
 
     @property
     def inexact_reasons(self) -> list[str]:
@@ -254,15 +290,7 @@ class Trial(_Value):
     @property
     def labels(self) -> list[str]:
         """Words for the options that differ from their defaults."""
-        training = self.training
-        own = ["own BN"] if training.batch_norm == "per-replica" else []
-        own += ["activation checkpointing"] if training.activation_checkpointing else []
-        if training.accumulation_steps is not None:
-            own.append(f"accumulate {training.accumulation_steps}")
-        own += ["compiled"] if training.compile else []
-        if training.float32_matmul_precision != "highest":
-            own.append(f"matmul {training.float32_matmul_precision}")
-        own += ["cuDNN autotuned"] if training.cudnn_autotuning else []
+        own = [label for _, label in self.training.unusual]
         own += [*self.arguments, *(f"{name}={value}" for name, value in self.environment.items())]
         return [*own, *(label for each in self.options for label in each.labels())]
 
@@ -270,41 +298,6 @@ class Trial(_Value):
     def details(self) -> list[str]:
         """Words that distinguish configurations of the same layout and labels."""
         return [detail for each in self.options for detail in each.details()]
-
-
-def configuration_name(trial: Trial) -> str:
-    """Return `tiny.mpi.gloo.processes.n1r2t1.fp32`, with options that are not the default."""
-    place, training = trial.placement, trial.training
-    parts = [
-        training.workload,
-        trial.launcher,
-        trial.transport,
-        trial.local_strategy,
-        f"n{place.nodes}r{place.ranks_per_node}t{place.threads_per_rank}",
-        training.precision,
-        *trial.strategy_options.name_parts(place),
-    ]
-    if trial.device != "cpu":
-        parts.append(trial.device)
-    if training.memory_format != "contiguous":
-        parts.append(training.memory_format)
-    if training.batch_norm == "per-replica":
-        parts.append("bn-per-replica")
-    if training.activation_checkpointing:
-        parts.append("checkpointed")
-    if training.accumulation_steps is not None:
-        parts.append(f"accumulate{training.accumulation_steps}")
-    if training.compile:
-        parts.append("compiled")
-    if training.float32_matmul_precision != "highest":
-        parts.append(f"matmul-{training.float32_matmul_precision}")
-    if training.cudnn_autotuning:
-        parts.append("autotuned")
-    parts += trial.transport_options.name_parts(place)
-    parts += trial.launcher_options.name_parts(place)
-    parts += [_in_a_name(argument) for argument in trial.arguments]
-    parts += [_in_a_name(f"{name}={value}") for name, value in trial.environment.items()]
-    return ".".join(parts)
 
 
 def _in_a_name(word: str) -> str:

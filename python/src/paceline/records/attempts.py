@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +63,10 @@ def keep_log(files: TrialFiles) -> None:
         files.launcher_log.rename(files.root / f"launcher.{number}.log")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interrupted:
-    """End of the attempt before (`ranks/<rank>/interrupted.json`)."""
-
-    started_unix_s: float | None
-    state: str | None
-    state_unix_s: float | None
-
-
 def begin_attempt(files: RankFiles) -> None:
-    """Note how the attempt before was left, if there was one. Call it before a rank's first write.
+    """Note in `interrupted.json` how the attempt before was left, if there was one.
 
+    Call it before a rank's first write.
     Its spans and operations move to `attempts/<n>/`: they describe a part of the training only.
     """
     if not files.status.exists():
@@ -84,11 +75,11 @@ def begin_attempt(files: RankFiles) -> None:
         status = read_json(files.status)
     except DataError:
         status = {}
-    interrupted = Interrupted(
-        started_unix_s=status.get("process_started_unix_s"),
-        state=status.get("state"),
-        state_unix_s=files.status.stat().st_mtime,
-    )
+    interrupted = {
+        "started_unix_s": status.get("process_started_unix_s"),
+        "state": status.get("state"),
+        "state_unix_s": files.status.stat().st_mtime,
+    }
     before = files.root / "attempts"
     before.mkdir(exist_ok=True)
     own = before / str(sum(1 for _ in before.iterdir()))
@@ -108,16 +99,13 @@ def continue_rows(
     """
     if not files.interrupted.exists():
         return
-    before = Interrupted(**read_json(files.interrupted))
     done, ended_unix_s = _last_step(files.steps)
     _keep(files.steps, lambda row: row["step"] < steps)
     _keep(files.sample_log, lambda row: row["step"] < steps)
     _keep(files.updates, lambda row: row["step"] < steps)
     _keep(files.evaluations, lambda row: row["steps"] <= steps)
     row = ContinuationRow(
-        before_started_unix_s=before.started_unix_s,
-        before_state=before.state,
-        before_state_unix_s=before.state_unix_s,
+        **{f"before_{name}": value for name, value in read_json(files.interrupted).items()},
         before_steps=done,
         before_ended_unix_s=ended_unix_s,
         process_started_unix_s=process_started_unix_s,

@@ -83,16 +83,18 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return  # the writer was killed while it wrote this row
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                message = f"{path}:{number}: expected one JSON object a line: {error}"
-                raise DataError(message) from error
-            if not isinstance(row, dict):
-                raise DataError(
-                    f"{path}:{number}: expected a JSON object, got {type(row).__name__}"
-                )
-            yield row
+            yield json_row(line, f"{path}:{number}")
+
+
+def json_row(line: bytes, place: str) -> dict[str, Any]:
+    """Return the row of a line. Raises DataError that names its place if it is no JSON object."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{place}: expected one JSON object a line: {error}") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: expected a JSON object, got {type(row).__name__}")
+    return row
 
 
 def jsonable(value: object) -> Any:

@@ -25,7 +25,7 @@ from paceline.report.wording import (
 
 UNKNOWN_WIDTH = "±?"
 TIE_MARK, NEAR_MARK = "=", "≈"
-_MARK_STYLES = {"✓": "yes", "✓¹": "yes", "✗": "no", "?": "unknown", "~": "lossy"}
+MARK_STYLES = {"✓": "yes", "✓¹": "yes", "✗": "no", "?": "unknown", "~": "lossy"}
 _SHORT_COSTS = {
     "data_wait": "data wait",
     "bubble": "bubble",
@@ -112,7 +112,7 @@ def mark_cell(row: Row) -> Cell:
     """Return whether a row is equivalent to the baseline."""
     if not row.repeats:  # it failed, or waits for its first trial
         return Cell(NOT_MEASURED)
-    return Cell(mark_of(row), style=_MARK_STYLES[mark_of(row)])
+    return Cell(mark_of(row), style=MARK_STYLES[mark_of(row)])
 
 
 def interval_cell(value: Interval | None) -> Cell:

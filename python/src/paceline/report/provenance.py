@@ -12,7 +12,7 @@ from paceline.analysis.equivalence.checks import Check
 from paceline.analysis.equivalence.tensor_checks import REPLAY
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.records.rows import RankEnvironment
-from paceline.report.columns import mark_cell
+from paceline.report.columns import MARK_STYLES, mark_cell
 from paceline.report.section import Cell, Column, Section, Table
 from paceline.report.wording import NOT_MEASURED, number
 
@@ -35,7 +35,6 @@ _CHECK_WORDS = {
     "evaluation": "evaluations",
 }
 _MARKS = {True: "✓", False: "✗", None: "?"}
-_MARK_STYLES = {"✓": "yes", "✗": "no", "?": "unknown"}
 
 
 def equivalence_section(comparison: Comparison) -> Section:
@@ -107,7 +106,7 @@ def _check_cell(name: str) -> Callable[[Checked], Cell]:
         mark = _mark(check)
         value = "" if check.value is None else f" {number(check.value, 2)}"
         allowed = "" if check.tolerance is None else f"allowed {number(check.tolerance, 2)}"
-        return Cell(f"{mark}{value}", allowed, _MARK_STYLES.get(mark, ""), check.reason)
+        return Cell(f"{mark}{value}", allowed, MARK_STYLES.get(mark, ""), check.reason)
 
     return cell
 

@@ -9,11 +9,10 @@ from rich.console import RenderableType
 from paceline.analysis.recommend import Candidate, NextMeasurement, Recommendation
 from paceline.report.columns import NEAR_MARK
 from paceline.report.section import Column, Section, Table, terminal_view
-from paceline.report.verdict import MOST_FURTHER
+from paceline.report.verdict import MOST_NAMED, further_words
 from paceline.report.wording import NOT_KNOWN, NOT_MEASURED, listed, number
 
 _MOST_SHOWN = 12  # configurations of a kind; JSON has all
-_MOST_NAMED = 3
 
 
 def recommendation_view(found: Recommendation, reasons: Mapping[str, str]) -> RenderableType:
@@ -44,10 +43,7 @@ def recommendation_sentence(found: Recommendation) -> str:
     words = [f"{found.workload}: {best.name} needs the least {found.goal} {among} ({value})."]
     tied = [each.name for each in found.measured[1:] if each.tied]
     if tied:
-        named = [*tied[:_MOST_NAMED]]
-        if len(tied) > _MOST_NAMED:
-            named.append(f"{len(tied) - _MOST_NAMED} more")
-        words.append(f"It is not separated from {listed(named)}.")
+        words.append(f"It is not separated from {listed(tied, MOST_NAMED)}.")
     promising = found.promising
     if promising is not None:
         words.append(
@@ -63,10 +59,7 @@ def measurement_sentence(found: NextMeasurement) -> str:
     words = f"Not decided: repeat {count} configurations once more with --measure"
     if found.further_repeats is None:
         return f"{words}."
-    if found.further_repeats > MOST_FURTHER:
-        return f"{words} (more than {MOST_FURTHER} further repeats would be needed to decide)."
-    repeats = "repeat is" if found.further_repeats == 1 else "repeats are"
-    return f"{words} (about {found.further_repeats} more {repeats} expected to decide)."
+    return f"{words} ({further_words(found.further_repeats)})."
 
 
 def _table(

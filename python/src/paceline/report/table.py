@@ -11,13 +11,7 @@ from rich.text import Text
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import short_name
 from paceline.report.columns import UNKNOWN_WIDTH, comparison_table, mark_sentences, table_title
-from paceline.report.section import (
-    WIDE_COLUMNS,
-    detail_of,
-    spaced,
-    terminal_table,
-    terminal_view,
-)
+from paceline.report.section import WIDE_COLUMNS, detail_of, spaced, terminal_table, terminal_view
 from paceline.report.sections import lossy_section, staleness_section
 from paceline.report.verdict import verdict_sentence
 from paceline.report.wording import mark_of, not_ranked_reason, table_sentences

@@ -17,8 +17,8 @@ from paceline.analysis.trial.configuration import TIMES
 from paceline.records.files import jsonable
 from paceline.report.wording import bounds, listed, milliseconds
 
-_MOST_NAMED = 3  # configurations in a sentence that may be the fastest as well
-MOST_FURTHER = 50  # repeats: more are not worth a proposal
+MOST_NAMED = 3  # configurations in a sentence that may be the fastest as well
+_MOST_FURTHER = 50  # repeats: more are not worth a proposal
 _MOST_COMMANDS = 2
 
 NextCommand = tuple[str, str]  # and what it is for
@@ -123,10 +123,7 @@ def _first(verdict: Verdict, best: Row, rows: Sequence[Row], baseline: str) -> s
 def _named(others: Sequence[str], rows: Sequence[Row]) -> str:
     """Name configurations; those without a row that is shown have their full names."""
     shown = {row.configuration: short_name(row, rows) for row in rows}
-    names = [shown.get(name, name) for name in others[:_MOST_NAMED]]
-    if len(others) > _MOST_NAMED:
-        names.append(f"{len(others) - _MOST_NAMED} more")
-    return listed(names)
+    return listed([shown.get(name, name) for name in others], MOST_NAMED)
 
 
 def _next(verdict: Verdict, best: Row, behind: Row, rows: Sequence[Row]) -> str:
@@ -148,14 +145,18 @@ def _power(verdict: Verdict) -> list[str]:
             f"This run could show differences of {100 * verdict.detectable:.2g} % or more."
         )
     further = verdict.further_repeats
-    if further is not None and further > MOST_FURTHER:
-        words.append(f"More than {MOST_FURTHER} further repeats would be needed to decide.")
-    elif further is not None:
-        repeats = "1 more repeat is" if further == 1 else f"{further} more repeats are"
-        words.append(
-            f"About {repeats} expected to decide; `paceline recommend --measure` adds one."
-        )
+    if further is not None:
+        adds_one = "" if further > _MOST_FURTHER else "; `paceline recommend --measure` adds one"
+        words.append(f"{further_words(further).capitalize()}{adds_one}.")
     return words
+
+
+def further_words(repeats: int) -> str:
+    """Say how many further repeats are expected to decide."""
+    if repeats > _MOST_FURTHER:
+        return f"more than {_MOST_FURTHER} further repeats would be needed to decide"
+    more = "1 more repeat is" if repeats == 1 else f"{repeats} more repeats are"
+    return f"about {more} expected to decide"
 
 
 def _baseline_words(rows: Sequence[Row], sequential: str | None) -> str:
@@ -239,4 +240,4 @@ def _repeats_help(comparison: Comparison, workload: str) -> bool:
     ranked = [row for row in comparison.rows_of(workload) if row.ranked]
     if not verdict.has_noise:
         return len(ranked) > 1
-    return verdict.further_repeats is not None and verdict.further_repeats <= MOST_FURTHER
+    return verdict.further_repeats is not None and verdict.further_repeats <= _MOST_FURTHER

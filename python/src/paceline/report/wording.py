@@ -62,7 +62,10 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], most: int | None = None) -> str:
+    """Return the names in words; most: more than so many are counted."""
+    if most is not None and len(names) > most:
+        names = [*names[:most], f"{len(names) - most} more"]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -114,7 +114,7 @@ def with_communication(request: TrialRequest, trial: Trial) -> TrialRequest:
     return changed(request, **found)
 
 
-def communication_of(trial: Trial) -> dict[str, Any]:
+def communication_of(trial: Trial) -> Keys:
     """Return the keys of a [[trials]] entry that mean this trial's communication; None is the
     default."""
     options, algorithm = gradient_options_of(trial), trial.option("algorithm")
@@ -130,9 +130,7 @@ def communication_of(trial: Trial) -> dict[str, Any]:
     }
 
 
-def bucket_choices(
-    request: TrialRequest, trial: Trial, settings: TuneSettings
-) -> list[dict[str, Any]]:
+def bucket_choices(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[Keys]:
     """Return combinations of bucket size and number in flight that can differ."""
     if not in_buckets(request):
         return []
@@ -145,7 +143,7 @@ def bucket_choices(
         sizes = (options.bucket_mb,)
     if given(request, "buckets_in_flight") is not None or not counts:
         counts = (options.buckets_in_flight or "unbounded",)
-    found: list[dict[str, Any]] = []
+    found: list[Keys] = []
     for size, count in product(sizes, counts):
         size_mb = whole_mb if size == "model" else size
         # a bucket is closed when it has reached its size, which bounds the number of buckets
@@ -158,19 +156,14 @@ def bucket_choices(
     return [choice for number, choice in enumerate(found) if choice not in found[:number]]
 
 
-def compression_choices(
-    request: TrialRequest,
-    trial: Trial,  # noqa: ARG001  (of any round)
-    settings: TuneSettings,
-) -> list[dict[str, Any]]:
+def compression_choices(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[Keys]:
+    del trial  # all rounds may compress
     if not compresses(request) or given(request, "compression") is not None:
         return []
     return [{"compression": method} for method in settings.compressions]
 
 
-def algorithm_choices(
-    request: TrialRequest, trial: Trial, settings: TuneSettings
-) -> list[dict[str, Any]]:
+def algorithm_choices(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[Keys]:
     if not accepts(request, "algorithm") or given(request, "algorithm") is not None:
         return []
     if settings.algorithms is not None:
@@ -183,9 +176,7 @@ def algorithm_choices(
     return [{"algorithm": name} for name in ALGORITHMS if levels or name != "hierarchical"]
 
 
-def parameter_choices(
-    request: TrialRequest, trial: Trial, settings: TuneSettings
-) -> list[dict[str, Any]]:
+def parameter_choices(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[Keys]:
     if not sends_by_mpirun(request) or given(request, "mpi_parameters"):
         return []
     sets = usual_parameters(trial) if settings.mpi_parameters is None else settings.mpi_parameters

@@ -47,7 +47,7 @@ def _moved_split_points(
         [] if record.result is None else record.result.communication.get("split_points", [])
     )
     workload = workload_of(context.short_workload(searched.target.workload))
-    present = _with_layout(searched.request, reached)
+    present = changed(searched.request, **_layout_keys(reached))
     return [
         changed(present, balance=None, split_points=moved)
         for moved in neighbouring_split_points(split_points, workload.facts().split_points)
@@ -73,7 +73,7 @@ class LocalSearch:
         return [Searched(target=t, request=_requests(t, context)[0]) for t in targets]
 
     def present(self, request: TrialRequest, reached: Trial) -> TrialRequest:
-        return _with_layout(request, reached)
+        return changed(request, **_layout_keys(reached))
 
     def filled_in(
         self,
@@ -93,13 +93,12 @@ class LocalSearch:
         chosen = None if found is None else found.chosen
         if chosen is None or has_layout(request):
             return request
-        layout = chosen.layout_keys
+        layout = _layout_keys(chosen)
         if "micro_batches" in layout:
             batch = resolve_training(experiment, workload, "").global_batch
             share = batch_per_replica(batch, request.nodes * chosen.placement.replicas_per_node)
             layout["micro_batches"] = min(layout["micro_batches"], share)
-        shares_cores = {"oversubscribe": True} if chosen.placement.oversubscribe else {}
-        return changed(request, local_strategy=chosen.local_strategy, **layout, **shares_cores)
+        return changed(request, local_strategy=chosen.local_strategy, **layout)
 
 
 def plan_local(spec: Spec) -> SearchPlan:
@@ -148,10 +147,10 @@ def _requests(target: Target, context: SearchContext) -> list[TrialRequest]:
     )
 
 
-def _with_layout(request: TrialRequest, reached: Trial) -> TrialRequest:
-    """Return the request with the layout of a trial."""
-    shares_cores = {"oversubscribe": True} if reached.placement.oversubscribe else {}
-    return changed(request, **reached.layout_keys, **shares_cores)
+def _layout_keys(trial: Trial) -> dict[str, Any]:
+    """Return the keys of a [[trials]] entry that give the layout of a trial."""
+    shares_cores = {"oversubscribe": True} if trial.placement.oversubscribe else {}
+    return {**trial.layout_keys, **shares_cores}
 
 
 def local_requests(
@@ -163,7 +162,7 @@ def local_requests(
     requests that need it set it.
     """
     layouts: list[dict[str, Any]] = [{}, *STRATEGIES.get(strategy).search_space(cores, batch)]
-    requests = [_request(strategy, layout) for layout in layouts]
+    requests = [TrialRequest(launcher="local", local_strategy=strategy, **keys) for keys in layouts]
     return [_oversubscribed(r, cores) if oversubscribe else r for r in requests]
 
 
@@ -184,10 +183,6 @@ def neighbouring_split_points(
             if moved not in split_points
         ]
     return found
-
-
-def _request(strategy: str, layout: dict[str, Any]) -> TrialRequest:
-    return TrialRequest(launcher="local", local_strategy=strategy, **layout)
 
 
 def _oversubscribed(request: TrialRequest, cores: int) -> TrialRequest:

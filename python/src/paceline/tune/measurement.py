@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from paceline.analysis.between_runs.speeds import trial_speed
 from paceline.analysis.equivalence.check import read_equivalence
@@ -24,14 +23,6 @@ class Measurement:
 
     samples_per_s: RepeatRate | None
     failure: str | None = None
-
-
-class Measurer(Protocol):
-    """Measures trials."""
-
-    def measure(self, trial: Trial, number: int, of: int) -> Measurement | None:
-        """Return the measurement, made only if there is none yet; None if the time budget is
-        spent."""
 
 
 class TrialMeasurer:
@@ -61,6 +52,8 @@ class TrialMeasurer:
         self._deadline_s = None if limit_s is None else time.monotonic() + limit_s
 
     def measure(self, trial: Trial, number: int, of: int) -> Measurement | None:
+        """Return the measurement, made only if there is none yet; None if the time budget is
+        spent."""
         files = self._files.trial(trial.id)
         if not self._has_ended(trial):
             if self._deadline_s is not None and time.monotonic() > self._deadline_s:
@@ -94,8 +87,5 @@ def _difference(equivalence: Path) -> str | None:
     """Return how the trial differs from the baseline; None if it does not, or this is unknown."""
     if not equivalence.exists():
         return None
-    found = read_equivalence(equivalence)
-    if found.equivalent is not False:
-        return None
-    faults = [f"{c.name}: {c.reason}" for c in found.checks if c.decisive and c.passed is False]
-    return "not equivalent to the baseline: " + "; ".join(faults)
+    faults = read_equivalence(equivalence).faults
+    return f"not equivalent to the baseline: {'; '.join(faults)}" if faults else None

@@ -13,7 +13,7 @@ from paceline.analysis.statistics.rates import RepeatRate
 from paceline.plan.planning import repeated
 from paceline.plan.trial import Trial
 from paceline.spec import TuneSettings
-from paceline.tune.measurement import Measurement, Measurer
+from paceline.tune.measurement import Measurement, TrialMeasurer
 from paceline.tune.spaces import Target
 
 
@@ -124,7 +124,7 @@ class FinalBracket(Bracket):
 
 def search(
     brackets: Sequence[Bracket],
-    measurer: Measurer,
+    measurer: TrialMeasurer,
     measured: Measurements,
     follow: Callable[[Bracket], Bracket | None],
     *,
@@ -160,7 +160,7 @@ def interleaved(trials: Iterable[Trial], seed: int) -> list[Trial]:
     return sorted(unique, key=lambda trial: (trial.repeat, not trial.is_baseline))
 
 
-def _measure(block: Sequence[Trial], measurer: Measurer, measured: Measurements) -> bool:
+def _measure(block: Sequence[Trial], measurer: TrialMeasurer, measured: Measurements) -> bool:
     for number, trial in enumerate(block, start=1):
         found = measurer.measure(trial, number, len(block))
         if found is None:

@@ -7,7 +7,7 @@ network would show. Repeats have noise of whole runs, and the samples of the tra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,93 +56,38 @@ class Machine:
         return sum(self.parts_s[n] for n in ("computation", "optimizer", "other"))
 
 
-def quota(now: Machine, seconds: float) -> None:
-    now.parts_s["computation"] += seconds
-    now.throttled_s += seconds
-
-
-def steal(now: Machine, seconds: float) -> None:
-    now.parts_s["computation"] += seconds
-    now.stolen_s += seconds
-
-
-def slow_reader(now: Machine, seconds: float) -> None:
-    now.parts_s["data_wait"] += seconds
-
-
-def storage(now: Machine, seconds: float) -> None:
-    now.parts_s["data_wait"] += seconds
-    now.io_waited_s += seconds
-
-
-def cold_cache(now: Machine, seconds: float) -> None:
-    storage(now, seconds)
-    now.read += 50e6 * seconds
-
-
-def slow_link(now: Machine, seconds: float) -> None:
-    now.parts_s["comm_transfer"] += seconds
-
-
-def more_traffic(now: Machine, seconds: float) -> None:
-    now.parts_s["comm_transfer"] += seconds
-    now.sent *= 1 + seconds / BASE_S["comm_transfer"]
-
-
-def slow_rank(now: Machine, seconds: float) -> None:
-    now.parts_s["comm_wait"] += seconds
-    now.delay_s += seconds
-
-
-def competition(now: Machine, seconds: float) -> None:
-    now.parts_s["computation"] += seconds
-    now.others_s += seconds
-    now.cpu_waited_s += seconds
-
-
-def memory_contention(now: Machine, seconds: float) -> None:
-    """Another program uses the memory from another core all the time, for which none waits."""
-    now.parts_s["computation"] += seconds
-    now.cpu_s += 2 * seconds
-    now.others_cores += 1.0
-
-
-def frequency(now: Machine, seconds: float) -> None:
-    now.frequency /= 1 + seconds / now.on_cores_s
-    now.cpu_s *= 1 + seconds / now.on_cores_s
-    now.parts_s["computation"] += seconds
-
-
-def oversubscription(now: Machine, seconds: float) -> None:
-    """Two threads on the core of each rank."""
-    now.trial = MANY_THREADS
-    now.parts_s["computation"] += seconds
-    now.cpu_waited_s += 1.4 * seconds
-
-
-def steal_of_2_percent(now: Machine, _seconds: float) -> None:
-    steal(now, 0.02 * now.on_cores_s)
-
-
-def more_switches(now: Machine, _seconds: float) -> None:
-    now.switches *= 1.05
-
-
-CAUSES: dict[str, Callable[[Machine, float], None]] = {
-    "cpu_quota": quota,
-    "steal": steal,
-    "slow_reader": slow_reader,
-    "storage": storage,
-    "cold_cache": cold_cache,
-    "slow_link": slow_link,
-    "more_traffic": more_traffic,
-    "slow_rank": slow_rank,
-    "competition": competition,
-    "memory_contention": memory_contention,
-    "frequency": frequency,
-    "oversubscription": oversubscription,
+# What a second of each cause adds to parts of the step, and to what is counted.
+CAUSES = {
+    "cpu_quota": {"computation": 1.0, "throttled_s": 1.0},
+    "steal": {"computation": 1.0, "stolen_s": 1.0},
+    "slow_reader": {"data_wait": 1.0},
+    "storage": {"data_wait": 1.0, "io_waited_s": 1.0},
+    "cold_cache": {"data_wait": 1.0, "io_waited_s": 1.0, "read": 50e6},
+    "slow_link": {"comm_transfer": 1.0},
+    "more_traffic": {"comm_transfer": 1.0, "sent": Machine.sent / BASE_S["comm_transfer"]},
+    "slow_rank": {"comm_wait": 1.0, "delay_s": 1.0},
+    "competition": {"computation": 1.0, "others_s": 1.0, "cpu_waited_s": 1.0},
+    "memory_contention": {"computation": 1.0, "cpu_s": 2.0},
+    "frequency": {"computation": 1.0},
+    "oversubscription": {"computation": 1.0, "cpu_waited_s": 1.4},
 }
-IRRELEVANT = (steal_of_2_percent, more_switches)
+
+
+def disturb(now: Machine, cause: str, seconds: float) -> None:
+    """Make a step longer by this cause, with the traces that it leaves."""
+    if cause == "memory_contention":
+        # another program uses the memory from another core all the time, for which none waits
+        now.others_cores += 1.0
+    elif cause == "frequency":
+        now.frequency /= 1 + seconds / now.on_cores_s
+        now.cpu_s *= 1 + seconds / now.on_cores_s
+    elif cause == "oversubscription":
+        now.trial = MANY_THREADS  # two threads on the core of each rank
+    for name, each in CAUSES[cause].items():
+        if name in now.parts_s:
+            now.parts_s[name] += each * seconds
+        else:
+            setattr(now, name, getattr(now, name) + each * seconds)
 
 
 def measured(
@@ -151,10 +96,10 @@ def measured(
     """Run one step with these causes, by their seconds, and measure it."""
     now = Machine()
     for name, seconds in causes.items():
-        CAUSES[name](now, seconds)
+        disturb(now, name, seconds)
     if irrelevant:
-        for change in IRRELEVANT:
-            change(now, 0.0)
+        disturb(now, "steal", 0.02 * now.on_cores_s)
+        now.switches *= 1.05
     run = np.exp(RUN_NOISE * random.standard_normal())
     parts_s = run * np.array([now.parts_s[name] for name in PART_NAMES])
     parts_s *= np.exp(RUN_NOISE * random.standard_normal(len(parts_s)))

@@ -1,19 +1,14 @@
 """Causes have the time that their evidence explains, and share a difference by a stated rule."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import combinations
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.unit.analysis.explain import seeded
-from tests.unit.analysis.ways import MPI, PIPELINE, SEQUENTIAL, Way
+from tests.unit.analysis.ways import MPI, PIPELINE, SEQUENTIAL
 
-from paceline.analysis.explain.explanation import Explanation, explain, explain_repeats
+from paceline.analysis.explain.explanation import explain, explain_repeats
 from paceline.analysis.explain.parts import PART_NAMES, ExplainedTrials, Measurement
 from paceline.analysis.explain.rules import Pair
 from paceline.analysis.statistics.intervals import estimate
@@ -24,7 +19,7 @@ PRODUCTS = ({"storage", "cold_cache"}, {"slow_link", "more_traffic"})
 PAIRS = [pair for pair in combinations(seeded.CAUSES, 2) if set(pair) not in PRODUCTS]
 
 
-def by_hand(parts: tuple[dict[str, float], dict[str, float]], **figures: Any) -> Explanation:
+def by_hand(parts, **figures):
     """Explain three equal repeats. parts, figures: of the faster and the slower one."""
     sides = []
     for number, found in enumerate(parts):
@@ -35,13 +30,13 @@ def by_hand(parts: tuple[dict[str, float], dict[str, float]], **figures: Any) ->
     return seeded.explain_measurements(sides[0], sides[1])
 
 
-def shares_of(found: Explanation) -> dict[str, float]:
+def shares_of(found):
     rest = found.unexplained
     named = {cause.name: cause.share for cause in found.causes}
     return named if rest is None or rest.share < 1e-9 else named | {"unexplained": rest.share}
 
 
-def test_paper_case_1_a_quota_and_a_slow_reader_with_a_little_steal() -> None:
+def test_paper_case_1_a_quota_and_a_slow_reader_with_a_little_steal():
     """Derived on paper: 147 / 450 and 300 / 450.
 
     A step has 500 ms on cores, 10 ms of waiting for data and 90 ms of transfer, then 650, 310 and
@@ -62,23 +57,20 @@ def test_paper_case_1_a_quota_and_a_slow_reader_with_a_little_steal() -> None:
     assert shares_of(found) == pytest.approx(expected)
 
 
-def test_paper_case_2_more_bytes_on_a_slower_link() -> None:
+def test_paper_case_2_more_bytes_on_a_slower_link():
     """Derived on paper: 75 / 200 and 125 / 200.
 
     1 MB needs 100 ms; 1.5 MB need 300 ms. A megabyte needs 100 ms, then 200 ms, 150 in the mean.
     Half a megabyte more: 75 ms. 100 ms more for each of 1.25 MB in the mean: 125 ms.
     """
     found = by_hand(
-        (
-            {"computation": 0.5, "comm_transfer": 0.1},
-            {"computation": 0.5, "comm_transfer": 0.3},
-        ),
+        ({"computation": 0.5, "comm_transfer": 0.1}, {"computation": 0.5, "comm_transfer": 0.3}),
         network_sent=(1e6 / 0.6, 1.5e6 / 0.8),
     )
     assert shares_of(found) == pytest.approx({"slow_link": 0.625, "more_traffic": 0.375})
 
 
-def test_paper_case_3_evidence_for_less_than_the_difference_and_for_more() -> None:
+def test_paper_case_3_evidence_for_less_than_the_difference_and_for_more():
     """Derived on paper. On cores 400 ms, then 600 ms, of a step of 600, then 800 ms.
 
     The quota stopped 10 % of 800 ms = 80 ms: 80 / 200 of the difference, the rest is unexplained.
@@ -92,7 +84,7 @@ def test_paper_case_3_evidence_for_less_than_the_difference_and_for_more() -> No
     assert shares_of(found) == pytest.approx({"steal": 200 / 280, "cpu_quota": 80 / 280})
 
 
-def test_little_steal_does_not_hide_what_became_slower() -> None:
+def test_little_steal_does_not_hide_what_became_slower():
     """Traffic times four, IOWait of 40 %, and steal of 2.1 %."""
     found = by_hand(
         (
@@ -107,7 +99,7 @@ def test_little_steal_does_not_hide_what_became_slower() -> None:
 
 
 @pytest.mark.parametrize("cause", seeded.CAUSES)
-def test_one_seeded_cause_has_its_share(cause: str) -> None:
+def test_one_seeded_cause_has_its_share(cause):
     for seed in range(6):
         found = seeded.explained(seed, {cause: 0.3}, irrelevant=seed % 2 == 1)
         assert [c.name for c in found.causes] == [cause], (seed, shares_of(found))
@@ -115,9 +107,7 @@ def test_one_seeded_cause_has_its_share(cause: str) -> None:
 
 
 @pytest.mark.parametrize("sizes_s", [(0.24, 0.15), (0.4, 0.1)])
-def test_of_two_seeded_causes_the_larger_one_is_first_and_both_have_their_shares(
-    sizes_s: tuple[float, float],
-) -> None:
+def test_of_two_seeded_causes_the_larger_one_is_first_and_both_have_their_shares(sizes_s):
     """Every pair of causes either way round, beside a step of 700 ms.
 
     With steal of 2 % and 5 % more context switches in every second case.
@@ -139,13 +129,13 @@ def test_of_two_seeded_causes_the_larger_one_is_first_and_both_have_their_shares
     assert len(strange) <= 0.05 * cases, strange
 
 
-def test_equal_configurations_have_no_cause() -> None:
+def test_equal_configurations_have_no_cause():
     found = [seeded.explained(seed, {}) for seed in range(60)]
     assert sum(each.is_significant for each in found) <= 0.1 * len(found)
     assert all(each.causes == () for each in found)
 
 
-def test_evidence_that_varies_between_repeats_names_no_cause() -> None:
+def test_evidence_that_varies_between_repeats_names_no_cause():
     """Steal of 20 % in one of four repeats, beside a computation that is always longer."""
     random = np.random.default_rng(5)
     sides = [
@@ -158,13 +148,13 @@ def test_evidence_that_varies_between_repeats_names_no_cause() -> None:
     assert [cause.name for cause in found.causes] == ["competition"]
 
 
-COLD: dict[str, Any] = {"disk_bytes_per_s": 2e7, "io_pressure_percent": 35.0}
+COLD = {"disk_bytes_per_s": 2e7, "io_pressure_percent": 35.0}
 ALONE = dataclasses.replace(SEQUENTIAL, cpu_percent=50.0, full_trace=True)  # one of two cores
 PEERS = dataclasses.replace(MPI, cpu_percent=95.0, full_trace=True, network_bytes_per_s=5e6)
 HOSTS = dataclasses.replace(PEERS, nodes=2, ranks=1)
 
 
-def explained_pair(first: ExplainedTrials, second: ExplainedTrials) -> Explanation:
+def explained_pair(first, second):
     """Explain trials whose speeds are those of their steps."""
     sides = [side.repeats(without_latest=False) for side in (first, second)]
     log_ratio = seeded.log_ratio_of(sides[0], sides[1])
@@ -172,8 +162,8 @@ def explained_pair(first: ExplainedTrials, second: ExplainedTrials) -> Explanati
 
 
 @pytest.fixture
-def explained(fabricate: ModuleType, tmp_path: Path) -> Any:
-    def run(first: Way, second: Way, repeats: int = 4, jitter: float = 0.01) -> Explanation:
+def explained(fabricate, tmp_path):
+    def run(first, second, repeats=4, jitter=0.01):
         sides = []
         for name, way in (("first", first), ("second", second)):
             case = fabricate.Case(steps=20, warmup_steps=2)
@@ -185,7 +175,7 @@ def explained(fabricate: ModuleType, tmp_path: Path) -> Any:
     return run
 
 
-def slowed(way: Way, factor: float, **changes: Any) -> Way:
+def slowed(way, factor, **changes):
     """Return the way with its computation and optimiser that much slower."""
     return dataclasses.replace(
         way,
@@ -243,7 +233,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("cause", CASES)
-def test_a_seeded_cause_is_named_first_with_its_share(explained, cause) -> None:
+def test_a_seeded_cause_is_named_first_with_its_share(explained, cause):
     faster, slower = CASES[cause]
     found = explained(faster, slower)
     assert found.is_significant
@@ -252,7 +242,7 @@ def test_a_seeded_cause_is_named_first_with_its_share(explained, cause) -> None:
     assert found.causes[0].evidence
 
 
-def test_half_the_cores_explain_the_time_that_doubling_them_saves(explained) -> None:
+def test_half_the_cores_explain_the_time_that_doubling_them_saves(explained):
     both = slowed(dataclasses.replace(ALONE, local_strategy="intraop"), 0.5, threads=2)
     both = dataclasses.replace(both, cpu_percent=99.0, threads=2, data_wait_s=0.01)
     found = explained(both, dataclasses.replace(ALONE, cpu_percent=49.5))
@@ -260,17 +250,16 @@ def test_half_the_cores_explain_the_time_that_doubling_them_saves(explained) -> 
     assert found.causes[0].share == pytest.approx(1.0, abs=0.1)
 
 
-def test_without_evidence_a_difference_is_unexplained(explained) -> None:
+def test_without_evidence_a_difference_is_unexplained(explained):
     found = explained(ALONE, dataclasses.replace(ALONE, other_s=0.2, cpu_percent=50.0))
     assert found.causes == ()
-    assert found.unexplained is not None
     assert found.unexplained.share == pytest.approx(1.0)
     assert found.unexplained.difference_s == pytest.approx(0.195, rel=0.05)
     assert found.unexplained.parts == ("on_cores",)
 
 
 @pytest.mark.parametrize("names", [("cpu_quota", "slow_rank"), ("slow_link", "cold_cache")])
-def test_parts_factors_and_causes_add_up_exactly(explained, names) -> None:
+def test_parts_factors_and_causes_add_up_exactly(explained, names):
     for faster, slower in (CASES[name] for name in names):
         found = explained(faster, slower)
         whole = found.difference_s.mean
@@ -283,14 +272,12 @@ def test_parts_factors_and_causes_add_up_exactly(explained, names) -> None:
         assert sum(shares) == pytest.approx(1.0)
 
 
-def test_without_traces_parts_are_explained_and_no_cause_is_named(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_without_traces_parts_are_explained_and_no_cause_is_named(fabricate, tmp_path):
     files = fabricate.make_run(tmp_path, [ALONE, slowed(ALONE, 1.5, precision="bf16")], repeats=3)
     for _, trial in files.trials():
         for _, host in trial.hosts():
             host.trace.unlink()
-    sides: dict[str, list[Any]] = {}
+    sides = {}
     for record in load_run(files):
         sides.setdefault(record.trial.configuration, []).append(record)
     first, second = (ExplainedTrials(name, records) for name, records in sides.items())
@@ -300,7 +287,7 @@ def test_without_traces_parts_are_explained_and_no_cause_is_named(
     assert found.causes == ()
 
 
-def test_factors_of_the_time_on_cores_by_hand() -> None:
+def test_factors_of_the_time_on_cores_by_hand():
     # 1 s of CPU time on 2 cores at 100 %; then 1.5 s on 1 core at 75 %: 0.5 s become 2 s
     sides = [
         dataclasses.replace(
@@ -321,7 +308,7 @@ def test_factors_of_the_time_on_cores_by_hand() -> None:
     assert [factor.difference_s for factor in equal] == [0.0, 0.0, 0.0]
 
 
-def test_a_difference_that_the_ranking_does_not_separate_has_no_cause() -> None:
+def test_a_difference_that_the_ranking_does_not_separate_has_no_cause():
     random = np.random.default_rng(1)
     sides = [{n: seeded.measured(random, c) for n in range(4)} for c in ({}, {"cpu_quota": 0.3})]
     log_ratio = seeded.log_ratio_of(sides[0], sides[1])
@@ -332,7 +319,7 @@ def test_a_difference_that_the_ranking_does_not_separate_has_no_cause() -> None:
     assert (found.causes, found.unexplained) == ((), None)
 
 
-def test_one_repeat_has_no_cause_and_runs_apart_are_not_paired() -> None:
+def test_one_repeat_has_no_cause_and_runs_apart_are_not_paired():
     random = np.random.default_rng(2)
     first, second = (
         {n: seeded.measured(random, c) for n in range(4)} for c in ({}, {"storage": 0.3})
@@ -340,7 +327,6 @@ def test_one_repeat_has_no_cause_and_runs_apart_are_not_paired() -> None:
     names, ratio = ("faster", "slower"), estimate(0.36, 0.01, 6)
     one = explain_repeats(names, ({0: first[0]}, {0: second[0]}), ratio)
     assert one.causes == ()
-    assert one.unexplained is not None
     assert one.unexplained.parts == ("spread",)
     apart = explain_repeats(names, (first, second), ratio, paired=False)
     assert apart.repeats == 0

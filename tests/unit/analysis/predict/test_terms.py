@@ -1,7 +1,5 @@
 """Each term of a prediction, against values computed by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -19,81 +17,80 @@ from paceline.analysis.predict.exchange import (
 )
 from paceline.analysis.predict.link import Link, given_link, measured_link, slower_of
 from paceline.analysis.predict.node import node_step, slowest_ratio
-from paceline.analysis.trial.reading import load_run
+from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import read_steps
 from paceline.spec.descriptors import Exchange
 
 ONE = np.ones((1, 1))
 
 
-def message(payload: float, lead: float, operation: str = "allreduce") -> Message:
+def message(payload, lead, operation="allreduce"):
     return Message(operation=operation, payload_bytes=payload, lead=lead, samples=8.0)
 
 
-def replayed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0) -> Replay:
+def replayed(profile, own_s, nodes=2, samples=8.0):
     """1 MB/s and no latency: on two nodes a ring takes a second for each MB."""
     setup = np.array([nodes]), np.array([samples])
     return Replay(profile, ("ring",), *setup, own_s * ONE, 0 * ONE, 1e6 * ONE)
 
 
-def exposed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0) -> float:
+def exposed(profile, own_s, nodes=2, samples=8.0):
     return float(replayed(profile, own_s, nodes, samples).exposed_s()[0, 0])
 
 
-def test_the_slowest_of_uniform_times_is_n_over_n_plus_1() -> None:
+def test_the_slowest_of_uniform_times_is_n_over_n_plus_1():
     times = np.linspace(0, 2, 4001)  # uniform with mean 1: the largest of n has mean 2n / (n + 1)
     nodes = np.array([1, 2, 4, 64, 1024])
     expected = [1, 4 / 3, 8 / 5, 128 / 65, 2048 / 1025]
     assert slowest_ratio(times, nodes) == pytest.approx(expected, rel=0.02)
 
 
-def test_equal_times_have_no_slowest_node() -> None:
+def test_equal_times_have_no_slowest_node():
     assert slowest_ratio(np.full(40, 0.3), np.array([1, 8])) == pytest.approx(1.0)
 
 
-def test_what_ends_after_the_last_gradient_is_exposed() -> None:
+def test_what_ends_after_the_last_gradient_is_exposed():
     # 0.2 s at -0.5 s, then 0.4 s at -0.2 s: ends 0.2 s after the last gradient
     profile = Profile(messages=(message(2e5, 0.5), message(4e5, 0.2)))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.2)
 
 
-def test_a_message_waits_for_the_one_before_it() -> None:
+def test_a_message_waits_for_the_one_before_it():
     # 0.6 s at -0.5 s ends at 0.1 s; the next begins there and ends at 0.5 s
     profile = Profile(messages=(message(6e5, 0.5), message(4e5, 0.2)))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.5)
 
 
-def test_gradients_are_ready_earlier_in_a_longer_step() -> None:
+def test_gradients_are_ready_earlier_in_a_longer_step():
     profile = Profile(messages=(message(5e5, 0.25),))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.25)
     assert exposed(profile, own_s=2.0) == pytest.approx(0.0)
 
 
-def test_a_strategy_that_sums_after_its_passes_exposes_all_of_them() -> None:
+def test_a_strategy_that_sums_after_its_passes_exposes_all_of_them():
     profile = Profile(messages=(message(2e5, 0.5), message(1e5, 0.5, "allgather")))
     assert exposed(profile, own_s=1.0) == 0
     # the sum of 0.2 s is requested with the last gradient, the factors still before it
     assert exposed(profile.without_overlap(), own_s=1.0) == pytest.approx(0.3)
 
 
-def test_what_a_strategy_states_is_its_exchange() -> None:
+def test_what_a_strategy_states_is_its_exchange():
     exchange = Exchange(among="ranks", overlaps=True)
-    profile = declared_profile(exchange, parameters=50_000, lead=0.1)
-    replay = replayed(profile, own_s=1.0)
+    replay = replayed(declared_profile(exchange, parameters=50_000, lead=0.1), own_s=1.0)
     assert float(replay.exposed_s()[0, 0]) == pytest.approx(0.1)  # 200 kB in 0.2 s
     # two ranks of each node: a ring of four has 1.5 payloads on its busiest link
     all_ranks = dataclasses.replace(replay, ranks_per_node=2)
     assert float(all_ranks.exposed_s()[0, 0]) == pytest.approx(0.2)
 
 
-def test_gathered_factors_grow_with_samples_and_nodes() -> None:
+def test_gathered_factors_grow_with_samples_and_nodes():
     profile = Profile(messages=(message(1e5, 0.0, "allgather"),))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.1)  # to one other rank
     assert exposed(profile, own_s=1.0, samples=16.0) == pytest.approx(0.2)
     assert exposed(profile, own_s=1.0, nodes=4) == pytest.approx(0.3)
 
 
-def test_products_after_the_last_gradient_hide_sums() -> None:
+def test_products_after_the_last_gradient_hide_sums():
     # 0.6 s at -0.2 s ends at 0.4 s; products and their update take 0.3 s
     profile = Profile(
         messages=(message(6e5, 0.2),), products_s=0.2, after_s=0.3, global_samples=16.0
@@ -103,7 +100,7 @@ def test_products_after_the_last_gradient_hide_sums() -> None:
     assert exposed(profile, own_s=1.0, samples=12.0) == 0  # products of 24 samples: 0.3 s
 
 
-def test_a_replay_tells_when_messages_move_beside_the_nodes_own_work() -> None:
+def test_a_replay_tells_when_messages_move_beside_the_nodes_own_work():
     # the first moves from -0.5 s to -0.2 s; the second from 0 to 0.4 s, 0.1 s beside products
     profile = Profile(messages=(message(3e5, 0.5), message(4e5, 0.0)), products_s=0.1, after_s=0.1)
     active_s, moved_bytes = replayed(profile, own_s=1.0).beside_own()
@@ -112,17 +109,16 @@ def test_a_replay_tells_when_messages_move_beside_the_nodes_own_work() -> None:
     assert replayed(profile, own_s=1.0, nodes=1).beside_own()[0] == 0
 
 
-def test_one_node_sends_nothing() -> None:
+def test_one_node_sends_nothing():
     assert exposed(Profile(messages=(message(1e6, 0.0),)), 1.0, nodes=1) == 0
 
 
-def test_a_given_link_has_the_overhead_of_tcp() -> None:
-    link = given_link(1e9)
-    assert link.bytes_per_s[1] == pytest.approx(125e6 * 1448 / 1538)
+def test_a_given_link_has_the_overhead_of_tcp():
+    assert given_link(1e9).bytes_per_s[1] == pytest.approx(125e6 * 1448 / 1538)
     assert given_link(1e9, 1e-4).latency_s == (1e-4, 1e-4)
 
 
-def test_a_slow_host_limits_a_fast_link() -> None:
+def test_a_slow_host_limits_a_fast_link():
     fast = Link(latency_s=(1e-5, 1e-5), bytes_per_s=(1e9, 1e9), source="given")
     host = Link(latency_s=(1e-5, 1e-5), bytes_per_s=(2e8, 3e8), source="measured")
     both = slower_of(fast, host)
@@ -130,54 +126,41 @@ def test_a_slow_host_limits_a_fast_link() -> None:
     assert slower_of(fast, None) is fast
 
 
-def test_bandwidth_is_found_in_recorded_operations(fabricate, tmp_path) -> None:
-    way = dataclasses.replace(MPI, transfer_s=0.056)
-    run = fabricate.make_run(tmp_path, [way], cases=[fabricate.Case(steps=20)])
-    (files,) = (files for _, files in run.trials())
+def test_bandwidth_is_found_in_recorded_operations(fabricate, tmp_path):
+    files = fabricate.make_one(tmp_path, case=fabricate.Case(steps=20), transfer_s=0.056)
     link = measured_link([made.two_buckets(files)], ("ring",))
     # a ring of two sends each byte once in two rounds: 2 MB take 20 ms and 20 MB 56 ms, so a byte
     # takes 2 ns and a round 8 ms
-    assert link is not None
     assert link.bytes_per_s[0] == pytest.approx(5e8, rel=0.01)
     assert list(link.latency_s) == pytest.approx([4e-3, 16e-3], rel=0.01)
 
 
-def test_the_recorded_profile_has_both_buckets(fabricate, tmp_path) -> None:
-    run = fabricate.make_run(tmp_path, [MPI], cases=[fabricate.Case(steps=20)])
-    (files,) = (files for _, files in run.trials())
-    record = made.two_buckets(files)
+def test_the_recorded_profile_has_both_buckets(fabricate, tmp_path):
+    record = made.two_buckets(fabricate.make_one(tmp_path, case=fabricate.Case(steps=20)))
     profile = recorded_profile(record, read_steps(record), 0.5, 8.0, gradient_bytes=22e6)
-    assert profile is not None
     assert [m.payload_bytes for m in profile.messages] == [made.FIRST_BYTES, made.SECOND_BYTES]
     leads = [m.lead for m in profile.messages]
     assert leads == pytest.approx([made.EARLY_S / 0.5, 0.0], abs=1e-6)
 
 
-def test_operations_that_a_layer_awaits_are_no_part_of_the_profile(fabricate, tmp_path) -> None:
-    run = fabricate.make_run(tmp_path, [MPI], cases=[fabricate.Case(steps=20)])
-    (files,) = (files for _, files in run.trials())
+def test_operations_that_a_layer_awaits_are_no_part_of_the_profile(fabricate, tmp_path):
+    files = fabricate.make_one(tmp_path, case=fabricate.Case(steps=20))
     record = made.two_buckets(files, awaited=True)
     assert recorded_profile(record, read_steps(record), 0.5, 8.0, gradient_bytes=22e6) is None
 
 
-def test_products_are_found_beside_the_communication_of_layers(fabricate, tmp_path) -> None:
-    way = dataclasses.replace(MPI, pass_comm_s=0.05)
-    run = fabricate.make_run(tmp_path, [way], cases=[fabricate.Case(steps=20)])
-    (files,) = (files for _, files in run.trials())
+def test_products_are_found_beside_the_communication_of_layers(fabricate, tmp_path):
+    files = fabricate.make_one(tmp_path, case=fabricate.Case(steps=20), pass_comm_s=0.05)
     record = made.two_buckets(files, operation=GATHERS)
     steps = read_steps(record)
     longer = {**steps.fields, "backward_s": steps["backward_s"] + 0.03}  # after the last gradient
     profile = recorded_profile(record, dataclasses.replace(steps, fields=longer), 0.5, 8.0, 22e6)
-    assert profile is not None
     assert profile.products_s == pytest.approx(0.03, abs=1e-5)
 
 
-def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path) -> None:
+def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path):
     way = dataclasses.replace(MPI, nodes=2, ranks=1)
-    run = fabricate.make_run(tmp_path, [way], cases=[fabricate.Case(steps=20)])
-    (record,) = load_run(run)
-    step = node_step(record)
-    assert step is not None
+    step = node_step(load_trial(fabricate.make_one(tmp_path, way, case=fabricate.Case(steps=20))))
     # the first node is lead_s faster than the other
     assert step.mean_s == pytest.approx(way.step_s - way.transfer_s - way.lead_s / 2)
     assert step.samples == 4  # of a global batch of 8

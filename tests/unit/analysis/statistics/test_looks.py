@@ -1,7 +1,5 @@
 """The stopping rule of `repeats = "auto"`: its levels, its false alarms and its power."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from scipy import special
 
 from paceline.analysis.statistics.looks import levels
-from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
 
 MOST = 8
 LEVELS = levels(MOST)
@@ -17,9 +15,7 @@ MARGIN = 0.05
 BETWEEN, SHARED = 0.015, 0.01  # deviations of log rates
 
 
-def simulated(
-    random: np.random.Generator, true: list[float], repeats: int = MOST
-) -> dict[str, dict[int, RepeatRate]]:
+def simulated(random, true, repeats=MOST):
     """Repeats of configurations with these true log speeds.
 
     A repeat differs by the noise of its process, and by what all share in a repeat.
@@ -29,11 +25,11 @@ def simulated(
     return {str(name): rates_of(row.tolist()) for name, row in enumerate(logs)}
 
 
-def rates_of(log_rates: list[float]) -> dict[int, RepeatRate]:
+def rates_of(log_rates):
     return {repeat: RepeatRate(log_rate=value) for repeat, value in enumerate(log_rates)}
 
 
-def stopped(rates: dict[str, dict[int, RepeatRate]]) -> tuple[int, FastestNames]:
+def stopped(rates):
     """Return the number of repeats of a run, and the comparison that its table shows."""
     for repeats, level in LEVELS.items():
         known = {name: {r: found[r] for r in range(repeats)} for name, found in rates.items()}
@@ -43,7 +39,7 @@ def stopped(rates: dict[str, dict[int, RepeatRate]]) -> tuple[int, FastestNames]
     return repeats, shown
 
 
-def test_levels_of_two_looks_are_those_of_the_bivariate_normal_distribution() -> None:
+def test_levels_of_two_looks_are_those_of_the_bivariate_normal_distribution():
     """Looks after 2 and 3 repeats spend 0.05 x 4/9 and the rest."""
     found = levels(3)
     assert found[2] == pytest.approx(0.05 * 4 / 9, rel=1e-4)
@@ -56,7 +52,7 @@ def test_levels_of_two_looks_are_those_of_the_bivariate_normal_distribution() ->
     assert np.trapz(density * beyond, s2) == pytest.approx(0.05 * 5 / 9, rel=1e-4)
 
 
-def test_equal_normal_statistics_are_significant_at_any_look_in_5_percent() -> None:
+def test_equal_normal_statistics_are_significant_at_any_look_in_5_percent():
     found = LEVELS
     assert list(found) == list(range(2, MOST + 1))
     assert list(found.values()) == sorted(found.values())
@@ -68,7 +64,7 @@ def test_equal_normal_statistics_are_significant_at_any_look_in_5_percent() -> N
 
 
 @pytest.mark.parametrize("configurations", [2, 5])
-def test_equal_configurations_rarely_differ_in_the_final_table(configurations: int) -> None:
+def test_equal_configurations_rarely_differ_in_the_final_table(configurations):
     random = np.random.default_rng(configurations)
     runs, wrong = 200, 0
     for _ in range(runs):
@@ -77,7 +73,7 @@ def test_equal_configurations_rarely_differ_in_the_final_table(configurations: i
     assert wrong <= 0.05 * runs
 
 
-def test_true_difference_of_5_percent_is_found_in_4_of_5_runs() -> None:
+def test_true_difference_of_5_percent_is_found_in_4_of_5_runs():
     random = np.random.default_rng(3)
     runs, found, repeats = 150, 0, []
     for _ in range(runs):
@@ -88,13 +84,13 @@ def test_true_difference_of_5_percent_is_found_in_4_of_5_runs() -> None:
     assert np.mean(repeats) < 0.8 * MOST
 
 
-def test_large_differences_need_few_repeats() -> None:
+def test_large_differences_need_few_repeats():
     random = np.random.default_rng(4)
     repeats, _ = stopped(simulated(random, [1.0, 0.5, 0.0, -0.5]))
     assert repeats <= 3
 
 
-def test_configuration_within_the_margin_is_decided_and_one_near_it_is_not() -> None:
+def test_configuration_within_the_margin_is_decided_and_one_near_it_is_not():
     quiet = {"a": 0.0, "b": -0.01, "c": -0.04}
     rates = RunRates(
         {
@@ -106,7 +102,7 @@ def test_configuration_within_the_margin_is_decided_and_one_near_it_is_not() -> 
     assert rates.fastest(level=0.001, margin=0.02).undecided == ("b", "c")
 
 
-def test_nothing_to_rank_is_decided() -> None:
+def test_nothing_to_rank_is_decided():
     assert RunRates({}).fastest().undecided == ()
     alone = simulated(np.random.default_rng(5), [0.0], 2)
     assert RunRates(alone).fastest().undecided == ()

@@ -1,15 +1,10 @@
 """Background CPU load is measured to the percent and reported where it matters."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from types import ModuleType
-
 import polars as pl
 import pytest
 
 from paceline.analysis.trial.background_load import Disturbance, disturbance, disturbance_flags
-from paceline.analysis.trial.reading import HostTrace, TrialRecord, load_run
+from paceline.analysis.trial.reading import HostTrace, load_trial
 from paceline.analysis.trial.usage import span_on_host
 
 STATES = ("user", "system", "idle", "iowait", "steal", "other")
@@ -18,19 +13,11 @@ QUIET = {"user": 1.8, "system": 0.1, "idle": 0.1, "iowait": 0.0, "steal": 0.0, "
 
 
 @pytest.fixture
-def record(fabricate: ModuleType, tmp_path: Path) -> TrialRecord:
-    (record,) = load_run(fabricate.make_run(tmp_path, [fabricate.MPI]))
-    return record
+def record(fabricate, tmp_path):
+    return load_trial(fabricate.make_one(tmp_path))
 
 
-def traced(
-    record: TrialRecord,
-    per_second: dict[str, float],
-    run_cores: float,
-    host: str = "node0",
-    boot_id: str | None = None,
-    seconds: int = 5,
-) -> HostTrace:
+def traced(record, per_second, run_cores, host="node0", boot_id=None, seconds=5):
     """Samples within the training at equal distances."""
     train = span_on_host(record, "node0", "train")
     assert train is not None
@@ -48,14 +35,13 @@ def traced(
     return HostTrace(host=host, header={"boot_id": boot_id}, samples=samples)
 
 
-def test_trial_alone_on_its_machine_is_not_flagged(record: TrialRecord) -> None:
+def test_trial_alone_on_its_machine_is_not_flagged(record):
     found = disturbance(record, [traced(record, QUIET, run_cores=1.88)])
-    assert found is not None
     assert found.others_percent == pytest.approx(1.0)
     assert list(disturbance_flags({"a": found})) == []
 
 
-def test_background_load_is_flagged_once_with_the_worst_trial(record: TrialRecord) -> None:
+def test_background_load_is_flagged_once_with_the_worst_trial(record):
     found = {
         name: disturbance(record, [traced(record, QUIET, run_cores=cores)])
         for name, cores in (("bad", 1.5), ("worse", 1.0), ("fine", 1.9))
@@ -67,45 +53,40 @@ def test_background_load_is_flagged_once_with_the_worst_trial(record: TrialRecor
     )
 
 
-def test_stolen_cpu_time_is_flagged(record: TrialRecord) -> None:
+def test_stolen_cpu_time_is_flagged(record):
     stolen = {**QUIET, "user": 1.4, "steal": 0.4}
     found = disturbance(record, [traced(record, stolen, run_cores=1.5)])
     (flag,) = disturbance_flags({"a": found})
     assert flag.startswith("the hypervisor gave 20 % of the CPU time to other machines while")
 
 
-def test_hosts_of_one_machine_are_not_background_load_to_each_other(record: TrialRecord) -> None:
+def test_hosts_of_one_machine_are_not_background_load_to_each_other(record):
     hosts = [
         traced(record, QUIET, run_cores=0.94, host=name, boot_id="the same")
         for name in ("node0", "node1")
     ]
-    found = disturbance(record, hosts)
-    assert found is not None
-    assert found.others_percent == pytest.approx(1.0)
+    assert disturbance(record, hosts).others_percent == pytest.approx(1.0)
 
 
-def test_machine_with_the_highest_load_counts(record: TrialRecord) -> None:
+def test_machine_with_the_highest_load_counts(record):
     quiet = traced(record, QUIET, run_cores=1.9, host="node0", boot_id="one")
     busy = traced(record, QUIET, run_cores=0.9, host="node1", boot_id="another")
-    found = disturbance(record, [quiet, busy])
-    assert found is not None
-    assert found.others_percent == pytest.approx(50.0)
+    assert disturbance(record, [quiet, busy]).others_percent == pytest.approx(50.0)
 
 
 @pytest.mark.parametrize("seconds", [0, 1])
-def test_too_few_samples_give_no_result(record: TrialRecord, seconds: int) -> None:
+def test_too_few_samples_give_no_result(record, seconds):
     assert disturbance(record, [traced(record, QUIET, run_cores=1.0, seconds=seconds)]) is None
 
 
-def test_trials_without_a_result_are_not_counted() -> None:
+def test_trials_without_a_result_are_not_counted():
     loaded = Disturbance(others_percent=20.0, stolen_percent=0.0, busy_percent=20.0)
     (flag,) = disturbance_flags({"a": loaded, "b": None})
     assert "1 of 1 trials" in flag
 
 
-def test_niced_processes_count_only_as_busy(record: TrialRecord) -> None:
+def test_niced_processes_count_only_as_busy(record):
     niced = {**QUIET, "user": 0.9, "other": 0.9}
     found = disturbance(record, [traced(record, niced, run_cores=0.98)])
-    assert found is not None
     assert found.others_percent == pytest.approx(1.0)
     assert found.busy_percent == pytest.approx(46.0)

@@ -1,40 +1,24 @@
 """Waiting, transfer, exposed and overlapped time must be what was put in."""
 
-from __future__ import annotations
-
-import dataclasses
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from functools import partial
 
 import pytest
 from tests.unit.analysis import operations as made
 
-from paceline.analysis.trial.communication import TrialCommunication, trial_communication
+from paceline.analysis.trial.communication import trial_communication as profile
 from paceline.analysis.trial.reading import load_trial
 from paceline.errors import DataError
 from paceline.records.files import jsonable
-from paceline.records.layout import TrialFiles
 
 MEASURED = 10  # of 12 steps, 2 are warm-up
 
 
 @pytest.fixture
-def make(fabricate: ModuleType, tmp_path: Path) -> Any:
-    def trial(way: Any = fabricate.MPI, **changes: Any) -> TrialFiles:
-        run = fabricate.make_run(tmp_path, [dataclasses.replace(way, **changes)])
-        return next(files for _, files in run.trials())
-
-    return trial
+def make(fabricate, tmp_path):
+    return partial(fabricate.make_one, tmp_path)
 
 
-def profile(record: Any) -> TrialCommunication:
-    found = trial_communication(record)
-    assert found is not None
-    return found
-
-
-def test_operations_are_counted_by_size_after_the_warm_up(make: Any) -> None:
+def test_operations_are_counted_by_size_after_the_warm_up(make):
     found = profile(made.two_buckets(make()))
     by_size = {(b.least_bytes, b.most_bytes): b for b in found.bins}
     assert set(by_size) == {(10**6, 10**7), (10**7, 10**8)}
@@ -47,13 +31,13 @@ def test_operations_are_counted_by_size_after_the_warm_up(make: Any) -> None:
 @pytest.mark.parametrize(
     ("size", "least"), [(0, 0), (99_999, 0), (10**5, 10**5), (10**7, 10**7), (10**8, 10**8)]
 )
-def test_a_bound_belongs_to_the_larger_sizes(make: Any, size: int, least: int) -> None:
+def test_a_bound_belongs_to_the_larger_sizes(make, size, least):
     found = profile(made.two_buckets(make(), payload_bytes=size))
     assert {b.least_bytes for b in found.bins} == {least}
 
 
 @pytest.mark.parametrize("offset_s", [0.0, 3.5, -1000.0])
-def test_waiting_is_told_from_transfer_whatever_the_clocks(make: Any, offset_s: float) -> None:
+def test_waiting_is_told_from_transfer_whatever_the_clocks(make, offset_s):
     # rank 0 is ready 0.02 s before rank 1, transfer takes 0.01 s
     found = profile(made.two_buckets(make(lead_s=0.02, clock_offset_s=offset_s)))
     early, late = found.ranks
@@ -66,11 +50,10 @@ def test_waiting_is_told_from_transfer_whatever_the_clocks(make: Any, offset_s: 
         assert second.bandwidth_bytes_per_s == pytest.approx(made.SECOND_BYTES / 0.01, rel=1e-3)
 
 
-def test_exposed_and_overlapped_time_are_told_apart(make: Any) -> None:
+def test_exposed_and_overlapped_time_are_told_apart(make):
     # Rank 0 leads by 0.2 s: its first bucket, asked for 0.1 s before its last gradient, ends
     # 0.2 - 0.1 + 0.02 = 0.12 s after it. The second is its own only from then on.
-    found = profile(made.two_buckets(make(backward_s=0.5, lead_s=0.2)))
-    early, late = found.ranks
+    early, late = profile(made.two_buckets(make(backward_s=0.5, lead_s=0.2))).ranks
     first, second = early.bins
     assert first.exposed_s == pytest.approx(MEASURED * 0.12, abs=1e-5)
     assert first.overlapped_s == pytest.approx(MEASURED * 0.1, abs=1e-5)
@@ -84,32 +67,24 @@ def test_exposed_and_overlapped_time_are_told_apart(make: Any) -> None:
     assert early.between_s == pytest.approx(0.0, abs=1e-5)
 
 
-def test_phases_and_profile_add_up_to_the_step(make: Any) -> None:
+def test_phases_and_profile_add_up_to_the_step(make):
     found = profile(made.two_buckets(make()))
     for rank in found.ranks:
-        assert rank.comm_s is not None
-        assert rank.exposed_s is not None
         assert rank.compute_s + rank.comm_s == pytest.approx(rank.step_s, abs=1e-6)
         assert rank.compute_s + rank.exposed_s == pytest.approx(rank.step_s, rel=0.001)
         assert rank.wall_s == pytest.approx(rank.step_s, rel=1e-6)
     assert [check.passed for check in found.checks] == [True, True]
 
 
-def test_communication_of_layers_is_divided_and_counted_once(make: Any) -> None:
+def test_communication_of_layers_is_divided_and_counted_once(make):
+    def rows(rank, step, ready_s):
+        number, begun_s = 2 * step.step, ready_s - 0.1 - step.pass_comm_s
+        within = made.row(rank, number, begun_s, ready_s - 0.1, payload_bytes=80, awaited=True)
+        return within, made.row(rank, number + 1, ready_s, ready_s + 0.01)
+
     # in the passes 0.03 s of transfer, and 0.02 s in which rank 0 waits for rank 1
     files = make(lead_s=0.02, pass_comm_s=0.03, transfer_s=0.01)
-    record = load_trial(files)
-    for rank in record.ranks:
-        found = []
-        for number, step in enumerate(made.step_rows(record, rank)):
-            ready_s = made.ready_s(record, rank, step.step)
-            begun_s = ready_s - 0.1 - step.pass_comm_s
-            within = made.row(
-                rank, 2 * number, begun_s, ready_s - 0.1, payload_bytes=80, awaited=True
-            )
-            found += [within, made.row(rank, 2 * number + 1, ready_s, ready_s + 0.01)]
-        made.write(files, rank.rank, *found)
-    profiled = profile(load_trial(files))
+    profiled = profile(made.in_each_step(files, rows))
     for rank, wait_s in zip(profiled.ranks, (0.02, 0.0), strict=True):
         assert rank.phases_s["comm_wait"] == pytest.approx(wait_s, abs=1e-5)
         assert rank.phases_s["comm_transfer"] == pytest.approx(0.04, abs=1e-5)
@@ -123,30 +98,18 @@ def test_communication_of_layers_is_divided_and_counted_once(make: Any) -> None:
     assert [check.passed for check in profiled.checks] == [True, True]
 
 
-def test_evaluations_between_steps_are_no_part_of_their_time(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    case = fabricate.Case(evaluate_every_steps=5)
-    run = fabricate.make_run(tmp_path, [fabricate.MPI], cases=[case])
-    (record,) = (load_trial(files) for _, files in run.trials())
-    found = profile(record)
+def test_evaluations_between_steps_are_no_part_of_their_time(fabricate, make):
+    found = profile(load_trial(make(case=fabricate.Case(evaluate_every_steps=5))))
     assert [check.passed for check in found.checks] == [True]
     for rank in found.ranks:
         assert rank.wall_s == pytest.approx(rank.step_s, rel=1e-6)
 
 
-def test_operations_that_do_not_fill_the_communication_fail_the_check(make: Any) -> None:
-    files = make(transfer_s=0.1)
-    record = load_trial(files)
-    for rank in record.ranks:
-        rows = [
-            made.row(
-                rank, step.step, made.ready_s(record, rank, step.step), _half(record, rank, step)
-            )
-            for step in made.step_rows(record, rank)
-        ]
-        made.write(files, rank.rank, *rows)
-    found = profile(record)
+def test_operations_that_do_not_fill_the_communication_fail_the_check(make):
+    def half(rank, step, ready_s):
+        return [made.row(rank, step.step, ready_s, ready_s + step.comm_s / 2)]
+
+    found = profile(made.in_each_step(make(transfer_s=0.1), half))
     phases, operations = found.checks
     assert phases.passed
     assert not operations.passed
@@ -155,48 +118,30 @@ def test_operations_that_do_not_fill_the_communication_fail_the_check(make: Any)
     assert operations.difference == pytest.approx(0.06 / last.step_s, abs=1e-4)  # rank 0's
 
 
-def _half(record: Any, rank: Any, step: Any) -> float:
-    return made.ready_s(record, rank, step.step) + step.comm_s / 2
+def test_operations_at_the_same_time_are_not_counted_twice(make):
+    def rows(rank, step, ready_s):
+        yield made.row(rank, 2 * step.step, ready_s, ready_s + 0.08)
+        yield made.row(rank, 2 * step.step + 1, ready_s + 0.01, ready_s + 0.1)
 
-
-def test_operations_at_the_same_time_are_not_counted_twice(make: Any) -> None:
-    files = make(lead_s=0.0, transfer_s=0.1)
-    record = load_trial(files)
-    for rank in record.ranks:
-        for step in made.step_rows(record, rank):
-            ready_s = made.ready_s(record, rank, step.step)
-            number = 2 * step.step
-            made.write(
-                files,
-                rank.rank,
-                made.row(rank, number, ready_s, ready_s + 0.08),
-                made.row(rank, number + 1, ready_s + 0.01, ready_s + 0.1),
-            )
-    (rank, _) = profile(record).ranks
+    (rank, _) = profile(made.in_each_step(make(lead_s=0.0, transfer_s=0.1), rows)).ranks
     (both,) = rank.bins
     assert both.time_s == pytest.approx(MEASURED * 0.17, abs=1e-4)
     assert both.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)
     assert both.overlapped_s == pytest.approx(0, abs=1e-4)
 
 
-def test_waiting_for_its_turn_is_not_waiting_for_a_rank(make: Any) -> None:
-    files = make(lead_s=0.0, transfer_s=0.1)
-    record = load_trial(files)
-    for rank in record.ranks:
-        for step in made.step_rows(record, rank):
-            ready_s = made.ready_s(record, rank, step.step)
-            turn_s = ready_s + 0.03 + 0.02 * rank.rank
-            operation = made.row(rank, step.step, ready_s, ready_s + 0.1, started_s=turn_s)
-            made.write(files, rank.rank, operation)
-    first, last = profile(record).ranks
+def test_waiting_for_its_turn_is_not_waiting_for_a_rank(make):
+    def rows(rank, step, ready_s):
+        turn_s = ready_s + 0.03 + 0.02 * rank.rank
+        return [made.row(rank, step.step, ready_s, ready_s + 0.1, started_s=turn_s)]
+
+    first, last = profile(made.in_each_step(make(lead_s=0.0, transfer_s=0.1), rows)).ranks
     assert first.bins[0].wait_s == pytest.approx(MEASURED * 0.02, abs=1e-4)
     assert first.bins[0].time_s == pytest.approx(MEASURED * 0.07, abs=1e-4)
     assert last.bins[0].wait_s == pytest.approx(0, abs=1e-4)
 
 
-def test_wait_shorter_than_the_clocks_error_is_not_claimed(
-    make: Any, fabricate: ModuleType
-) -> None:
+def test_wait_shorter_than_the_clocks_error_is_not_claimed(make, fabricate):
     files = make(lead_s=0.02, clock_offset_s=3.5)
     fabricate.edit_json(files.rank(1).environment, clock_error_s=0.03)
     found = profile(made.two_buckets(files))
@@ -206,9 +151,7 @@ def test_wait_shorter_than_the_clocks_error_is_not_claimed(
     assert first.transfer_s == pytest.approx(MEASURED * (made.FIRST_S + 0.02), abs=1e-4)
 
 
-def test_all_reduce_that_ends_before_the_last_rank_came_betrays_the_clocks(
-    make: Any, fabricate: ModuleType
-) -> None:
+def test_all_reduce_that_ends_before_the_last_rank_came_betrays_the_clocks(make, fabricate):
     files = make(lead_s=0.0, clock_offset_s=3.5)
     made.two_buckets(files)
     # since the clocks were compared, rank 1's has moved by 0.25 s
@@ -221,7 +164,7 @@ def test_all_reduce_that_ends_before_the_last_rank_came_betrays_the_clocks(
     assert found.stragglers[0].straggler is None
 
 
-def test_operation_that_another_rank_did_not_record_has_no_waiting(make: Any) -> None:
+def test_operation_that_another_rank_did_not_record_has_no_waiting(make):
     files = make()
     made.two_buckets(files)
     files.rank(1).communication.unlink()
@@ -233,7 +176,7 @@ def test_operation_that_another_rank_did_not_record_has_no_waiting(make: Any) ->
     assert found.ranks[0].exposed_s is not None
 
 
-def test_run_without_recorded_operations_still_has_waiting_and_straggler(make: Any) -> None:
+def test_run_without_recorded_operations_still_has_waiting_and_straggler(make):
     found = profile(load_trial(make(lead_s=0.02)))
     assert not found.operations_recorded
     assert found.bins == ()
@@ -244,11 +187,11 @@ def test_run_without_recorded_operations_still_has_waiting_and_straggler(make: A
 
 
 @pytest.mark.parametrize("way", ["SEQUENTIAL", "INTRAOP"])
-def test_trial_without_peers_has_no_profile(make: Any, fabricate: ModuleType, way: str) -> None:
-    assert trial_communication(load_trial(make(getattr(fabricate, way)))) is None
+def test_trial_without_peers_has_no_profile(make, fabricate, way):
+    assert profile(load_trial(make(getattr(fabricate, way)))) is None
 
 
-def test_operations_outside_steps_do_not_count(make: Any) -> None:
+def test_operations_outside_steps_do_not_count(make):
     files = make()
     record = made.two_buckets(files)
     for rank in record.ranks:
@@ -258,17 +201,16 @@ def test_operations_outside_steps_do_not_count(make: Any) -> None:
             rank.rank,
             made.row(rank, 0, before_s, before_s + 0.1, operation="broadcast", payload_bytes=50),
         )
-    found = profile(load_trial(files))
-    assert {b.operation for b in found.bins} == {"allreduce"}
+    assert {b.operation for b in profile(load_trial(files)).bins} == {"allreduce"}
 
 
-def test_damaged_row_is_an_error_that_names_the_file(make: Any) -> None:
+def test_damaged_row_is_an_error_that_names_the_file(make):
     files = make()
     made.two_buckets(files)
     path = files.rank(1).communication
     path.write_text("{}\n" + path.read_text())
     with pytest.raises(DataError, match=str(path)):
-        trial_communication(load_trial(files))
+        profile(load_trial(files))
 
 
 # Counted by hand. naive, 3 ranks: 6 messages of everything. parameter-server: 2 there, 2 back.
@@ -290,8 +232,8 @@ def test_damaged_row_is_an_error_that_names_the_file(make: Any) -> None:
     ],
 )
 def test_what_an_algorithm_is_to_send_stands_beside_what_it_sent(
-    make: Any, algorithm: str, ranks: int, messages: int, payloads: int
-) -> None:
+    make, algorithm, ranks, messages, payloads
+):
     files = make(ranks=ranks)
     made.two_buckets(
         files, algorithm=algorithm, ranks=ranks, payload_bytes=1200, sent_bytes=7, sent_messages=3
@@ -305,7 +247,7 @@ def test_what_an_algorithm_is_to_send_stands_beside_what_it_sent(
     assert found.sent_messages == 3 * found.count
 
 
-def test_json_has_every_number_and_none_where_there_is_none(make: Any) -> None:
+def test_json_has_every_number_and_none_where_there_is_none(make):
     document = jsonable(profile(made.two_buckets(make())))
     assert document["operations_recorded"] is True
     assert len(document["ranks"]) == 2
@@ -316,34 +258,24 @@ def test_json_has_every_number_and_none_where_there_is_none(make: Any) -> None:
     assert document["stragglers"][0]["straggler"] == 1
 
 
-def test_an_operation_within_another_one_hides_nothing_of_a_third(make: Any) -> None:
-    files = make(lead_s=0.0, transfer_s=0.1)
-    record = load_trial(files)
+def test_an_operation_within_another_one_hides_nothing_of_a_third(make):
     spans_s = ((0.0, 0.08), (0.01, 0.03), (0.04, 0.1))  # the second one lies within the first
-    for rank in record.ranks:
-        for step in made.step_rows(record, rank):
-            ready_s = made.ready_s(record, rank, step.step)
-            rows = [
-                made.row(rank, 3 * step.step + number, ready_s + start_s, ready_s + end_s)
-                for number, (start_s, end_s) in enumerate(spans_s)
-            ]
-            made.write(files, rank.rank, *rows)
-    (rank, _) = profile(record).ranks
+
+    def rows(rank, step, ready_s):
+        for number, (start_s, end_s) in enumerate(spans_s):
+            yield made.row(rank, 3 * step.step + number, ready_s + start_s, ready_s + end_s)
+
+    (rank, _) = profile(made.in_each_step(make(lead_s=0.0, transfer_s=0.1), rows)).ranks
     (all_three,) = rank.bins
     assert all_three.time_s == pytest.approx(MEASURED * 0.16, abs=1e-4)
     assert all_three.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)
 
 
-def test_an_operation_that_outlasts_its_step_is_exposed_until_the_end_of_the_step(
-    make: Any,
-) -> None:
-    files = make(lead_s=0.0, transfer_s=0.1)
-    record = load_trial(files)
-    for rank in record.ranks:
-        for step in made.step_rows(record, rank):
-            ready_s = made.ready_s(record, rank, step.step)
-            made.write(files, rank.rank, made.row(rank, step.step, ready_s, ready_s + 0.13))
-    (rank, _) = profile(record).ranks
+def test_an_operation_that_outlasts_its_step_is_exposed_until_the_end_of_the_step(make):
+    def rows(rank, step, ready_s):
+        return [made.row(rank, step.step, ready_s, ready_s + 0.13)]
+
+    (rank, _) = profile(made.in_each_step(make(lead_s=0.0, transfer_s=0.1), rows)).ranks
     (one,) = rank.bins
     assert one.time_s == pytest.approx(MEASURED * 0.13, abs=1e-4)
     assert one.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)

@@ -1,28 +1,19 @@
 """Times must add up to the wall time, and waiting must be told from transfer."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from paceline.analysis.trial.phases import RankPhases, trial_phases
-from paceline.analysis.trial.reading import TrialRecord, load_trial
-from paceline.analysis.trial.steps import RankSteps, read_steps
+from paceline.analysis.trial.phases import trial_phases
+from paceline.analysis.trial.reading import load_trial
+from paceline.analysis.trial.steps import read_steps
 
 
-def _trial(fabricate: ModuleType, root: Path, way: object, jitter: float = 0.0) -> TrialRecord:
-    run = fabricate.make_run(root, [way], jitter=jitter)
-    return load_trial(next(files for _, files in run.trials()))
-
-
-def phases_of(record: TrialRecord, steps: RankSteps | None = None) -> list[RankPhases]:
+def phases_of(record, steps=None):
     return trial_phases(record, read_steps(record) if steps is None else steps)
 
 
-def waits_of(record: TrialRecord) -> dict[tuple[int, int], float]:
+def waits_of(record):
     """Waiting by rank and step."""
     steps = read_steps(record)
     return {
@@ -32,9 +23,8 @@ def waits_of(record: TrialRecord) -> dict[tuple[int, int], float]:
     }
 
 
-def test_every_phase_is_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> None:
-    way = dataclasses.replace(fabricate.MPI, clock_offset_s=-3.5)
-    first, second = phases_of(_trial(fabricate, tmp_path, way))
+def test_every_phase_is_what_was_put_in(fabricate, tmp_path):
+    first, second = phases_of(load_trial(fabricate.make_one(tmp_path, clock_offset_s=-3.5)))
     # MPI: rank 0 is 0.02 s ahead of rank 1; 12 steps
     assert first.whole == pytest.approx(
         {
@@ -72,28 +62,23 @@ def test_every_phase_is_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -
     "way",
     ["SEQUENTIAL", "INTRAOP", "TORCHRUN", "MPI", "SPARK", "THREADS", "PIPELINE", "HYBRID"],
 )
-def test_phases_add_up_to_the_wall_time(fabricate: ModuleType, tmp_path: Path, way: str) -> None:
-    record = _trial(fabricate, tmp_path, getattr(fabricate, way), jitter=0.2)
-    assert record.outcome is not None
+def test_phases_add_up_to_the_wall_time(fabricate, tmp_path, way):
+    record = load_trial(fabricate.make_one(tmp_path, getattr(fabricate, way), jitter=0.2))
     wall = record.outcome.ended_unix_s - record.outcome.launched_unix_s
     for rank in phases_of(record):
         assert sum(v for v in rank.whole.values() if v is not None) == pytest.approx(wall)
         assert rank.wall_s == pytest.approx(wall)
 
 
-def test_a_rank_alone_has_no_communication_to_measure(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    (rank,) = phases_of(_trial(fabricate, tmp_path, fabricate.SEQUENTIAL))
+def test_a_rank_alone_has_no_communication_to_measure(fabricate, tmp_path):
+    (rank,) = phases_of(load_trial(fabricate.make_one(tmp_path, fabricate.SEQUENTIAL)))
     assert rank.whole["comm_wait"] is None
     assert rank.whole["comm_transfer"] is None
     assert rank.step["comm_wait"] is None
 
 
-def test_step_phases_leave_out_the_warm_up_and_add_up_to_a_step(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    record = _trial(fabricate, tmp_path, fabricate.MPI)
+def test_step_phases_leave_out_the_warm_up_and_add_up_to_a_step(fabricate, tmp_path):
+    record = load_trial(fabricate.make_one(tmp_path, fabricate.MPI))
     steps = read_steps(record)
     steps["forward_s"][0, :2] = 9.0
     first = phases_of(record, steps)[0]
@@ -101,18 +86,15 @@ def test_step_phases_leave_out_the_warm_up_and_add_up_to_a_step(
     assert sum(v or 0 for v in first.step.values()) == pytest.approx(fabricate.MPI.step_s)
 
 
-def test_waits_follow_the_slowest_rank_of_each_step_on_one_clock(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    way = dataclasses.replace(fabricate.MPI, ranks=4, clock_offset_s=120.0)
-    waits = waits_of(_trial(fabricate, tmp_path, way))
+def test_waits_follow_the_slowest_rank_of_each_step_on_one_clock(fabricate, tmp_path):
+    waits = waits_of(load_trial(fabricate.make_one(tmp_path, ranks=4, clock_offset_s=120.0)))
     assert waits[0, 5] == pytest.approx(3 * 0.02, abs=1e-5)
     assert waits[2, 5] == pytest.approx(0.02, abs=1e-5)
     assert waits[3, 5] == pytest.approx(0, abs=1e-5)
 
 
-def test_the_bubble_is_a_phase_of_its_own(fabricate: ModuleType, tmp_path: Path) -> None:
-    first, second = phases_of(_trial(fabricate, tmp_path, fabricate.PIPELINE))
+def test_the_bubble_is_a_phase_of_its_own(fabricate, tmp_path):
+    first, second = phases_of(load_trial(fabricate.make_one(tmp_path, fabricate.PIPELINE)))
     # the second stage computes 0.01 s less and waits 0.01 s more
     assert first.whole["bubble"] == pytest.approx(12 * 0.05)
     assert first.step["bubble"] == pytest.approx(0.05)
@@ -121,17 +103,14 @@ def test_the_bubble_is_a_phase_of_its_own(fabricate: ModuleType, tmp_path: Path)
     assert sum(v or 0 for v in second.step.values()) == pytest.approx(fabricate.PIPELINE.step_s)
 
 
-def test_stages_wait_only_for_the_same_stage_of_other_replicas(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_stages_wait_only_for_the_same_stage_of_other_replicas(fabricate, tmp_path):
     # ranks 0 to 3 are 3, 2, 1 and 0 leads early; the first stage is ranks 0 and 2
-    way = dataclasses.replace(fabricate.HYBRID, lead_s=0.01)
-    waits = waits_of(_trial(fabricate, tmp_path, way))
+    waits = waits_of(load_trial(fabricate.make_one(tmp_path, fabricate.HYBRID, lead_s=0.01)))
     assert [waits[rank, 5] for rank in range(4)] == pytest.approx([0.02, 0.02, 0, 0], abs=1e-5)
 
 
-def test_waiting_is_at_most_the_communication(fabricate: ModuleType, tmp_path: Path) -> None:
-    record = _trial(fabricate, tmp_path, fabricate.MPI)
+def test_waiting_is_at_most_the_communication(fabricate, tmp_path):
+    record = load_trial(fabricate.make_one(tmp_path, fabricate.MPI))
     # a clock that is off by a minute must not make waits longer than what was measured
     environment = record.ranks[1].environment
     assert environment is not None
@@ -142,6 +121,6 @@ def test_waiting_is_at_most_the_communication(fabricate: ModuleType, tmp_path: P
     assert waits[0, 0] == pytest.approx(0.03)
 
 
-def test_a_trial_without_outcome_has_no_phases(fabricate: ModuleType, tmp_path: Path) -> None:
-    record = _trial(fabricate, tmp_path, fabricate.MPI)
+def test_a_trial_without_outcome_has_no_phases(fabricate, tmp_path):
+    record = load_trial(fabricate.make_one(tmp_path, fabricate.MPI))
     assert phases_of(dataclasses.replace(record, outcome=None)) == []

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.support.rows import survived
 
 from paceline.analysis.trial.recovery import (
-    Recovery,
     checkpoint_cost,
     failure_costs,
     recoveries,
@@ -16,12 +16,7 @@ from paceline.analysis.trial.recovery import (
 from paceline.analysis.trial.steps import GlobalSteps, resumed_steps
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
-from paceline.records.rows import (
-    CheckpointRow,
-    ContinuationRow,
-    FailureRow,
-    InjectedFailureRow,
-)
+from paceline.records.rows import CheckpointRow, ContinuationRow, FailureRow, InjectedFailureRow
 
 # Steps of 1 s from second 100. Killed in step 8 after 8 s; the checkpoint had 5 steps.
 CONTINUED = ContinuationRow(
@@ -155,21 +150,7 @@ def test_cost_of_checkpoints(record):
 
 
 def test_costs_of_different_failures_are_kept_apart():
-    survived = [recovery("rank", 1.0), recovery("host", 9.0), recovery("rank", 3.0)]
-    costs = failure_costs("a", survived, [])
+    failures = [survived("rank", 1.0), survived("host", 9.0), survived("rank", 3.0)]
+    costs = failure_costs("a", failures, [])
     found = {cost.kind: (cost.failures, cost.restore_s) for cost in costs}
     assert found == {"rank": (2, 2.0), "host": (1, 9.0)}
-
-
-def recovery(kind, restore_s):
-    return Recovery(
-        kind=kind,
-        failed_rank=0,
-        steps_done=5,
-        resumed_steps=4,
-        lost_work_s=1.0,
-        detect_s=0.1,
-        restart_s=0.2,
-        restore_s=restore_s,
-        next_step_s=0.3,
-    )

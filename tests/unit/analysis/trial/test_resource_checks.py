@@ -1,14 +1,10 @@
 """Unequal resources are said in a sentence, equal ones are not mentioned."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
-from paceline.analysis.trial.reading import load_run
+from paceline.analysis.trial.reading import load_run, load_trial
 from paceline.analysis.trial.resource_checks import (
     allocated_cores_flags,
     clock_flags,
@@ -19,37 +15,33 @@ from paceline.analysis.trial.resource_checks import (
 from paceline.records.rows import RankStatus
 
 
-def test_equal_trials_have_no_flags(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_equal_trials_have_no_flags(fabricate, tmp_path):
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, fabricate.SPARK]
     records = load_run(fabricate.make_run(tmp_path, ways, repeats=2))
     assert [trial_flags(r) for r in records] == [[]] * 8
     assert flags_between(records) == []
 
 
-def test_other_threads_than_planned_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
-    run = fabricate.make_run(tmp_path, [fabricate.SPARK])
-    (files,) = (f for _, f in run.trials())
+def test_other_threads_than_planned_are_flagged(fabricate, tmp_path):
+    files = fabricate.make_one(tmp_path, fabricate.SPARK)
     fabricate.edit_json(files.rank(1).environment, intraop_threads=2)
-    sentences = trial_flags(load_run(run)[0])
+    sentences = trial_flags(load_trial(files))
     assert "its ranks have different intra-op threads (rank 0: 1; rank 1: 2)" in sentences
     assert "planned 1 threads per rank, found 1, 2" in sentences
 
 
-def test_too_few_cores_are_flagged_unless_asked_for(fabricate: ModuleType, tmp_path: Path) -> None:
-    run = fabricate.make_run(tmp_path, [dataclasses.replace(fabricate.MPI, affinity=(0,))])
-    (sentence,) = trial_flags(load_run(run)[0])
+def test_too_few_cores_are_flagged_unless_asked_for(fabricate, tmp_path):
+    (sentence,) = trial_flags(load_trial(fabricate.make_one(tmp_path, affinity=(0,))))
     assert "planned 2 cores on node0, found 1" in sentence
 
 
-def test_more_cores_than_planned_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
-    way = dataclasses.replace(fabricate.SEQUENTIAL, affinity=(0, 1))
-    (sentence,) = trial_flags(load_run(fabricate.make_run(tmp_path, [way]))[0])
+def test_more_cores_than_planned_are_flagged(fabricate, tmp_path):
+    files = fabricate.make_one(tmp_path, fabricate.SEQUENTIAL, affinity=(0, 1))
+    (sentence,) = trial_flags(load_trial(files))
     assert "planned 1 cores on node0, found 2" in sentence
 
 
-def test_trials_of_one_placement_with_other_settings_are_flagged_once(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_trials_of_one_placement_with_other_settings_are_flagged_once(fabricate, tmp_path):
     spark = dataclasses.replace(fabricate.SPARK, omp={"OMP_NUM_THREADS": "2"})
     run = fabricate.make_run(tmp_path, [fabricate.MPI, fabricate.TORCHRUN, spark], repeats=3)
     (sentence,) = flags_between(load_run(run))
@@ -60,14 +52,14 @@ def test_trials_of_one_placement_with_other_settings_are_flagged_once(
     )
 
 
-def test_strategies_of_one_budget_have_no_flags(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_strategies_of_one_budget_have_no_flags(fabricate, tmp_path):
     records = load_run(fabricate.make_run(tmp_path, fabricate.LOCAL_WAYS))
     assert [trial_flags(r) for r in records] == [[]] * len(fabricate.LOCAL_WAYS)
     assert flags_between(records) == []
     assert allocated_cores_flags(records) == []
 
 
-def test_unequal_allocated_cores_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_unequal_allocated_cores_are_flagged(fabricate, tmp_path):
     wide = dataclasses.replace(fabricate.HYBRID, allocated_cores=None, affinity=None)
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.THREADS, wide]
     (sentence,) = allocated_cores_flags(load_run(fabricate.make_run(tmp_path, ways, repeats=2)))
@@ -77,26 +69,23 @@ def test_unequal_allocated_cores_are_flagged(fabricate: ModuleType, tmp_path: Pa
     )
 
 
-def test_more_nodes_are_no_other_budget(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_more_nodes_are_no_other_budget(fabricate, tmp_path):
     two = dataclasses.replace(fabricate.MPI, nodes=2)
     records = load_run(fabricate.make_run(tmp_path, [fabricate.INTRAOP, fabricate.MPI, two]))
     assert allocated_cores_flags(records) == []
 
 
-def _threads(fabricate: ModuleType, root: Path, **changes: object) -> list[str]:
+def _threads(fabricate, root, **changes):
     """What is said of a `threads` trial whose second replica thread had other than planned."""
-    run = fabricate.make_run(root, [fabricate.THREADS])
-    (files,) = (f for _, f in run.trials())
+    files = fabricate.make_one(root, fabricate.THREADS)
     environment = files.rank(0).environment
     workers = json.loads(environment.read_text())["workers"]
     workers[1].update(changes)
     fabricate.edit_json(environment, workers=workers)
-    return trial_flags(load_run(run)[0])
+    return trial_flags(load_trial(files))
 
 
-def test_replica_threads_with_other_threads_or_cores_are_flagged(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_replica_threads_with_other_threads_or_cores_are_flagged(fabricate, tmp_path):
     assert _threads(fabricate, tmp_path / "a", intraop_threads=2) == [
         "planned 1 threads per replica in rank 0, found 1, 2"
     ]
@@ -108,18 +97,15 @@ def test_replica_threads_with_other_threads_or_cores_are_flagged(
     ]
 
 
-def test_a_replica_thread_that_said_nothing_is_flagged(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    run = fabricate.make_run(tmp_path, [fabricate.THREADS])
-    (files,) = (f for _, f in run.trials())
+def test_a_replica_thread_that_said_nothing_is_flagged(fabricate, tmp_path):
+    files = fabricate.make_one(tmp_path, fabricate.THREADS)
     fabricate.edit_json(files.rank(0).environment, workers=[])
     assert "planned 2 replica threads in rank 0, 0 reported their resources" in trial_flags(
-        load_run(run)[0]
+        load_trial(files)
     )
 
 
-def record_of(*ranks: tuple[str, str | None]) -> Any:
+def record_of(*ranks):
     """Return a trial whose ranks have these hosts and boots."""
     statuses = [
         RankStatus(
@@ -130,20 +116,20 @@ def record_of(*ranks: tuple[str, str | None]) -> Any:
     return SimpleNamespace(ranks=[SimpleNamespace(status=status) for status in statuses])
 
 
-def test_hosts_that_are_one_machine_are_named_once() -> None:
+def test_hosts_that_are_one_machine_are_named_once():
     twice = [record_of(("pod-a", "1"), ("pod-b", "1"), ("pod-c", "2"))] * 2
     (sentence,) = shared_machine_flags(twice)
     assert sentence.startswith("hosts pod-a, pod-b of 2 trials are parts of one machine")
 
 
-def test_several_machines_and_several_ranks_of_one_are_not_flagged() -> None:
+def test_several_machines_and_several_ranks_of_one_are_not_flagged():
     several = record_of(("a", "1"), ("a", "1"), ("b", "2"))
     unknown = record_of(("a", "unknown"), ("b", "unknown"))
     older = record_of(("a", None), ("b", None))
     assert shared_machine_flags([several, unknown, older]) == []
 
 
-def clocks_of(*ranks: tuple[str, float, float]) -> Any:
+def clocks_of(*ranks):
     """Return a trial whose ranks have these hosts, clock offsets and uncertainties."""
     return SimpleNamespace(
         ranks=[
@@ -154,11 +140,11 @@ def clocks_of(*ranks: tuple[str, float, float]) -> Any:
     )
 
 
-def test_host_with_another_clock_is_named_once() -> None:
+def test_host_with_another_clock_is_named_once():
     trials = [clocks_of(("a", 0.0, 0.0), ("b", -30.0, 1e-4)), clocks_of(("b", 2.0, 1e-4))]
     (sentence,) = clock_flags(trials)
     assert sentence.startswith("the clock of host b differs by 30 s from that of rank 0")
 
 
-def test_clock_within_its_uncertainty_is_not_flagged() -> None:
+def test_clock_within_its_uncertainty_is_not_flagged():
     assert clock_flags([clocks_of(("a", 0.0, 0.0), ("b", 0.5, 0.45), ("c", 0.09, 0.0))]) == []

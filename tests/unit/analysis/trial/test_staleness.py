@@ -1,7 +1,5 @@
 """Staleness and counts of updates, from rows of which every number is known."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import polars as pl
@@ -28,7 +26,6 @@ APPLIED = [(s, "applied", w, n, None, w + n, n) for s in (0, 1) for w in (0, 1) 
 
 def test_distribution_is_over_all_shards_and_repeats():
     found = staleness([rows_of(*PUSHED, *APPLIED), rows_of((0, "applied", 0, 0, None, 9, 0))])
-    assert found is not None
     assert (found.updates, found.max, found.lead_steps_max) == (9, 9, 1)
     assert found.mean == pytest.approx((2 * (0 + 1 + 1 + 2) + 9) / 9)
     assert found.p95 == pytest.approx(6.2)  # between 2 and 9, 0.6 of the way

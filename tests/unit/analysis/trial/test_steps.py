@@ -1,7 +1,5 @@
 """Rates of steps, and of rounds of steps."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -12,15 +10,20 @@ from tests.unit.analysis.operations import two_buckets
 from paceline.analysis.trial.communication import trial_communication
 from paceline.analysis.trial.phases import trial_phases
 from paceline.analysis.trial.reading import load_trial
-from paceline.analysis.trial.speed import steps_rate
-from paceline.analysis.trial.steps import GlobalSteps, global_steps, rank_steps, read_steps
+from paceline.analysis.trial.steps import (
+    GlobalSteps,
+    global_steps,
+    rank_steps,
+    read_steps,
+    samples_rate,
+)
 from paceline.analysis.trial.stragglers import find_straggler
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import ContinuationRow, StepRow
 from paceline.records.tables import format_of
 
 
-def steps_of(times_s: list[float], samples: int = 8) -> GlobalSteps:
+def steps_of(times_s, samples=8):
     ended = np.cumsum(times_s)
     return GlobalSteps(
         step=np.arange(len(times_s)),
@@ -32,7 +35,7 @@ def steps_of(times_s: list[float], samples: int = 8) -> GlobalSteps:
     )
 
 
-def rounds_of(steps: GlobalSteps, warmup_steps: int, period: int = 1) -> list[list[float]]:
+def rounds_of(steps, warmup_steps, period=1):
     """Return samples, seconds and steps of each round."""
     return [
         values.tolist()
@@ -61,15 +64,14 @@ def test_without_steady_steps_there_is_no_rate():
     assert rounds_of(steps_of([1.0]), 1, 4)[:2] == [[], []]
 
 
-def rows_of(steps: list[int], **columns: list[float | None]) -> pl.DataFrame:
+def rows_of(steps, **columns):
     frame = pl.DataFrame({"step": steps, "samples": [4] * len(steps), **columns})
     missing = {name: None for name in format_of(StepRow).types if name not in frame.columns}
     return frame.with_columns(**missing)
 
 
 def test_ranks_are_aligned_by_step_and_the_last_of_two_rows_counts(fabricate, tmp_path):
-    run = fabricate.make_run(tmp_path, [fabricate.MPI])
-    record = load_trial(next(files for _, files in run.trials()))
+    record = load_trial(fabricate.make_one(tmp_path))
     first = rows_of([0, 1, 1, 2], step_s=[1.0, 9.0, 2.0, 3.0])
     second = rows_of([1, 3], step_s=[4.0, 5.0])
     found = rank_steps(record, {0: first, 1: second})
@@ -81,8 +83,7 @@ def test_ranks_are_aligned_by_step_and_the_last_of_two_rows_counts(fabricate, tm
 
 
 def test_steps_after_a_failure_are_left_out_of_every_figure(fabricate, tmp_path):
-    run = fabricate.make_run(tmp_path, [fabricate.MPI])
-    files = next(files for _, files in run.trials())
+    files = fabricate.make_one(tmp_path)
     continued = ContinuationRow(
         before_started_unix_s=None,
         before_state="running",
@@ -117,13 +118,13 @@ def test_steps_after_a_failure_are_left_out_of_every_figure(fabricate, tmp_path)
     assert [rank.steps for rank in profile.ranks] == [len(steady)] * 2
     assert [each.count for each in profile.bins] == [2 * len(steady)] * 2
     assert all(check.passed for check in profile.checks)
-    assert steps_rate(record, common).rate == pytest.approx(
-        len(steady) / common.time_s[common.steady].sum()
+    assert samples_rate(record, common).rate == pytest.approx(
+        common.samples[common.steady].sum() / common.time_s[common.steady].sum()
     )
 
 
 def test_loss_is_a_mean_also_if_one_step_has_no_samples(fabricate, tmp_path):
-    record = load_trial(next(f for _, f in fabricate.make_run(tmp_path, [fabricate.MPI]).trials()))
+    record = load_trial(fabricate.make_one(tmp_path))
     rows = rows_of([0, 1], step_s=[1.0, 1.0], loss_sum=[4 * 1.5, 1.25])
     rows = rows.with_columns(samples=pl.Series([4, None]))
     found = global_steps(record, rank_steps(record, {0: rows, 1: rows}))

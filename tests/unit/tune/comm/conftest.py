@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.analysis.fabricate import LAUNCHED, SEQUENTIAL, Case, Way, make_trial
+from tests.unit.tune.conftest import Watcher
 
 from paceline.records.files import read_json
 from paceline.records.rows import Outcome
@@ -61,15 +62,6 @@ def _no_mpi(monkeypatch):
 
 class Tool:
     path = Path("/opt/bin/mpirun")
-
-
-class Watcher:
-    def planned(self, summary, trials, expected_s): ...
-    def between_trials(self, run): ...
-    def stage(self, text): ...
-    def data(self, done, total): ...
-    def trial_started(self, trial, files, number, of): ...
-    def trial_ended(self, trial, outcome): ...
 
 
 @dataclasses.dataclass

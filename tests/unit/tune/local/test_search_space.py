@@ -2,10 +2,7 @@ import pytest
 
 from paceline.spec.extensions import STRATEGIES
 from paceline.strategies.pipeline.descriptor import searched_layouts
-from paceline.tune.local import (
-    local_requests,
-    neighbouring_split_points,
-)
+from paceline.tune.local import local_requests, neighbouring_split_points
 
 
 def layouts(strategy, cores, *keys, **options):
@@ -18,10 +15,7 @@ def layouts(strategy, cores, *keys, **options):
 @pytest.mark.parametrize("strategy", STRATEGIES.names())
 def test_default_comes_first_and_says_nothing_of_its_layout(strategy):
     first = local_requests(strategy, cores=4, batch=64, oversubscribe=False)[0]
-    assert first.model_dump(exclude_unset=True) == {
-        "launcher": "local",
-        "local_strategy": strategy,
-    }
+    assert first.model_dump(exclude_unset=True) == {"launcher": "local", "local_strategy": strategy}
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 8])
@@ -58,8 +52,7 @@ def test_stages_of_a_pipeline_fit_the_cores(cores, expected):
 
 
 def test_pipeline_tries_every_schedule_balance_and_number_of_micro_batches():
-    found = layouts("pipeline", 2, "micro_batches", "schedule", "balance")
-    assert found == {
+    assert layouts("pipeline", 2, "micro_batches", "schedule", "balance") == {
         (m, schedule, balance)
         for m in (2, 4, 8, 16)
         for schedule in ("gpipe", "1f1b")

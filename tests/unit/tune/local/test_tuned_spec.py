@@ -1,5 +1,4 @@
-from __future__ import annotations
-
+import dataclasses
 import tomllib
 
 import pytest
@@ -85,8 +84,7 @@ def test_every_candidate_is_planned_again_from_what_the_tuned_spec_says(strategy
 
 def test_rest_of_the_spec_stays_and_the_search_is_gone():
     others = "[limits]\ntrial_s = 77\n[spark.conf]\n'a.b' = '1'\n"
-    text = SPEC + entry("local", "processes") + others
-    case = Case(text)
+    case = Case(SPEC + entry("local", "processes") + others)
     case.wins("tiny", "processes", 1)
     tuned = case.tuned()
     assert tuned.limits == case.experiment.limits
@@ -177,12 +175,7 @@ def test_tie_keeps_the_default():
     case.wins("tiny", "processes", 1)
     (found,) = case.found
     tied = Interval(median=1.1, low=0.9, high=1.3)
-    case.found = [
-        Finding(
-            **{name: getattr(found, name) for name in found.__slots__ if name != "ratio"},
-            ratio=tied,
-        )
-    ]
+    case.found = [dataclasses.replace(found, ratio=tied)]
     (planned,) = of(case.planned(), "processes")
     assert planned.configuration == found.default.configuration
 
@@ -211,12 +204,7 @@ def test_explicit_cuts_are_kept():
     winner = case.wins("tiny", "pipeline", number)
     (found,) = case.found
     moved = changed(winner, balance=None, split_points=(5,))
-    case.found = [
-        Finding(
-            **{name: getattr(found, name) for name in found.__slots__ if name != "fastest"},
-            fastest=moved,
-        )
-    ]
+    case.found = [dataclasses.replace(found, fastest=moved)]
     assert moved.layout_keys["split_points"] == (5,)
     (planned,) = of(case.planned(), "pipeline")
     assert planned.strategy_options == moved.strategy_options

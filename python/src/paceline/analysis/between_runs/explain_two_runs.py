@@ -48,11 +48,12 @@ def explain_runs(
         raise no_match("configuration of both runs", [pattern], common)
     found, refused = [], []
     for name in chosen:
-        reason = _why_not(first, second, name)
-        if reason is not None:
-            refused.append(f"{name}: {reason}")
-            continue
-        found.append(_explained({labels[0]: first, labels[1]: second}, name))
+        trainings = [run.trials[name][0].record.trial.training for run in (first, second)]
+        changed = list(_changed_work(*trainings))
+        if changed:
+            refused.append(f"{name}: a step is other work: {'; '.join(changed)}")
+        else:
+            found.append(_explained({labels[0]: first, labels[1]: second}, name))
     if not found:
         listed = "".join(f"\n  - {each}" for each in refused)
         raise NotComparable(
@@ -79,15 +80,6 @@ def _explained(runs: Mapping[str, Comparison], name: str) -> Explanation:
     rates = [speed_ranking(run, run.row(name).workload).rates for run in runs.values()]
     log_ratio, is_different = tested_pairs(rates[1], rates[0])[name]
     return explain(sides[0], sides[1], log_ratio, paired=False, may_differ=is_different)
-
-
-def _why_not(first: Comparison, second: Comparison, name: str) -> str | None:
-    """Say why a configuration is not comparable; None if it is."""
-    ours, theirs = (run.trials[name][0].record.trial.training for run in (first, second))
-    changed = list(_changed_work(ours, theirs))
-    if changed:
-        return f"a step is other work: {'; '.join(changed)}"
-    return None
 
 
 def _changed_work(first: Training, second: Training) -> Iterator[str]:

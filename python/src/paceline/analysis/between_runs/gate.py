@@ -67,9 +67,6 @@ class Gate:
         found = {each.judgement for each in self.judged}
         return next(code for name, code in _EXIT_CODES.items() if name in found or not code)
 
-    def of(self, judgement: Judgement) -> list[Judged]:
-        return [each for each in self.judged if each.judgement == judgement]
-
     @property
     def detectable(self) -> float | None:
         """The largest of the differences that the tests find; None without a test."""

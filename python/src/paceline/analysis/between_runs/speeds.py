@@ -27,8 +27,7 @@ from paceline.analysis.equivalence.check import (
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.evaluation import read_evaluations, target_time
 from paceline.analysis.trial.reading import TrialRecord, load_manifest, load_run
-from paceline.analysis.trial.speed import samples_rate
-from paceline.analysis.trial.steps import global_steps
+from paceline.analysis.trial.steps import global_steps, samples_rate
 from paceline.errors import DataError
 from paceline.plan.trial import Trial
 from paceline.records.files import document, jsonable, write_json
@@ -143,15 +142,5 @@ def _add_workload(found: Speeds, workload: str, finished: Sequence[TrialRecord])
         verdicts = [None if check is None else check.equivalent for check in each]
         found.equivalent[name] = combined_equivalence(verdicts, is_repeatable)
         if found.equivalent[name] is False:
-            found.differences[name] = _difference(each)
-
-
-def _difference(checks: Sequence[Equivalence | None]) -> str:
-    """Return the first reason why a configuration is not equivalent to its baseline."""
-    return next(
-        f"{check.name}: {check.reason}"
-        for equivalence in checks
-        if equivalence is not None
-        for check in equivalence.checks
-        if check.decisive and check.passed is False
-    )
+            faults = (fault for check in each if check is not None for fault in check.faults)
+            found.differences[name] = next(faults)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial.configuration import facts_of, why_not_equivalent
 from paceline.analysis.trial.evaluation import Evaluations
-from paceline.analysis.trial.phases import RankPhases, mean_over_ranks, median_over_repeats
+from paceline.analysis.trial.phases import RankPhases, mean_of_each, median_of, median_of_each
 from paceline.analysis.trial.pipeline import median_pipeline
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.recovery import recovery_values
@@ -70,7 +69,7 @@ def configuration_row(
     steps_per_s = measured.steps.rate(configuration)
     step_phases = _over_trials(trials, STEP_PHASES, lambda rank: rank.step)
     cost = main_cost(step_phases)
-    usage: dict[str, Any] = {n: _median(getattr(t.usage, n) for t in trials) for n in _USAGE}
+    usage: dict[str, Any] = {n: median_of(getattr(t.usage, n) for t in trials) for n in _USAGE}
     weight_diffs = [e.max_abs_weight_diff for e in _equivalences(trials)]
     return dataclasses.replace(
         planned_row(trial),
@@ -79,13 +78,13 @@ def configuration_row(
         global_batch=_global_batch(trials),
         samples_per_s=measured.speeds.rate(configuration) if samples_known else None,
         step_s=None if steps_per_s is None else steps_per_s.inverse(),
-        step_median_s=_median(t.step_median_s for t in trials),
-        step_p95_s=_median(t.step_p95_s for t in trials),
+        step_median_s=median_of(t.step_median_s for t in trials),
+        step_p95_s=median_of(t.step_p95_s for t in trials),
         speedup=speedup,
         efficiency=efficiency,
         samples=_steady_samples(trials) if samples_known else None,
-        time_to_first_step_s=_median(t.time_to_first_step_s for t in trials),
-        wall_s=_median(t.phases[0].wall_s if t.phases else None for t in trials),
+        time_to_first_step_s=median_of(t.time_to_first_step_s for t in trials),
+        wall_s=median_of(t.phases[0].wall_s if t.phases else None for t in trials),
         phases_s=_over_trials(trials, PHASES, lambda rank: rank.whole),
         step_phases_s=step_phases,
         other_parts_s=_over_trials(trials, OTHER_SPANS, lambda rank: rank.other_parts),
@@ -99,7 +98,7 @@ def configuration_row(
         linear_parameters=None if result is None else result.linear_parameters,
         pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
         staleness=staleness([t.updates for t in trials if t.updates is not None]),
-        final_loss=_median(t.steps.final_loss for t in trials),
+        final_loss=median_of(t.steps.final_loss for t in trials),
         recoveries=tuple(recovery_values(each) for t in trials for each in t.recoveries),
         metrics=last_metrics(trials),
         **target_fields(configuration, trials, measured.to_target, base),
@@ -121,19 +120,15 @@ def planned_row(trial: Trial, failed: str | None = None) -> Row:
 
     failed: why no repeat of it finished.
     """
-    place, facts = trial.placement, facts_of(trial)
     return Row(
         configuration=trial.configuration,
         workload=trial.training.workload,
         launcher=trial.launcher,
         transport=trial.transport,
         local_strategy=trial.local_strategy,
-        layout=facts.layout,
-        labels=facts.labels,
-        details=facts.details,
-        options=facts.options,
+        **facts_of(trial),
         device=trial.device,
-        **{name: getattr(place, name) for name in _PLACEMENT},
+        **{name: getattr(trial.placement, name) for name in _PLACEMENT},
         precision=trial.training.precision,
         memory_format=trial.training.memory_format,
         global_batch=trial.training.global_batch or None,
@@ -151,14 +146,14 @@ def reported_median(trials: Sequence[TrialAnalysis], key: str) -> float | None:
     """Return the median over repeats of a number that the ranks reported on communication."""
     results = [t.record.result for t in trials]
     reported = [r.communication.get(key) for r in results if r is not None]
-    return _median(v for v in reported if isinstance(v, int | float))
+    return median_of(v for v in reported if isinstance(v, int | float))
 
 
 def _over_trials(
     trials: Sequence[TrialAnalysis], names: Sequence[str], part: Callable[[RankPhases], Phases]
 ) -> Phases:
     """Take the mean over ranks and the median over repeats, by the names of the phases."""
-    found = median_over_repeats([mean_over_ranks([part(r) for r in t.phases]) for t in trials])
+    found = median_of_each([mean_of_each([part(r) for r in t.phases]) for t in trials])
     return {name: found.get(name) for name in names}
 
 
@@ -187,7 +182,7 @@ def _memory_peak(trials: Sequence[TrialAnalysis]) -> tuple[float | None, MemoryK
     """Return the median of one kind: proportional if any repeat has it, never a mixture."""
     kinds: tuple[MemoryKind, ...] = ("pss", "rss")
     for kind in kinds:
-        found = _median(
+        found = median_of(
             t.usage.memory_peak_bytes for t in trials if t.usage.memory_peak_kind == kind
         )
         if found is not None:
@@ -315,8 +310,3 @@ def _notes(
     if incomplete:
         listed = ", ".join(map(str, incomplete))
         yield f"repeat {listed}: records of some ranks are missing"
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return statistics.median(known) if known else None

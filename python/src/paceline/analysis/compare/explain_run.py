@@ -9,6 +9,7 @@ from paceline.analysis.compare.ranking import Ranking, rankings
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.explain.explanation import Explanation, explain
 from paceline.analysis.explain.parts import ExplainedTrials
+from paceline.analysis.statistics.rates import FastestNames, RunRates
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.errors import NotComparable, UsageError
@@ -27,12 +28,11 @@ class WorkloadExplainer:
     def __init__(
         self,
         trials: Mapping[str, Sequence[TrialAnalysis]],
-        ranking: Ranking,
-        ranked: Sequence[str],
+        rates: RunRates,
+        fastest: FastestNames,
     ) -> None:
-        """trials: of the workload, by configuration. ranked: the configurations in the ranking."""
-        self._trials, self._rates = trials, ranking.rates
-        self._fastest = ranking.fastest(ranked)
+        """trials: of the workload, by configuration. rates, fastest: of the ranking by speed."""
+        self._trials, self._rates, self._fastest = trials, rates, fastest
         self._sides: dict[str, ExplainedTrials] = {}
 
     def read(self, names: Sequence[str]) -> None:
@@ -106,11 +106,10 @@ def speed_ranking(comparison: Comparison, workload: str) -> Ranking:
 
 
 def _explainer(comparison: Comparison, workload: str) -> WorkloadExplainer:
-    return WorkloadExplainer(
-        _trials_of(comparison, workload),
-        speed_ranking(comparison, workload),
-        [row.configuration for row in comparison.rows_of(workload) if row.ranked],
-    )
+    ranking = speed_ranking(comparison, workload)
+    ranked = (row.configuration for row in comparison.rows_of(workload) if row.ranked)
+    trials = _trials_of(comparison, workload)
+    return WorkloadExplainer(trials, ranking.rates, ranking.fastest(ranked))
 
 
 def _trials_of(comparison: Comparison, workload: str) -> dict[str, Sequence[TrialAnalysis]]:

@@ -43,24 +43,20 @@ class Ranking:
         """Tell whether more than half of the repeats reached the target."""
         return 2 * self.reached[configuration] > len(self.rates.repeats[configuration])
 
+    def has_missed(self, configuration: str) -> bool:
+        """Tell whether a repeat missed the target, so that its time is a lower bound."""
+        if self.target is None:
+            return False
+        return self.reached[configuration] < len(self.rates.repeats[configuration])
+
     def fastest(self, names: Iterable[str]) -> FastestNames:
         """Compare the named configurations with the fastest of them.
 
         Those that missed the target in a repeat are left out if others always reached it.
         """
         chosen = list(names)
-        if self.target is not None:
-            always = [n for n in chosen if self.reached[n] == len(self.rates.repeats[n])]
-            chosen = always or chosen
+        chosen = [name for name in chosen if not self.has_missed(name)] or chosen
         return self.rates.fastest(chosen, level=self.level, margin=self.margin)
-
-
-def ranking_of(
-    trials: Mapping[str, Sequence[TrialAnalysis]], stopping: Stopping | None = None
-) -> Ranking:
-    """Rank by the time to the target if the workload has one, else by samples per second."""
-    by_speed, by_target = rankings(trials, stopping)
-    return by_target or by_speed
 
 
 def rankings(

@@ -28,6 +28,7 @@ from paceline.analysis.compare.result import Comparison, UnfinishedTrial
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.verdict import make_verdict
 from paceline.analysis.equivalence.check import equivalence_baseline, plainness
+from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.trial import resource_checks as resources
 from paceline.analysis.trial.background_load import disturbance_flags
 from paceline.analysis.trial.configuration import node_setup
@@ -146,12 +147,15 @@ class _Workload:
         rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
         self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]
         ranked = [row.configuration for row in self.rows if row.ranked]
+        ranking = by_target or by_speed
+        fastest = ranking.fastest(ranked)
+
+        def explain(first: str, second: str) -> Explanation:
+            by_rate = fastest if ranking is by_speed else by_speed.fastest(ranked)
+            return WorkloadExplainer(self.trials, self._speeds, by_rate).explain(first, second)
+
         self.verdict = make_verdict(
-            name,
-            self.rows,
-            by_target or by_speed,
-            lambda *pair: WorkloadExplainer(self.trials, by_speed, ranked).explain(*pair),
-            no_baseline=no_baseline,
+            name, self.rows, ranking, fastest, explain, no_baseline=no_baseline
         )
         setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}
         fair = [row for row in self.rows if row.has_comparable_speed]

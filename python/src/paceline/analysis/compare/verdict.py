@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.analysis.compare.ranking import Ranking
 from paceline.analysis.compare.row import Row
 from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.explain.parts import CAUSE_PARTS
 from paceline.analysis.statistics.intervals import Interval
+from paceline.analysis.statistics.rates import FastestNames
 
 EXPLAINS = 0.5  # of the difference: a part or cause that explains less is not the main one
 
@@ -51,27 +52,27 @@ def make_verdict(
     workload: str,
     rows: Sequence[Row],
     ranking: Ranking,
+    found: FastestNames,
     explain: Callable[[str, str], Explanation],
     *,
     no_baseline: str | None = None,
 ) -> Verdict:
     """Judge the rows of one workload, which are in the order of their rank.
 
-    explain: the difference in speed of two configurations. no_baseline: why no baseline has
-    finished.
+    found: the fastest of the ranked rows. explain: the difference in speed of two configurations.
+    no_baseline: why no baseline has finished.
     """
     ranked = [row for row in rows if row.ranked]
-    found = ranking.fastest(row.configuration for row in ranked)
     is_decidable = ranking.rates.has_noise or len(ranked) == 1
     best = next((row for row in ranked if row.configuration == found.leader), None)
+    verdict = Verdict(
+        workload=workload,
+        has_noise=ranking.rates.has_noise,
+        margin=ranking.margin,
+        no_baseline=no_baseline,
+    )
     if best is None or not is_decidable:
-        return Verdict(
-            workload=workload,
-            has_noise=ranking.rates.has_noise,
-            margin=ranking.margin,
-            not_separated=tuple(row.configuration for row in ranked),
-            no_baseline=no_baseline,
-        )
+        return replace(verdict, not_separated=tuple(row.configuration for row in ranked))
     name, near = best.configuration, {found.leader, *found.not_separated}
     behind = next((row for row in ranked if row.configuration not in near), None)
     cause, over = None, None
@@ -79,20 +80,17 @@ def make_verdict(
         over = ranking.rates.ratio(name, behind.configuration)
         if best.steps_to_target == behind.steps_to_target:
             cause = main_cause(explain(name, behind.configuration), name)
-    return Verdict(
-        workload=workload,
+    return replace(
+        verdict,
         best=name,
-        has_noise=ranking.rates.has_noise,
         not_separated=found.not_separated,
         ties=found.ties,
-        margin=ranking.margin,
         speedup=best.speedup if ranking.target is None else best.target_speedup,
         runner_up=None if behind is None else behind.configuration,
         over_runner_up=over,
         cause=cause,
         detectable=found.detectable,
         further_repeats=found.further_repeats,
-        no_baseline=no_baseline,
         other_launcher_and_transport=tuple(
             row.configuration
             for row in ranked

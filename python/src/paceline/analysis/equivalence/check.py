@@ -83,6 +83,11 @@ class Equivalence:
             return False
         return None if None in results or self.lossy is not None else True
 
+    @property
+    def faults(self) -> list[str]:
+        """The decisive checks that failed, with their reasons."""
+        return [f"{c.name}: {c.reason}" for c in self.checks if c.decisive and c.passed is False]
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def grade(self) -> Grade | None:

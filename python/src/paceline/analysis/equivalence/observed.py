@@ -221,23 +221,14 @@ class _Judgement:
                 is_local and not _near(factor, 1.0),
                 f"the loss of each rank is {factor or 0:.2f} times as large",
             ),
-            (
-                _near(factor, ranks),
-                f"gradients were summed over {ranks} ranks instead of averaged",
-            ),
+            (_near(factor, ranks), f"gradients were summed over {ranks} ranks instead of averaged"),
             (_near(factor, 1 / ranks), f"gradients were divided by {ranks} once too often"),
             (
                 names and _near(worst.factor, ranks),
                 f"the tied weight {' = '.join(names)} was reduced more than once",
             ),
-            (
-                len(counts) > 1,
-                f"ranks with {some(counts)} samples were averaged without weights",
-            ),
-            (
-                any(each.clipped for each in own),
-                "gradients were clipped before they were reduced",
-            ),
+            (len(counts) > 1, f"ranks with {some(counts)} samples were averaged without weights"),
+            (any(each.clipped for each in own), "gradients were clipped before they were reduced"),
         )
         return next((sentence for applies, sentence in causes if applies), None)
 

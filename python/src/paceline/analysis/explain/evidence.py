@@ -16,7 +16,7 @@ import numpy as np
 from paceline.analysis.trial.background_load import disturbance
 from paceline.analysis.trial.host_frames import column, host_frame
 from paceline.analysis.trial.reading import HostTrace, TrialRecord, read_hosts
-from paceline.analysis.trial.usage import span_on_host
+from paceline.analysis.trial.usage import in_training
 
 Values = dict[str, float | None]
 
@@ -103,21 +103,10 @@ def trial_evidence(record: TrialRecord) -> Values:
     }
 
 
-def mean_figures(repeats: Sequence[Mapping[str, float | None]]) -> Values:
-    """Return the mean of each figure over the repeats that measured it."""
-    found: Values = {}
-    for name in repeats[0]:
-        known = [value for each in repeats if (value := each.get(name)) is not None]
-        found[name] = float(np.mean(known)) if known else None
-    return found
-
-
 def _host_values(record: TrialRecord, host: HostTrace) -> Values:
     """Return the mean of each figure over the samples in the training."""
-    span = span_on_host(record, host.host, "train") or (0.0, -1.0)
     frame = host_frame(host)
-    unix_s = frame["unix_s"].to_numpy()
-    inside = (unix_s > span[0]) & (unix_s <= span[1])
+    inside = in_training(record, host.host, frame)
     values: Values = {}
     for figure in FIGURES:
         measured = column(frame, figure.column)[inside]

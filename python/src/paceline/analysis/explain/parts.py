@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.analysis.explain.evidence import mean_figures, trial_evidence
+from paceline.analysis.explain.evidence import trial_evidence
 from paceline.analysis.trial.operations import clock_errors
-from paceline.analysis.trial.phases import mean_over_ranks, median_over_repeats, trial_phases
+from paceline.analysis.trial.phases import mean_of_each, median_of_each, trial_phases
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import global_steps, read_steps
 from paceline.analysis.trial.stragglers import Straggling, find_straggler
@@ -97,7 +97,7 @@ def mean_measurement(repeats: Sequence[Measurement]) -> Measurement:
     return replace(
         repeats[0],
         parts_s=np.mean([each.parts_s for each in repeats], axis=0),
-        figures=mean_figures([each.figures for each in repeats]),
+        figures=mean_of_each([each.figures for each in repeats]),
         pass_comm_s=float(np.mean([each.pass_comm_s for each in repeats])),
         delay_s=float(np.mean([each.delay_s for each in repeats])),
     )
@@ -119,7 +119,7 @@ class ExplainedTrials:
                 "repeat it with more steps (`--set workloads.0.max_steps=N`)"
             )
         self.straggler = self._find_straggler()
-        self.outside_s = median_over_repeats([each.outside_s() for each in self._trials.values()])
+        self.outside_s = median_of_each([each.outside_s() for each in self._trials.values()])
 
     def repeats(self, *, without_latest: bool) -> dict[int, Measurement]:
         """Return each repeat.
@@ -177,7 +177,7 @@ class _TrialSteps:
 
     def outside_s(self) -> Mapping[str, float | None]:
         """Return the phases of the whole trial, mean over the ranks."""
-        return mean_over_ranks([rank.whole for rank in trial_phases(self.record, self._steps)])
+        return mean_of_each([rank.whole for rank in trial_phases(self.record, self._steps)])
 
     def _cores(self) -> int:
         """Return the cores that the ranks may use, on all hosts, at most those allocated."""

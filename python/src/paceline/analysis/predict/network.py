@@ -17,11 +17,11 @@ from paceline.analysis.predict.exchange import (
     recorded_profile,
 )
 from paceline.analysis.predict.link import Link, measured_link, slower_of
-from paceline.analysis.predict.node import DRAWS, NodeSetup, NodeStep, node_step
+from paceline.analysis.predict.node import DRAWS, NodeSetup, NodeStep, exchange_of, node_step
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
 from paceline.spec.descriptors import Exchange
-from paceline.spec.extensions import STRATEGIES, TRANSPORTS
+from paceline.spec.extensions import TRANSPORTS
 
 
 def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class Network:
 
     def why_not(self, setup: NodeSetup) -> tuple[str, str] | None:
         """Return why a setup cannot be predicted, and what to do; None if it can be."""
-        strategy, exchange = setup.trial.local_strategy, setup.exchange
+        strategy, exchange = setup.trial.local_strategy, exchange_of(setup.trial)
         if exchange is None:
             return (
                 f'"{strategy}" does not say what it exchanges between nodes',
@@ -94,7 +94,7 @@ class Network:
 
         own_s: the step of a node alone, shape (draws, nodes). Returns two arrays of this shape.
         """
-        exchange = setup.exchange
+        exchange = exchange_of(setup.trial)
         assert self._link is not None and exchange is not None, "why_not"  # noqa: PT018
         latency_s, bytes_per_s = (each[:, None] for each in self._link.draws(DRAWS, generator))
         replicas = setup.trial.placement.replicas_per_node
@@ -200,7 +200,7 @@ class Network:
         return None
 
     def _read_messages(self, record: TrialRecord) -> _Recorded | None:
-        exchange, step = _exchange_of(record), node_step(record)
+        exchange, step = exchange_of(record.trial), node_step(record)
         if step is None or exchange is None:
             return None
         gradient_bytes = exchange.bytes_per_parameter * self._parameters
@@ -214,11 +214,6 @@ class Network:
         return _Recorded(record=record, step=step, profile=found)
 
 
-def _exchange_of(record: TrialRecord) -> Exchange | None:
-    strategy = STRATEGIES.get(record.trial.local_strategy)
-    return strategy.exchange(record.trial.strategy_options)
-
-
 def _why_unusable(setup: NodeSetup, exchange: Exchange, found: _Recorded) -> tuple[str, str] | None:
     """Return why recorded messages do not tell those of a setup, and what to do; None if they do.
 
@@ -229,7 +224,7 @@ def _why_unusable(setup: NodeSetup, exchange: Exchange, found: _Recorded) -> tup
             f"its steps have operations without a model: {', '.join(found.profile.unknown)}",
             "measure on several nodes",
         )
-    other = _exchange_of(found.record)
+    other = exchange_of(found.record.trial)
     is_like = other is not None and (other.among == "stages") == (exchange.among == "stages")
     if found.profile.gathers and not (is_like or setup.holds(found.record)):
         return (

@@ -25,10 +25,10 @@ from paceline.analysis.predict.prediction import Refusal, Request
 from paceline.analysis.statistics.intervals import Estimate
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.configuration import pipeline_counts
-from paceline.analysis.trial.phases import mean_over_ranks, trial_phases
+from paceline.analysis.trial.phases import mean_of_each, trial_phases
 from paceline.analysis.trial.reading import TrialRecord
-from paceline.analysis.trial.speed import samples_rate
-from paceline.analysis.trial.steps import global_steps, read_steps
+from paceline.analysis.trial.steps import global_steps, read_steps, samples_rate
+from paceline.plan.trial import Trial
 from paceline.spec.descriptors import Exchange
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS
 
@@ -192,6 +192,11 @@ def _merged(samples: float, points: Sequence[Point]) -> Point:
     )
 
 
+def exchange_of(trial: Trial) -> Exchange | None:
+    """Return the exchange between nodes, as the strategy of a trial states it."""
+    return STRATEGIES.get(trial.local_strategy).exchange(trial.strategy_options)
+
+
 def _is_inside(share: float, points: Sequence[Point]) -> bool:
     """Return whether a share lies among those of the points."""
     if not points:
@@ -221,12 +226,6 @@ class NodeSetup:
 
     def holds(self, record: TrialRecord) -> bool:
         return record.trial.id in self._ids
-
-    @property
-    def exchange(self) -> Exchange | None:
-        """The exchange between nodes, as the strategy states it."""
-        strategy = STRATEGIES.get(self.trial.local_strategy)
-        return strategy.exchange(self.trial.strategy_options)
 
     @cached_property
     def points(self) -> list[Point]:
@@ -353,7 +352,7 @@ class NodeSetup:
         """Forward and backward pass as a share of the node's step."""
         first = self.steps[0]
         phases = trial_phases(first.record, read_steps(first.record))
-        means: Mapping[str, float | None] = mean_over_ranks([rank.step for rank in phases])
+        means: Mapping[str, float | None] = mean_of_each([rank.step for rank in phases])
         return sum(means.get(name) or 0.0 for name in _COMPUTING) / first.mean_s
 
     @property

@@ -111,19 +111,16 @@ class _Workload:
         found = [node_step(record) for record in usable]
         steps = [step for step in found if step is not None]
         if not steps:
-            name, reason = (
-                records[0].trial.training.workload,
-                "no step after the warm-up was measured",
-            )
+            name, nodes = records[0].trial.training.workload, request.nodes
+            reason = "no step after the warm-up was measured"
             measure = "measure more steps (max_steps)"
             if not usable:
                 reason = "no trial trains what the baseline does, with a known batch"
                 measure = "add such a trial"
-            self.refusals = [
-                Refusal(
-                    workload=name, setup=name, nodes=request.nodes, reason=reason, measure=measure
-                )
-            ]
+            refusal = Refusal(
+                workload=name, setup=name, nodes=nodes, reason=reason, measure=measure
+            )
+            self.refusals = [refusal]
             return
         spread = Spread(steps)
         batch = request.global_batch or max(

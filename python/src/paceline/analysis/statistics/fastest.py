@@ -243,27 +243,22 @@ class _Pairs:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Draws:
-    """Standard random variables, by draw; equal arguments give equal draws."""
-
-    normal: NDArray[np.float64]  # shape (draws, errors)
-    common: NDArray[np.float64]  # chi-square over degrees of freedom, shape (draws, 1)
-    own: NDArray[np.float64]  # the same for each configuration
-    uniform: NDArray[np.float64]
-
-
 @lru_cache(maxsize=4)
 def _standard_draws(
     draws: int, errors: int, degrees: float, own_degrees: tuple[float, ...]
-) -> _Draws:
+) -> tuple[NDArray[np.float64], ...]:
+    """Return standard random variables by draw; equal arguments give equal draws.
+
+    Normal ones of the errors; chi-square over degrees of freedom, common to all and of each
+    configuration; uniform ones of each configuration.
+    """
     generator = np.random.default_rng(_SEED)
     shape = draws, len(own_degrees)
-    return _Draws(
-        normal=generator.standard_normal((draws, errors)),
-        common=generator.chisquare(degrees, (draws, 1)) / degrees,
-        own=generator.chisquare(own_degrees, shape) / np.array(own_degrees),
-        uniform=generator.random(shape),
+    return (
+        generator.standard_normal((draws, errors)),
+        generator.chisquare(degrees, (draws, 1)) / degrees,
+        generator.chisquare(own_degrees, shape) / np.array(own_degrees),
+        generator.random(shape),
     )
 
 
@@ -271,12 +266,12 @@ def _drawn_errors(layout: Layout, compared: NDArray[np.int64]) -> NDArray[np.flo
     """Draw the errors of the log means of the compared, shape (draws, compared)."""
     count = min(_MOST_DRAWS, _MOST_ELEMENTS // len(compared) ** 2)
     own_degrees = tuple(np.maximum(layout.own_degrees, 1.0).tolist())
-    draws = _standard_draws(count, len(layout.error_of), layout.degrees, own_degrees)
-    is_noisier = draws.uniform < layout.noisier
-    variances = np.where(
-        is_noisier, layout.own_variances / draws.own, layout.variance / draws.common
+    normal, common, own, uniform = _standard_draws(
+        count, len(layout.error_of), layout.degrees, own_degrees
     )
-    errors = draws.normal * np.sqrt(variances)[:, layout.error_of]
+    is_noisier = uniform < layout.noisier
+    variances = np.where(is_noisier, layout.own_variances / own, layout.variance / common)
+    errors = normal * np.sqrt(variances)[:, layout.error_of]
     drawn: NDArray[np.float64] = errors @ layout.error_weights[compared].T
     return drawn
 

@@ -71,12 +71,12 @@ class FastestNames:
     None if the noise is unknown. further_repeats: expected number that would decide the rest.
     """
 
-    leader: str | None
-    not_separated: tuple[str, ...]
-    ties: tuple[str, ...]
-    undecided: tuple[str, ...]
-    detectable: float | None
-    further_repeats: int | None
+    leader: str | None = None
+    not_separated: tuple[str, ...] = ()
+    ties: tuple[str, ...] = ()
+    undecided: tuple[str, ...] = ()
+    detectable: float | None = None
+    further_repeats: int | None = None
 
 
 class RunRates:
@@ -145,10 +145,7 @@ class RunRates:
             if self.repeats.get(n)
         ]
         if self.layout is None or not chosen:
-            return FastestNames(
-                leader=None, not_separated=(), ties=(), undecided=(), detectable=None,
-                further_repeats=None,
-            )  # fmt: skip
+            return FastestNames()
         return self._named(find_fastest(self.layout, chosen, level=level, margin=margin))
 
     def _named(self, found: Fastest) -> FastestNames:

@@ -64,11 +64,6 @@ class Bin:
         return self.matched_bytes / self.transfer_s
 
 
-def size_bin(payload_bytes: pl.Expr) -> pl.Expr:
-    """Return the number of the range between BOUNDS_BYTES to which a size belongs."""
-    return pl.sum_horizontal(payload_bytes >= bound for bound in BOUNDS_BYTES).cast(pl.Int64)
-
-
 def bins(operations: pl.DataFrame, *, all_ranks: bool) -> tuple[Bin, ...]:
     """Group operations by kind, algorithm and size.
 
@@ -76,7 +71,9 @@ def bins(operations: pl.DataFrame, *, all_ranks: bool) -> tuple[Bin, ...]:
     then the bytes sent can be compared with the formula of the algorithm, because ranks send
     different parts.
     """
-    sized = operations.with_columns(size=size_bin(pl.col("payload_bytes")))
+    # the number of the range between BOUNDS_BYTES
+    size = pl.sum_horizontal(pl.col("payload_bytes") >= bound for bound in BOUNDS_BYTES)
+    sized = operations.with_columns(size=size.cast(pl.Int64))
     expected = _expected(sized) if all_ranks else {}
     is_matched = pl.col("wait_s").is_not_null()
     grouped = sized.group_by(_KIND).agg(

@@ -6,7 +6,6 @@ The extensions know their own options; only this module of the analysis asks a t
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.trial import Trial
@@ -14,18 +13,8 @@ from paceline.plan.trial import Trial
 TIMES, DOT = "\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Description of a configuration, for tables."""
-
-    layout: str  # counts on a node, for example `2x1`: replicas x threads
-    labels: tuple[str, ...]  # options that differ from their defaults
-    details: tuple[str, ...]  # shown only where two configurations have equal labels
-    options: dict[str, Any]  # values that belong to the strategy, the transport or the launcher
-
-
-def facts_of(trial: Trial) -> Facts:
-    """Collect the facts of one trial."""
+def facts_of(trial: Trial) -> dict[str, Any]:
+    """Return the fields of a row that describe a configuration."""
     training, nodes = trial.training, trial.placement.nodes
     usual = ("cpu", "fp32", "contiguous")
     labels = [
@@ -34,12 +23,12 @@ def facts_of(trial: Trial) -> Facts:
     found: dict[str, Any] = {}
     for each in trial.options:
         found |= each.model_dump(mode="json", exclude_none=True)
-    return Facts(
-        layout=trial.layout if nodes == 1 else f"{nodes}{TIMES}{trial.layout}",
-        labels=(*labels, *trial.labels),
-        details=tuple(trial.details),
-        options=found,
-    )
+    return {
+        "layout": trial.layout if nodes == 1 else f"{nodes}{TIMES}{trial.layout}",
+        "labels": (*labels, *trial.labels),
+        "details": tuple(trial.details),
+        "options": found,
+    }
 
 
 def node_setup(trial: Trial) -> Hashable:

@@ -8,7 +8,7 @@ counts (MLPerf Training, AlgoPerf).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,6 @@ from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import GlobalSteps
 from paceline.records.rows import EvaluationRow
 from paceline.records.tables import read_table
-from paceline.spec.tables import Target
 
 _FIELDS = ("steps", "epoch", "metric", "sums", "counts")
 
@@ -110,14 +109,11 @@ def target_time(
     values = evaluations.metrics.get(target.metric)
     if values is None or not len(steps.step):
         return None
-    first = _first_reached(values, target)
+    reached = (i for i, value in enumerate(values) if target.reached(float(value)))
+    first = next(reached, None)
     count = len(steps.step) if first is None else int(evaluations.steps[first])
     seconds = float(steps.time_s[steps.step < count].sum())
     return TargetTime(reached=first is not None, steps=count, seconds=seconds)
-
-
-def _first_reached(values: Sequence[float] | NDArray[np.float64], target: Target) -> int | None:
-    return next((i for i, value in enumerate(values) if target.reached(float(value))), None)
 
 
 def _total(lists: pl.Series) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ the rest of a step. Therefore the phases of a rank always add up to the wall tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -55,14 +55,20 @@ def mean_step(means: Mapping[int, Phases], rank: int) -> Phases:
     return means.get(rank) or dict.fromkeys(STEP_PHASES)
 
 
-def mean_over_ranks(ranks: Sequence[Mapping[str, float | None]]) -> Phases:
-    """Return each phase's mean; None where no rank has it."""
-    return _reduced(ranks, fmean)
+def mean_of_each(rows: Sequence[Mapping[str, float | None]]) -> Phases:
+    """Return each name's mean; None where no row has it."""
+    return _reduced(rows, fmean)
 
 
-def median_over_repeats(repeats: Sequence[Mapping[str, float | None]]) -> Phases:
-    """Return each phase's median; None where no repeat has it."""
-    return _reduced(repeats, median)
+def median_of_each(rows: Sequence[Mapping[str, float | None]]) -> Phases:
+    """Return each name's median; None where no row has it."""
+    return _reduced(rows, median)
+
+
+def median_of(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _by_rank(steps: RankSteps, *, mean: bool) -> dict[int, Phases]:

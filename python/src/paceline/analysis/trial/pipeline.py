@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.analysis.trial.configuration import pipeline_counts
+from paceline.analysis.trial.phases import median_of
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import RankSteps
 
@@ -96,14 +97,13 @@ def median_pipeline(repeats: Sequence[Pipeline]) -> Pipeline | None:
     """
     if not repeats:
         return None
-    measured = [p.bubble_measured for p in repeats if p.bubble_measured is not None]
     by_stage: dict[int, list[StageTimes]] = {}
     for repeat in repeats:
         for stage in repeat.stages:
             by_stage.setdefault(stage.stage, []).append(stage)
     return Pipeline(
         stages=tuple(_median_stage(stage, found) for stage, found in sorted(by_stage.items())),
-        bubble_measured=median(measured) if measured else None,
+        bubble_measured=median_of(repeat.bubble_measured for repeat in repeats),
         bubble_theoretical=repeats[0].bubble_theoretical,
         split_points=repeats[0].split_points,
     )

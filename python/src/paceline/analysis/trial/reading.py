@@ -148,15 +148,13 @@ def read_trial(files: TrialFiles) -> Trial:
 
 def read_hosts(files: TrialFiles) -> tuple[HostTrace, ...]:
     """Read the traces of all hosts of a trial. Raises DataError if a row is damaged."""
-    return tuple(read_host(name, host_files) for name, host_files in files.hosts())
-
-
-def read_host(name: str, files: HostFiles) -> HostTrace:
-    """Read the trace of one host. Raises DataError if a row is damaged."""
-    return HostTrace(
-        host=name,
-        header=read_header(files.trace),
-        samples=read_table(files.trace, HOST_SAMPLES),
+    return tuple(
+        HostTrace(
+            host=name,
+            header=read_header(host_files.trace),
+            samples=read_table(host_files.trace, HOST_SAMPLES),
+        )
+        for name, host_files in files.hosts()
     )
 
 

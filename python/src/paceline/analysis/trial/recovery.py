@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
+from paceline.analysis.trial.phases import median_of
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import RankSteps
 from paceline.records.rows import CheckpointRow, ContinuationRow, FailureRow, InjectedFailureRow
@@ -146,18 +147,13 @@ def _cost(failures: Sequence[Recovery], configuration: str, checkpoint_s: float)
         kind=failures[0].kind,
         failures=len(failures),
         lost_steps=median(each.lost_steps for each in failures),
-        lost_work_s=_median(each.lost_work_s for each in failures),
-        detect_s=_median(each.detect_s for each in failures),
-        restart_s=_median(each.restart_s for each in failures),
+        lost_work_s=median_of(each.lost_work_s for each in failures),
+        detect_s=median_of(each.detect_s for each in failures),
+        restart_s=median_of(each.restart_s for each in failures),
         restore_s=median(each.restore_s for each in failures),
-        next_step_s=_median(each.next_step_s for each in failures),
+        next_step_s=median_of(each.next_step_s for each in failures),
         checkpoint_s=checkpoint_s,
     )
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def _recovery(

@@ -20,6 +20,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from paceline.analysis.statistics.rates import RepeatRate, repeat_rate
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
 from paceline.plan.trial import Trial
 from paceline.records.rows import EvaluationRow, StepRow
@@ -222,6 +223,12 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
     )
 
 
+def samples_rate(record: TrialRecord, steps: GlobalSteps) -> RepeatRate | None:
+    """Return the samples per second of the steady steps, with stalls; None if there are none."""
+    samples, seconds, _ = steps.rounds(record.trial.round_steps)
+    return repeat_rate(samples, seconds)
+
+
 def _ranks_of_distinct_samples(record: TrialRecord) -> list[int]:
     """Return the places of ranks that hold samples of their own; one of those with the same."""
     first: dict[object, int] = {}
@@ -244,9 +251,7 @@ def _is_steady(
     return steady
 
 
-def _aligned(
-    ranks: list[pl.DataFrame],
-) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+def _aligned(ranks: list[pl.DataFrame]) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
     """Return the steps of all ranks, and their fields, each of shape (ranks, steps).
 
     ranks: the rows of each rank.

@@ -91,9 +91,7 @@ class _Training:
 
     def __init__(self, record: TrialRecord, host: HostTrace) -> None:
         samples = host.samples
-        span = span_on_host(record, host.host, "train") or (0.0, -1.0)
-        unix_s = samples["unix_s"].to_numpy()
-        self._inside = (unix_s > span[0]) & (unix_s <= span[1])
+        self._inside = in_training(record, host.host, samples)
         self._values = {
             **cpu_percent(samples),
             "ram_percent": ram_percent(samples),
@@ -134,6 +132,14 @@ def span_on_host(record: TrialRecord, host: str, name: str) -> tuple[float, floa
     return min(s.started_unix_s for s in spans), max(s.ended_unix_s for s in spans)
 
 
+def in_training(record: TrialRecord, host: str, samples: pl.DataFrame) -> NDArray[np.bool_]:
+    """Return the mask of the samples of a host in the training; a sample is of the time before."""
+    span = span_on_host(record, host, "train") or (0.0, -1.0)
+    unix_s = samples["unix_s"].to_numpy()
+    inside: NDArray[np.bool_] = (unix_s > span[0]) & (unix_s <= span[1])
+    return inside
+
+
 def launch_on_host(record: TrialRecord, host: str) -> float | None:
     """Return when the trial was launched, on the clock of `host`.
 
@@ -157,12 +163,10 @@ class BackgroundLoad(NamedTuple):
 
 def load_in_training(record: TrialRecord, host: HostTrace) -> BackgroundLoad | None:
     """Return the CPU shares of one host during the `train` span; None without two samples."""
-    span = span_on_host(record, host.host, "train")
     frame = host.samples
-    if span is None or "user" not in struct_fields(frame, "cpu_seconds"):
+    if "user" not in struct_fields(frame, "cpu_seconds"):
         return None
-    unix_s = frame["unix_s"].to_numpy()
-    inside = np.flatnonzero((unix_s > span[0]) & (unix_s <= span[1]))
+    inside = np.flatnonzero(in_training(record, host.host, frame))
     if len(inside) < 2:
         return None
     ends = frame[[int(inside[0]), int(inside[-1])]]

@@ -1,17 +1,7 @@
 """All metrics. To add one, declare it in `declared.py`; nothing else lists metrics."""
 
-from paceline.records.metrics.declared import (
-    HOST_METRICS,
-    RANK_METRICS,
-    RUN_FACTS,
-    RUN_METRICS,
-    RUN_PROCESS_METRICS,
-    SIDECAR_METRICS,
-    SLOW_S,
-    TRAINING_METRICS,
-)
+from paceline.records.metrics.declared import METRICS, RUN_FACTS, SLOW_S
 from paceline.records.metrics.metric import (
-    CGROUP,
     HOST,
     RANK,
     RUN,
@@ -23,7 +13,6 @@ from paceline.records.metrics.metric import (
 )
 
 __all__ = [
-    "CGROUP",
     "HOST",
     "METRICS",
     "RANK",
@@ -36,12 +25,3 @@ __all__ = [
     "Metric",
     "Scope",
 ]
-
-METRICS: tuple[Metric, ...] = (
-    *HOST_METRICS,
-    *RUN_METRICS,
-    *RUN_PROCESS_METRICS,
-    *RANK_METRICS,
-    *TRAINING_METRICS,
-    *SIDECAR_METRICS,
-)

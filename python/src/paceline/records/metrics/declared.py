@@ -271,3 +271,12 @@ TRAINING_METRICS = (
         "computation, by operation."),
 )
 # fmt: on
+
+METRICS: tuple[Metric, ...] = (
+    *HOST_METRICS,
+    *RUN_METRICS,
+    *RUN_PROCESS_METRICS,
+    *RANK_METRICS,
+    *TRAINING_METRICS,
+    *SIDECAR_METRICS,
+)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import Row, short_name
+from paceline.analysis.compare.row import short_name
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.report.figures.charts import (
     BLUE,
@@ -25,7 +25,7 @@ from paceline.report.figures.charts import (
     spread,
     thinned,
 )
-from paceline.report.wording import NOT_MEASURED, reach, with_bounds
+from paceline.report.wording import reach, with_bounds
 
 _MOST_LINES = 8  # of configurations that are not equivalent
 # Attributes of Evaluations, and titles: buttons of the figure choose among them.
@@ -63,7 +63,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
             y=short_name(row, comparison.rows),
             xanchor="left",
             xshift=8,
-            text=_speedup_label(row),
+            text="1 (baseline)" if row.is_baseline else with_bounds(row.speedup),
             name="beside",  # the page leaves it out where it is narrow
             showarrow=False,
         )
@@ -239,9 +239,3 @@ def _axis_buttons(drawn: Sequence[Evaluations]) -> dict[str, Any]:
             for axis in known
         ],
     }
-
-
-def _speedup_label(row: Row) -> str:
-    if row.is_baseline:
-        return "1 (baseline)"
-    return NOT_MEASURED if row.speedup is None else with_bounds(row.speedup)
