@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from paceline.analysis.predict.exchange import Message, Profile, Replay, added_s
+from paceline.analysis.predict.exchange import Burden, Message, Profile, Replay, added_s
 
 SUM = Message(operation="allreduce", payload_bytes=10e6, lead=0.5, samples=8.0)
 SUMS = Profile(messages=(SUM,))
@@ -26,19 +26,28 @@ def replay_of(profile, own_s, *, nodes=2, samples=8.0, bytes_per_s=25e6, draws=1
     )
 
 
-def added(profile, recorded=None, *, own_s=1.0, **link):
+def added(profile, recorded=None, *, own_s=1.0, several_s=(1.1,), **link):
     """Return draws of the addition to a step of `own_s`.
 
-    recorded: of a trial on two nodes with steps of 1.1 s in place of 1 s.
+    recorded: of a trial on two nodes with steps of `several_s` in place of 1 s.
     """
-    trial = replay_of(recorded or profile, 1.1)
-    found = added_s(replay_of(profile, own_s, **link), trial, 1.0, np.random.default_rng(1))
-    return found[:, 0]
+    burden = Burden(
+        replay=replay_of(recorded or profile, 1.1),
+        several_s=np.array(several_s)[:, None],
+        alone_s=np.ones((len(several_s), 1)),
+    )
+    return added_s(replay_of(profile, own_s, **link), burden, np.random.default_rng(1))[:, 0]
 
 
 def test_the_same_exchange_adds_the_same():
     assert added(SUMS) == pytest.approx(0.1)
     assert added(FACTORS) == pytest.approx(0.1)
+
+
+def test_what_is_not_known_of_several_nodes_is_not_known_of_the_addition():
+    drawn = (1.02, 1.1, 1.18)
+    assert added(SUMS, several_s=drawn, draws=3) == pytest.approx([0.02, 0.1, 0.18])
+    assert added(SUMS, several_s=(0.9,)) == 0
 
 
 def test_one_node_has_no_burden():

@@ -236,23 +236,35 @@ class Replay:
         return np.where(self.nodes > 1, values, 0.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burden:
+    """A trial on several nodes, which shows by how much the exchange makes own steps longer.
+
+    replay: of its messages, with its mean step. several_s, alone_s: draws of its step without
+    communication, and of the step of a node alone with as many samples, shape (draws, 1).
+    """
+
+    replay: Replay
+    several_s: NDArray[np.float64]
+    alone_s: NDArray[np.float64]
+
+
 def added_s(
-    replay: Replay, recorded: Replay, alone_s: float, generator: np.random.Generator
+    replay: Replay, burden: Burden, generator: np.random.Generator
 ) -> NDArray[np.float64]:
     """Draw by how much the exchange makes own steps longer, shape (draws, nodes).
 
-    replay: of the messages beside steps of a node alone. recorded: of the trial on several nodes
-    that shows the addition, with its mean step and without draws. alone_s: the step of a node alone
-    with as many samples. Values between the bounds of the transfer are equally likely on a
-    logarithmic scale.
+    replay: of the messages beside steps of a node alone. Values between the bounds of the transfer
+    are equally likely on a logarithmic scale.
     """
     profile, nodes, own_s = replay.profile, replay.nodes, replay.own_s
+    recorded, alone_s = burden.replay, burden.alone_s
     was_active_s, had_moved = (each.item() for each in recorded.beside_own())
-    left_s = max(0.0, recorded.own_s.item() - alone_s)
+    left_s = np.maximum(burden.several_s - alone_s, 0.0)
     longer = replace(replay, own_s=own_s * (1 + left_s / alone_s))
     others = 1 - 1 / recorded.nodes.item()
-    products_s = min(left_s, profile.products_s * others)
-    transfer_s = min(left_s - products_s, _FAIR_SHARE * was_active_s)
+    products_s = np.minimum(left_s, profile.products_s * others)
+    transfer_s = np.minimum(left_s - products_s, _FAIR_SHARE * was_active_s)
     rest_s = left_s - products_s - transfer_s
     ratio = np.ones_like(own_s)
     if was_active_s:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.analysis.predict.exchange import (
+    Burden,
     Profile,
     Replay,
     added_s,
@@ -113,9 +114,9 @@ class Network:
             return own_s, self._declared_s(setup, exchange, replay, generator)
         profile = found.profile if exchange.overlaps else found.profile.without_overlap()
         replay = replace(replay, profile=profile)
-        recorded = self._replayed(found)
-        if recorded is not None:
-            own_s = own_s + added_s(replay, *recorded, generator)
+        burden = self._burden(found, generator)
+        if burden is not None:
+            own_s = own_s + added_s(replay, burden, generator)
             replay = replace(replay, own_s=own_s)
         return own_s, replay.exposed_s()
 
@@ -139,16 +140,26 @@ class Network:
         )
         return exposed_s
 
-    def _replayed(self, found: _Recorded) -> tuple[Replay, float] | None:
-        """Return the messages of a trial on several nodes beside its mean step, and the step of a
-        node alone with as many samples; None if one of them is not known."""
-        step = found.step
-        owner = next((s for s in self._setups if s.holds(found.record)), None)
-        alone_s = None if owner is None else owner.alone_s(step.samples)
-        if step.nodes == 1 or alone_s is None:
+    def several(self, setup: NodeSetup) -> Point | None:
+        """Return the mean step of the trials on several nodes that show the messages of a setup;
+        None without one."""
+        found = self._recorded(setup)
+        if found is None or found.step.nodes == 1:
             return None
+        owner = self._owner(found)
+        return None if owner is None else owner.among_several(found.step)
+
+    def _owner(self, found: _Recorded) -> NodeSetup | None:
+        return next((setup for setup in self._setups if setup.holds(found.record)), None)
+
+    def _burden(self, found: _Recorded, generator: np.random.Generator) -> Burden | None:
+        """Return what the trials on several nodes show; None if one of its parts is not known."""
+        step, owner = found.step, self._owner(found)
+        if step.nodes == 1 or owner is None:
+            return None
+        several, alone_s = owner.among_several(step), owner.alone_s(step.samples)
         link = measured_link([found.record], self.algorithms)  # reads the operations of the trial
-        if link is None:
+        if several is None or alone_s is None or link is None:
             return None
         latency_s, bytes_per_s = (np.array([[value]]) for value in link.middle)
         replay = Replay(
@@ -156,11 +167,12 @@ class Network:
             self.algorithms,
             np.array([step.nodes]),
             np.array([step.samples]),
-            np.array([[step.mean_s]]),
+            np.exp([[several.log_s]]),
             latency_s,
             bytes_per_s,
         )
-        return replay, alone_s
+        several_s = several.draws(generator)[:, None]
+        return Burden(replay=replay, several_s=several_s, alone_s=alone_s)
 
     def _limited_link(self, given: Link | None) -> Link | None:
         """Return the link, which hosts may limit; None if it is neither given nor measured."""

@@ -38,6 +38,7 @@ _COMPUTING = ("forward", "backward")
 # A configuration with so many degrees of freedom has a spread of its own. Others use the one of all
 # runs of the workload, because two or three repeats do not tell who is noisier.
 _OWN_DEGREES = 4
+_SEED = 20160316
 _MOST_NOISE = 10.0  # of a logarithm, so that a step stays a number
 
 
@@ -133,6 +134,10 @@ class Spread:
             _merged(share, [self._own[source] for source in sources])
             for share, sources in sorted(by_share.items())
         ]
+
+    def own(self, step: NodeStep) -> Point | None:
+        """Return the mean of a step's configuration without communication."""
+        return self._own.get(step.source)
 
     def fastest(self, steps: Iterable[NodeStep]) -> tuple[NodeStep, Point] | None:
         """Return the fastest measured configuration with all of its communication."""
@@ -277,13 +282,25 @@ class NodeSetup:
         Between two measured shares the line through them counts, so a measured share has its
         measured time.
         """
-        points = np.stack([point.draws(generator) for point in self.points])
         between = np.maximum(share, self.points[0].samples / _MARGIN)
-        found = self._on_lines(points, between)
+        found = self._on_lines(self._drawn_points, between)
         # Below all measured shares the time is anything from constant to proportional.
         constant = generator.random((DRAWS, 1))
         drawn: NDArray[np.float64] = found * (constant + (1 - constant) * share / between)
         return drawn
+
+    @cached_property
+    def _drawn_points(self) -> NDArray[np.float64]:
+        """Draws of the measured steps, shape (points, DRAWS): the same for all predictions, because
+        what a node alone takes is also subtracted from what it takes among several."""
+        generator = self.generator("alone")
+        return np.stack([point.draws(generator) for point in self.points])
+
+    def generator(self, name: str) -> np.random.Generator:
+        """Return draws that are independent of those of other setups and names."""
+        training = self.trial.training
+        words = f"{training.workload} {self.name} {training.precision} {name}"
+        return np.random.default_rng([_SEED, *words.encode()])
 
     def new_run(
         self, share: NDArray[np.float64], generator: np.random.Generator
@@ -294,12 +311,16 @@ class NodeSetup:
         nearest: NDArray[np.float64] = noise[distance.argmin(axis=0)].T
         return nearest
 
-    def alone_s(self, samples: float) -> float | None:
-        """Return the step of a node alone, in seconds; None where it was not measured."""
+    def alone_s(self, samples: float) -> NDArray[np.float64] | None:
+        """Return the draws of the step of a node alone, shape (DRAWS, 1); None where it was not
+        measured."""
         if not _is_inside(samples, self.points):
             return None
-        means = np.exp([[point.log_s] for point in self.points])
-        return float(self._on_lines(means, np.array([samples]))[0, 0])
+        return self._on_lines(self._drawn_points, np.array([samples]))
+
+    def among_several(self, step: NodeStep) -> Point | None:
+        """Return the mean step of the configuration on several nodes to which a trial belongs."""
+        return self._spread.own(step)
 
     def unsupported(self, nodes: NDArray[np.int64]) -> Iterator[Refusal]:
         """Yield what the measured shares and steps do not support."""

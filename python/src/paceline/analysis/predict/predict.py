@@ -46,7 +46,6 @@ from paceline.spec.extensions import TRANSPORTS
 # intervals contain 90 % of the points of one scene of python/benchmarks/predictions.py, and tested
 # with the points of the others (docs/results/predictions.md).
 MODEL_ERROR = 0.027
-_SEED = 20160316
 _BOUNDS = ((1 - CONFIDENCE) / 2, 0.5, (1 + CONFIDENCE) / 2)
 
 
@@ -213,7 +212,7 @@ class _Workload:
 
     def _on_one_node(self, setup: NodeSetup) -> _Drawn:
         """Draw a new run on one node: as measured, or from the steps with other batches."""
-        generator = _generator(setup, "alone")
+        generator = setup.generator("on one node")
         measured = setup.measured_alone()
         if measured is None or setup.bubble_factor != 1:
             share = setup.shares(np.ones(1, dtype=np.int64))
@@ -237,14 +236,18 @@ class _Workload:
     def _on_several(
         self, setup: NodeSetup, network: Network, nodes: NDArray[np.int64]
     ) -> Iterator[_Drawn]:
-        generator = _generator(setup, network.transport)
+        generator = setup.generator(network.transport)
         share = setup.shares(nodes)
         own_s = setup.seconds(share, generator) * setup.bubble_factor
         beside_s, exposed_s = network.exchanged(setup, nodes, own_s, generator)
         slowest = slowest_ratio(setup.ratios, nodes)
         error = MODEL_ERROR * generator.standard_normal((DRAWS, 1))
         step_s = beside_s * slowest + exposed_s
-        step_s = step_s * np.exp(error + setup.new_run(share, generator))
+        several = network.several(setup)
+        noise = setup.new_run(share, generator)
+        if several is not None:
+            noise = several.noise(generator)[:, None]
+        step_s = step_s * np.exp(error + noise)
         bounded = is_below(share, setup.points)
         for place, number in enumerate(nodes.tolist()):
             node_s = float(np.median(beside_s[:, place]))
@@ -258,12 +261,6 @@ class _Workload:
                 exposed_s=float(np.median(exposed_s[:, place])),
                 is_bounded=bool(bounded[place]),
             )
-
-
-def _generator(setup: NodeSetup, name: str) -> np.random.Generator:
-    """Return draws that are independent of those of other setups and networks."""
-    words = f"{setup.trial.training.workload} {setup.name} {setup.trial.training.precision} {name}"
-    return np.random.default_rng([_SEED, *words.encode()])
 
 
 def _grouped(steps: Sequence[NodeStep]) -> list[list[NodeStep]]:
