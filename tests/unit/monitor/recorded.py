@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 from tests.support.rows import OPERATION
 from tests.unit.analysis.fabricate import Case, Way, edit_json, make_run
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
 
 from paceline.records.files import JsonlWriter, read_json, read_jsonl
-from paceline.records.layout import RunFiles, TrialFiles
+from paceline.records.layout import RunFiles
 from paceline.records.samples import HOST_SAMPLES
 
 CORES = 2
@@ -49,7 +48,7 @@ def make_recorded_run(root: Path, ways: tuple[Way, ...] = WAYS) -> RunFiles:
     return run
 
 
-def _enrich(files: TrialFiles, host: str) -> None:
+def _enrich(files, host):
     own = files.host(host)
     header, *samples = read_jsonl(own.trace)
     started = samples[0]["unix_s"]
@@ -68,7 +67,7 @@ def _enrich(files: TrialFiles, host: str) -> None:
                 by_rank.write(_rank(sample["unix_s"], passed_s, rank, pid, number))
 
 
-def _more(sample: dict[str, Any], passed_s: float, number: int, ranks: int) -> dict[str, object]:
+def _more(sample, passed_s, number, ranks):
     """Return values at the rates above; 0 for the columns that no test looks at."""
     pressure = {
         "cpu": {"some_s": 0.3 * passed_s, "full_s": 0.0},
@@ -126,7 +125,7 @@ def _more(sample: dict[str, Any], passed_s: float, number: int, ranks: int) -> d
     }
 
 
-def _rank(unix_s: float, passed_s: float, rank: int, pid: int, number: int) -> dict[str, Any]:
+def _rank(unix_s, passed_s, rank, pid, number):
     return {
         "unix_s": unix_s,
         "rank": rank,
@@ -144,7 +143,7 @@ def _rank(unix_s: float, passed_s: float, rank: int, pid: int, number: int) -> d
     }
 
 
-def _communicate(files: TrialFiles, rank: int) -> None:
+def _communicate(files, rank):
     """An all-reduce at the end of each step that has communication."""
     world = json.loads(files.trial.read_text())["placement"]
     ranks = world["nodes"] * world["ranks_per_node"]
