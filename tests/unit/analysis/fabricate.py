@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tests.support.rows import ENDED_WELL
 from tests.unit.analysis.ways import (
@@ -37,7 +38,7 @@ from tests.unit.analysis.ways import (
 from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Evaluation, Placement, Training, Trial, trial_name
 from paceline.records.files import JsonlWriter, write_json
-from paceline.records.layout import RunFiles, TrialFiles
+from paceline.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.records.rows import (
     SCHEMA,
     EvaluationRow,
@@ -45,6 +46,7 @@ from paceline.records.rows import (
     RankStatus,
     RankWeights,
     SampleLogRow,
+    SpanName,
     SpanRow,
     StepRow,
     TrainingResult,
@@ -173,7 +175,7 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
     return trial.model_copy(update={"id": trial_name(trial.configuration, repeat)})
 
 
-def _strategy_options(way):
+def _strategy_options(way: Way) -> dict[str, object]:
     if way.stages > 1:
         return {
             "micro_batches": way.micro_batches,
@@ -217,14 +219,23 @@ def step_samples(case: Case, step: int) -> tuple[int, list[int]]:
     return epoch, order[within * case.global_batch :][: case.global_batch].tolist()
 
 
-def _make_rank(files, trial, way, case, rank, launched, train_start, factors):
+def _make_rank(
+    files: TrialFiles,
+    trial: Trial,
+    way: Way,
+    case: Case,
+    rank: int,
+    launched: float,
+    train_start: float,
+    factors: NDArray[np.float64],
+) -> None:
     own = files.rank(rank)
     offset = way.clock_offset_s if rank else 0.0
     at = launched + way.launch_s - offset  # this rank's clock
     process_start = at
     steps_end = train_start - offset + float(way.step_s * factors.sum()) + case.evaluations_s()
     with JsonlWriter(own.spans) as spans:
-        spent = (
+        spent: tuple[tuple[SpanName, float], ...] = (
             ("imports", way.imports_s),
             ("rendezvous", way.rendezvous_s),
             ("data_load", way.data_load_s),
@@ -299,7 +310,7 @@ def _make_rank(files, trial, way, case, rank, launched, train_start, factors):
     )
 
 
-def _make_evaluation(own, way, row, rank, at):
+def _make_evaluation(own: RankFiles, way: Way, row: StepRow, rank: int, at: float) -> None:
     """Accuracy grows by way.learned samples of 20 with each step, up to all of them.
 
     Each rank evaluates its share; the first ranks have the samples that are right.
@@ -326,7 +337,9 @@ def _make_evaluation(own, way, row, rank, at):
             )
 
 
-def _step_row(way, case, rank, step, at, factor):
+def _step_row(
+    way: Way, case: Case, rank: int, step: int, at: float, factor: float
+) -> tuple[StepRow, list[int]]:
     epoch, ids = step_samples(case, step)
     node, local_rank = divmod(rank, way.ranks)
     replica, stage = divmod(local_rank, way.stages)
@@ -363,7 +376,15 @@ def _step_row(way, case, rank, step, at, factor):
     ), ids[low:high] if samples else []
 
 
-def _make_trace(files, way, node, launched, train_start, train_end, ended):
+def _make_trace(
+    files: TrialFiles,
+    way: Way,
+    node: int,
+    launched: float,
+    train_start: float,
+    train_end: float,
+    ended: float,
+) -> None:
     host = f"node{node}"
     threads = 7 * way.ranks if way.run_threads is None else way.run_threads
     with JsonlWriter(files.host(host).trace) as trace:
@@ -420,7 +441,7 @@ def _make_trace(files, way, node, launched, train_start, train_end, ended):
             )
 
 
-def _make_tensors(files, way, case):
+def _make_tensors(files: TrialFiles, way: Way, case: Case) -> None:
     random = np.random.default_rng(7)
     shapes = {"features.0.weight": (4, 3, 3), "features.0.bias": (4,), "scale": ()}
     initial = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
@@ -447,7 +468,7 @@ def _make_tensors(files, way, case):
     )
 
 
-def _communication(way):
+def _communication(way: Way) -> dict[str, object]:
     """What a strategy says of itself; of a pipeline, a cut before every other layer."""
     if way.sent_bytes is not None:
         return {
@@ -473,7 +494,7 @@ def _communication(way):
     }
 
 
-def _manifest(ids, cases):
+def _manifest(ids: list[str], cases: Sequence[Case]) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "name": "fabricated",

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.support.rows import OPERATION
 from tests.unit.analysis.fabricate import Case, Way, edit_json, make_run
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
 
 from paceline.records.files import JsonlWriter, read_json, read_jsonl
-from paceline.records.layout import RunFiles
+from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.samples import HOST_SAMPLES
 
 CORES = 2
@@ -48,7 +49,7 @@ def make_recorded_run(root: Path, ways: tuple[Way, ...] = WAYS) -> RunFiles:
     return run
 
 
-def _enrich(files, host):
+def _enrich(files: TrialFiles, host: str) -> None:
     own = files.host(host)
     header, *samples = read_jsonl(own.trace)
     started = samples[0]["unix_s"]
@@ -67,7 +68,7 @@ def _enrich(files, host):
                 by_rank.write(_rank(sample["unix_s"], passed_s, rank, pid, number))
 
 
-def _more(sample, passed_s, number, ranks):
+def _more(sample: dict[str, Any], passed_s: float, number: int, ranks: int) -> dict[str, object]:
     """Return values at the rates above; 0 for the columns that no test looks at."""
     pressure = {
         "cpu": {"some_s": 0.3 * passed_s, "full_s": 0.0},
@@ -125,7 +126,7 @@ def _more(sample, passed_s, number, ranks):
     }
 
 
-def _rank(unix_s, passed_s, rank, pid, number):
+def _rank(unix_s: float, passed_s: float, rank: int, pid: int, number: int) -> dict[str, Any]:
     return {
         "unix_s": unix_s,
         "rank": rank,
@@ -143,7 +144,7 @@ def _rank(unix_s, passed_s, rank, pid, number):
     }
 
 
-def _communicate(files, rank):
+def _communicate(files: TrialFiles, rank: int) -> None:
     """An all-reduce at the end of each step that has communication."""
     world = json.loads(files.trial.read_text())["placement"]
     ranks = world["nodes"] * world["ranks_per_node"]
