@@ -1,5 +1,7 @@
 """Peak memory where the proportional set size is read on few ticks."""
 
+from __future__ import annotations
+
 import polars as pl
 import pytest
 

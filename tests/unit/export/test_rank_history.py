@@ -1,5 +1,7 @@
 """Training progress of a rank at a moment."""
 
+from __future__ import annotations
+
 import pytest
 from tests.unit.monitor.recorded import MPI, PAYLOAD_BYTES, make_recorded_run
 

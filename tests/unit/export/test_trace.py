@@ -1,5 +1,7 @@
 """A trace that Perfetto opens: slices of a thread nest, all ranks are on one clock."""
 
+from __future__ import annotations
+
 import json
 from functools import partial
 

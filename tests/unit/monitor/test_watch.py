@@ -1,5 +1,7 @@
 """Watching begins, ends and gives up when it should, and never writes."""
 
+from __future__ import annotations
+
 import io
 
 import pytest

@@ -1,5 +1,7 @@
 """Ways to compute that a trial may choose: what is planned, and what is refused."""
 
+from __future__ import annotations
+
 import pytest
 
 from paceline.errors import UsageError

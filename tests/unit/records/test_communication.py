@@ -1,5 +1,7 @@
 """The report of transport and strategy: every documented key is read, and keys of extensions."""
 
+from __future__ import annotations
+
 import json
 
 import pytest

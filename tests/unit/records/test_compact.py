@@ -1,5 +1,7 @@
 """Compaction keeps every row, and a kill at any moment loses none."""
 
+from __future__ import annotations
+
 import json
 
 import pytest

@@ -1,5 +1,7 @@
 """The lock of a run directory."""
 
+from __future__ import annotations
+
 from paceline.records.documents import LookRecord, Stopping, has_writer, only_writer
 from paceline.records.layout import RunFiles
 

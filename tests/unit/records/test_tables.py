@@ -1,5 +1,7 @@
 """Rows in either form: JSON lines while a trial runs, Parquet afterwards."""
 
+from __future__ import annotations
+
 import polars as pl
 import pytest
 

@@ -1,5 +1,7 @@
 """A file that grows is read on; one that was replaced or cut is read again from its start."""
 
+from __future__ import annotations
+
 import pytest
 
 from paceline.records.tail import LineTail

@@ -1,5 +1,7 @@
 """Verdict, table and JSON of made-up runs never contradict each other, whatever the noise."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
 

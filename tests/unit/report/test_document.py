@@ -1,5 +1,7 @@
 """The page stands alone, holds what was measured, and runs nothing that a file brought along."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import re

@@ -1,5 +1,7 @@
 """The overview of a run's differences names each configuration, whichever has the shorter mean."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from tests.support.terminal import shown

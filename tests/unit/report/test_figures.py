@@ -1,5 +1,7 @@
 """Figures of speed, loss and evaluations: what they draw, and what their captions say."""
 
+from __future__ import annotations
+
 import base64
 import dataclasses
 import json

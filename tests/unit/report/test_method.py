@@ -1,5 +1,7 @@
 """The Method section describes the code: its numbers are read from the text and compared."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from statistics import geometric_mean

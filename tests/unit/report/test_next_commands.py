@@ -1,5 +1,7 @@
 """The commands that follow a run depend on what it has found."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 

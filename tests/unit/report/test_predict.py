@@ -1,5 +1,7 @@
 """What is not predicted is said once for each reason."""
 
+from __future__ import annotations
+
 from paceline.analysis.predict.prediction import Refusal
 from paceline.report.predict import refusal_sentences
 

@@ -1,5 +1,7 @@
 """What is said of communication, on the page and in the terminal."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import pytest

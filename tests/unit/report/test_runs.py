@@ -1,5 +1,7 @@
 """Comparisons of whole runs as text."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from tests.support.terminal import shown as text

@@ -1,5 +1,7 @@
 """What the report says of node-local strategies, in tables and in words."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 

@@ -1,5 +1,7 @@
 """The table fits the terminal and says what the comparison found."""
 
+from __future__ import annotations
+
 import dataclasses
 import io
 import math

@@ -1,5 +1,7 @@
 """Figures of traces: what is in a trace has a figure, on rank 0's clock, with its gaps."""
 
+from __future__ import annotations
+
 import base64
 import dataclasses
 import json

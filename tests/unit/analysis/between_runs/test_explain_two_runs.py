@@ -1,5 +1,7 @@
 """A configuration in two runs: parts, causes, what differs, and what is refused."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 

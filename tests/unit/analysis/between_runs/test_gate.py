@@ -1,5 +1,7 @@
 """The gate: which later runs pass, which are too slow, and which train something else."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math

@@ -1,5 +1,7 @@
 """Runs by time, and marks where the same spec on the same machine changed its speed."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import pytest

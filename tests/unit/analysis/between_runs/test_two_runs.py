@@ -1,5 +1,7 @@
 """Two runs: ratios, significance, and what differs between them."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 

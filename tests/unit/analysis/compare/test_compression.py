@@ -1,5 +1,7 @@
 """What sends less is no failed copy of the baseline: its bytes, its time and its loss count."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 

@@ -1,5 +1,7 @@
 """Table, verdict and explanations of a noisy run never contradict each other."""
 
+from __future__ import annotations
+
 import pytest
 
 from paceline.analysis.compare.explain_run import explain_workload, speed_ranking

@@ -1,5 +1,7 @@
 """Names are short, and no two configurations of a workload have the same."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from paceline.analysis.compare.row import local_name, short_name

@@ -1,5 +1,7 @@
 """From files of known numbers to rows, ties, verdicts and the JSON of the contract."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import subprocess

@@ -1,5 +1,7 @@
 """Last evaluations that differ by more than seeds of the baseline explain are named."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np

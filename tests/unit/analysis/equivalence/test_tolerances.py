@@ -1,5 +1,7 @@
 """Allowed differences, where a baseline measured what rounding does to it."""
 
+from __future__ import annotations
+
 import pytest
 
 from paceline.analysis.equivalence.tolerances import tolerance

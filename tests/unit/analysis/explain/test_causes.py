@@ -1,5 +1,7 @@
 """Causes have the time that their evidence explains, and share a difference by a stated rule."""
 
+from __future__ import annotations
+
 import dataclasses
 from itertools import combinations
 

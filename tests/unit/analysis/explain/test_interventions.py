@@ -1,5 +1,7 @@
 """Each removable cause has a change that removes it, and the result decides by stated limits."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import pytest

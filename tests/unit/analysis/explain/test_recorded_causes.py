@@ -1,5 +1,7 @@
 """Real disturbances of docs/results/causes.md: the present rules, applied to recorded means."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from pathlib import Path

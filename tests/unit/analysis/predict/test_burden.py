@@ -1,5 +1,7 @@
 """The addition of an exchange to a node's own step equals values computed by hand."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np

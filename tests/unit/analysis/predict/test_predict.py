@@ -1,5 +1,7 @@
 """Predictions of a fabricated machine whose every term is known."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 

@@ -1,5 +1,7 @@
 """The interval of a node's step contains a new run as often as it says, whatever the noise is."""
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,5 +1,7 @@
 """Each term of a prediction, against values computed by hand."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Comparison with the fastest: false separations, power, ties, and what was too little."""
 
+from __future__ import annotations
+
 import math
 import time
 

@@ -1,5 +1,7 @@
 """Intervals of means, differences and single trials: values by hand, and coverage on both sides."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

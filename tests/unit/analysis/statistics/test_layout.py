@@ -1,5 +1,7 @@
 """Ratios and speeds of the configurations of one run: values by hand, and coverage."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

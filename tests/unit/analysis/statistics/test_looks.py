@@ -1,5 +1,7 @@
 """The stopping rule of `repeats = "auto"`: its levels, its false alarms and its power."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

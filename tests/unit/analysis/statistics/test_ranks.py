@@ -1,5 +1,7 @@
 """Rank correlation and its permutation test."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,5 +1,7 @@
 """Rates of a run: stalls count, columns agree, and one repeat tells nothing of others."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 

@@ -1,5 +1,7 @@
 """Background CPU load is measured to the percent and reported where it matters."""
 
+from __future__ import annotations
+
 import polars as pl
 import pytest
 

@@ -1,5 +1,7 @@
 """Waiting, transfer, exposed and overlapped time must be what was put in."""
 
+from __future__ import annotations
+
 from functools import partial
 
 import pytest

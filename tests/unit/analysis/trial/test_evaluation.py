@@ -1,5 +1,7 @@
 """From evaluations of known numbers to times, ranking, verdict and equivalence."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math

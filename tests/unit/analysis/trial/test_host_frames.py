@@ -1,5 +1,7 @@
 """Shares, rates and gaps follow from the counters of a trace."""
 
+from __future__ import annotations
+
 import polars as pl
 import pytest
 

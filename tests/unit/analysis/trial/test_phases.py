@@ -1,5 +1,7 @@
 """Times must add up to the wall time, and waiting must be told from transfer."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import pytest

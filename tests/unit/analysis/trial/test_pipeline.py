@@ -1,5 +1,7 @@
 """Bubbles and stages are those that were put in; split points are what the strategy said."""
 
+from __future__ import annotations
+
 import dataclasses
 from functools import partial
 

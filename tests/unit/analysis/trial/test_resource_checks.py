@@ -1,5 +1,7 @@
 """Unequal resources are said in a sentence, equal ones are not mentioned."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from types import SimpleNamespace

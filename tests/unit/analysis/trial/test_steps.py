@@ -1,5 +1,7 @@
 """Rates of steps, and of rounds of steps."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np

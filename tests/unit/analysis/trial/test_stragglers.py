@@ -1,5 +1,7 @@
 """A rank that makes the others wait is named with what it costs; nobody is named by chance."""
 
+from __future__ import annotations
+
 import json
 
 import numpy as np
