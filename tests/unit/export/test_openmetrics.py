@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from tests.unit.analysis.fabricate import LAUNCHED, edit_json, make_run
@@ -12,6 +13,7 @@ from paceline.errors import DataError
 from paceline.export.openmetrics import Written, write_openmetrics
 from paceline.export.run_data import RunData, export
 from paceline.records.files import JsonlWriter, read_jsonl, write_json
+from paceline.records.layout import RunFiles
 from paceline.records.metrics import METRICS
 
 SERIES = {
@@ -21,7 +23,7 @@ SERIES = {
 }
 
 
-def imported(run, tmp_path):
+def imported(run: RunFiles, tmp_path: Path) -> tuple[Written, list[tuple[str, float, float]]]:
     """What was said of it, and (series with labels, value, time) of each line."""
     out = tmp_path / "out.om"
     found = write_openmetrics(run, out)
@@ -32,7 +34,7 @@ def imported(run, tmp_path):
     return found, [(f"{name}}}", float(value), float(at)) for name, (value, at) in values]
 
 
-def course(values, *words):
+def course(values: list[tuple[str, float, float]], *words: str) -> list[tuple[float, float]]:
     """(time, value) of the series whose text has all of `words`."""
     return [(at, value) for name, value, at in values if all(word in name for word in words)]
 
@@ -74,7 +76,7 @@ def test_run_and_version_are_those_that_a_scrape_told(tmp_path):
     assert course(values, "paceline_run_info", 'run="run"')
     assert course(values, "paceline_sidecar_info", 'version="0.1.0"')
 
-    def with_header(header):
+    def with_header(header: dict[str, object]) -> list[tuple[str, float, float]]:
         trace.unlink()
         with JsonlWriter(trace) as writer:
             writer.write_all([header, *rows])

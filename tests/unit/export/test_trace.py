@@ -11,6 +11,7 @@ from tests.unit.analysis import operations as made
 from paceline.analysis.trial.reading import load_trial
 from paceline.errors import UsageError
 from paceline.export.trace import trace_events, write_trace
+from paceline.records.layout import TrialFiles
 
 
 @pytest.fixture
@@ -18,9 +19,9 @@ def make(fabricate, tmp_path):
     return partial(fabricate.make_one, tmp_path / "run")
 
 
-def slices(events):
+def slices(events: Iterable[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
     """Complete events by process and thread, in order of time, the longer first."""
-    found = {}
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for event in events:
         if event["ph"] == "X":
             found.setdefault((event["pid"], event["tid"]), []).append(event)
@@ -29,9 +30,9 @@ def slices(events):
     return found
 
 
-def check_nesting(thread):
+def check_nesting(thread: list[dict[str, Any]]) -> None:
     """Every slice begins after the one before has ended, or ends within it; in whole ns."""
-    open_until = []
+    open_until: list[int] = []
     for event in thread:
         begin = round(1000 * event["ts"])
         end = begin + round(1000 * event["dur"])

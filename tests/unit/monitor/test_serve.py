@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -23,11 +24,11 @@ time.sleep(600)
 """
 
 
-def monitor(run, say):
+def monitor(run: RunFiles, say) -> None:
     serve.monitor(run, say, listen="127.0.0.1:1", grafana_listen="127.0.0.1:2")
 
 
-def program(folder, name, body):
+def program(folder: Path, name: str, body: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!{sys.executable}\n{body}\n")
     (folder / name).chmod(0o755)
@@ -40,13 +41,13 @@ def run(tmp_path, monkeypatch):
     return make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
 
 
-def interrupt_when(said, word):
+def interrupt_when(said: list[str], word: str) -> threading.Thread:
     """Signal this process once the session has said `word`.
 
     If it never does, the session still gets its signal, and the error of the thread fails the test.
     """
 
-    def wait():
+    def wait() -> None:
         try:
             wait_for(lambda: any(word in text for text in said), 30, f"the word {word!r}")
         finally:
@@ -57,7 +58,7 @@ def interrupt_when(said, word):
     return thread
 
 
-def children():
+def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 

@@ -25,14 +25,14 @@ def trial(fabricate):
     return fabricate.make_trial_value(fabricate.SEQUENTIAL)
 
 
-def _watched(run, *, once=False, terminal=False):
+def _watched(run: RunFiles, *, once: bool = False, terminal: bool = False) -> str:
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=80, height=24)
     watch.watch(run, console, once=once, interval_s=0.0)
     return text.getvalue()
 
 
-def _everything(run):
+def _everything(run: RunFiles) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in run.root.rglob("*")}
 
 
@@ -51,7 +51,7 @@ def test_without_a_terminal_there_is_a_plain_line_a_tick(run, trial, monkeypatch
     files = watching.start(run, trial)
     ticks = []
 
-    def tick(seconds):
+    def tick(seconds: float) -> None:
         ticks.append(seconds)
         watching.step(files, 0, len(ticks) - 1)
         if len(ticks) == 3:
@@ -98,7 +98,7 @@ def test_a_run_that_says_nothing_any_more_is_given_up(run, trial, monkeypatch):
         _watched(run)
 
 
-def _view(trial=None, **values):
+def _view(trial: TrialView | None = None, **values) -> RunView:
     usual = {
         "name": "mine", "stage": "", "planned": 9, "done": 3, "failed": 0, "elapsed_s": 3725.0,
         "trial": trial, "ended": False, "message": None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ REPORT = {
 }
 
 
-def read(folder, report):
+def read(folder: Path, report: object) -> TrainingResult | None:
     file = folder / "result.json"
     result = {"steps": 1, "weights_sha256": "a", "update_l2": {}, "parameters": 1}
     file.write_text(json.dumps({**result, "communication": report}))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 from tests.support.rows import STEP
 
@@ -41,12 +44,12 @@ def files(tmp_path):
     return found
 
 
-def complete(**changes):
+def complete(**changes: Any) -> dict[str, Any]:
     """A trace row with every required field."""
     return {**dict.fromkeys(HOST_SAMPLES.required, 0), **SAMPLE, **changes}
 
 
-def write_trace(files, *samples):
+def write_trace(files: TrialFiles, *samples: dict[str, Any]) -> Path:
     path = files.host("a").trace
     with JsonlWriter(path) as out:
         out.write_all([{"schema": 2, "interval_s": 0.5}, *samples])
@@ -78,7 +81,7 @@ def test_kill_loses_nothing_and_the_next_compaction_completes(files, monkeypatch
     class Killed(BaseException):
         pass
 
-    def die(*_):
+    def die(*_: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -123,7 +126,7 @@ def test_file_that_still_grows_is_left_alone(files, monkeypatch):
     path = files.rank(0).steps
     write = compact.write_parquet
 
-    def append_meanwhile(frame, target, header):
+    def append_meanwhile(frame: pl.DataFrame, target: Path, header: dict[str, Any]) -> None:
         write(frame, target, header)
         with JsonlWriter(path) as out:
             out.write(STEP)

@@ -7,7 +7,7 @@ import pytest
 from paceline.records.tail import LineTail
 
 
-def new_lines(tail):
+def new_lines(tail: LineTail) -> tuple[bool, list[bytes]]:
     replaced = tail.was_replaced()
     if replaced:
         tail.rewind()

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import WIDEST
 from paceline.report.table import comparison_text
@@ -36,7 +37,7 @@ def comparison(request, fabricate, tmp_path):
     return compare_run(run)
 
 
-def rate_of(row):
+def rate_of(row: Row) -> float:
     return row.samples_per_s.median
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from tests.support.pages import Page
@@ -48,7 +49,7 @@ def page(run, tmp_path_factory):
     return _report(run, tmp_path_factory.mktemp("page") / "report.html")
 
 
-def _report(run, out):
+def _report(run: RunFiles, out: Path) -> Page:
     write_report(run, out)
     assert out.stat().st_size < 8 * _MIB
     return Page(out.read_text("utf-8"))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.report.figures.speed import loss_chart, metric_chart, step_distribution_chart
 from paceline.spec.tables import Target
@@ -23,7 +25,7 @@ def comparison(fabricate, tmp_path):
     return compare_run(fabricate.make_run(tmp_path, ways, cases=[case]))
 
 
-def with_steps(comparison, **changes):
+def with_steps(comparison: Comparison, **changes: Any) -> Comparison:
     """Return the comparison with these arrays in the steps of every trial."""
     trials = {
         name: tuple(

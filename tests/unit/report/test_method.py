@@ -9,6 +9,8 @@ from statistics import geometric_mean
 import pytest
 from scipy import stats
 
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval, estimate
 from paceline.report.document import method_section
@@ -28,7 +30,7 @@ def told(comparison):
     return {part.title: part.sentences[0] for part in method_section(comparison).parts}
 
 
-def rates(comparison, row):
+def rates(comparison: Comparison, row: Row) -> list[float]:
     """Return samples/s of each repeat from its steps, the slowest rank's."""
     found = []
     for trial in comparison.trials[row.configuration]:
@@ -37,7 +39,7 @@ def rates(comparison, row):
     return found
 
 
-def number(text, pattern):
+def number(text: str, pattern: str) -> float:
     match = re.search(pattern, text)
     assert match is not None, text
     return float(match[1])

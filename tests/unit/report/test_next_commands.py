@@ -11,7 +11,7 @@ from paceline.report.verdict import next_commands
 RUN = Path("runs/a b")
 
 
-def commands(fabricate, folder, repeats, jitter, *, is_shipped=True):
+def commands(fabricate, folder, repeats, jitter, *, is_shipped=True) -> list[str]:
     same = dataclasses.replace(fabricate.MPI, transport="gloo")
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, same]
     comparison = compare_run(fabricate.make_run(folder, ways, repeats=repeats, jitter=jitter))

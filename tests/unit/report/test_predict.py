@@ -6,7 +6,7 @@ from paceline.analysis.predict.prediction import Refusal
 from paceline.report.predict import refusal_sentences
 
 
-def refusal(setup, nodes, transport=None):
+def refusal(setup: str, nodes: tuple[int, ...], transport: str | None = None) -> Refusal:
     return Refusal(
         workload="tiny",
         setup=setup,

@@ -11,7 +11,7 @@ from paceline.report.wording import short_ids
 LONG = "torchrun.gloo.processes.n1r2t1.bn-per-replica"
 
 
-def lines(table, width):
+def lines(table: Table[tuple[str, str]], width: int) -> list[str]:
     return [line.rstrip() for line in shown(terminal_table(table), width).splitlines()]
 
 

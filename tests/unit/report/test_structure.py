@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from tests.support.pages import Page
+from tests.support.pages import Element, Page
 
 from paceline.analysis.compare.run import compare_run
 from paceline.report.columns import comparison_table
@@ -31,11 +31,11 @@ def page(html):
     return Page(html)
 
 
-def _place(page, element):
+def _place(page: Page, element: Element) -> int:
     return page.in_order.index(element)
 
 
-def _chart(page, title):
+def _chart(page: Page, title: str) -> Element:
     charts = [e for e in page.in_order if e.has_class("chart")]
     return next(e for e in charts if (e.attributes["aria-label"] or "").startswith(title))
 
@@ -126,12 +126,12 @@ def test_ids_are_unique_and_links_reach_them(page):
     assert links <= set(ids)
 
 
-def _contrast(first, second):
+def _contrast(first: str, second: str) -> float:
     lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def _luminance(colour):
+def _luminance(colour: str) -> float:
     """Return the relative luminance of `#rrggbb` or `#rgb` (WCAG 2.2)."""
     digits = colour.removeprefix("#")
     pairs = [2 * d for d in digits] if len(digits) == 3 else re.findall("..", digits)

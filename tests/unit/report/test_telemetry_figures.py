@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial.host_frames import read_series
+from paceline.records.layout import RunFiles
 from paceline.report.document import write_report
 from paceline.report.figures.hosts import telemetry_charts
 from paceline.report.sections import sidecar_sentence
@@ -28,18 +30,18 @@ def run(fabricate, tmp_path):
     return fabricate.make_run(tmp_path / "run", ways)
 
 
-def _trace_of(run, host):
+def _trace_of(run: RunFiles, host: str) -> tuple[Any, list[dict[str, Any]]]:
     """The trace file of the two-host trial on `host`, with its rows."""
     ((_, files),) = [found for found in run.trials() if ".mpi." in found[0]]
     path = files.host(host).trace
     return path, [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _rewrite(path, rows):
+def _rewrite(path, rows) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _enrich(run, host, *, offset_s=0.0):
+def _enrich(run: RunFiles, host: str, *, offset_s: float = 0.0) -> None:
     path, (header, *samples) = _trace_of(run, host)
     ranks = []
     for number, row in enumerate(samples):
@@ -69,7 +71,7 @@ def _enrich(run, host, *, offset_s=0.0):
     _rewrite(path.with_name("ranks.jsonl"), ranks)
 
 
-def _charts(run):
+def _charts(run: RunFiles) -> dict[str, dict[str, Any]]:
     """The figures of the two-host trial by the first word of their titles."""
     comparison = compare_run(run)
     ((trial,),) = [found for name, found in comparison.trials.items() if ".mpi." in name]
@@ -79,7 +81,7 @@ def _charts(run):
     }
 
 
-def _values(encoded):
+def _values(encoded: Any) -> np.ndarray:
     """Plotly's arrays: numbers in base64, or a plain list."""
     if isinstance(encoded, list):
         return np.array(encoded, dtype=np.float64)

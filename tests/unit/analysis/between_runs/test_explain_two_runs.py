@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.unit.analysis.ways import MPI, SEQUENTIAL
+from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
 
 from paceline.analysis.between_runs.explain_two_runs import explain_runs
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.cli import main
 from paceline.errors import NotComparable, UsageError
@@ -20,7 +23,7 @@ LABELS = ("old", "new")
 
 @pytest.fixture
 def run(fabricate, tmp_path):
-    def make(name, *ways, repeats=4, **case):
+    def make(name: str, *ways: Way, repeats: int = 4, **case: Any) -> Path:
         cases = [fabricate.Case(steps=20, warmup_steps=2, **case)]
         fabricate.make_run(tmp_path / name, ways, cases=cases, repeats=repeats, jitter=0.01)
         return tmp_path / name
@@ -28,7 +31,7 @@ def run(fabricate, tmp_path):
     return make
 
 
-def compared(path):
+def compared(path: Path) -> Comparison:
     return compare_run(RunFiles(path), require_baseline=False)
 
 

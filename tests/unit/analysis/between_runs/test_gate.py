@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from paceline.analysis.between_runs.gate import judge
 from paceline.analysis.between_runs.same_training import BaselineTraining, why_other_training
@@ -16,6 +20,7 @@ from paceline.analysis.between_runs.speeds import Speeds, read_reference, read_s
 from paceline.analysis.statistics.rates import RepeatRate
 from paceline.cli import main
 from paceline.errors import DataError, ExitCode
+from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles
 
 LIMIT = 0.03
@@ -29,7 +34,7 @@ def trials(fabricate):
     return {trial.configuration: trial for trial in found}
 
 
-def run_of(trials, logs):
+def run_of(trials: dict[str, Trial], logs: NDArray[np.float64]) -> Speeds:
     """logs: shape (configurations, repeats)."""
     rates = {
         name: {repeat: RepeatRate(log_rate=float(log)) for repeat, log in enumerate(row)}
@@ -38,7 +43,9 @@ def run_of(trials, logs):
     return Speeds(manifest={}, rates=rates, trials=trials, equivalent=dict.fromkeys(trials, True))
 
 
-def noisy_run(trials, random, slower=0.0, repeats=5):
+def noisy_run(
+    trials: dict[str, Trial], random: np.random.Generator, slower: float = 0.0, repeats: int = 5
+) -> Speeds:
     """Runs with a noise of 1.5 % and 2 % that all share in a repeat; the last one is slower."""
     logs = 0.015 * random.standard_normal((len(trials), repeats))
     logs = logs + 0.02 * random.standard_normal(repeats)
@@ -46,7 +53,7 @@ def noisy_run(trials, random, slower=0.0, repeats=5):
     return run_of(trials, logs)
 
 
-def codes(trials, slower):
+def codes(trials: dict[str, Trial], slower: float) -> list[int]:
     random = np.random.default_rng(3)
     found = []
     for _ in range(PAIRS):
@@ -80,7 +87,7 @@ def test_the_stated_slowdown_is_found_in_80_percent(trials):
     assert 0.74 <= found.count(ExitCode.SLOWER) / len(found) <= 0.88
 
 
-def _logs(speeds):
+def _logs(speeds: Speeds) -> NDArray[np.float64]:
     rates = [[rate.log_rate for rate in row.values()] for row in speeds.rates.values()]
     return np.array(rates)
 
@@ -141,7 +148,9 @@ def test_other_trainings_are_named(baseline, change, reason):
     assert found is None if reason is None else reason in str(found)
 
 
-def make(fabricate, root, way=None, scale=1.0, repeats=5):
+def make(
+    fabricate: ModuleType, root: Path, way: Any = None, scale: float = 1.0, repeats: int = 5
+) -> str:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI if way is None else way]
     case = fabricate.Case(time_scale=scale)
     fabricate.make_run(root, ways, cases=[case], repeats=repeats, jitter=0.02)

@@ -16,9 +16,10 @@ from paceline.analysis.between_runs.differences import (
 from paceline.analysis.between_runs.speeds import Speeds, read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.statistics.rates import RepeatRate
+from paceline.plan.trial import Trial
 
 
-def repeats(*log_rates):
+def repeats(*log_rates: float) -> dict[int, RepeatRate]:
     return {number: RepeatRate(log_rate=value) for number, value in enumerate(log_rates)}
 
 
@@ -29,7 +30,7 @@ def trials(fabricate):
     return {name: fabricate.make_trial_value(way) for name, way in ways.items()}
 
 
-def speeds(trials, **log_rates):
+def speeds(trials: dict[str, Trial], **log_rates: tuple[float, ...]) -> Speeds:
     return Speeds(
         manifest={},
         rates={name: repeats(*values) for name, values in log_rates.items()},
@@ -99,7 +100,7 @@ def test_speeds_are_read_from_the_files_of_a_run(fabricate, tmp_path):
     assert rows["mpi"].equivalent == (True, True)  # checked now, as no file has the result
 
 
-def manifest(**changes):
+def manifest(**changes: object) -> dict[str, object]:
     return {
         "host": {"host": "node0", "cpu_model": "CPU", "usable_cores": 2, "cpu_governor": None},
         "versions": {"torch": "2.13.0"},

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tests.unit.analysis.fabricate import pair_of
 
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.equivalence.check import check_equivalence
+from paceline.records.layout import TrialFiles
 from paceline.report.document import write_report
 from paceline.report.table import comparison_text
 from paceline.report.verdict import verdict_sentence
@@ -19,7 +23,7 @@ EVERY_6 = {"period_steps": 6, "start_step": 0}
 LESS = {"weights_error": 0.9, "gradient_error": 0.9, "more_loss": 0.125, "sent_bytes": 80_000}
 
 
-def _compare(fabricate, root, *, uncompressed=True):
+def _compare(fabricate: ModuleType, root: Path, *, uncompressed: bool = True) -> Comparison:
     compressed = dataclasses.replace(fabricate.MPI, compression=TOPK, transfer_s=0.005, **LESS)
     local = dataclasses.replace(fabricate.MPI_GLOO, averaging=EVERY_6, **LESS)
     ways = [fabricate.SEQUENTIAL, compressed, local]
@@ -33,7 +37,9 @@ def comparison(fabricate, tmp_path):
     return _compare(fabricate, tmp_path)
 
 
-def _compressed_trial(fabricate, root, **changes):
+def _compressed_trial(
+    fabricate: ModuleType, root: Path, **changes: object
+) -> tuple[TrialFiles, TrialFiles]:
     """Return a compressed trial and its baseline."""
     way = dataclasses.replace(fabricate.MPI, compression=TOPK, **{**LESS, **changes})
     return pair_of(fabricate.make_run(root, [way, fabricate.SEQUENTIAL]))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from types import ModuleType
 
 from paceline.analysis.compare.row import local_name, short_name
 from paceline.analysis.compare.run import compare_run
 
 
-def _names(fabricate, root, ways, **run):
+def _names(fabricate: ModuleType, root: Path, ways: list[object], **run: object) -> list[str]:
     rows = compare_run(fabricate.make_run(root, ways, **run), require_baseline=False).rows
     return sorted(short_name(row, rows) for row in rows)
 
@@ -42,7 +44,7 @@ def test_nodes_stand_before(fabricate, tmp_path):
 
 
 def test_what_differs_is_said_only_where_names_would_be_equal(fabricate, tmp_path):
-    def pipeline(**changes):
+    def pipeline(**changes: object) -> object:
         return dataclasses.replace(fabricate.PIPELINE, **changes)
 
     assert _names(fabricate, tmp_path / "a", [pipeline(), pipeline(schedule="gpipe")]) == [

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from paceline.analysis.compare.local_global import NODE_FIGURES, relate_figures
+from paceline.analysis.compare.local_global import NODE_FIGURES, LocalGlobal, relate_figures
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval
 from paceline.report.strategies import node_figure_sentences
 
 
-def _under(way, launcher, **changes):
+def _under(way: Any, launcher: str, **changes: object) -> Any:
     return dataclasses.replace(way, launcher=launcher, **changes)
 
 
-def _related(fabricate, root, ways, **run):
+def _related(fabricate: ModuleType, root: Path, ways: list[object], **run: object) -> LocalGlobal:
     (found,) = compare_run(fabricate.make_run(root, ways, **run)).local_global
     return found
 
@@ -95,7 +97,7 @@ def test_precisions_are_not_mixed(fabricate, tmp_path):
     assert len(comparison.to_json()["local_global"]) == 2
 
 
-def figures_of(cpu, speedups):
+def figures_of(cpu: list[float | None], speedups: list[float | None]) -> dict[str, Any]:
     rows = [
         SimpleNamespace(
             **dict.fromkeys(NODE_FIGURES),

@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from paceline.analysis.between_runs.speeds import read_speeds
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.errors import DataError, NotComparable, UsageError
 from paceline.records.documents import LookRecord, Stopping, write_stopping
@@ -31,7 +33,7 @@ _ROW_KEYS = {
 }  # fmt: skip
 
 
-def _row(comparison, part):
+def _row(comparison: Comparison, part: str) -> Row:
     return next(r for r in comparison.rows if part in r.configuration)
 
 

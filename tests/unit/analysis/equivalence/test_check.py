@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,29 +14,34 @@ from safetensors.numpy import load_file, save_file
 from tests.unit.analysis.fabricate import pair_of
 
 from paceline.analysis.equivalence.check import (
+    Equivalence,
     check_equivalence,
     equivalence_of,
     read_equivalence,
     write_equivalence,
 )
+from paceline.analysis.equivalence.checks import Check
 from paceline.analysis.equivalence.tensors import tensor_differences
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.errors import DataError, NotComparable
 from paceline.plan.sample_order import SampleOrder
+from paceline.records.layout import TrialFiles
 
 
-def _pair(fabricate, root, changes=None, **case):
+def _pair(
+    fabricate: ModuleType, root: Path, changes: dict[str, Any] | None = None, **case: Any
+) -> tuple[TrialFiles, TrialFiles]:
     """A trial under MPI and its baseline."""
     mpi = dataclasses.replace(fabricate.MPI, **(changes or {}))
     run = fabricate.make_run(root, [mpi, fabricate.SEQUENTIAL], cases=[fabricate.Case(**case)])
     return pair_of(run)
 
 
-def _check(equivalence, name):
+def _check(equivalence: Equivalence, name: str) -> Check:
     return next(c for c in equivalence.checks if c.name == name)
 
 
-def _edit_sample_log(files, rank, step, ids):
+def _edit_sample_log(files: TrialFiles, rank: int, step: int, ids: list[int]) -> None:
     path = files.rank(rank).sample_log
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[step]["sample_ids"] = ids
@@ -263,7 +270,7 @@ def test_run_without_checksums_of_replicas_shows_only_its_start(fabricate, tmp_p
 def test_step_that_changes_no_weights_is_a_fault_unless_the_baselines_does_not(fabricate, tmp_path):
     trial, baseline = _pair(fabricate, tmp_path, {"weights_error": 1e-4})
 
-    def lost(steps, usual):
+    def lost(steps: dict[int, list[int] | None], usual: list[int]) -> bool | None:
         for rank, unchanged in steps.items():
             fabricate.edit_json(trial.rank(rank).weights, unchanged_after=unchanged)
         fabricate.edit_json(baseline.rank(0).weights, unchanged_after=usual)

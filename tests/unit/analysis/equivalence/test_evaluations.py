@@ -11,7 +11,7 @@ from paceline.analysis.equivalence.record_checks import unexplained_evaluations
 from paceline.analysis.trial.evaluation import Evaluations
 
 
-def ended(value, resolution=0.01):
+def ended(value: float, resolution: float = 0.01) -> Evaluations:
     """Two evaluations, the last one with this accuracy."""
     others = {
         field.name: np.zeros(2)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.unit.analysis.explain import seeded
-from tests.unit.analysis.ways import MPI, PIPELINE, SEQUENTIAL
+from tests.unit.analysis.ways import MPI, PIPELINE, SEQUENTIAL, Way
 
-from paceline.analysis.explain.explanation import explain, explain_repeats
+from paceline.analysis.explain.explanation import Explanation, explain, explain_repeats
 from paceline.analysis.explain.parts import PART_NAMES, ExplainedTrials, Measurement
 from paceline.analysis.explain.rules import Pair
 from paceline.analysis.statistics.intervals import estimate
@@ -21,7 +22,7 @@ PRODUCTS = ({"storage", "cold_cache"}, {"slow_link", "more_traffic"})
 PAIRS = [pair for pair in combinations(seeded.CAUSES, 2) if set(pair) not in PRODUCTS]
 
 
-def by_hand(parts, **figures):
+def by_hand(parts: tuple[dict[str, float], dict[str, float]], **figures: Any) -> Explanation:
     """Explain three equal repeats. parts, figures: of the faster and the slower one."""
     sides = []
     for number, found in enumerate(parts):
@@ -32,7 +33,7 @@ def by_hand(parts, **figures):
     return seeded.explain_measurements(sides[0], sides[1])
 
 
-def shares_of(found):
+def shares_of(found: Explanation) -> dict[str, float]:
     rest = found.unexplained
     named = {cause.name: cause.share for cause in found.causes}
     return named if rest is None or rest.share < 1e-9 else named | {"unexplained": rest.share}
@@ -150,13 +151,13 @@ def test_evidence_that_varies_between_repeats_names_no_cause():
     assert [cause.name for cause in found.causes] == ["competition"]
 
 
-COLD = {"disk_bytes_per_s": 2e7, "io_pressure_percent": 35.0}
+COLD: dict[str, Any] = {"disk_bytes_per_s": 2e7, "io_pressure_percent": 35.0}
 ALONE = dataclasses.replace(SEQUENTIAL, cpu_percent=50.0, full_trace=True)  # one of two cores
 PEERS = dataclasses.replace(MPI, cpu_percent=95.0, full_trace=True, network_bytes_per_s=5e6)
 HOSTS = dataclasses.replace(PEERS, nodes=2, ranks=1)
 
 
-def explained_pair(first, second):
+def explained_pair(first: ExplainedTrials, second: ExplainedTrials) -> Explanation:
     """Explain trials whose speeds are those of their steps."""
     sides = [side.repeats(without_latest=False) for side in (first, second)]
     log_ratio = seeded.log_ratio_of(sides[0], sides[1])
@@ -165,7 +166,7 @@ def explained_pair(first, second):
 
 @pytest.fixture
 def explained(fabricate, tmp_path):
-    def run(first, second, repeats=4, jitter=0.01):
+    def run(first: Way, second: Way, repeats: int = 4, jitter: float = 0.01) -> Explanation:
         sides = []
         for name, way in (("first", first), ("second", second)):
             case = fabricate.Case(steps=20, warmup_steps=2)
@@ -177,7 +178,7 @@ def explained(fabricate, tmp_path):
     return run
 
 
-def slowed(way, factor, **changes):
+def slowed(way: Way, factor: float, **changes: Any) -> Way:
     """Return the way with its computation and optimiser that much slower."""
     return dataclasses.replace(
         way,
@@ -279,7 +280,7 @@ def test_without_traces_parts_are_explained_and_no_cause_is_named(fabricate, tmp
     for _, trial in files.trials():
         for _, host in trial.hosts():
             host.trace.unlink()
-    sides = {}
+    sides: dict[str, list[Any]] = {}
     for record in load_run(files):
         sides.setdefault(record.trial.configuration, []).append(record)
     first, second = (ExplainedTrials(name, records) for name, records in sides.items())

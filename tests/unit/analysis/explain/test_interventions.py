@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
-from tests.unit.analysis.ways import INTRAOP, MPI, PIPELINE, SEQUENTIAL, THREADS
+from tests.unit.analysis.ways import INTRAOP, MPI, PIPELINE, SEQUENTIAL, THREADS, Way
 
 from paceline.analysis.explain import interventions
 from paceline.analysis.explain.interventions import Intervention, judge
+from paceline.plan.trial import Trial
 
 
 @pytest.fixture
 def trial_of(fabricate):
-    def make(way, **training):
-        trial = fabricate.make_trial_value(way)
+    def make(way: Way, **training: Any) -> Trial:
+        trial: Trial = fabricate.make_trial_value(way)
         changed = trial.training.model_copy(update=training)
         return trial.model_copy(update={"training": changed})
 

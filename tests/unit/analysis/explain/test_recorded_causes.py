@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ RECORDED = [
 WAYS = {"slow rank": MPI, "slow link": dataclasses.replace(MPI, nodes=2, ranks=1)}
 
 
-def measurement(case, side):
+def measurement(case: dict[str, Any], side: str) -> Measurement:
     found, name = case["explanation"], case["case"]
     way = WAYS.get(name, SEQUENTIAL)
     if name == "too many threads":

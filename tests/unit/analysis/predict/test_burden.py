@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ FACTORS = Profile(messages=(SUM,), products_s=0.04, after_s=0.06, global_samples
 LATE = dataclasses.replace(SUM, lead=-1.0)  # requested after the own work
 
 
-def replay_of(profile, own_s, *, nodes=2, samples=8.0, bytes_per_s=25e6, draws=1):
+def replay_of(
+    profile: Profile, own_s: float, *, nodes: int = 2, samples: float = 8.0,
+    bytes_per_s: float = 25e6, draws: int = 1,
+) -> Replay:  # fmt: skip
     """Messages over a link without latency: 10 MB take 0.4 s on two nodes."""
     return Replay(
         profile=profile,
@@ -28,7 +32,9 @@ def replay_of(profile, own_s, *, nodes=2, samples=8.0, bytes_per_s=25e6, draws=1
     )
 
 
-def added(profile, recorded=None, *, own_s=1.0, **link):
+def added(
+    profile: Profile, recorded: Profile | None = None, *, own_s: float = 1.0, **link: Any
+) -> np.ndarray:
     """Return draws of the addition to a step of `own_s`.
 
     recorded: of a trial on two nodes with steps of 1.1 s in place of 1 s.

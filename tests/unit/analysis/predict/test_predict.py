@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 from tests.unit.analysis import operations as made
@@ -14,7 +15,7 @@ from paceline.analysis.predict.exchange import GATHERS
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import MODEL_ERROR, predict
 from paceline.analysis.predict.prediction import Request
-from paceline.analysis.trial.reading import load_run
+from paceline.analysis.trial.reading import TrialRecord, load_run
 
 FAST = given_link(1e12, 1e-9)
 SEQUENTIAL_NAME = "tiny.local.none.sequential.n1r1t1.fp32"
@@ -22,7 +23,9 @@ SEQUENTIAL_NAME = "tiny.local.none.sequential.n1r1t1.fp32"
 
 @pytest.fixture
 def records(fabricate, tmp_path):
-    def make(*ways, batch=8, steps=20, jitter=0.0, repeats=2):
+    def make(
+        *ways: Any, batch: int = 8, steps: int = 20, jitter: float = 0.0, repeats: int = 2
+    ) -> list[TrialRecord]:
         case = fabricate.Case(steps=steps, warmup_steps=2, global_batch=batch, samples=64)
         root = tmp_path / str(len(list(tmp_path.iterdir())))
         options = {"cases": [case], "jitter": jitter, "repeats": repeats}

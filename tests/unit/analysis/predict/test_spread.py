@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ RUNS = 300
 CONFIGURATIONS = 4
 
 
-def measured(logs):
+def measured(logs: np.ndarray) -> list[Any]:
     """Steps of one run; logarithms of seconds by configuration and repeat."""
     return [
         SimpleNamespace(
@@ -35,7 +36,7 @@ def measured(logs):
 def test_nine_of_ten_new_runs_are_within_the_interval(repeats, drift, noise):
     generator = np.random.default_rng(7)
 
-    def run():
+    def run() -> np.ndarray:
         shared = drift * generator.standard_normal(repeats)
         return shared + noise * generator.standard_normal((CONFIGURATIONS, repeats))
 

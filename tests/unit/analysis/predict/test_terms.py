@@ -26,17 +26,17 @@ from paceline.spec.descriptors import Exchange
 ONE = np.ones((1, 1))
 
 
-def message(payload, lead, operation="allreduce"):
+def message(payload: float, lead: float, operation: str = "allreduce") -> Message:
     return Message(operation=operation, payload_bytes=payload, lead=lead, samples=8.0)
 
 
-def replayed(profile, own_s, nodes=2, samples=8.0):
+def replayed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0) -> Replay:
     """1 MB/s and no latency: on two nodes a ring takes a second for each MB."""
     setup = np.array([nodes]), np.array([samples])
     return Replay(profile, ("ring",), *setup, own_s * ONE, 0 * ONE, 1e6 * ONE)
 
 
-def exposed(profile, own_s, nodes=2, samples=8.0):
+def exposed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0) -> float:
     return float(replayed(profile, own_s, nodes, samples).exposed_s()[0, 0])
 
 

@@ -8,19 +8,19 @@ import time
 import numpy as np
 import pytest
 
-from paceline.analysis.statistics.fastest import find_fastest
+from paceline.analysis.statistics.fastest import Fastest, find_fastest
 from paceline.analysis.statistics.layout import fit_layout
 from paceline.analysis.statistics.looks import levels
 
 NAN = math.nan
 
 
-def run(random, deviations, repeats):
+def run(random: np.random.Generator, deviations: list[float], repeats: int) -> np.ndarray:
     noise = np.array(deviations)[:, None] * random.standard_normal((len(deviations), repeats))
     return noise + 0.03 * random.standard_normal(repeats)
 
 
-def found_of(logs, level=0.05):
+def found_of(logs: list[list[float]] | np.ndarray, level: float = 0.05) -> Fastest:
     return find_fastest(fit_layout(np.array(logs)), level=level)
 
 

@@ -10,6 +10,7 @@ from scipy import stats
 
 from paceline.analysis.statistics.intervals import (
     LEAST_STEPS,
+    Estimate,
     holm,
     mean_interval,
     single_trial_log_mean,
@@ -19,7 +20,7 @@ from paceline.analysis.statistics.intervals import (
 NAN = math.nan
 
 
-def autocorrelated(random, rho, shape):
+def autocorrelated(random: np.random.Generator, rho: float, shape: tuple[int, int]) -> np.ndarray:
     noise = random.standard_normal(shape)
     for step in range(1, shape[1]):
         noise[:, step] = rho * noise[:, step - 1] + math.sqrt(1 - rho**2) * noise[:, step]
@@ -44,7 +45,7 @@ def test_no_repeats_have_no_interval():
     assert mean_interval(np.array([NAN])) is None
 
 
-def welch(before, after):
+def welch(before: list[float], after: list[float]) -> Estimate:
     first, second = mean_interval(np.array(before)), mean_interval(np.array(after))
     return welch_difference(first, second)
 

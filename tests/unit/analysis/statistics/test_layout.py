@@ -13,7 +13,9 @@ from paceline.analysis.statistics.layout import fit_layout, log_ratio, log_speed
 NAN = math.nan
 
 
-def run(random, deviations, repeats, shared=0.03):
+def run(
+    random: np.random.Generator, deviations: list[float], repeats: int, shared: float = 0.03
+) -> np.ndarray:
     noise = np.array(deviations)[:, None] * random.standard_normal((len(deviations), repeats))
     return noise + shared * random.standard_normal(repeats)
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import special
 
 from paceline.analysis.statistics.looks import levels
-from paceline.analysis.statistics.rates import RepeatRate, RunRates
+from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates
 
 MOST = 8
 LEVELS = levels(MOST)
@@ -17,7 +17,9 @@ MARGIN = 0.05
 BETWEEN, SHARED = 0.015, 0.01  # deviations of log rates
 
 
-def simulated(random, true, repeats=MOST):
+def simulated(
+    random: np.random.Generator, true: list[float], repeats: int = MOST
+) -> dict[str, dict[int, RepeatRate]]:
     """Repeats of configurations with these true log speeds.
 
     A repeat differs by the noise of its process, and by what all share in a repeat.
@@ -27,11 +29,11 @@ def simulated(random, true, repeats=MOST):
     return {str(name): rates_of(row.tolist()) for name, row in enumerate(logs)}
 
 
-def rates_of(log_rates):
+def rates_of(log_rates: list[float]) -> dict[int, RepeatRate]:
     return {repeat: RepeatRate(log_rate=value) for repeat, value in enumerate(log_rates)}
 
 
-def stopped(rates):
+def stopped(rates: dict[str, dict[int, RepeatRate]]) -> tuple[int, FastestNames]:
     """Return the number of repeats of a run, and the comparison that its table shows."""
     for repeats, level in LEVELS.items():
         known = {name: {r: found[r] for r in range(repeats)} for name, found in rates.items()}

@@ -19,7 +19,14 @@ def record(fabricate, tmp_path):
     return load_trial(fabricate.make_one(tmp_path))
 
 
-def traced(record, per_second, run_cores, host="node0", boot_id=None, seconds=5):
+def traced(
+    record: TrialRecord,
+    per_second: dict[str, float],
+    run_cores: float,
+    host: str = "node0",
+    boot_id: str | None = None,
+    seconds: int = 5,
+) -> HostTrace:
     """Samples within the training at equal distances."""
     train = span_on_host(record, "node0", "train")
     assert train is not None

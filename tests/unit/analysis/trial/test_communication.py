@@ -7,10 +7,11 @@ from functools import partial
 import pytest
 from tests.unit.analysis import operations as made
 
-from paceline.analysis.trial.communication import trial_communication as profile
+from paceline.analysis.trial.communication import TrialCommunication, trial_communication
 from paceline.analysis.trial.reading import load_trial
 from paceline.errors import DataError
 from paceline.records.files import jsonable
+from paceline.records.layout import TrialFiles
 
 MEASURED = 10  # of 12 steps, 2 are warm-up
 
@@ -18,6 +19,12 @@ MEASURED = 10  # of 12 steps, 2 are warm-up
 @pytest.fixture
 def make(fabricate, tmp_path):
     return partial(fabricate.make_one, tmp_path)
+
+
+def profile(record: Any) -> TrialCommunication:
+    found = trial_communication(record)
+    assert found is not None
+    return found
 
 
 def test_operations_are_counted_by_size_after_the_warm_up(make):
@@ -190,7 +197,7 @@ def test_run_without_recorded_operations_still_has_waiting_and_straggler(make):
 
 @pytest.mark.parametrize("way", ["SEQUENTIAL", "INTRAOP"])
 def test_trial_without_peers_has_no_profile(make, fabricate, way):
-    assert profile(load_trial(make(getattr(fabricate, way)))) is None
+    assert trial_communication(load_trial(make(getattr(fabricate, way)))) is None
 
 
 def test_operations_outside_steps_do_not_count(make):
@@ -212,7 +219,7 @@ def test_damaged_row_is_an_error_that_names_the_file(make):
     path = files.rank(1).communication
     path.write_text("{}\n" + path.read_text())
     with pytest.raises(DataError, match=str(path)):
-        profile(load_trial(files))
+        trial_communication(load_trial(files))
 
 
 # Counted by hand. naive, 3 ranks: 6 messages of everything. parameter-server: 2 there, 2 back.

@@ -5,15 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.equivalence.record_checks import evaluation_check
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.records.compact import compact_trial
+from paceline.records.layout import RunFiles
 from paceline.report.document import render
 from paceline.report.table import comparison_text
 from paceline.report.verdict import verdict_sentence
@@ -25,22 +32,28 @@ NAN, INFINITE = math.nan, math.inf
 SAMPLE = 0.05  # one of 20
 
 
-def _run(fabricate, root, ways, repeats=1, **case):
+def _run(
+    fabricate: ModuleType,
+    root: Path,
+    ways: Sequence[Any],
+    repeats: int = 1,
+    **case: Any,
+) -> RunFiles:
     values = {"evaluate_every_steps": 2, "target": TARGET, **case}
     return fabricate.make_run(root, ways, cases=[fabricate.Case(**values)], repeats=repeats)
 
 
-def _row(comparison, part):
+def _row(comparison: Comparison, part: str) -> Row:
     return next(r for r in comparison.rows if part in r.configuration)
 
 
-def _lossy(fabricate, **changes):
+def _lossy(fabricate: ModuleType, **changes: Any) -> Any:
     """The configuration with the highest throughput, which learns more slowly."""
     values = {"transport": "gloo", "transfer_s": 0.0, "learned": 1.0, "compression": COMPRESSION}
     return dataclasses.replace(fabricate.MPI, **{**values, **changes})
 
 
-def _missed(run, part):
+def _missed(run: RunFiles, part: str) -> None:
     """Rewrite a trial so that its accuracy stays 0."""
     (trial,) = (files for name, files in run.trials() if part in name)
     for _, rank in trial.ranks():
@@ -197,7 +210,7 @@ def test_one_sample_decided_otherwise_is_rounding(fabricate, tmp_path):
     assert row.equivalent is True
 
 
-def _scores(values, resolution=0.0):
+def _scores(values: Sequence[float], resolution: float = 0.0) -> Evaluations:
     """Evaluations of one metric."""
     steps = np.arange(1, len(values) + 1)
     seconds = steps.astype(np.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 import pytest
 
@@ -15,7 +17,7 @@ BASE = {
 COUNTERS = {name: pl.Int64() for name, value in BASE.items() if value is None}
 
 
-def trace(*rows, interval_s=None):
+def trace(*rows: dict[str, Any], interval_s: float | None = None) -> HostTrace:
     samples = pl.DataFrame(
         [{**BASE, **row} for row in rows], schema_overrides=COUNTERS, infer_schema_length=None
     )
@@ -23,7 +25,7 @@ def trace(*rows, interval_s=None):
     return HostTrace(host="a", header=header, samples=samples)
 
 
-def rates(*points):
+def rates(*points: tuple[float, int]) -> list[Any]:
     rows = (
         {"unix_s": unix_s, "disks": {"a": {"read_bytes": value}, "b": {"read_bytes": 5}}}
         for unix_s, value in points
@@ -31,13 +33,13 @@ def rates(*points):
     return host_frame(trace(*rows))["disk_read_bytes_per_s"].to_list()
 
 
-def seldom(*points):
+def seldom(*points: tuple[float, int | None]) -> list[Any]:
     counter = "run_voluntary_context_switches"
     rows = ({"unix_s": unix_s, counter: value} for unix_s, value in points)
     return host_frame(trace(*rows))[f"{counter}_per_s"].to_list()
 
 
-def cpu(unix_s, **seconds):
+def cpu(unix_s: float, **seconds: float) -> dict[str, Any]:
     return {"unix_s": unix_s, "cpu_seconds": seconds}
 
 

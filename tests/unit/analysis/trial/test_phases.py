@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from paceline.analysis.trial.phases import trial_phases
-from paceline.analysis.trial.reading import load_trial
-from paceline.analysis.trial.steps import read_steps
+from paceline.analysis.trial.phases import RankPhases, trial_phases
+from paceline.analysis.trial.reading import TrialRecord, load_trial
+from paceline.analysis.trial.steps import RankSteps, read_steps
 
 
 def phases_of(record, steps=None):
     return trial_phases(record, read_steps(record) if steps is None else steps)
 
 
-def waits_of(record):
+def waits_of(record: TrialRecord) -> dict[tuple[int, int], float]:
     """Waiting by rank and step."""
     steps = read_steps(record)
     return {

@@ -7,9 +7,14 @@ from functools import partial
 
 import pytest
 
-from paceline.analysis.trial.pipeline import median_pipeline, theoretical_bubble, trial_pipeline
-from paceline.analysis.trial.reading import load_trial
-from paceline.analysis.trial.steps import read_steps
+from paceline.analysis.trial.pipeline import (
+    Pipeline,
+    median_pipeline,
+    theoretical_bubble,
+    trial_pipeline,
+)
+from paceline.analysis.trial.reading import TrialRecord, load_trial
+from paceline.analysis.trial.steps import RankSteps, read_steps
 
 
 def pipeline_of(record, steps=None):

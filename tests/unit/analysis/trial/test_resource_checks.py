@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from paceline.analysis.trial.reading import load_run, load_trial
 from paceline.analysis.trial.resource_checks import (
@@ -77,7 +79,7 @@ def test_more_nodes_are_no_other_budget(fabricate, tmp_path):
     assert allocated_cores_flags(records) == []
 
 
-def _threads(fabricate, root, **changes):
+def _threads(fabricate: ModuleType, root: Path, **changes: object) -> list[str]:
     """What is said of a `threads` trial whose second replica thread had other than planned."""
     files = fabricate.make_one(root, fabricate.THREADS)
     environment = files.rank(0).environment
@@ -107,7 +109,7 @@ def test_a_replica_thread_that_said_nothing_is_flagged(fabricate, tmp_path):
     )
 
 
-def record_of(*ranks):
+def record_of(*ranks: tuple[str, str | None]) -> Any:
     """Return a trial whose ranks have these hosts and boots."""
     statuses = [
         RankStatus(
@@ -131,7 +133,7 @@ def test_several_machines_and_several_ranks_of_one_are_not_flagged():
     assert shared_machine_flags([several, unknown, older]) == []
 
 
-def clocks_of(*ranks):
+def clocks_of(*ranks: tuple[str, float, float]) -> Any:
     """Return a trial whose ranks have these hosts, clock offsets and uncertainties."""
     return SimpleNamespace(
         ranks=[

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from paceline.analysis.trial.reading import load_trial
+from paceline.analysis.trial.reading import TrialRecord, load_trial
 from paceline.analysis.trial.steps import read_steps
-from paceline.analysis.trial.stragglers import delays_of, find_straggler
+from paceline.analysis.trial.stragglers import Straggling, delays_of, find_straggler
+from paceline.records.layout import TrialFiles
 
 NO_ERROR = dict.fromkeys(range(8), 0.0)
 
@@ -22,11 +25,11 @@ def make(fabricate, tmp_path):
     return trial
 
 
-def straggler_of(record, errors_s=NO_ERROR):
+def straggler_of(record: TrialRecord, errors_s: Any = NO_ERROR) -> tuple[Straggling, ...]:
     return find_straggler(record, read_steps(record), errors_s)
 
 
-def shift_ready(files, rank, by_s):
+def shift_ready(files: TrialFiles, rank: int, by_s: NDArray[np.float64]) -> None:
     """Move when a rank was ready in each step; its communication must last longer than that."""
     path = files.rank(rank).steps
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -111,7 +114,7 @@ def test_trial_without_a_step_can_be_read(make):
     assert straggler_of(record)[0].straggler is None
 
 
-def move(files, rank, by_s):
+def move(files: TrialFiles, rank: int, by_s: float) -> TrialRecord:
     """Let all steps of a rank begin and end later."""
     path = files.rank(rank).steps
     rows = [json.loads(line) for line in path.read_text().splitlines()]
