@@ -36,7 +36,7 @@ def _everything(run: RunFiles) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in run.root.rglob("*")}
 
 
-def test_a_finished_run_ends_at_once_and_names_the_report(run, trial):
+def test_a_finished_run_ends_at_once_and_names_the_report(run, trial) -> None:
     watching.plan(run, [trial])
     watching.end(watching.start(run, trial))
     run.report.write_text("<html>")
@@ -46,7 +46,7 @@ def test_a_finished_run_ends_at_once_and_names_the_report(run, trial):
     assert _everything(run) == before
 
 
-def test_without_a_terminal_there_is_a_plain_line_a_tick(run, trial, monkeypatch):
+def test_without_a_terminal_there_is_a_plain_line_a_tick(run, trial, monkeypatch) -> None:
     watching.plan(run, [trial])
     files = watching.start(run, trial)
     ticks = []
@@ -65,7 +65,7 @@ def test_without_a_terminal_there_is_a_plain_line_a_tick(run, trial, monkeypatch
     assert "\x1b" not in "".join(lines)
 
 
-def test_a_terminal_gets_a_screen(run, trial):
+def test_a_terminal_gets_a_screen(run, trial) -> None:
     watching.plan(run, [trial])
     watching.end(watching.start(run, trial), "failed", "out of memory")
     text = _watched(run, terminal=True)
@@ -73,7 +73,7 @@ def test_a_terminal_gets_a_screen(run, trial):
     assert "0 trials done, 1 failed" in text
 
 
-def test_once_shows_the_view_and_ends_although_the_run_goes_on(run, trial):
+def test_once_shows_the_view_and_ends_although_the_run_goes_on(run, trial) -> None:
     watching.plan(run, [trial])
     watching.step(watching.start(run, trial), 0, 0)
     text = _watched(run, once=True)
@@ -81,7 +81,7 @@ def test_once_shows_the_view_and_ends_although_the_run_goes_on(run, trial):
     assert trial.id in text
 
 
-def test_a_directory_that_is_no_run_is_refused(run, monkeypatch):
+def test_a_directory_that_is_no_run_is_refused(run, monkeypatch) -> None:
     with pytest.raises(DataError, match="expected a run directory"):
         _watched(run, once=True)
     monkeypatch.setattr(watch, "_BEGIN_LIMIT_S", 0.0)
@@ -89,7 +89,7 @@ def test_a_directory_that_is_no_run_is_refused(run, monkeypatch):
         _watched(run)
 
 
-def test_a_run_that_says_nothing_any_more_is_given_up(run, trial, monkeypatch):
+def test_a_run_that_says_nothing_any_more_is_given_up(run, trial, monkeypatch) -> None:
     watching.plan(run, [trial])
     limits = trial.limits.model_copy(update={"trial_s": 1e-9})
     watching.start(run, trial.model_copy(update={"limits": limits}))
@@ -106,7 +106,7 @@ def _view(trial: TrialView | None = None, **values) -> RunView:
     return RunView(**{**usual, **values})
 
 
-def test_lines_say_how_far_the_run_is_and_what_failed():
+def test_lines_say_how_far_the_run_is_and_what_failed() -> None:
     trial = TrialView(
         trial_id="tiny.r0", number=4, steps=12, steps_planned=24, samples_per_s=1234.5, loss=1.0625,
         cpu={"node0": {"busy": 70.0, "idle": 25.0, "iowait": 5.0}},
@@ -120,7 +120,7 @@ def test_lines_say_how_far_the_run_is_and_what_failed():
     ]
 
 
-def test_what_is_not_known_is_left_out():
+def test_what_is_not_known_is_left_out() -> None:
     early = TrialView(
         trial_id="tiny.r0", number=None, steps=0, steps_planned=None, samples_per_s=None, loss=None,
         cpu={},
@@ -129,6 +129,6 @@ def test_what_is_not_known_is_left_out():
     assert lines == ["mine (tune): 3 done", "tiny.r0", "step 0"]
 
 
-def test_between_trials_it_says_what_is_awaited():
+def test_between_trials_it_says_what_is_awaited() -> None:
     assert list(watch.view_lines(_view()))[1] == "waiting for the next trial"
     assert list(watch.view_lines(_view(done=0)))[1] == "waiting for the first trial"

@@ -228,7 +228,7 @@ SPARK = 'launcher = "spark"; local_strategy = "sequential"; nodes = 2'
         ),
     ],
 )
-def test_trials_on_as_many_nodes_have_one_default_transport(trials, expected):
+def test_trials_on_as_many_nodes_have_one_default_transport(trials, expected) -> None:
     assert sorted(transports(*trials).values()) == sorted(expected)
 
 

@@ -29,11 +29,11 @@ def read(folder: Path, report: object) -> TrainingResult | None:
     return document(file, TrainingResult)
 
 
-def test_report_is_read_as_written(tmp_path):
+def test_report_is_read_as_written(tmp_path: Path) -> None:
     result = read(tmp_path, REPORT)
     assert result.communication == REPORT
 
 
-def test_report_with_a_wrong_type_is_a_data_error(tmp_path):
+def test_report_with_a_wrong_type_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="split_points"):
         read(tmp_path, {"split_points": "one"})

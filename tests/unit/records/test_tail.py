@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paceline.records.tail import LineTail
@@ -16,11 +18,11 @@ def new_lines(tail: LineTail) -> tuple[bool, list[bytes]]:
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: Path) -> Path:
     return tmp_path / "rows.jsonl"
 
 
-def test_lines_come_once_and_an_unfinished_one_when_it_is_whole(file):
+def test_lines_come_once_and_an_unfinished_one_when_it_is_whole(file: Path) -> None:
     tail = LineTail(file)
     assert new_lines(tail) == (False, []), "there is no file yet"
     file.write_text("one\ntw")
@@ -32,7 +34,7 @@ def test_lines_come_once_and_an_unfinished_one_when_it_is_whole(file):
     assert new_lines(tail) == (False, [])
 
 
-def test_another_file_in_its_place_is_read_from_the_start(file):
+def test_another_file_in_its_place_is_read_from_the_start(file: Path) -> None:
     tail = LineTail(file)
     file.write_text("one\n")
     new_lines(tail)
@@ -41,7 +43,7 @@ def test_another_file_in_its_place_is_read_from_the_start(file):
     assert new_lines(tail) == (True, [b"four", b"five"])
 
 
-def test_shorter_file_is_read_from_the_start(file):
+def test_shorter_file_is_read_from_the_start(file: Path) -> None:
     tail = LineTail(file)
     file.write_text("one\ntwo\n")
     new_lines(tail)

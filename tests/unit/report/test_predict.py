@@ -17,7 +17,7 @@ def refusal(setup: str, nodes: tuple[int, ...], transport: str | None = None) ->
     )
 
 
-def test_setups_with_one_reason_share_a_sentence():
+def test_setups_with_one_reason_share_a_sentence() -> None:
     refusals = [
         refusal("threads", (2, 3, 4)),
         refusal("sequential", (8,), "gloo"),

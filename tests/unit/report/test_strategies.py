@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.report import strategies
 from paceline.report.figures.strategies import local_global_chart, local_use_chart
@@ -27,12 +30,12 @@ def _under(way: Any, launcher: str, **changes: object) -> Any:
 
 
 @pytest.fixture
-def comparison(fabricate, tmp_path):
+def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
     ways = [*fabricate.LOCAL_WAYS, *(_under(w, "mpi") for w in fabricate.LOCAL_WAYS)]
     return compare_run(fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.01))
 
 
-def test_local_strategies_stand_in_a_table_of_their_own(comparison):
+def test_local_strategies_stand_in_a_table_of_their_own(comparison: Comparison) -> None:
     (part,) = _parts(strategies.local_section(comparison))
     shown = list(zip(part.table.shown(Detail.PAGE), *_cells(part.table), strict=True))
     by_heading = {column.heading: cells for column, *cells in shown}
@@ -48,7 +51,7 @@ def test_local_strategies_stand_in_a_table_of_their_own(comparison):
     assert {cell.soft for cell in by_heading["peak\nMiB"]} == {"PSS", "RSS"}
 
 
-def test_figures_of_several_arithmetics_have_their_own_titles(comparison):
+def test_figures_of_several_arithmetics_have_their_own_titles(comparison: Comparison) -> None:
     (found,) = comparison.local_global
     title = "Speedup alone and under other launchers, tiny"
     assert local_global_chart(comparison, found).title == title
@@ -58,12 +61,12 @@ def test_figures_of_several_arithmetics_have_their_own_titles(comparison):
     assert titles == [f"{title} (fp32, contiguous)", f"{title} (bf16, contiguous)"]
 
 
-def test_a_lone_local_trial_is_no_comparison(fabricate, tmp_path):
+def test_a_lone_local_trial_is_no_comparison(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     assert strategies.local_section(compare_run(run)) is None
 
 
-def test_the_figure_over_time_has_each_strategy_three_times(comparison):
+def test_the_figure_over_time_has_each_strategy_three_times(comparison: Comparison) -> None:
     rows = [r for r in comparison.rows if r.launcher == "local"]
     chart = local_use_chart(comparison, "tiny", rows)
     traces = json.loads(chart.json)["data"]
@@ -78,7 +81,7 @@ def test_the_figure_over_time_has_each_strategy_three_times(comparison):
     assert {note["textangle"] for note in names} == {0}
 
 
-def test_without_traces_there_is_no_figure(fabricate, tmp_path):
+def test_without_traces_there_is_no_figure(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.THREADS])
     for _, files in run.trials():
         files.host("node0").trace.unlink()
@@ -86,7 +89,7 @@ def test_without_traces_there_is_no_figure(fabricate, tmp_path):
     assert not list(part.figures())
 
 
-def test_stage_bars_hold_forward_backward_and_bubble(fabricate, tmp_path):
+def test_stage_bars_hold_forward_backward_and_bubble(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PIPELINE])
     (part,) = _parts(strategies.pipelines_section(compare_run(run)))
     ((_, chart),) = part.figures()
@@ -100,10 +103,11 @@ def test_stage_bars_hold_forward_backward_and_bubble(fabricate, tmp_path):
 
 def _data(chart: str) -> list[dict[str, Any]]:
     """Plotly may write arrays as base64; these are lists."""
-    return json.loads(chart)["data"]
+    traces: list[dict[str, Any]] = json.loads(chart)["data"]
+    return traces
 
 
-def test_the_fastest_everywhere_is_said_to_be(comparison):
+def test_the_fastest_everywhere_is_said_to_be(comparison: Comparison) -> None:
     (part,) = _parts(strategies.local_global_section(comparison))
     assert part.table.columns[2].heading == "under mpi:\nspeedup"
     assert part.sentences[0].startswith(
@@ -113,7 +117,7 @@ def test_the_fastest_everywhere_is_said_to_be(comparison):
     assert part.sentences[0].endswith("(n = 6 strategies, p = 0.0028, permutation test).")
 
 
-def test_another_fastest_and_few_strategies_are_said(fabricate, tmp_path):
+def test_another_fastest_and_few_strategies_are_said(fabricate: ModuleType, tmp_path: Path) -> None:
     local = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.PROCESSES]
     slow = _under(fabricate.PROCESSES, "spark", transfer_s=0.9)
     spark = [_under(fabricate.SEQUENTIAL, "spark"), _under(fabricate.INTRAOP, "spark"), slow]
@@ -128,7 +132,7 @@ def test_another_fastest_and_few_strategies_are_said(fabricate, tmp_path):
     )
 
 
-def test_a_tie_is_not_decided(fabricate, tmp_path):
+def test_a_tie_is_not_decided(fabricate: ModuleType, tmp_path: Path) -> None:
     twin = dataclasses.replace(
         fabricate.PROCESSES,
         local_strategy="threads",

@@ -21,7 +21,7 @@ _STEP_S = 0.5  # of a fabricated trace
 
 
 @pytest.fixture
-def run(fabricate, tmp_path):
+def run(fabricate, tmp_path) -> RunFiles:
     """A baseline, and two ranks on two hosts, whose clock is 100 s behind on the second."""
     ways = [
         fabricate.SEQUENTIAL,
@@ -88,11 +88,11 @@ def _values(encoded: Any) -> np.ndarray:
     return np.frombuffer(base64.b64decode(encoded["bdata"]), dtype=encoded["dtype"])
 
 
-def test_an_old_trace_has_figures_of_what_it_holds(run):
+def test_an_old_trace_has_figures_of_what_it_holds(run: RunFiles) -> None:
     assert list(_charts(run)) == ["Training", "All hosts on one clock", "Bytes moved"]
 
 
-def test_a_full_trace_has_a_figure_of_each_kind(run):
+def test_a_full_trace_has_a_figure_of_each_kind(run: RunFiles) -> None:
     _enrich(run, "node0")
     _enrich(run, "node1", offset_s=100.0)
     charts = _charts(run)
@@ -128,7 +128,7 @@ def test_a_full_trace_has_a_figure_of_each_kind(run):
 
 
 @pytest.mark.parametrize(("samples_known", "unit"), [(True, "samples"), (False, "steps")])
-def test_speed_is_in_steps_where_samples_are_not_known(run, samples_known, unit):
+def test_speed_is_in_steps_where_samples_are_not_known(run, samples_known, unit) -> None:
     ((trial,),) = [t for name, t in compare_run(run).trials.items() if ".mpi." in name]
     steps = dataclasses.replace(trial.steps, samples_known=samples_known)
     hosts = read_series(trial.record.files)
@@ -138,7 +138,7 @@ def test_speed_is_in_steps_where_samples_are_not_known(run, samples_known, unit)
     assert drawn["layout"]["yaxis"]["title"]["text"] == f"{unit} per second"
 
 
-def test_a_gap_is_shaded_and_no_line_crosses_it(run, tmp_path):
+def test_a_gap_is_shaded_and_no_line_crosses_it(run: RunFiles, tmp_path) -> None:
     path, rows = _trace_of(run, "node0")
     cut = len(rows) // 2
     before, after = rows[cut]["unix_s"], rows[cut + 3]["unix_s"]
@@ -156,7 +156,7 @@ def test_a_gap_is_shaded_and_no_line_crosses_it(run, tmp_path):
     )
 
 
-def test_the_cost_of_the_sidecar_is_that_of_the_dearest_host(run):
+def test_the_cost_of_the_sidecar_is_that_of_the_dearest_host(run: RunFiles) -> None:
     path, rows = _trace_of(run, "node1")
     for number, row in enumerate(rows[1:]):
         row |= {"sidecar_cpu_seconds": 0.01 * number, "sidecar_rss_bytes": 50 << 20}

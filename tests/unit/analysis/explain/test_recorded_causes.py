@@ -48,7 +48,7 @@ def measurement(case: dict[str, Any], side: str) -> Measurement:
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: f"{case['case']} {case['round']}")
-def test_a_recorded_disturbance_is_the_only_cause_with_its_share(case):
+def test_a_recorded_disturbance_is_the_only_cause_with_its_share(case: dict[str, Any]) -> None:
     pair = Pair(faster=measurement(case, "faster"), slower=measurement(case, "slower"))
     is_longer = {p["part"]: p["difference_s"]["low"] > 0 for p in case["explanation"]["parts"]}
     longer_s = {

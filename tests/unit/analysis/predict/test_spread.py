@@ -33,7 +33,7 @@ def measured(logs: np.ndarray) -> list[Any]:
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 @pytest.mark.parametrize(("drift", "noise"), [(0.0, 0.05), (0.1, 0.03)])
-def test_nine_of_ten_new_runs_are_within_the_interval(repeats, drift, noise):
+def test_nine_of_ten_new_runs_are_within_the_interval(repeats, drift, noise) -> None:
     generator = np.random.default_rng(7)
 
     def run() -> np.ndarray:

@@ -107,7 +107,9 @@ def test_the_bubble_is_a_phase_of_its_own(fabricate, tmp_path):
     assert sum(v or 0 for v in second.step.values()) == pytest.approx(fabricate.PIPELINE.step_s)
 
 
-def test_stages_wait_only_for_the_same_stage_of_other_replicas(fabricate, tmp_path):
+def test_stages_wait_only_for_the_same_stage_of_other_replicas(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     # ranks 0 to 3 are 3, 2, 1 and 0 leads early; the first stage is ranks 0 and 2
     waits = waits_of(load_trial(fabricate.make_one(tmp_path, fabricate.HYBRID, lead_s=0.01)))
     assert [waits[rank, 5] for rank in range(4)] == pytest.approx([0.02, 0.02, 0, 0], abs=1e-5)
