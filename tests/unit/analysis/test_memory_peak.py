@@ -1,12 +1,14 @@
 """Peak memory where the proportional set size is read on few ticks."""
 
+from __future__ import annotations
+
 import polars as pl
 import pytest
 
 from paceline.analysis.trial.usage import _memory_peak
 
 
-def ticks(*sizes):
+def ticks(*sizes: tuple[int, int | None]) -> pl.DataFrame:
     """Rows of (resident, proportional) bytes, one per second."""
     rows = [(float(second), rss, pss) for second, (rss, pss) in enumerate(sizes)]
     schema = {"unix_s": pl.Float64, "run_rss_bytes": pl.Int64, "run_pss_bytes": pl.Int64}

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Prediction, Predictions, Request
-from paceline.analysis.recommend import recommend
+from paceline.analysis.recommend import Goal, recommend
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.reading import load_run
 from paceline.spec.tables import Target
 
 
 @pytest.fixture
-def comparison(fabricate, tmp_path):
+def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI]
     return compare_run(fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.005))
 
 
-def test_the_goal_decides_the_order(comparison):
+def test_the_goal_decides_the_order(comparison: Comparison) -> None:
     time = recommend(comparison, "tiny", "time").measured
     cost = recommend(comparison, "tiny", "cost").measured
     assert time[0].configuration != cost[0].configuration
@@ -36,14 +39,14 @@ def test_the_goal_decides_the_order(comparison):
         assert found.value.median == pytest.approx(1000 * row.cores / row.samples_per_s.median)
 
 
-def test_memory_is_per_node(comparison):
+def test_memory_is_per_node(comparison: Comparison) -> None:
     memory = recommend(comparison, "tiny", "memory").measured
     assert memory[0].value.median == pytest.approx(1e9 / 2**20)
     assert memory[0].value.low <= memory[0].value.median <= memory[0].value.high
 
 
 @pytest.mark.parametrize("goal", ["time", "cost"])
-def test_a_target_decides_as_in_compare(fabricate, tmp_path, goal):
+def test_a_target_decides_as_in_compare(fabricate: ModuleType, tmp_path: Path, goal: Goal) -> None:
     # the fastest step, but fewer samples learned with each
     hasty = dataclasses.replace(
         fabricate.MPI, transport="gloo", transfer_s=0.0, learned=1.0, compression={"method": "topk"}
@@ -66,7 +69,7 @@ def test_a_target_decides_as_in_compare(fabricate, tmp_path, goal):
     assert (found.best.configuration == comparison.verdicts["tiny"].best) == (goal == "time")
 
 
-def test_equal_configurations_are_ties(fabricate, tmp_path):
+def test_equal_configurations_are_ties(fabricate: ModuleType, tmp_path: Path) -> None:
     twin = dataclasses.replace(fabricate.MPI, transport="gloo")
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, twin]
     found = compare_run(fabricate.make_run(tmp_path, ways, repeats=4, jitter=0.08))
@@ -76,7 +79,9 @@ def test_equal_configurations_are_ties(fabricate, tmp_path):
     assert not last.tied
 
 
-def test_predictions_are_apart_and_can_be_promising(comparison, fabricate, tmp_path):
+def test_predictions_are_apart_and_can_be_promising(
+    comparison: Comparison, fabricate: ModuleType, tmp_path: Path
+) -> None:
     records = load_run(fabricate.make_run(tmp_path / "b", [fabricate.INTRAOP], repeats=2))
     request = Request(
         nodes=(1, 4), link=given_link(1e12, 1e-9), transports=("gloo",), scaling="weak"
@@ -89,7 +94,7 @@ def test_predictions_are_apart_and_can_be_promising(comparison, fabricate, tmp_p
     assert all(each.configuration is not None for each in found.measured)
 
 
-def test_another_precision_or_batch_was_not_measured(fabricate, tmp_path):
+def test_another_precision_or_batch_was_not_measured(fabricate: ModuleType, tmp_path: Path) -> None:
     two = dataclasses.replace(fabricate.MPI, nodes=2)
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, two]
     comparison = compare_run(fabricate.make_run(tmp_path, ways, repeats=2))
@@ -111,7 +116,9 @@ def test_another_precision_or_batch_was_not_measured(fabricate, tmp_path):
     assert found[0].value.median == pytest.approx(4 * 1000 / 40)  # 4 cores
 
 
-def test_what_is_not_decided_is_repeated_with_the_baseline(fabricate, tmp_path):
+def test_what_is_not_decided_is_repeated_with_the_baseline(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     twin = dataclasses.replace(fabricate.MPI, transport="gloo")
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, twin]
     found = compare_run(fabricate.make_run(tmp_path, ways, repeats=4, jitter=0.05))
@@ -122,6 +129,6 @@ def test_what_is_not_decided_is_repeated_with_the_baseline(fabricate, tmp_path):
     assert proposal.further_repeats is not None
 
 
-def test_a_clear_decision_needs_no_measurement(comparison):
+def test_a_clear_decision_needs_no_measurement(comparison: Comparison) -> None:
     assert recommend(comparison, "tiny").next_measurement is None
     assert recommend(comparison, "tiny", "cost").next_measurement is None

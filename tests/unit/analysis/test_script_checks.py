@@ -1,5 +1,7 @@
 """A script is equivalent if its tensors agree; if not, only equal conditions prove anything."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import pytest
 
 from paceline.costs.link_cost import ALL_REDUCE, CollectiveCost, all_gather, all_reduce

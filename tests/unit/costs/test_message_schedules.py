@@ -77,7 +77,7 @@ def test_every_rank_ends_with_the_sum(algorithm, size):
             np.testing.assert_array_equal(value, expected)
 
 
-def formulas(size):
+def formulas(size: int) -> dict[str, tuple[int, int]]:
     """Messages, and elements sent for each element of the message, over all ranks."""
     power = 2 ** int(log2(size))
     rest, steps = size - power, int(log2(power))

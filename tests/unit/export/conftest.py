@@ -1,5 +1,7 @@
 """A fabricated run with two trials: one alone, and two ranks that communicate."""
 
+from __future__ import annotations
+
 import pytest
 from tests.unit.analysis import operations
 

@@ -1,5 +1,7 @@
 """Flat frames of what a run recorded."""
 
+from __future__ import annotations
+
 import polars as pl
 import pytest
 from tests.unit.analysis import operations

@@ -1,5 +1,7 @@
 """A format whose library is missing says what to install."""
 
+from __future__ import annotations
+
 from importlib.util import find_spec
 
 import pytest

@@ -1,5 +1,7 @@
 """MLflow reads the export back. Needs the extra `mlflow`."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

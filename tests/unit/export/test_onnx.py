@@ -1,5 +1,7 @@
 """ONNX models compute what torch computes. Needs the extra `onnx`."""
 
+from __future__ import annotations
+
 import json
 
 import pytest

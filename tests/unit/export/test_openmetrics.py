@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from tests.unit.analysis.fabricate import LAUNCHED, edit_json, make_run
@@ -12,6 +13,7 @@ from paceline.errors import DataError
 from paceline.export.openmetrics import Written, write_openmetrics
 from paceline.export.run_data import RunData, export
 from paceline.records.files import JsonlWriter, read_jsonl, write_json
+from paceline.records.layout import RunFiles
 from paceline.records.metrics import METRICS
 
 SERIES = {
@@ -21,7 +23,7 @@ SERIES = {
 }
 
 
-def imported(run, tmp_path):
+def imported(run: RunFiles, tmp_path: Path) -> tuple[Written, list[tuple[str, float, float]]]:
     """What was said of it, and (series with labels, value, time) of each line."""
     out = tmp_path / "out.om"
     found = write_openmetrics(run, out)
@@ -32,12 +34,12 @@ def imported(run, tmp_path):
     return found, [(f"{name}}}", float(value), float(at)) for name, (value, at) in values]
 
 
-def course(values, *words):
+def course(values: list[tuple[str, float, float]], *words: str) -> list[tuple[float, float]]:
     """(time, value) of the series whose text has all of `words`."""
     return [(at, value) for name, value, at in values if all(word in name for word in words)]
 
 
-def test_series_are_those_that_are_declared_with_their_labels_in_order_of_time(tmp_path):
+def test_series_are_those_that_are_declared_with_their_labels_in_order_of_time(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (MPI, TWO_HOSTS))
     found, values = imported(run, tmp_path)
     assert found.trials == 2
@@ -54,7 +56,7 @@ def test_series_are_those_that_are_declared_with_their_labels_in_order_of_time(t
     assert {name for metric in METRICS for name in metric.series} - written == set()
 
 
-def test_values_are_those_of_the_rows_at_their_times(tmp_path):
+def test_values_are_those_of_the_rows_at_their_times(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
     [(_, files)] = run.trials()
     rows = [row for row in read_jsonl(files.host("node0").trace) if "unix_s" in row]
@@ -65,7 +67,7 @@ def test_values_are_those_of_the_rows_at_their_times(tmp_path):
     assert start[0] == (rows[0]["unix_s"], LAUNCHED)
 
 
-def test_run_and_version_are_those_that_a_scrape_told(tmp_path):
+def test_run_and_version_are_those_that_a_scrape_told(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
     [(_, files)] = run.trials()
     trace = files.host("node0").trace
@@ -74,7 +76,7 @@ def test_run_and_version_are_those_that_a_scrape_told(tmp_path):
     assert course(values, "paceline_run_info", 'run="run"')
     assert course(values, "paceline_sidecar_info", 'version="0.1.0"')
 
-    def with_header(header):
+    def with_header(header: dict[str, object]) -> list[tuple[str, float, float]]:
         trace.unlink()
         with JsonlWriter(trace) as writer:
             writer.write_all([header, *rows])
@@ -88,7 +90,7 @@ def test_run_and_version_are_those_that_a_scrape_told(tmp_path):
     assert not course(with_header(header), "paceline_sidecar_info")
 
 
-def test_training_has_come_as_far_as_the_steps_that_ended_by_then(tmp_path):
+def test_training_has_come_as_far_as_the_steps_that_ended_by_then(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
     [(_, files)] = run.trials()
     ends = [r["started_unix_s"] + r["step_s"] for r in read_jsonl(files.rank(0).steps)]
@@ -98,7 +100,7 @@ def test_training_has_come_as_far_as_the_steps_that_ended_by_then(tmp_path):
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_gauges_and_facts_get_an_end_and_counters_none(tmp_path, running):
+def test_gauges_and_facts_get_an_end_and_counters_none(tmp_path, running) -> None:
     run = make_recorded_run(tmp_path / "run", (MPI,))
     [(_, files)] = run.trials()
     if running:
@@ -114,7 +116,7 @@ def test_gauges_and_facts_get_an_end_and_counters_none(tmp_path, running):
     assert sorted(marks) == pytest.approx([last + 0.001])
 
 
-def test_other_hosts_times_are_on_rank_0s_clock(tmp_path):
+def test_other_hosts_times_are_on_rank_0s_clock(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (TWO_HOSTS,))
     [(_, files)] = run.trials()
     edit_json(files.rank(1).environment, clock_offset_s=-2.5)
@@ -126,7 +128,7 @@ def test_other_hosts_times_are_on_rank_0s_clock(tmp_path):
     assert first == own
 
 
-def test_failed_rank_shows_at_its_last_sign_of_life(tmp_path):
+def test_failed_rank_shows_at_its_last_sign_of_life(tmp_path) -> None:
     _, values = imported(make_recorded_run(tmp_path / "run", (TWO_HOSTS,)), tmp_path)
     failed = [v for _, v in course(values, "paceline_rank_failed", 'rank="1"')][:-1]
     assert failed[0] == 0
@@ -135,7 +137,7 @@ def test_failed_rank_shows_at_its_last_sign_of_life(tmp_path):
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_restart_counts_from_the_end_of_its_gap(tmp_path, restarts):
+def test_restart_counts_from_the_end_of_its_gap(tmp_path, restarts) -> None:
     run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
     [(_, files)] = run.trials()
     trace = files.host("node0").trace
@@ -151,7 +153,7 @@ def test_restart_counts_from_the_end_of_its_gap(tmp_path, restarts):
     assert {value for at, value in counted if at >= ended} == {restarts}
 
 
-def test_row_before_the_one_before_it_is_left_out(tmp_path):
+def test_row_before_the_one_before_it_is_left_out(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
     [(_, files)] = run.trials()
     trace = files.host("node0").trace
@@ -162,7 +164,7 @@ def test_row_before_the_one_before_it_is_left_out(tmp_path):
     assert times == sorted(set(times))
 
 
-def test_trials_come_in_order_of_time_and_damaged_ones_are_named(tmp_path):
+def test_trials_come_in_order_of_time_and_damaged_ones_are_named(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (SEQUENTIAL, MPI, TWO_HOSTS))
     damaged = next(files for name, files in run.trials() if ".none." in name)
     damaged.outcome.write_text("{")
@@ -174,12 +176,12 @@ def test_trials_come_in_order_of_time_and_damaged_ones_are_named(tmp_path):
     assert times == sorted(times)
 
 
-def test_run_without_trials_is_an_empty_document(tmp_path):
+def test_run_without_trials_is_an_empty_document(tmp_path) -> None:
     (tmp_path / "run").mkdir()
     assert imported(make_run(tmp_path / "run", ()), tmp_path) == (Written(0, 0), [])
 
 
-def test_format_writes_all_trials_or_one_and_refuses_damaged_ones(tmp_path):
+def test_format_writes_all_trials_or_one_and_refuses_damaged_ones(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (SEQUENTIAL, MPI))
     [first, second] = [name for name, _ in run.trials()]
     [every] = export(RunData(run), "openmetrics", tmp_path / "out")

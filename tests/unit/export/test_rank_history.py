@@ -1,5 +1,7 @@
 """Training progress of a rank at a moment."""
 
+from __future__ import annotations
+
 import pytest
 from tests.unit.monitor.recorded import MPI, PAYLOAD_BYTES, make_recorded_run
 
@@ -14,7 +16,7 @@ def history(tmp_path):
     return RankHistory(0, files.rank(0), 1, failed=False), rows(files.rank(0).steps, StepRow)
 
 
-def test_nothing_has_happened_before_the_first_step(history):
+def test_nothing_has_happened_before_the_first_step(history) -> None:
     rank, steps = history
     progress = rank.until(steps[0].started_unix_s)
     assert progress["training_steps"] == 0
@@ -22,7 +24,7 @@ def test_nothing_has_happened_before_the_first_step(history):
     assert progress["operations"] == {}
 
 
-def test_steps_and_operations_that_ended_are_added_up(history):
+def test_steps_and_operations_that_ended_are_added_up(history) -> None:
     rank, steps = history
     at = steps[9].started_unix_s + steps[9].step_s + 1e-6
     progress = rank.until(at)
@@ -37,7 +39,7 @@ def test_steps_and_operations_that_ended_are_added_up(history):
     assert progress["operations"]["allreduce"]["payload_bytes"] == 10 * PAYLOAD_BYTES
 
 
-def test_all_is_known_at_the_end(history):
+def test_all_is_known_at_the_end(history) -> None:
     rank, steps = history
     progress = rank.until(steps[-1].started_unix_s + 100)
     assert progress["training_steps"] == len(steps)

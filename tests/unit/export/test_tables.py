@@ -1,5 +1,7 @@
 """CSV and Parquet contain the same numbers as the frames."""
 
+from __future__ import annotations
+
 import json
 
 import polars as pl

@@ -1,5 +1,7 @@
 """TensorBoard reads the export back. Needs the extra `tensorboard`."""
 
+from __future__ import annotations
+
 import pytest
 
 from paceline.export.run_data import export

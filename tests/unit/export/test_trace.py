@@ -1,5 +1,7 @@
 """A trace that Perfetto opens: slices of a thread nest, all ranks are on one clock."""
 
+from __future__ import annotations
+
 import json
 from functools import partial
 
@@ -9,6 +11,7 @@ from tests.unit.analysis import operations as made
 from paceline.analysis.trial.reading import load_trial
 from paceline.errors import UsageError
 from paceline.export.trace import trace_events, write_trace
+from paceline.records.layout import TrialFiles
 
 
 @pytest.fixture
@@ -16,9 +19,9 @@ def make(fabricate, tmp_path):
     return partial(fabricate.make_one, tmp_path / "run")
 
 
-def slices(events):
+def slices(events: Iterable[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
     """Complete events by process and thread, in order of time, the longer first."""
-    found = {}
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for event in events:
         if event["ph"] == "X":
             found.setdefault((event["pid"], event["tid"]), []).append(event)
@@ -27,9 +30,9 @@ def slices(events):
     return found
 
 
-def check_nesting(thread):
+def check_nesting(thread: list[dict[str, Any]]) -> None:
     """Every slice begins after the one before has ended, or ends within it; in whole ns."""
-    open_until = []
+    open_until: list[int] = []
     for event in thread:
         begin = round(1000 * event["ts"])
         end = begin + round(1000 * event["dur"])
@@ -42,7 +45,7 @@ def check_nesting(thread):
 @pytest.mark.parametrize(
     "way", ["MPI", "TORCHRUN", "THREADS", "PROCESSES", "PIPELINE", "HYBRID", "SEQUENTIAL"]
 )
-def test_slices_of_every_thread_nest(make, fabricate, way):
+def test_slices_of_every_thread_nest(make: Any, fabricate: ModuleType, way: str) -> None:
     files = make(getattr(fabricate, way))
     record = load_trial(files)
     if way in {"MPI", "TORCHRUN"}:
@@ -53,7 +56,7 @@ def test_slices_of_every_thread_nest(make, fabricate, way):
         check_nesting(thread)
 
 
-def test_operations_at_the_same_time_get_threads_of_their_own(make):
+def test_operations_at_the_same_time_get_threads_of_their_own(make: Any) -> None:
     files = make(backward_s=0.5, lead_s=0.2)  # rank 0's second bucket begins within its first
     events = list(trace_events(made.two_buckets(files)))
     found = slices(events)
@@ -63,7 +66,7 @@ def test_operations_at_the_same_time_get_threads_of_their_own(make):
     assert names[0, 3] == "communication, 2 at a time"
 
 
-def test_times_are_microseconds_on_one_clock_from_the_first_event(make):
+def test_times_are_microseconds_on_one_clock_from_the_first_event(make: Any) -> None:
     found = slices(trace_events(made.two_buckets(make(lead_s=0.02, clock_offset_s=3.5))))
     assert min(e["ts"] for thread in found.values() for e in thread) == 0
     steps = [[e for e in found[rank, 1] if e["name"].startswith("step")] for rank in (0, 1)]
@@ -79,7 +82,7 @@ def test_times_are_microseconds_on_one_clock_from_the_first_event(make):
         assert wait["args"] == {"for rank": 1}
 
 
-def test_phases_stand_where_they_were(make):
+def test_phases_stand_where_they_were(make: Any) -> None:
     found = slices(trace_events(made.two_buckets(make(lead_s=0.02))))
     # rank 1: 10 ms for data, 5 ms beside phases, forward 100, backward 200, transfer 10, step 20
     (_, data, forward, backward, exposed, optimizer) = found[1, 1][:6]
@@ -97,7 +100,7 @@ def test_phases_stand_where_they_were(make):
     assert optimizer["ts"] == pytest.approx(325_000, abs=1)
 
 
-def test_communication_of_layers_is_one_slice_between_the_passes(make):
+def test_communication_of_layers_is_one_slice_between_the_passes(make: Any) -> None:
     phases = slices(trace_events(load_trial(make(lead_s=0.0, pass_comm_s=0.03))))[1, 1][2:6]
     assert [each["name"] for each in phases] == [
         "forward",
@@ -108,7 +111,7 @@ def test_communication_of_layers_is_one_slice_between_the_passes(make):
     assert [each["dur"] for each in phases] == pytest.approx([1e5, 3e4, 2e5, 1e4], abs=1)
 
 
-def test_operation_says_what_it_was(make):
+def test_operation_says_what_it_was(make: Any) -> None:
     events = trace_events(made.two_buckets(make(lead_s=0.02), sent_bytes=7))
     operation = next(e for e in events if e["name"] == "allreduce")
     assert operation["args"] == {
@@ -125,7 +128,7 @@ def test_operation_says_what_it_was(make):
     }
 
 
-def test_file_is_one_json_document_with_hosts_in_the_labels(make, tmp_path):
+def test_file_is_one_json_document_with_hosts_in_the_labels(make: Any, tmp_path: Path) -> None:
     out = tmp_path / "new" / "trace.json"
     write_trace(made.two_buckets(make(clock_offset_s=1.0)), out)
     document = json.loads(out.read_text())
@@ -137,11 +140,11 @@ def test_file_is_one_json_document_with_hosts_in_the_labels(make, tmp_path):
     assert [p.name for p in out.parent.iterdir()] == ["trace.json"]
 
 
-def test_place_that_cannot_be_written_is_a_wrong_use(make, tmp_path):
+def test_place_that_cannot_be_written_is_a_wrong_use(make: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write the trace"):
         write_trace(load_trial(make()), tmp_path / "file" / "trace.json")
 
 
-def test_trial_without_operations_has_its_steps(make):
+def test_trial_without_operations_has_its_steps(make: Any) -> None:
     assert set(slices(trace_events(load_trial(make())))) == {(0, 1), (1, 1)}

@@ -1,5 +1,7 @@
 """Parameters, results and curves of trials, as trackers get them."""
 
+from __future__ import annotations
+
 import pytest
 
 from paceline.export.tracking import run_tags, tracked_trials

@@ -1,5 +1,7 @@
 """What the live view says is what the files say, at every moment of a run."""
 
+from __future__ import annotations
+
 import pytest
 from tests.unit.monitor import watching
 

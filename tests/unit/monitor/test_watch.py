@@ -1,5 +1,7 @@
 """Watching begins, ends and gives up when it should, and never writes."""
 
+from __future__ import annotations
+
 import io
 
 import pytest
@@ -23,18 +25,18 @@ def trial(fabricate):
     return fabricate.make_trial_value(fabricate.SEQUENTIAL)
 
 
-def _watched(run, *, once=False, terminal=False):
+def _watched(run: RunFiles, *, once: bool = False, terminal: bool = False) -> str:
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=80, height=24)
     watch.watch(run, console, once=once, interval_s=0.0)
     return text.getvalue()
 
 
-def _everything(run):
+def _everything(run: RunFiles) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in run.root.rglob("*")}
 
 
-def test_a_finished_run_ends_at_once_and_names_the_report(run, trial):
+def test_a_finished_run_ends_at_once_and_names_the_report(run, trial) -> None:
     watching.plan(run, [trial])
     watching.end(watching.start(run, trial))
     run.report.write_text("<html>")
@@ -44,12 +46,12 @@ def test_a_finished_run_ends_at_once_and_names_the_report(run, trial):
     assert _everything(run) == before
 
 
-def test_without_a_terminal_there_is_a_plain_line_a_tick(run, trial, monkeypatch):
+def test_without_a_terminal_there_is_a_plain_line_a_tick(run, trial, monkeypatch) -> None:
     watching.plan(run, [trial])
     files = watching.start(run, trial)
     ticks = []
 
-    def tick(seconds):
+    def tick(seconds: float) -> None:
         ticks.append(seconds)
         watching.step(files, 0, len(ticks) - 1)
         if len(ticks) == 3:
@@ -63,7 +65,7 @@ def test_without_a_terminal_there_is_a_plain_line_a_tick(run, trial, monkeypatch
     assert "\x1b" not in "".join(lines)
 
 
-def test_a_terminal_gets_a_screen(run, trial):
+def test_a_terminal_gets_a_screen(run, trial) -> None:
     watching.plan(run, [trial])
     watching.end(watching.start(run, trial), "failed", "out of memory")
     text = _watched(run, terminal=True)
@@ -71,7 +73,7 @@ def test_a_terminal_gets_a_screen(run, trial):
     assert "0 trials done, 1 failed" in text
 
 
-def test_once_shows_the_view_and_ends_although_the_run_goes_on(run, trial):
+def test_once_shows_the_view_and_ends_although_the_run_goes_on(run, trial) -> None:
     watching.plan(run, [trial])
     watching.step(watching.start(run, trial), 0, 0)
     text = _watched(run, once=True)
@@ -79,7 +81,7 @@ def test_once_shows_the_view_and_ends_although_the_run_goes_on(run, trial):
     assert trial.id in text
 
 
-def test_a_directory_that_is_no_run_is_refused(run, monkeypatch):
+def test_a_directory_that_is_no_run_is_refused(run, monkeypatch) -> None:
     with pytest.raises(DataError, match="expected a run directory"):
         _watched(run, once=True)
     monkeypatch.setattr(watch, "_BEGIN_LIMIT_S", 0.0)
@@ -87,7 +89,7 @@ def test_a_directory_that_is_no_run_is_refused(run, monkeypatch):
         _watched(run)
 
 
-def test_a_run_that_says_nothing_any_more_is_given_up(run, trial, monkeypatch):
+def test_a_run_that_says_nothing_any_more_is_given_up(run, trial, monkeypatch) -> None:
     watching.plan(run, [trial])
     limits = trial.limits.model_copy(update={"trial_s": 1e-9})
     watching.start(run, trial.model_copy(update={"limits": limits}))
@@ -96,7 +98,7 @@ def test_a_run_that_says_nothing_any_more_is_given_up(run, trial, monkeypatch):
         _watched(run)
 
 
-def _view(trial=None, **values):
+def _view(trial: TrialView | None = None, **values) -> RunView:
     usual = {
         "name": "mine", "stage": "", "planned": 9, "done": 3, "failed": 0, "elapsed_s": 3725.0,
         "trial": trial, "ended": False, "message": None,
@@ -104,7 +106,7 @@ def _view(trial=None, **values):
     return RunView(**{**usual, **values})
 
 
-def test_lines_say_how_far_the_run_is_and_what_failed():
+def test_lines_say_how_far_the_run_is_and_what_failed() -> None:
     trial = TrialView(
         trial_id="tiny.r0", number=4, steps=12, steps_planned=24, samples_per_s=1234.5, loss=1.0625,
         cpu={"node0": {"busy": 70.0, "idle": 25.0, "iowait": 5.0}},
@@ -118,7 +120,7 @@ def test_lines_say_how_far_the_run_is_and_what_failed():
     ]
 
 
-def test_what_is_not_known_is_left_out():
+def test_what_is_not_known_is_left_out() -> None:
     early = TrialView(
         trial_id="tiny.r0", number=None, steps=0, steps_planned=None, samples_per_s=None, loss=None,
         cpu={},
@@ -127,6 +129,6 @@ def test_what_is_not_known_is_left_out():
     assert lines == ["mine (tune): 3 done", "tiny.r0", "step 0"]
 
 
-def test_between_trials_it_says_what_is_awaited():
+def test_between_trials_it_says_what_is_awaited() -> None:
     assert list(watch.view_lines(_view()))[1] == "waiting for the next trial"
     assert list(watch.view_lines(_view(done=0)))[1] == "waiting for the first trial"

@@ -1,5 +1,9 @@
 """Ways to compute that a trial may choose: what is planned, and what is refused."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import pytest
 
 from paceline.errors import UsageError
@@ -14,7 +18,7 @@ PIPELINE = {
 }  # fmt: skip
 
 
-def planned(trial, workload="tiny", **training):
+def planned(trial: dict[str, Any], workload: str = "tiny", **training: Any):
     document = {
         "schema": 2,
         "name": "ways",

@@ -34,7 +34,7 @@ precision = "bf16"
 DATA = {"tiny": "/data/tiny", "simple-big": "/data/big"}
 
 
-def planned(cores=4):
+def planned(cores: int = 4) -> list[Trial]:
     return plan_trials(parse_spec(SPEC, "test"), DATA, cores)
 
 
@@ -159,7 +159,7 @@ def test_only_the_sequential_local_trial_is_the_baseline():
     }
 
 
-def one(way, keys="", *, cores=4, batch=24):
+def one(way: str, keys: str = "", *, cores: int = 4, batch: int = 24) -> Trial:
     """The single other trial of a spec; keys are TOML lines with `;` between them."""
     launcher, strategy = way.split("/")
     text = f"""
@@ -182,7 +182,7 @@ def one(way, keys="", *, cores=4, batch=24):
     return found
 
 
-def transports(*trials):
+def transports(*trials: str) -> dict[str, str]:
     """The transport of each trial beside the baseline; keys are lines with `;` between them."""
     start = """
     schema = 2
@@ -228,7 +228,7 @@ SPARK = 'launcher = "spark"; local_strategy = "sequential"; nodes = 2'
         ),
     ],
 )
-def test_trials_on_as_many_nodes_have_one_default_transport(trials, expected):
+def test_trials_on_as_many_nodes_have_one_default_transport(trials, expected) -> None:
     assert sorted(transports(*trials).values()) == sorted(expected)
 
 

@@ -18,12 +18,12 @@ orders = st.builds(
 )
 
 
-def epoch_order(order, epoch):
+def epoch_order(order: SampleOrder, epoch: int) -> list[int]:
     """Return all sample ids of an epoch in order of training."""
     return [i for window in order.windows(epoch) for i in window.sample_ids.tolist()]
 
 
-def all_steps(order):
+def all_steps(order: SampleOrder) -> list[list[int]]:
     return [order.step(step).sample_ids.tolist() for step in range(order.steps)]
 
 
@@ -89,7 +89,7 @@ def test_window_holds_just_its_row_groups_samples(order):
 
 
 def test_order_depends_on_seed_and_epoch():
-    def order(seed, epoch):
+    def order(seed: int, epoch: int) -> list[int]:
         return epoch_order(SampleOrder([16] * 4, seed=seed, global_batch=8, epochs=2), epoch)
 
     assert order(1, 0) == order(1, 0)

@@ -1,5 +1,7 @@
 """Selection of trials by shell patterns."""
 
+from __future__ import annotations
+
 import pytest
 
 from paceline.errors import UsageError

@@ -1,6 +1,9 @@
 """The report of transport and strategy: every documented key is read, and keys of extensions."""
 
+from __future__ import annotations
+
 import json
+from pathlib import Path
 
 import pytest
 
@@ -19,18 +22,18 @@ REPORT = {
 }
 
 
-def read(folder, report):
+def read(folder: Path, report: object) -> TrainingResult | None:
     file = folder / "result.json"
     result = {"steps": 1, "weights_sha256": "a", "update_l2": {}, "parameters": 1}
     file.write_text(json.dumps({**result, "communication": report}))
     return document(file, TrainingResult)
 
 
-def test_report_is_read_as_written(tmp_path):
+def test_report_is_read_as_written(tmp_path: Path) -> None:
     result = read(tmp_path, REPORT)
     assert result.communication == REPORT
 
 
-def test_report_with_a_wrong_type_is_a_data_error(tmp_path):
+def test_report_with_a_wrong_type_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="split_points"):
         read(tmp_path, {"split_points": "one"})

@@ -1,7 +1,12 @@
 """Compaction keeps every row, and a kill at any moment loses none."""
 
-import json
+from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
 import pytest
 from tests.support.rows import STEP
 
@@ -25,7 +30,7 @@ SAMPLE = {
 
 
 @pytest.fixture
-def files(tmp_path):
+def files(tmp_path: Path) -> TrialFiles:
     found = TrialFiles(tmp_path / "trial")
     with JsonlWriter(found.rank(0).steps) as out:
         out.write(STEP)
@@ -39,19 +44,19 @@ def files(tmp_path):
     return found
 
 
-def complete(**changes):
+def complete(**changes: Any) -> dict[str, Any]:
     """A trace row with every required field."""
     return {**dict.fromkeys(HOST_SAMPLES.required, 0), **SAMPLE, **changes}
 
 
-def write_trace(files, *samples):
+def write_trace(files: TrialFiles, *samples: dict[str, Any]) -> Path:
     path = files.host("a").trace
     with JsonlWriter(path) as out:
         out.write_all([{"schema": 2, "interval_s": 0.5}, *samples])
     return path
 
 
-def test_rows_are_the_same_before_and_after(files):
+def test_rows_are_the_same_before_and_after(files: TrialFiles) -> None:
     before = rows(files.rank(0).steps, StepRow), read_table(files.rank(0).sample_log, SampleLogRow)
     compact.compact_trial(files)
     assert not files.rank(0).steps.exists()
@@ -60,7 +65,7 @@ def test_rows_are_the_same_before_and_after(files):
     assert read_table(files.rank(0).sample_log, SampleLogRow).equals(before[1])
 
 
-def test_trace_keeps_its_header_and_the_keys_of_its_dictionaries(files):
+def test_trace_keeps_its_header_and_the_keys_of_its_dictionaries(files: TrialFiles) -> None:
     path = write_trace(files, complete(), complete(unix_s=2.5, disks={"sdb": {"read_bytes": 7}}))
     compact.compact_trial(files)
     assert read_header(path) == {"schema": 2, "interval_s": 0.5}
@@ -72,11 +77,13 @@ def test_trace_keeps_its_header_and_the_keys_of_its_dictionaries(files):
 
 
 @pytest.mark.parametrize("killed_in", ["write_parquet", "sync_folder"])
-def test_kill_loses_nothing_and_the_next_compaction_completes(files, monkeypatch, killed_in):
+def test_kill_loses_nothing_and_the_next_compaction_completes(
+    files: TrialFiles, monkeypatch: pytest.MonkeyPatch, killed_in: str
+) -> None:
     class Killed(BaseException):
         pass
 
-    def die(*_):
+    def die(*_: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -90,7 +97,7 @@ def test_kill_loses_nothing_and_the_next_compaction_completes(files, monkeypatch
     assert list(files.root.rglob("*.tmp")) == []
 
 
-def test_unfinished_row_and_nan_are_read(files):
+def test_unfinished_row_and_nan_are_read(files: TrialFiles) -> None:
     path = files.rank(0).steps
     row = json.loads(path.read_text())
     path.write_text(json.dumps({**row, "step": 1, "loss_sum": float("nan")}) + '\n{"step": 2, "ep')
@@ -101,7 +108,7 @@ def test_unfinished_row_and_nan_are_read(files):
 
 
 @pytest.mark.parametrize("row", ['{"step": 1}', "[1]", '{"step": "x"}', "nonsense"])
-def test_damaged_row_is_an_error_and_keeps_the_json_lines(files, row):
+def test_damaged_row_is_an_error_and_keeps_the_json_lines(files: TrialFiles, row: str) -> None:
     path = files.rank(0).steps
     path.write_text(f"{row}\n{path.read_text()}")
     with pytest.raises(DataError, match=r"steps\.jsonl"):
@@ -110,18 +117,20 @@ def test_damaged_row_is_an_error_and_keeps_the_json_lines(files, row):
     assert not parquet_path(path).exists()
 
 
-def test_damaged_parquet_file_is_an_error_that_names_it(files):
+def test_damaged_parquet_file_is_an_error_that_names_it(files: TrialFiles) -> None:
     compact.compact_trial(files)
     parquet_path(files.rank(0).steps).write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match=r"steps\.parquet"):
         read_table(files.rank(0).steps, StepRow)
 
 
-def test_file_that_still_grows_is_left_alone(files, monkeypatch):
+def test_file_that_still_grows_is_left_alone(
+    files: TrialFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = files.rank(0).steps
     write = compact.write_parquet
 
-    def append_meanwhile(frame, target, header):
+    def append_meanwhile(frame: pl.DataFrame, target: Path, header: dict[str, Any]) -> None:
         write(frame, target, header)
         with JsonlWriter(path) as out:
             out.write(STEP)

@@ -1,5 +1,7 @@
 """The file of a rank's last operations."""
 
+from __future__ import annotations
+
 from paceline.records.pending import LastOperation, OperationNotes, last_operations
 
 

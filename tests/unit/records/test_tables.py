@@ -1,5 +1,10 @@
 """Rows in either form: JSON lines while a trial runs, Parquet afterwards."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
 import polars as pl
 import pytest
 
@@ -19,7 +24,7 @@ RANK_ROW = {
 }  # fmt: skip
 
 
-def test_folder_with_pattern_characters_is_read(tmp_path):
+def test_folder_with_pattern_characters_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a [run] of * mine" / "trace.jsonl"
     path.parent.mkdir()
     write_parquet(pl.DataFrame({"unix_s": [1.0]}), parquet_path(path), {"interval_s": 0.5})
@@ -28,7 +33,9 @@ def test_folder_with_pattern_characters_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "row"), [("trace", HOST_ROW), ("ranks", RANK_ROW)])
-def test_column_of_a_new_metric_survives_compaction(tmp_path, name, row):
+def test_column_of_a_new_metric_survives_compaction(
+    tmp_path: Path, name: str, row: dict[str, Any]
+) -> None:
     files = TrialFiles(tmp_path)
     path = getattr(files.host("h"), name)
     with JsonlWriter(path) as writer:

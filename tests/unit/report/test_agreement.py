@@ -1,11 +1,17 @@
 """Verdict, table and JSON of made-up runs never contradict each other, whatever the noise."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import WIDEST
 from paceline.report.table import comparison_text
@@ -15,7 +21,7 @@ SEEDS = range(16)
 
 
 @pytest.fixture(params=SEEDS)
-def comparison(request, fabricate, tmp_path):
+def comparison(request: pytest.FixtureRequest, fabricate: ModuleType, tmp_path: Path) -> Comparison:
     """Compare a run whose differences are within the noise, far beyond it, or between the two."""
     random = np.random.default_rng(request.param)
     spread = random.choice([0.0, 0.02, 0.3])
@@ -34,18 +40,18 @@ def comparison(request, fabricate, tmp_path):
     return compare_run(run)
 
 
-def rate_of(row):
+def rate_of(row: Row) -> float:
     return row.samples_per_s.median
 
 
-def test_speedup_times_the_baseline_is_the_speed_of_the_row(comparison):
+def test_speedup_times_the_baseline_is_the_speed_of_the_row(comparison: Comparison) -> None:
     baseline = rate_of(comparison.row(comparison.baselines["tiny"]))
     for row in comparison.rows:
         assert row.speedup.median * baseline == pytest.approx(rate_of(row), rel=1e-9)
         assert row.speedup.low <= row.speedup.median <= row.speedup.high
 
 
-def test_order_verdict_and_sentence_agree(comparison):
+def test_order_verdict_and_sentence_agree(comparison: Comparison) -> None:
     (verdict,) = comparison.verdicts.values()
     sentence = verdict_sentence(comparison, "tiny")
     ranked = [row for row in comparison.rows if row.ranked]
@@ -75,7 +81,7 @@ def test_order_verdict_and_sentence_agree(comparison):
         assert ("recommend --measure" in sentence) or "More than" in sentence
 
 
-def test_wide_intervals_are_not_shown_as_numbers(comparison):
+def test_wide_intervals_are_not_shown_as_numbers(comparison: Comparison) -> None:
     narrow, wide = comparison_text(comparison, 80), comparison_text(comparison, 160)
     unknown = [
         row

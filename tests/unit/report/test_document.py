@@ -1,13 +1,18 @@
 """The page stands alone, holds what was measured, and runs nothing that a file brought along."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import re
 import shutil
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tests.support.pages import Page
 
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
@@ -23,43 +28,44 @@ _MIB = 2**20
 
 
 @pytest.fixture(scope="module")
-def run(fabricate, tmp_path_factory):
+def run(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
     """Read only."""
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, fabricate.SPARK]
     cases = [
         fabricate.Case(workload="complex-small", model="vgg16"),
         fabricate.Case(workload="simple-big", model="alexnet"),
     ]
-    return fabricate.make_run(
+    made: RunFiles = fabricate.make_run(
         tmp_path_factory.mktemp("document") / "run", ways, cases=cases, repeats=2, jitter=0.02
     )
+    return made
 
 
 @pytest.fixture(scope="module")
-def comparison(run):
+def comparison(run: RunFiles) -> Comparison:
     return compare_run(run)
 
 
 @pytest.fixture(scope="module")
-def page(run, tmp_path_factory):
+def page(run: RunFiles, tmp_path_factory: pytest.TempPathFactory) -> Page:
     """The report of `run`."""
     return _report(run, tmp_path_factory.mktemp("page") / "report.html")
 
 
-def _report(run, out):
+def _report(run: RunFiles, out: Path) -> Page:
     write_report(run, out)
     assert out.stat().st_size < 8 * _MIB
     return Page(out.read_text("utf-8"))
 
 
-def test_the_page_needs_no_network(page):
+def test_the_page_needs_no_network(page: Page) -> None:
     for tag, attributes in page.tags:
         assert tag not in {"link", "iframe", "img"}
         assert "src" not in attributes
         assert (attributes.get("href") or "#").startswith("#")
 
 
-def test_every_chart_has_its_data_and_its_place(page):
+def test_every_chart_has_its_data_and_its_place(page: Page) -> None:
     places = [n for n, (_, found) in enumerate(page.tags) if found.get("class") == "chart"]
     # 7 a workload, strategies over time; for each of 16 trials a pair, its speed, and its traffic
     assert len(places) == 2 * 8 + 4 * 16
@@ -68,7 +74,7 @@ def test_every_chart_has_its_data_and_its_place(page):
         assert {"data", "layout"} <= set(json.loads(script.own_text))
 
 
-def test_no_figure_is_lost_because_its_title_is_that_of_another(fabricate, tmp_path):
+def test_no_figure_is_lost_because_its_title_is_that_of_another(fabricate, tmp_path) -> None:
     cases = [fabricate.Case(), fabricate.Case(workload="simple-big", model="alexnet")]
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(
@@ -79,7 +85,7 @@ def test_no_figure_is_lost_because_its_title_is_that_of_another(fabricate, tmp_p
     assert len(by_title) == render(comparison).count('<script type="application/json"')
 
 
-def test_lossy_configurations_are_ranked_where_there_is_a_target(fabricate, tmp_path):
+def test_lossy_configurations_are_ranked_where_there_is_a_target(fabricate, tmp_path) -> None:
     target = Target(metric="accuracy", at_least=0.6)
     case = fabricate.Case(evaluate_every_steps=2, target=target)
     lossy = dataclasses.replace(
@@ -94,7 +100,7 @@ def test_lossy_configurations_are_ranked_where_there_is_a_target(fabricate, tmp_
     assert "are not ranked, because" not in words
 
 
-def test_survived_failures_have_a_section_with_a_link(comparison, monkeypatch):
+def test_survived_failures_have_a_section_with_a_link(comparison, monkeypatch) -> None:
     made = Section(title="Failures and recovery", anchor="recovery")
     monkeypatch.setattr(document, "recovery_section", lambda _: made)
     page = Page(render(comparison))
@@ -102,7 +108,7 @@ def test_survived_failures_have_a_section_with_a_link(comparison, monkeypatch):
     assert "#recovery" in {a.get("href") for tag, a in page.tags if tag == "a"}
 
 
-def test_the_page_shows_what_ranks_had_and_what_was_run(page):
+def test_the_page_shows_what_ranks_had_and_what_was_run(page: Page) -> None:
     assert "OMP_NUM_THREADS=2" in page.words
     assert "paceline-fabricated --trial simple-big.mpi.mpi.processes.n1r2t1.fp32.r1 <&>" in (
         page.words
@@ -112,7 +118,7 @@ def test_the_page_shows_what_ranks_had_and_what_was_run(page):
     assert "3.25" in page.words  # ingest, seconds
 
 
-def test_text_from_files_cannot_become_markup(fabricate, run, tmp_path):
+def test_text_from_files_cannot_become_markup(fabricate, run, tmp_path) -> None:
     run = RunFiles(shutil.copytree(run.root, tmp_path / "run"))
     evil = "</script><script>alert(1)</script><b>"
     for name, files in run.trials():
@@ -128,7 +134,7 @@ def test_text_from_files_cannot_become_markup(fabricate, run, tmp_path):
     assert "&lt;script&gt;alert(1)" in html
 
 
-def test_a_page_without_baseline_or_manifest_or_traces_still_stands(fabricate, tmp_path):
+def test_a_page_without_baseline_or_manifest_or_traces_still_stands(fabricate, tmp_path) -> None:
     run = fabricate.make_run(tmp_path / "run", [fabricate.MPI])
     run.manifest.unlink()
     (files,) = (f for _, f in run.trials())
@@ -139,13 +145,13 @@ def test_a_page_without_baseline_or_manifest_or_traces_still_stands(fabricate, t
     assert "This run has no traces." in page.words
 
 
-def test_no_finished_trial_gives_no_page(tmp_path):
+def test_no_finished_trial_gives_no_page(tmp_path: Path) -> None:
     with pytest.raises(NotComparable):
         write_report(RunFiles(tmp_path), tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
-def test_colours_are_the_same_in_every_workload(comparison):
+def test_colours_are_the_same_in_every_workload(comparison: Comparison) -> None:
     chosen = colours(comparison)
     for configuration, colour in chosen.items():
         way = re.sub("^(complex-small|simple-big)", "simple-big", configuration)
@@ -153,7 +159,7 @@ def test_colours_are_the_same_in_every_workload(comparison):
     assert len(set(chosen.values())) == 4
 
 
-def test_stacked_bars_hold_every_ranks_phases(comparison):
+def test_stacked_bars_hold_every_ranks_phases(comparison: Comparison) -> None:
     chart = json.loads(rank_time_chart(comparison, "complex-small").json)
     labels = set(chart["data"][0]["y"])
     assert "mpi · mpi · processes 2\u00d71  r1" in labels
@@ -162,7 +168,7 @@ def test_stacked_bars_hold_every_ranks_phases(comparison):
 
 
 @pytest.fixture(scope="module")
-def all_strategies(fabricate, tmp_path_factory):
+def all_strategies(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """All local strategies under two launchers."""
     ways = [*fabricate.LOCAL_WAYS]
     ways += [dataclasses.replace(way, launcher="spark") for way in fabricate.LOCAL_WAYS]
@@ -170,7 +176,7 @@ def all_strategies(fabricate, tmp_path_factory):
     return compare_run(fabricate.make_run(folder / "run", ways, repeats=2))
 
 
-def test_a_run_of_all_strategies_has_all_its_sections(all_strategies):
+def test_a_run_of_all_strategies_has_all_its_sections(all_strategies: Comparison) -> None:
     page = Page(render(all_strategies))
     anchors = {a.get("id") for tag, a in page.tags if tag == "h2"}
     links = {(a.get("href") or "").removeprefix("#") for tag, a in page.tags if tag == "a"}
@@ -182,14 +188,16 @@ def test_a_run_of_all_strategies_has_all_its_sections(all_strategies):
     assert "0-1 (replicas: 0 | 1)" in page.words
 
 
-def test_colours_follow_the_strategy_where_there_are_many_configurations(all_strategies):
+def test_colours_follow_the_strategy_where_there_are_many_configurations(all_strategies) -> None:
     chosen, rows = colours(all_strategies), all_strategies.rows
     by_strategy = {row.local_strategy: chosen[row.configuration] for row in rows}
     assert len(set(by_strategy.values())) == 6
     assert all(chosen[row.configuration] == by_strategy[row.local_strategy] for row in rows)
 
 
-def test_chosen_baseline_is_named_and_empty_sections_are_left_out(fabricate, comparison, tmp_path):
+def test_chosen_baseline_is_named_and_empty_sections_are_left_out(
+    fabricate, comparison, tmp_path
+) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     page = Page(render(compare_run(run, baseline="*.mpi.*")))
     assert "tiny: speedups are over mpi" in page.words
@@ -198,14 +206,14 @@ def test_chosen_baseline_is_named_and_empty_sections_are_left_out(fabricate, com
     assert "speedups are over" not in render(comparison)
 
 
-def test_causes_of_differences_are_shown(fabricate, tmp_path):
+def test_causes_of_differences_are_shown(fabricate: ModuleType, tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     page = render(compare_run(fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.01)))
     assert "Causes of the differences" in page
     assert "fewer allocated cores" in page
 
 
-def test_checks_of_repeats_are_combined_by_name(fabricate, tmp_path):
+def test_checks_of_repeats_are_combined_by_name(fabricate: ModuleType, tmp_path: Path) -> None:
     """A repeat of a script may have a check that the others lack."""
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     first, second = compare_run(run).trials["tiny.mpi.mpi.processes.n1r2t1.fp32"]

@@ -1,10 +1,12 @@
 """What is not predicted is said once for each reason."""
 
+from __future__ import annotations
+
 from paceline.analysis.predict.prediction import Refusal
 from paceline.report.predict import refusal_sentences
 
 
-def refusal(setup, nodes, transport=None):
+def refusal(setup: str, nodes: tuple[int, ...], transport: str | None = None) -> Refusal:
     return Refusal(
         workload="tiny",
         setup=setup,
@@ -15,7 +17,7 @@ def refusal(setup, nodes, transport=None):
     )
 
 
-def test_setups_with_one_reason_share_a_sentence():
+def test_setups_with_one_reason_share_a_sentence() -> None:
     refusals = [
         refusal("threads", (2, 3, 4)),
         refusal("sequential", (8,), "gloo"),

@@ -11,11 +11,11 @@ from paceline.report.wording import short_ids
 LONG = "torchrun.gloo.processes.n1r2t1.bn-per-replica"
 
 
-def lines(table, width):
+def lines(table: Table[tuple[str, str]], width: int) -> list[str]:
     return [line.rstrip() for line in shown(terminal_table(table), width).splitlines()]
 
 
-def test_an_id_is_broken_only_after_a_dot():
+def test_an_id_is_broken_only_after_a_dot() -> None:
     columns: list[Column[tuple[str, str]]] = [
         Column("trial", lambda row: row[0], "id"),
         Column("ms", lambda row: row[1]),
@@ -29,7 +29,7 @@ def test_an_id_is_broken_only_after_a_dot():
         assert all(part.endswith(".") for part in parts[:-1])
 
 
-def test_texts_share_the_room_and_keep_their_words_whole():
+def test_texts_share_the_room_and_keep_their_words_whole() -> None:
     columns: list[Column[tuple[str, str]]] = [
         Column("short", lambda row: row[0], "text"),
         Column("", lambda row: row[1], "text"),
@@ -56,5 +56,5 @@ def test_texts_share_the_room_and_keep_their_words_whole():
         ([], []),
     ],
 )
-def test_ids_keep_what_distinguishes_them(ids, short):
+def test_ids_keep_what_distinguishes_them(ids: list[str], short: list[str]) -> None:
     assert list(short_ids(ids).values()) == short

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
 
 import pytest
-from tests.support.pages import Page
+from tests.support.pages import Element, Page
 
 from paceline.analysis.compare.run import compare_run
 from paceline.report.columns import comparison_table
@@ -20,27 +22,27 @@ _TEXTS = ("--ink", "--soft", "--accent", "--good", "--bad")
 
 
 @pytest.fixture(scope="module")
-def html(fabricate, tmp_path_factory):
+def html(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str:
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, fabricate.SPARK]
-    folder = tmp_path_factory.mktemp("structure")
+    folder: Path = tmp_path_factory.mktemp("structure")
     return render(compare_run(fabricate.make_run(folder / "run", ways, repeats=3, jitter=0.01)))
 
 
 @pytest.fixture(scope="module")
-def page(html):
+def page(html: str) -> Page:
     return Page(html)
 
 
-def _place(page, element):
+def _place(page: Page, element: Element) -> int:
     return page.in_order.index(element)
 
 
-def _chart(page, title):
+def _chart(page: Page, title: str) -> Element:
     charts = [e for e in page.in_order if e.has_class("chart")]
     return next(e for e in charts if (e.attributes["aria-label"] or "").startswith(title))
 
 
-def test_verdict_chart_table_and_causes_come_in_this_order(page):
+def test_verdict_chart_table_and_causes_come_in_this_order(page: Page) -> None:
     headline = next(e for e in page.in_order if e.has_class("headline"))
     causes = next(e for e in page.in_order if e.attributes.get("id") == "causes")
     parts = [headline, _chart(page, "Chart: Speedup"), page.root.every("table")[0], causes]
@@ -49,7 +51,7 @@ def test_verdict_chart_table_and_causes_come_in_this_order(page):
     assert not any(each.within("details") for each in parts)
 
 
-def test_commands_in_sentences_are_code(fabricate, tmp_path):
+def test_commands_in_sentences_are_code(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     page = Page(render(compare_run(run)))
     headline = next(e for e in page.in_order if e.has_class("headline"))
@@ -57,7 +59,7 @@ def test_commands_in_sentences_are_code(fabricate, tmp_path):
     assert [each.text for each in headline.every("code")] == ["paceline recommend --measure"]
 
 
-def test_everything_after_the_causes_is_folded(page):
+def test_everything_after_the_causes_is_folded(page: Page) -> None:
     sections = page.root.every("h2")
     open_ones = [e.attributes["id"] for e in sections if not e.within("details")]
     assert open_ones == ["verdict", "speed", "causes"]
@@ -66,7 +68,9 @@ def test_everything_after_the_causes_is_folded(page):
     assert all(e.children[0].tag == "summary" for e in page.root.every("details"))
 
 
-def test_columns_that_need_the_button_are_those_of_the_widest_detail(fabricate, page, tmp_path):
+def test_columns_that_need_the_button_are_those_of_the_widest_detail(
+    fabricate: ModuleType, page: Page, tmp_path: Path
+) -> None:
     table = page.root.every("table")[0]
     headings = table.every("thead")[0].every("th")
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
@@ -81,7 +85,7 @@ def test_columns_that_need_the_button_are_those_of_the_widest_detail(fabricate, 
     assert _place(page, button) < _place(page, table)
 
 
-def test_cells_of_every_table_have_headings(page):
+def test_cells_of_every_table_have_headings(page: Page) -> None:
     for table in page.root.every("table"):
         assert table.every("caption")[0].text
         assert all(
@@ -94,21 +98,21 @@ def test_cells_of_every_table_have_headings(page):
                 assert all(e.attributes["data-label"] for e in line.every("td"))
 
 
-def test_a_row_of_the_ranking_is_named_by_its_configuration(page):
+def test_a_row_of_the_ranking_is_named_by_its_configuration(page: Page) -> None:
     lines = page.root.every("table")[0].every("tbody")[0].every("tr")
     names = [[cell.text for cell in line.every("th")] for line in lines]
     assert ["processes", "2\u00d71", "mpi", "mpi"] in names
     assert len({tuple(name) for name in names}) == len(names) == 4
 
 
-def test_headings_skip_no_level(page):
+def test_headings_skip_no_level(page: Page) -> None:
     levels = [int(e.tag[1]) for e in page.in_order if re.fullmatch("h[1-6]", e.tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_charts_and_controls_have_names(page):
+def test_charts_and_controls_have_names(page: Page) -> None:
     for element in page.in_order:
         if element.has_class("chart"):
             assert element.attributes["role"] == "img"
@@ -119,19 +123,19 @@ def test_charts_and_controls_have_names(page):
             assert element.within("label")
 
 
-def test_ids_are_unique_and_links_reach_them(page):
+def test_ids_are_unique_and_links_reach_them(page: Page) -> None:
     ids = [e.attributes["id"] for e in page.in_order if "id" in e.attributes]
     assert len(set(ids)) == len(ids)
     links = {(e.attributes["href"] or "").removeprefix("#") for e in page.root.every("a")}
     assert links <= set(ids)
 
 
-def _contrast(first, second):
+def _contrast(first: str, second: str) -> float:
     lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def _luminance(colour):
+def _luminance(colour: str) -> float:
     """Return the relative luminance of `#rrggbb` or `#rgb` (WCAG 2.2)."""
     digits = colour.removeprefix("#")
     pairs = [2 * d for d in digits] if len(digits) == 3 else re.findall("..", digits)
@@ -143,12 +147,12 @@ def _luminance(colour):
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_contrast_is_that_of_black_on_white():
+def test_contrast_is_that_of_black_on_white() -> None:
     assert _contrast("#000", "#ffffff") == pytest.approx(21)
     assert _contrast("#777777", "#fff") == pytest.approx(4.48, abs=0.01)
 
 
-def test_texts_have_enough_contrast_in_both_colours_and_in_print(html):
+def test_texts_have_enough_contrast_in_both_colours_and_in_print(html: str) -> None:
     modes = re.findall(r":root \{([^}]*)\}", html)
     assert len(modes) == 3
     for mode in modes:
@@ -163,7 +167,7 @@ def test_texts_have_enough_contrast_in_both_colours_and_in_print(html):
         assert low == {}
 
 
-def test_plotly_is_compressed(html):
+def test_plotly_is_compressed(html: str) -> None:
     packed = re.search(r'<script type="application/gzip" id="plotly">([^<]*)</script>', html)
     assert packed is not None
     assert len(packed[1]) < 2.2 * _MIB

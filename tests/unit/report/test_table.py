@@ -1,12 +1,17 @@
 """The table fits the terminal and says what the comparison found."""
 
+from __future__ import annotations
+
 import dataclasses
 import io
 import math
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from rich.console import Console
 
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval
 from paceline.records.documents import LookRecord, Stopping, write_stopping
@@ -15,18 +20,18 @@ from paceline.report.wording import number
 
 
 @pytest.fixture
-def comparison(fabricate, tmp_path):
+def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
     broken = dataclasses.replace(fabricate.SPARK, weights_error=1.0, gradient_error=1.0)
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.TORCHRUN, fabricate.MPI, broken]
     return compare_run(fabricate.make_run(tmp_path, ways, repeats=2, jitter=0.01))
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_no_line_is_wider_than_the_terminal(comparison, width):
+def test_no_line_is_wider_than_the_terminal(comparison: Comparison, width: int) -> None:
     assert max(map(len, comparison_text(comparison, width).splitlines())) <= width
 
 
-def test_the_verdict_comes_first(comparison):
+def test_the_verdict_comes_first(comparison: Comparison) -> None:
     text = comparison_text(comparison, 80)
     assert text.startswith("tiny: mpi · mpi · processes 2\u00d71 is fastest, 1.8")
     words = " ".join(text.split())
@@ -35,14 +40,14 @@ def test_the_verdict_comes_first(comparison):
     assert "is not ranked: first_gradient" in words
 
 
-def test_launcher_transport_strategy_and_layout_are_columns(comparison):
+def test_launcher_transport_strategy_and_layout_are_columns(comparison: Comparison) -> None:
     lines = comparison_text(comparison, 80).splitlines()
     row = next(line.split() for line in lines if " mpi " in line and line.endswith("✓"))
     assert row[3:7] == ["processes", "2\u00d71", "mpi", "mpi"]
     assert next(line for line in lines if " spark " in line).endswith("✗")
 
 
-def test_mark_of_first_steps_is_explained(comparison):
+def test_mark_of_first_steps_is_explained(comparison: Comparison) -> None:
     assert "✓¹" not in comparison_text(comparison, 80)
     rows = tuple(
         dataclasses.replace(row, equivalence_grade="start") if row.launcher == "mpi" else row
@@ -53,7 +58,7 @@ def test_mark_of_first_steps_is_explained(comparison):
     assert "✓¹: shown for the first steps only; ✓: for the whole training." in text
 
 
-def test_every_row_has_its_main_cost(comparison):
+def test_every_row_has_its_main_cost(comparison: Comparison) -> None:
     text = comparison_text(comparison, 80)
     costs = ("compute", "transfer", "waiting", "data wait")
     rows = [line for line in text.splitlines() if line.endswith(("✓", "✗"))]
@@ -61,13 +66,13 @@ def test_every_row_has_its_main_cost(comparison):
     assert all(any(cost in row for cost in costs) for row in rows)
 
 
-def test_rows_are_sorted_by_the_first_figure(comparison):
+def test_rows_are_sorted_by_the_first_figure(comparison: Comparison) -> None:
     lines = comparison_text(comparison, 80).splitlines()
     shown = [float(line.split()[0].lstrip("=≈")) for line in lines if line.endswith("✓")]
     assert shown == sorted(shown, reverse=True)
 
 
-def test_what_is_not_separated_is_called_so(fabricate, tmp_path):
+def test_what_is_not_separated_is_called_so(fabricate: ModuleType, tmp_path: Path) -> None:
     same = dataclasses.replace(fabricate.MPI, transport="gloo")
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, same], repeats=3, jitter=0.05
@@ -79,7 +84,7 @@ def test_what_is_not_separated_is_called_so(fabricate, tmp_path):
     assert text.count("≈1.") == 2
 
 
-def test_a_tie_is_within_the_margin(fabricate, tmp_path):
+def test_a_tie_is_within_the_margin(fabricate: ModuleType, tmp_path: Path) -> None:
     same = dataclasses.replace(fabricate.MPI, transport="gloo")
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, same], repeats=5, jitter=0.001
@@ -90,7 +95,7 @@ def test_a_tie_is_within_the_margin(fabricate, tmp_path):
     assert text.count("=1.") == 2
 
 
-def test_one_repeat_is_said_to_decide_nothing(fabricate, tmp_path):
+def test_one_repeat_is_said_to_decide_nothing(fabricate: ModuleType, tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     once = compare_run(fabricate.make_run(tmp_path / "1", ways, jitter=0.01))
     text = " ".join(comparison_text(once, 80).split())
@@ -101,7 +106,7 @@ def test_one_repeat_is_said_to_decide_nothing(fabricate, tmp_path):
     assert "ne repeat" not in comparison_text(twice, 80)
 
 
-def test_interval_without_meaning_is_cut(comparison):
+def test_interval_without_meaning_is_cut(comparison: Comparison) -> None:
     rows = [
         row if row.is_baseline or row.speedup is None
         else dataclasses.replace(row, speedup=Interval(median=1.5, low=0.001, high=70_000))
@@ -111,12 +116,12 @@ def test_interval_without_meaning_is_cut(comparison):
     assert "1.50 ±?" in text
 
 
-def test_without_a_baseline_there_is_no_column_of_speedups(fabricate, tmp_path):
+def test_without_a_baseline_there_is_no_column_of_speedups(fabricate, tmp_path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.MPI])
     assert "speedup" not in comparison_text(compare_run(run, require_baseline=False), 80)
 
 
-def test_without_colours_there_is_no_escape(comparison):
+def test_without_colours_there_is_no_escape(comparison: Comparison) -> None:
     assert "\x1b" not in comparison_text(comparison, 80)
     console = Console(file=io.StringIO(), force_terminal=True, no_color=True, width=80)
     with console.capture() as captured:
@@ -124,7 +129,7 @@ def test_without_colours_there_is_no_escape(comparison):
     assert "\x1b[3" not in captured.get()  # no foreground colour
 
 
-def test_failed_trials_and_flags_are_shown(fabricate, tmp_path):
+def test_failed_trials_and_flags_are_shown(fabricate: ModuleType, tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.MPI, affinity=(0,))
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, way, fabricate.SPARK])
     failed = next(f for name, f in run.trials() if ".spark." in name)
@@ -134,7 +139,7 @@ def test_failed_trials_and_flags_are_shown(fabricate, tmp_path):
     assert "planned 2 cores on node0, found 1" in text
 
 
-def test_failed_configuration_has_a_row(fabricate, tmp_path):
+def test_failed_configuration_has_a_row(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.SPARK])
     failed = next(f for name, f in run.trials() if ".spark." in name)
     fabricate.edit_json(failed.outcome, status="failed", exit_code=5, message="rank 1: killed")
@@ -153,11 +158,11 @@ def test_failed_configuration_has_a_row(fabricate, tmp_path):
         (0.6824, "0.682"), (0.01234, "0.0123"), (4.88e-4, "4.88e-04"), (1.0, "1.00"),
     ],
 )  # fmt: skip
-def test_numbers_keep_three_significant_digits(value, text):
+def test_numbers_keep_three_significant_digits(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
-def test_chosen_baseline_is_named(fabricate, tmp_path):
+def test_chosen_baseline_is_named(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     text = " ".join(comparison_text(compare_run(run, baseline="*.mpi.*"), 120).split())
     assert "1 (base)" in text
@@ -174,7 +179,7 @@ def test_chosen_baseline_is_named(fabricate, tmp_path):
         ("time", "the ranking is not decided, but limits.run_s is reached."),
     ],
 )
-def test_end_of_automatic_repeats_is_explained(fabricate, tmp_path, stopped, words):
+def test_end_of_automatic_repeats_is_explained(fabricate, tmp_path, stopped, words) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     looks = (LookRecord(repeats=2, level=0.003, undecided={}),)
     write_stopping(run, Stopping(max_repeats=8, tie_margin=0.05, looks=looks, stopped=stopped))

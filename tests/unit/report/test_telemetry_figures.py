@@ -1,14 +1,18 @@
 """Figures of traces: what is in a trace has a figure, on rank 0's clock, with its gaps."""
 
+from __future__ import annotations
+
 import base64
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial.host_frames import read_series
+from paceline.records.layout import RunFiles
 from paceline.report.document import write_report
 from paceline.report.figures.hosts import telemetry_charts
 from paceline.report.sections import sidecar_sentence
@@ -17,7 +21,7 @@ _STEP_S = 0.5  # of a fabricated trace
 
 
 @pytest.fixture
-def run(fabricate, tmp_path):
+def run(fabricate, tmp_path) -> RunFiles:
     """A baseline, and two ranks on two hosts, whose clock is 100 s behind on the second."""
     ways = [
         fabricate.SEQUENTIAL,
@@ -26,18 +30,18 @@ def run(fabricate, tmp_path):
     return fabricate.make_run(tmp_path / "run", ways)
 
 
-def _trace_of(run, host):
+def _trace_of(run: RunFiles, host: str) -> tuple[Any, list[dict[str, Any]]]:
     """The trace file of the two-host trial on `host`, with its rows."""
     ((_, files),) = [found for found in run.trials() if ".mpi." in found[0]]
     path = files.host(host).trace
     return path, [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _rewrite(path, rows):
+def _rewrite(path, rows) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _enrich(run, host, *, offset_s=0.0):
+def _enrich(run: RunFiles, host: str, *, offset_s: float = 0.0) -> None:
     path, (header, *samples) = _trace_of(run, host)
     ranks = []
     for number, row in enumerate(samples):
@@ -67,7 +71,7 @@ def _enrich(run, host, *, offset_s=0.0):
     _rewrite(path.with_name("ranks.jsonl"), ranks)
 
 
-def _charts(run):
+def _charts(run: RunFiles) -> dict[str, dict[str, Any]]:
     """The figures of the two-host trial by the first word of their titles."""
     comparison = compare_run(run)
     ((trial,),) = [found for name, found in comparison.trials.items() if ".mpi." in name]
@@ -77,18 +81,18 @@ def _charts(run):
     }
 
 
-def _values(encoded):
+def _values(encoded: Any) -> np.ndarray:
     """Plotly's arrays: numbers in base64, or a plain list."""
     if isinstance(encoded, list):
         return np.array(encoded, dtype=np.float64)
     return np.frombuffer(base64.b64decode(encoded["bdata"]), dtype=encoded["dtype"])
 
 
-def test_an_old_trace_has_figures_of_what_it_holds(run):
+def test_an_old_trace_has_figures_of_what_it_holds(run: RunFiles) -> None:
     assert list(_charts(run)) == ["Training", "All hosts on one clock", "Bytes moved"]
 
 
-def test_a_full_trace_has_a_figure_of_each_kind(run):
+def test_a_full_trace_has_a_figure_of_each_kind(run: RunFiles) -> None:
     _enrich(run, "node0")
     _enrich(run, "node1", offset_s=100.0)
     charts = _charts(run)
@@ -124,7 +128,7 @@ def test_a_full_trace_has_a_figure_of_each_kind(run):
 
 
 @pytest.mark.parametrize(("samples_known", "unit"), [(True, "samples"), (False, "steps")])
-def test_speed_is_in_steps_where_samples_are_not_known(run, samples_known, unit):
+def test_speed_is_in_steps_where_samples_are_not_known(run, samples_known, unit) -> None:
     ((trial,),) = [t for name, t in compare_run(run).trials.items() if ".mpi." in name]
     steps = dataclasses.replace(trial.steps, samples_known=samples_known)
     hosts = read_series(trial.record.files)
@@ -134,7 +138,7 @@ def test_speed_is_in_steps_where_samples_are_not_known(run, samples_known, unit)
     assert drawn["layout"]["yaxis"]["title"]["text"] == f"{unit} per second"
 
 
-def test_a_gap_is_shaded_and_no_line_crosses_it(run, tmp_path):
+def test_a_gap_is_shaded_and_no_line_crosses_it(run: RunFiles, tmp_path) -> None:
     path, rows = _trace_of(run, "node0")
     cut = len(rows) // 2
     before, after = rows[cut]["unix_s"], rows[cut + 3]["unix_s"]
@@ -152,7 +156,7 @@ def test_a_gap_is_shaded_and_no_line_crosses_it(run, tmp_path):
     )
 
 
-def test_the_cost_of_the_sidecar_is_that_of_the_dearest_host(run):
+def test_the_cost_of_the_sidecar_is_that_of_the_dearest_host(run: RunFiles) -> None:
     path, rows = _trace_of(run, "node1")
     for number, row in enumerate(rows[1:]):
         row |= {"sidecar_cpu_seconds": 0.01 * number, "sidecar_rss_bytes": 50 << 20}

@@ -1,5 +1,7 @@
 """The search for the largest batch, on a machine whose memory is fabricated."""
 
+from __future__ import annotations
+
 import json
 from importlib import import_module
 from types import SimpleNamespace

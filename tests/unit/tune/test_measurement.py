@@ -1,5 +1,7 @@
 """Resuming: what has an outcome is read, not run."""
 
+from __future__ import annotations
+
 import dataclasses
 from importlib import import_module
 

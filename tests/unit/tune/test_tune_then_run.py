@@ -1,5 +1,7 @@
 """Two stages in one run directory; what each does is tested elsewhere, so both are made up here."""
 
+from __future__ import annotations
+
 import pytest
 from tests.unit.tune.conftest import SPEC
 

@@ -1,12 +1,18 @@
 """A configuration in two runs: parts, causes, what differs, and what is refused."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
-from tests.unit.analysis.ways import MPI, SEQUENTIAL
+from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
 
 from paceline.analysis.between_runs.explain_two_runs import explain_runs
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.cli import main
 from paceline.errors import NotComparable, UsageError
@@ -17,8 +23,8 @@ LABELS = ("old", "new")
 
 
 @pytest.fixture
-def run(fabricate, tmp_path):
-    def make(name, *ways, repeats=4, **case):
+def run(fabricate: ModuleType, tmp_path: Path) -> Any:
+    def make(name: str, *ways: Way, repeats: int = 4, **case: Any) -> Path:
         cases = [fabricate.Case(steps=20, warmup_steps=2, **case)]
         fabricate.make_run(tmp_path / name, ways, cases=cases, repeats=repeats, jitter=0.01)
         return tmp_path / name
@@ -26,11 +32,11 @@ def run(fabricate, tmp_path):
     return make
 
 
-def compared(path):
+def compared(path: Path) -> Comparison:
     return compare_run(RunFiles(path), require_baseline=False)
 
 
-def test_a_change_between_two_runs_is_explained_without_pairs(run):
+def test_a_change_between_two_runs_is_explained_without_pairs(run: Any) -> None:
     slow = dataclasses.replace(QUICK, data_wait_s=0.3)
     old, new = compared(run("old", QUICK, MPI)), compared(run("new", slow, MPI))
     found = explain_runs(old, new, LABELS)
@@ -48,7 +54,7 @@ def test_a_change_between_two_runs_is_explained_without_pairs(run):
     assert found.not_compared == ()
 
 
-def test_what_differs_between_the_runs_is_named(fabricate, run):
+def test_what_differs_between_the_runs_is_named(fabricate: ModuleType, run: Any) -> None:
     paths = run("old", QUICK), run("new", dataclasses.replace(QUICK, other_s=0.2))
     fabricate.edit_json(paths[1] / "manifest.json", versions={"paceline": "0.2.0", "torch": "3"})
     found = explain_runs(compared(paths[0]), compared(paths[1]), LABELS)
@@ -57,7 +63,7 @@ def test_what_differs_between_the_runs_is_named(fabricate, run):
     assert {d.name for d in found.differences} == {"torch", "pyspark"}
 
 
-def test_other_work_is_refused_with_what_changed(run):
+def test_other_work_is_refused_with_what_changed(run: Any) -> None:
     old, new = compared(run("old", QUICK)), compared(run("new", QUICK, global_batch=4))
     with pytest.raises(NotComparable, match="global_batch 4 instead of 8"):
         explain_runs(old, new, LABELS)
@@ -67,7 +73,7 @@ def test_other_work_is_refused_with_what_changed(run):
         explain_runs(old, new, LABELS, "*.spark.*")
 
 
-def test_the_command_shows_both_runs_and_their_differences(run, capsys):
+def test_the_command_shows_both_runs_and_their_differences(run: Any, capsys: Any) -> None:
     slow = dataclasses.replace(QUICK, data_wait_s=0.3)
     old, new = str(run("old", QUICK, MPI)), str(run("new", slow, MPI))
     assert main(["explain", old, new]) == 0
@@ -87,7 +93,7 @@ def test_the_command_shows_both_runs_and_their_differences(run, capsys):
 
 
 @pytest.mark.parametrize("words", [["--pair", "a", "b"], ["--verify"]])
-def test_two_runs_take_one_pattern_only(run, capsys, words):
+def test_two_runs_take_one_pattern_only(run: Any, capsys: Any, words: list[str]) -> None:
     old, new = str(run("old", QUICK, repeats=1)), str(run("new", QUICK, repeats=1))
     assert main(["explain", old, new, *words]) == 2
     assert "expected one run, got two" in capsys.readouterr().err

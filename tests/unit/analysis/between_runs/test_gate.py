@@ -1,12 +1,18 @@
 """The gate: which later runs pass, which are too slow, and which train something else."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from paceline.analysis.between_runs.gate import judge
 from paceline.analysis.between_runs.same_training import BaselineTraining, why_other_training
@@ -14,6 +20,7 @@ from paceline.analysis.between_runs.speeds import Speeds, read_reference, read_s
 from paceline.analysis.statistics.rates import RepeatRate
 from paceline.cli import main
 from paceline.errors import DataError, ExitCode
+from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles
 
 LIMIT = 0.03
@@ -21,13 +28,13 @@ PAIRS = 20
 
 
 @pytest.fixture
-def trials(fabricate):
+def trials(fabricate: ModuleType) -> dict[str, Trial]:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.SPARK]
     found = [fabricate.make_trial_value(way) for way in ways]
     return {trial.configuration: trial for trial in found}
 
 
-def run_of(trials, logs):
+def run_of(trials: dict[str, Trial], logs: NDArray[np.float64]) -> Speeds:
     """logs: shape (configurations, repeats)."""
     rates = {
         name: {repeat: RepeatRate(log_rate=float(log)) for repeat, log in enumerate(row)}
@@ -36,7 +43,9 @@ def run_of(trials, logs):
     return Speeds(manifest={}, rates=rates, trials=trials, equivalent=dict.fromkeys(trials, True))
 
 
-def noisy_run(trials, random, slower=0.0, repeats=5):
+def noisy_run(
+    trials: dict[str, Trial], random: np.random.Generator, slower: float = 0.0, repeats: int = 5
+) -> Speeds:
     """Runs with a noise of 1.5 % and 2 % that all share in a repeat; the last one is slower."""
     logs = 0.015 * random.standard_normal((len(trials), repeats))
     logs = logs + 0.02 * random.standard_normal(repeats)
@@ -44,7 +53,7 @@ def noisy_run(trials, random, slower=0.0, repeats=5):
     return run_of(trials, logs)
 
 
-def codes(trials, slower):
+def codes(trials: dict[str, Trial], slower: float) -> list[int]:
     random = np.random.default_rng(3)
     found = []
     for _ in range(PAIRS):
@@ -53,19 +62,19 @@ def codes(trials, slower):
     return found
 
 
-def test_equal_runs_pass_in_19_of_20(trials):
+def test_equal_runs_pass_in_19_of_20(trials: dict[str, Trial]) -> None:
     assert codes(trials, 0.0).count(ExitCode.OK) >= 19
 
 
-def test_ten_percent_are_found_in_19_of_20(trials):
+def test_ten_percent_are_found_in_19_of_20(trials: dict[str, Trial]) -> None:
     assert codes(trials, 0.1).count(ExitCode.SLOWER) >= 19
 
 
-def test_a_run_exactly_as_slow_as_allowed_passes_in_19_of_20(trials):
+def test_a_run_exactly_as_slow_as_allowed_passes_in_19_of_20(trials: dict[str, Trial]) -> None:
     assert codes(trials, LIMIT).count(ExitCode.OK) >= 19
 
 
-def test_the_stated_slowdown_is_found_in_80_percent(trials):
+def test_the_stated_slowdown_is_found_in_80_percent(trials: dict[str, Trial]) -> None:
     random = np.random.default_rng(4)
     one = dict(list(trials.items())[:1])
     runs = [(noisy_run(one, random), noisy_run(one, random)) for _ in range(300)]
@@ -78,12 +87,14 @@ def test_the_stated_slowdown_is_found_in_80_percent(trials):
     assert 0.74 <= found.count(ExitCode.SLOWER) / len(found) <= 0.88
 
 
-def _logs(speeds):
+def _logs(speeds: Speeds) -> NDArray[np.float64]:
     rates = [[rate.log_rate for rate in row.values()] for row in speeds.rates.values()]
     return np.array(rates)
 
 
-def test_a_faster_run_passes_and_an_interval_decides_as_the_code_says(trials):
+def test_a_faster_run_passes_and_an_interval_decides_as_the_code_says(
+    trials: dict[str, Trial],
+) -> None:
     random = np.random.default_rng(5)
     gate = judge(noisy_run(trials, random), noisy_run(trials, random, -0.5), LIMIT)
     assert gate.exit_code == ExitCode.OK
@@ -92,7 +103,9 @@ def test_a_faster_run_passes_and_an_interval_decides_as_the_code_says(trials):
         assert (each.judgement == "slower") <= (each.ratio.high < 1 - LIMIT)
 
 
-def test_without_noise_or_without_a_finished_repeat_nothing_passes(trials):
+def test_without_noise_or_without_a_finished_repeat_nothing_passes(
+    trials: dict[str, Trial],
+) -> None:
     random = np.random.default_rng(6)
     once = noisy_run(trials, random, repeats=1)
     gate = judge(noisy_run(trials, random), once, LIMIT)
@@ -110,7 +123,7 @@ def test_without_noise_or_without_a_finished_repeat_nothing_passes(trials):
 
 
 @pytest.fixture
-def baseline(fabricate):
+def baseline(fabricate: ModuleType) -> BaselineTraining:
     return BaselineTraining(
         training=fabricate.make_trial_value(fabricate.SEQUENTIAL).training,
         initial_weights=("aa",),
@@ -132,21 +145,27 @@ def baseline(fabricate):
         ({"training": {"max_steps": 99, "dataset": "elsewhere"}}, None),
     ],
 )
-def test_other_trainings_are_named(baseline, change, reason):
+def test_other_trainings_are_named(
+    baseline: BaselineTraining, change: dict[str, Any], reason: str | None
+) -> None:
     if "training" in change:
         change = {"training": baseline.training.model_copy(update=change["training"])}
     found = why_other_training(baseline, dataclasses.replace(baseline, **change))
     assert found is None if reason is None else reason in str(found)
 
 
-def make(fabricate, root, way=None, scale=1.0, repeats=5):
+def make(
+    fabricate: ModuleType, root: Path, way: Any = None, scale: float = 1.0, repeats: int = 5
+) -> str:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI if way is None else way]
     case = fabricate.Case(time_scale=scale)
     fabricate.make_run(root, ways, cases=[case], repeats=repeats, jitter=0.02)
     return str(root)
 
 
-def test_command_ends_with_the_code_and_the_reason(fabricate, tmp_path, capsys):
+def test_command_ends_with_the_code_and_the_reason(
+    fabricate: ModuleType, tmp_path: Path, capsys: Any
+) -> None:
     first, same = make(fabricate, tmp_path / "a"), make(fabricate, tmp_path / "b")
     words = ["compare", first, same, "--fail-slower", "3%"]
     assert main(words) == ExitCode.OK
@@ -171,7 +190,9 @@ def test_command_ends_with_the_code_and_the_reason(fabricate, tmp_path, capsys):
     assert "gradient" in reasons["not equivalent"]
 
 
-def test_reference_replaces_the_earlier_run(fabricate, tmp_path, capsys):
+def test_reference_replaces_the_earlier_run(
+    fabricate: ModuleType, tmp_path: Path, capsys: Any
+) -> None:
     first, slow = make(fabricate, tmp_path / "a"), make(fabricate, tmp_path / "b", scale=1.1)
     file = str(tmp_path / "reference.json")
     assert main(["compare", first, "--save-reference", file]) == ExitCode.OK
@@ -190,7 +211,7 @@ def test_reference_replaces_the_earlier_run(fabricate, tmp_path, capsys):
     ["", "[]", "{}", '{"manifest": {}, "schema": 1}', '{"manifest": {}, "rates": {"a": {}}}',
      '{"manifest": {}, "rates": {"a": {"0": {"log_rate": NaN}}}}'],
 )  # fmt: skip
-def test_other_files_are_no_reference(tmp_path, text):
+def test_other_files_are_no_reference(tmp_path: Path, text: str) -> None:
     file = tmp_path / "file.json"
     file.write_text(text)
     with pytest.raises(DataError, match=r"file\.json: expected"):
@@ -202,6 +223,6 @@ def test_other_files_are_no_reference(tmp_path, text):
     [["--fail-slower", "3%"], ["--fail-slower", "3", "B"], ["--fail-slower", "100%", "B"],
      ["--junit", "x.xml", "B"], ["--save-reference", "x", "B"]],
 )  # fmt: skip
-def test_wrong_words_are_refused(fabricate, tmp_path, words):
+def test_wrong_words_are_refused(fabricate: ModuleType, tmp_path: Path, words: list[str]) -> None:
     run = make(fabricate, tmp_path, repeats=1)
     assert main(["compare", run, *(run if each == "B" else each for each in words)]) == 2

@@ -1,6 +1,10 @@
 """Runs by time, and marks where the same spec on the same machine changed its speed."""
 
+from __future__ import annotations
+
 import dataclasses
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -10,7 +14,7 @@ from paceline.errors import PacelineWarning
 
 
 @pytest.fixture(scope="module")
-def root(fabricate, tmp_path_factory):
+def root(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs of one spec, the last one slower under MPI, and a run of another spec."""
     root = tmp_path_factory.mktemp("runs")
     slow = dataclasses.replace(fabricate.MPI, forward_s=0.2)
@@ -28,13 +32,13 @@ def root(fabricate, tmp_path_factory):
     return root
 
 
-def test_runs_are_found_below_a_directory_without_searches_of_a_run(root):
+def test_runs_are_found_below_a_directory_without_searches_of_a_run(root: Path) -> None:
     found = [str(run.root.relative_to(root)) for run in find_runs(root)]
     assert sorted(found) == ["a", "c", "deep/b", "other"]
     assert [run.root for run in find_runs(root / "a")] == [root / "a"]
 
 
-def test_runs_come_by_time_and_only_a_change_of_the_same_spec_is_marked(root):
+def test_runs_come_by_time_and_only_a_change_of_the_same_spec_is_marked(root: Path) -> None:
     runs = read_history(root)
     names = [run.path.removeprefix(f"{root}/") for run in runs]
     assert names == ["a", "deep/b", "other", "c"]
@@ -49,7 +53,7 @@ def test_runs_come_by_time_and_only_a_change_of_the_same_spec_is_marked(root):
     assert row.ratio.median == pytest.approx(0.345 / 0.445, rel=0.01)
 
 
-def test_each_run_has_its_commit_and_its_fastest_configuration(root):
+def test_each_run_has_its_commit_and_its_fastest_configuration(root: Path) -> None:
     first = read_history(root)[0]
     assert (first.commit, first.has_local_changes) == ("0123456789", True)
     (best,) = first.best
@@ -57,7 +61,9 @@ def test_each_run_has_its_commit_and_its_fastest_configuration(root):
     assert best.samples_per_s.median == pytest.approx(8 / 0.345, rel=0.01)
 
 
-def test_run_without_a_finished_trial_is_listed_and_not_compared_with(fabricate, tmp_path):
+def test_run_without_a_finished_trial_is_listed_and_not_compared_with(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     for number, name in enumerate(("first", "broken", "last")):
         run = fabricate.make_run(tmp_path / name, [fabricate.SEQUENTIAL])
         fabricate.edit_json(run.manifest, created_unix_s=float(number))
@@ -70,7 +76,9 @@ def test_run_without_a_finished_trial_is_listed_and_not_compared_with(fabricate,
     assert [run["path"] for run in history_json(runs)["runs"]] == [run.path for run in runs]
 
 
-def test_run_that_cannot_be_read_is_left_out_with_a_warning(fabricate, tmp_path):
+def test_run_that_cannot_be_read_is_left_out_with_a_warning(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     fabricate.make_run(tmp_path / "good", [fabricate.SEQUENTIAL])
     old = fabricate.make_run(tmp_path / "old", [fabricate.SEQUENTIAL])
     fabricate.edit_json(old.manifest, schema=1)

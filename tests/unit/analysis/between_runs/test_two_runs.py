@@ -1,7 +1,11 @@
 """Two runs: ratios, significance, and what differs between them."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,20 +18,21 @@ from paceline.analysis.between_runs.differences import (
 from paceline.analysis.between_runs.speeds import Speeds, read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.statistics.rates import RepeatRate
+from paceline.plan.trial import Trial
 
 
-def repeats(*log_rates):
+def repeats(*log_rates: float) -> dict[int, RepeatRate]:
     return {number: RepeatRate(log_rate=value) for number, value in enumerate(log_rates)}
 
 
 @pytest.fixture
-def trials(fabricate):
+def trials(fabricate: ModuleType) -> dict[str, Trial]:
     """Trials of three configurations, by short names."""
     ways = {"a": fabricate.SEQUENTIAL, "b": fabricate.MPI, "c": fabricate.SPARK}
     return {name: fabricate.make_trial_value(way) for name, way in ways.items()}
 
 
-def speeds(trials, **log_rates):
+def speeds(trials: dict[str, Trial], **log_rates: tuple[float, ...]) -> Speeds:
     return Speeds(
         manifest={},
         rates={name: repeats(*values) for name, values in log_rates.items()},
@@ -36,7 +41,7 @@ def speeds(trials, **log_rates):
     )
 
 
-def test_rows_are_paired_and_the_rest_is_listed(trials):
+def test_rows_are_paired_and_the_rest_is_listed(trials: dict[str, Trial]) -> None:
     before = speeds(trials, a=(0.0, 0.01, -0.01), b=(1.0, 1.01, 0.99))
     after = speeds(trials, b=(1.3, 1.31, 1.29), c=(0.5,))
     found = compare_runs(before, after)
@@ -51,7 +56,7 @@ def test_rows_are_paired_and_the_rest_is_listed(trials):
     assert found.slower == []
 
 
-def test_the_interval_is_that_of_welch(trials):
+def test_the_interval_is_that_of_welch(trials: dict[str, Trial]) -> None:
     found = compare_runs(speeds(trials, a=(0.0, 0.1, 0.2)), speeds(trials, a=(1.0, 1.1, 1.2)))
     # deviation 0.1 in both; four degrees of freedom: t = 2.776445
     half = 2.776445 * 0.1 * math.sqrt(2 / 3)
@@ -59,7 +64,7 @@ def test_the_interval_is_that_of_welch(trials):
     assert math.log(found.rows[0].ratio.high) == pytest.approx(1.0 + half)
 
 
-def test_drift_that_all_share_is_noise(trials):
+def test_drift_that_all_share_is_noise(trials: dict[str, Trial]) -> None:
     """Within a run it would cancel."""
     drift = (0.0, 0.3, -0.3)
     before = speeds(trials, a=drift, b=drift)
@@ -67,7 +72,7 @@ def test_drift_that_all_share_is_noise(trials):
     assert [row.is_different for row in compare_runs(before, after).rows] == [False, False]
 
 
-def test_a_run_of_one_repeat_differs_from_no_other(trials):
+def test_a_run_of_one_repeat_differs_from_no_other(trials: dict[str, Trial]) -> None:
     before = speeds(trials, a=(0.0, 0.01, -0.01))
     row = compare_runs(before, speeds(trials, a=(1.0,))).rows[0]
     assert not row.is_different
@@ -75,7 +80,7 @@ def test_a_run_of_one_repeat_differs_from_no_other(trials):
     assert row.ratio.median == pytest.approx(math.e)
 
 
-def test_equal_runs_rarely_differ(trials):
+def test_equal_runs_rarely_differ(trials: dict[str, Trial]) -> None:
     random = np.random.default_rng(5)
     wrong = 0
     for _ in range(100):
@@ -87,7 +92,7 @@ def test_equal_runs_rarely_differ(trials):
     assert wrong <= 12  # a 5 % test of a family: P(more than 12 of 100) is below 0.2 %
 
 
-def test_speeds_are_read_from_the_files_of_a_run(fabricate, tmp_path):
+def test_speeds_are_read_from_the_files_of_a_run(fabricate: ModuleType, tmp_path: Path) -> None:
     slow = dataclasses.replace(fabricate.MPI, forward_s=2 * fabricate.MPI.forward_s)
     before = read_speeds(fabricate.make_run(tmp_path / "a", [fabricate.SEQUENTIAL, fabricate.MPI]))
     after = read_speeds(fabricate.make_run(tmp_path / "b", [fabricate.SEQUENTIAL, slow]))
@@ -97,7 +102,7 @@ def test_speeds_are_read_from_the_files_of_a_run(fabricate, tmp_path):
     assert rows["mpi"].equivalent == (True, True)  # checked now, as no file has the result
 
 
-def manifest(**changes):
+def manifest(**changes: object) -> dict[str, object]:
     return {
         "host": {"host": "node0", "cpu_model": "CPU", "usable_cores": 2, "cpu_governor": None},
         "versions": {"torch": "2.13.0"},
@@ -108,7 +113,7 @@ def manifest(**changes):
     }
 
 
-def test_differences_are_named_by_kind_and_key():
+def test_differences_are_named_by_kind_and_key() -> None:
     after = manifest(
         host={"host": "node0", "cpu_model": "CPU", "usable_cores": 4, "cpu_governor": "powersave"},
         packages={"torch": "2.14.0", "numpy": "1.26.4"},
@@ -129,7 +134,7 @@ def test_differences_are_named_by_kind_and_key():
     assert run_differences(manifest(), manifest()) == []
 
 
-def test_name_and_repeats_do_not_make_another_spec():
+def test_name_and_repeats_do_not_make_another_spec() -> None:
     same = manifest(spec_toml='name = "y"\n[training]\nmax_steps = 8\n[[trials]]\nranks = 2\n')
     assert comparable_spec(manifest()) == comparable_spec(same)
     assert machine_identity(manifest()) == ("node0", "CPU", "2")

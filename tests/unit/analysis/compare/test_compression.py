@@ -1,13 +1,19 @@
 """What sends less is no failed copy of the baseline: its bytes, its time and its loss count."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tests.unit.analysis.fabricate import pair_of
 
+from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.equivalence.check import check_equivalence
+from paceline.records.layout import TrialFiles
 from paceline.report.document import write_report
 from paceline.report.table import comparison_text
 from paceline.report.verdict import verdict_sentence
@@ -17,7 +23,7 @@ EVERY_6 = {"period_steps": 6, "start_step": 0}
 LESS = {"weights_error": 0.9, "gradient_error": 0.9, "more_loss": 0.125, "sent_bytes": 80_000}
 
 
-def _compare(fabricate, root, *, uncompressed=True):
+def _compare(fabricate: ModuleType, root: Path, *, uncompressed: bool = True) -> Comparison:
     compressed = dataclasses.replace(fabricate.MPI, compression=TOPK, transfer_s=0.005, **LESS)
     local = dataclasses.replace(fabricate.MPI_GLOO, averaging=EVERY_6, **LESS)
     ways = [fabricate.SEQUENTIAL, compressed, local]
@@ -27,17 +33,21 @@ def _compare(fabricate, root, *, uncompressed=True):
 
 
 @pytest.fixture
-def comparison(fabricate, tmp_path):
+def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
     return _compare(fabricate, tmp_path)
 
 
-def _compressed_trial(fabricate, root, **changes):
+def _compressed_trial(
+    fabricate: ModuleType, root: Path, **changes: object
+) -> tuple[TrialFiles, TrialFiles]:
     """Return a compressed trial and its baseline."""
     way = dataclasses.replace(fabricate.MPI, compression=TOPK, **{**LESS, **changes})
     return pair_of(fabricate.make_run(root, [way, fabricate.SEQUENTIAL]))
 
 
-def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(fabricate, tmp_path):
+def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     found = check_equivalence(*_compressed_trial(fabricate, tmp_path))
     assert found.equivalent is None
     assert found.lossy == "gradients are compressed (topk 0.01)"
@@ -46,13 +56,17 @@ def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(fabr
     assert last.value == pytest.approx(0.9, rel=0.01)
 
 
-def test_equal_weights_of_a_compressed_trial_prove_nothing_either(fabricate, tmp_path):
+def test_equal_weights_of_a_compressed_trial_prove_nothing_either(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     changes = {"weights_error": 0.0, "gradient_error": 0.0}
     trial = _compressed_trial(fabricate, tmp_path, **changes, more_loss=0.0)
     assert check_equivalence(*trial).equivalent is None
 
 
-def test_compressed_trial_with_other_samples_is_another_training(fabricate, tmp_path):
+def test_compressed_trial_with_other_samples_is_another_training(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     trial, baseline = _compressed_trial(fabricate, tmp_path)
     sample_log = trial.rank(0).sample_log
     rows = [json.loads(line) for line in sample_log.read_text().splitlines()]
@@ -61,7 +75,9 @@ def test_compressed_trial_with_other_samples_is_another_training(fabricate, tmp_
     assert check_equivalence(trial, baseline).equivalent is False
 
 
-def test_bytes_time_and_loss_are_relative_to_the_exact_form(comparison):
+def test_bytes_time_and_loss_are_relative_to_the_exact_form(
+    comparison: Comparison,
+) -> None:
     (found,) = (f for f in comparison.compression if "send-topk" in f.configuration)
     assert found.reference_is_exact_form
     assert found.reference == "tiny.mpi.mpi.processes.n1r2t1.fp32"
@@ -75,14 +91,16 @@ def test_bytes_time_and_loss_are_relative_to_the_exact_form(comparison):
     assert (found.steps, found.last_steps) == (12, 10)
 
 
-def test_without_an_exact_form_the_baseline_is_the_reference(comparison):
+def test_without_an_exact_form_the_baseline_is_the_reference(comparison: Comparison) -> None:
     (found,) = (f for f in comparison.compression if "local6" in f.configuration)
     assert not found.reference_is_exact_form
     assert found.reference == comparison.baselines["tiny"]
     assert found.loss_difference == pytest.approx(0.125)
 
 
-def test_own_statistics_are_compared_with_those_of_the_global_batch(fabricate, tmp_path):
+def test_own_statistics_are_compared_with_those_of_the_global_batch(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     own = dataclasses.replace(fabricate.MPI, batch_norm="per-replica", **LESS)
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, own])
     (found,) = compare_run(run).compression
@@ -90,7 +108,7 @@ def test_own_statistics_are_compared_with_those_of_the_global_batch(fabricate, t
     assert found.reference_is_exact_form
 
 
-def test_lossy_configuration_is_not_ranked_and_states_why(comparison):
+def test_lossy_configuration_is_not_ranked_and_states_why(comparison: Comparison) -> None:
     row = next(r for r in comparison.rows if "compression" in r.options)
     assert row.equivalent is None
     assert not row.ranked
@@ -101,14 +119,14 @@ def test_lossy_configuration_is_not_ranked_and_states_why(comparison):
     assert comparison.verdicts["tiny"].best == "tiny.mpi.mpi.processes.n1r2t1.fp32"
 
 
-def test_verdict_does_not_hide_lossy_configurations(fabricate, tmp_path):
+def test_verdict_does_not_hide_lossy_configurations(fabricate: ModuleType, tmp_path: Path) -> None:
     comparison = _compare(fabricate, tmp_path, uncompressed=False)
     assert verdict_sentence(comparison, "tiny") == (
         "Only local \u00b7 sequential is ranked: no other configuration was shown to be equivalent."
     )
 
 
-def test_json_has_the_same_numbers(comparison):
+def test_json_has_the_same_numbers(comparison: Comparison) -> None:
     found = comparison.to_json()["gradient_compression"]
     assert [f["configuration"].split("fp32.")[1] for f in found] == ["send-topk0.01", "local6"]
     assert all(f["sent_bytes_per_step"] == 80_000 for f in found)
@@ -116,7 +134,7 @@ def test_json_has_the_same_numbers(comparison):
 
 
 @pytest.mark.parametrize("width", [80, 104, 140])
-def test_table_shows_them_within_the_terminal(comparison, width):
+def test_table_shows_them_within_the_terminal(comparison: Comparison, width: int) -> None:
     text = comparison_text(comparison, width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
@@ -126,14 +144,14 @@ def test_table_shows_them_within_the_terminal(comparison, width):
     assert "† relative to the baseline" in words
 
 
-def test_without_compression_there_is_no_such_part(fabricate, tmp_path):
+def test_without_compression_there_is_no_such_part(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     assert "Gradient compression" not in comparison_text(compare_run(run), 100)
     write_report(run, tmp_path / "r.html")
     assert 'id="compression"' not in (tmp_path / "r.html").read_text()
 
 
-def test_report_has_a_section_of_its_own(fabricate, tmp_path):
+def test_report_has_a_section_of_its_own(fabricate: ModuleType, tmp_path: Path) -> None:
     compressed = dataclasses.replace(fabricate.MPI, compression=TOPK, **LESS)
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, compressed])
     write_report(run, tmp_path / "r.html")

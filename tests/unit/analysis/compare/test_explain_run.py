@@ -1,5 +1,10 @@
 """Table, verdict and explanations of a noisy run never contradict each other."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 
 from paceline.analysis.compare.explain_run import explain_workload, speed_ranking
@@ -8,7 +13,9 @@ from paceline.report.verdict import verdict_sentence
 
 
 @pytest.mark.parametrize("jitter", [0.03, 0.1, 0.3])
-def test_causes_follow_the_test_of_the_table_and_of_the_verdict(fabricate, tmp_path, jitter):
+def test_causes_follow_the_test_of_the_table_and_of_the_verdict(
+    fabricate: ModuleType, tmp_path: Path, jitter: float
+) -> None:
     ways = ("SEQUENTIAL", "INTRAOP", "MPI", "PROCESSES", "MPI_GLOO", "TORCHRUN", "SPARK")
     files = fabricate.make_run(
         tmp_path, [getattr(fabricate, way) for way in ways], repeats=4, jitter=jitter

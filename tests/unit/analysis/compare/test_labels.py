@@ -1,17 +1,21 @@
 """Names are short, and no two configurations of a workload have the same."""
 
+from __future__ import annotations
+
 import dataclasses
+from pathlib import Path
+from types import ModuleType
 
 from paceline.analysis.compare.row import local_name, short_name
 from paceline.analysis.compare.run import compare_run
 
 
-def _names(fabricate, root, ways, **run):
+def _names(fabricate: ModuleType, root: Path, ways: list[object], **run: object) -> list[str]:
     rows = compare_run(fabricate.make_run(root, ways, **run), require_baseline=False).rows
     return sorted(short_name(row, rows) for row in rows)
 
 
-def test_each_strategy_says_its_numbers(fabricate, tmp_path):
+def test_each_strategy_says_its_numbers(fabricate: ModuleType, tmp_path: Path) -> None:
     wide = dataclasses.replace(fabricate.THREADS, threads=8, affinity=None)
     assert _names(fabricate, tmp_path, [*fabricate.LOCAL_WAYS, wide]) == [
         "local · intraop 1\u00d72",
@@ -24,7 +28,7 @@ def test_each_strategy_says_its_numbers(fabricate, tmp_path):
     ]
 
 
-def test_nodes_stand_before(fabricate, tmp_path):
+def test_nodes_stand_before(fabricate: ModuleType, tmp_path: Path) -> None:
     ways = [
         dataclasses.replace(w, nodes=3, launcher="mpi", transport="gloo")
         for w in fabricate.LOCAL_WAYS
@@ -39,8 +43,10 @@ def test_nodes_stand_before(fabricate, tmp_path):
     ]
 
 
-def test_what_differs_is_said_only_where_names_would_be_equal(fabricate, tmp_path):
-    def pipeline(**changes):
+def test_what_differs_is_said_only_where_names_would_be_equal(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    def pipeline(**changes: object) -> object:
         return dataclasses.replace(fabricate.PIPELINE, **changes)
 
     assert _names(fabricate, tmp_path / "a", [pipeline(), pipeline(schedule="gpipe")]) == [
@@ -67,7 +73,7 @@ def test_what_differs_is_said_only_where_names_would_be_equal(fabricate, tmp_pat
     ]
 
 
-def test_the_same_way_has_one_name_in_all_workloads(fabricate, tmp_path):
+def test_the_same_way_has_one_name_in_all_workloads(fabricate: ModuleType, tmp_path: Path) -> None:
     cases = [fabricate.Case(), fabricate.Case(workload="simple-big", model="alexnet")]
     assert (
         _names(fabricate, tmp_path, [fabricate.PIPELINE], cases=cases)
@@ -75,13 +81,15 @@ def test_the_same_way_has_one_name_in_all_workloads(fabricate, tmp_path):
     )
 
 
-def test_what_is_unusual_comes_last(fabricate, tmp_path):
+def test_what_is_unusual_comes_last(fabricate: ModuleType, tmp_path: Path) -> None:
     rows = compare_run(fabricate.make_run(tmp_path, [fabricate.MPI]), require_baseline=False).rows
     row = dataclasses.replace(rows[0], labels=("cuda", "bf16", "4 MB buckets"))
     assert short_name(row, [row]) == "mpi · mpi · processes 2\u00d71 · cuda · bf16 · 4 MB buckets"
 
 
-def test_locally_only_a_transport_with_sockets_is_said(fabricate, tmp_path):
+def test_locally_only_a_transport_with_sockets_is_said(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     gloo = dataclasses.replace(fabricate.PROCESSES, transport="gloo")
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PROCESSES, gloo])
     rows = compare_run(run).rows

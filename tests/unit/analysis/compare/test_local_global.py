@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from paceline.analysis.compare.local_global import NODE_FIGURES, relate_figures
+from paceline.analysis.compare.local_global import NODE_FIGURES, LocalGlobal, relate_figures
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval
 from paceline.report.strategies import node_figure_sentences
 
 
-def _under(way, launcher, **changes):
+def _under(way: Any, launcher: str, **changes: object) -> Any:
     return dataclasses.replace(way, launcher=launcher, **changes)
 
 
-def _related(fabricate, root, ways, **run):
+def _related(fabricate: ModuleType, root: Path, ways: list[object], **run: object) -> LocalGlobal:
     (found,) = compare_run(fabricate.make_run(root, ways, **run)).local_global
     return found
 
 
-def test_strategies_are_matched_and_their_orders_compared(fabricate, tmp_path):
+def test_strategies_are_matched_and_their_orders_compared(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     local = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.THREADS, fabricate.PROCESSES]
     # under mpi everything is half as fast, but processes, which are slower still
     mpi = [_under(w, "mpi", forward_s=2 * w.forward_s, backward_s=2 * w.backward_s) for w in local]
@@ -40,7 +44,9 @@ def test_strategies_are_matched_and_their_orders_compared(fabricate, tmp_path):
     assert sequential.elsewhere[0].ratio.median == pytest.approx(0.635 / 1.235)
 
 
-def test_the_fastest_transport_counts_and_nodes_are_places_of_their_own(fabricate, tmp_path):
+def test_the_fastest_transport_counts_and_nodes_are_places_of_their_own(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     ways = [
         fabricate.SEQUENTIAL,
         fabricate.PROCESSES,
@@ -58,7 +64,9 @@ def test_the_fastest_transport_counts_and_nodes_are_places_of_their_own(fabricat
     assert all(r.rank_correlation is None for r in found.relations)  # of two strategies
 
 
-def test_pipelines_of_other_micro_batches_are_other_strategies(fabricate, tmp_path):
+def test_pipelines_of_other_micro_batches_are_other_strategies(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     ways = [
         fabricate.SEQUENTIAL,
         fabricate.PIPELINE,
@@ -68,7 +76,7 @@ def test_pipelines_of_other_micro_batches_are_other_strategies(fabricate, tmp_pa
     assert compare_run(fabricate.make_run(tmp_path, ways)).local_global == ()
 
 
-def test_a_tie_for_the_fastest_is_left_open(fabricate, tmp_path):
+def test_a_tie_for_the_fastest_is_left_open(fabricate: ModuleType, tmp_path: Path) -> None:
     twin = dataclasses.replace(fabricate.PROCESSES, local_strategy="threads", ranks=1, threads=2)
     twin = dataclasses.replace(twin, transport="none", thread_replicas=2, transfer_s=0.0081)
     ways = [fabricate.SEQUENTIAL, fabricate.PROCESSES, twin]
@@ -77,13 +85,13 @@ def test_a_tie_for_the_fastest_is_left_open(fabricate, tmp_path):
     assert found.relations[0].same_fastest is None
 
 
-def test_what_is_another_training_is_left_out(fabricate, tmp_path):
+def test_what_is_another_training_is_left_out(fabricate: ModuleType, tmp_path: Path) -> None:
     broken = _under(fabricate.PROCESSES, "mpi", weights_error=1.0, gradient_error=1.0)
     ways = [fabricate.SEQUENTIAL, fabricate.PROCESSES, _under(fabricate.SEQUENTIAL, "mpi"), broken]
     assert compare_run(fabricate.make_run(tmp_path, ways)).local_global == ()
 
 
-def test_precisions_are_not_mixed(fabricate, tmp_path):
+def test_precisions_are_not_mixed(fabricate: ModuleType, tmp_path: Path) -> None:
     fp32 = [fabricate.SEQUENTIAL, fabricate.PROCESSES]
     fp32 += [_under(w, "mpi") for w in fp32]
     bf16 = [dataclasses.replace(w, precision="bf16") for w in fp32]
@@ -95,7 +103,7 @@ def test_precisions_are_not_mixed(fabricate, tmp_path):
     assert len(comparison.to_json()["local_global"]) == 2
 
 
-def figures_of(cpu, speedups):
+def figures_of(cpu: list[float | None], speedups: list[float | None]) -> dict[str, Any]:
     rows = [
         SimpleNamespace(
             **dict.fromkeys(NODE_FIGURES),
@@ -110,7 +118,7 @@ def figures_of(cpu, speedups):
     return {each.figure: each for each in relate_figures("tiny", rows)}  # type: ignore[arg-type]
 
 
-def test_figure_of_the_nodes_that_goes_along_with_the_speedup_is_significant():
+def test_figure_of_the_nodes_that_goes_along_with_the_speedup_is_significant() -> None:
     speedups: list[float | None] = [1.0, 1.2, 1.1, 1.5, 1.6, 1.7, 2.0, None]
     found = figures_of([10, 20, 15, 30, 31, 32, 50, 99], speedups)
     cpu = found["cpu_percent"]
@@ -122,13 +130,15 @@ def test_figure_of_the_nodes_that_goes_along_with_the_speedup_is_significant():
     assert "threads_median" not in found
 
 
-def test_a_few_configurations_show_nothing():
+def test_a_few_configurations_show_nothing() -> None:
     found = figures_of([10, 20, 30, 40], [1.0, 1.2, 1.3, 1.4])
     assert not found["cpu_percent"].is_significant
     assert figures_of([10, 20], [1.0, 1.2]) == {}
 
 
-def test_report_names_a_figure_only_if_it_is_significant(fabricate, tmp_path):
+def test_report_names_a_figure_only_if_it_is_significant(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     names = ("SEQUENTIAL", "INTRAOP", "THREADS", "PROCESSES", "MPI", "TORCHRUN", "SPARK")
     ways = [
         dataclasses.replace(getattr(fabricate, name), forward_s=0.5 - 0.05 * n, cpu_percent=40 + n)

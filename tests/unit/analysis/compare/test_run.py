@@ -1,13 +1,19 @@
 """From files of known numbers to rows, ties, verdicts and the JSON of the contract."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from paceline.analysis.between_runs.speeds import read_speeds
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.errors import DataError, NotComparable, UsageError
 from paceline.records.documents import LookRecord, Stopping, write_stopping
@@ -29,11 +35,11 @@ _ROW_KEYS = {
 }  # fmt: skip
 
 
-def _row(comparison, part):
+def _row(comparison: Comparison, part: str) -> Row:
     return next(r for r in comparison.rows if part in r.configuration)
 
 
-def test_reading_a_run_writes_nothing(fabricate, tmp_path):
+def test_reading_a_run_writes_nothing(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     compare_run(run)
@@ -41,7 +47,7 @@ def test_reading_a_run_writes_nothing(fabricate, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_a_row_holds_what_was_put_in(fabricate, tmp_path):
+def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.MPI, clock_offset_s=-7.25)
     comparison = compare_run(fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, way]))
     row = _row(comparison, ".mpi.")
@@ -66,7 +72,9 @@ def test_a_row_holds_what_was_put_in(fabricate, tmp_path):
     assert row.max_abs_weight_diff == 0
 
 
-def test_one_repeat_of_a_seed_shows_the_whole_training(fabricate, tmp_path):
+def test_one_repeat_of_a_seed_shows_the_whole_training(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     repeats = [files for name, files in run.trials() if ".mpi." in name]
     grades = [_row(compare_run(run), ".mpi.").equivalence_grade]
@@ -76,14 +84,16 @@ def test_one_repeat_of_a_seed_shows_the_whole_training(fabricate, tmp_path):
     assert grades == ["whole", "whole", "start"]
 
 
-def test_the_baseline_is_one_by_definition(fabricate, tmp_path):
+def test_the_baseline_is_one_by_definition(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL], repeats=2, jitter=0.1)
     row = _row(compare_run(run), "sequential")
     assert (row.speedup.low, row.speedup.median, row.speedup.high) == (1, 1, 1)
     assert row.phases_s["comm_wait"] is None
 
 
-def test_rows_come_fastest_first_and_what_is_not_equivalent_last(fabricate, tmp_path):
+def test_rows_come_fastest_first_and_what_is_not_equivalent_last(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     broken = dataclasses.replace(
         fabricate.SPARK, forward_s=0.01, backward_s=0.02, weights_error=1.0, gradient_error=1.0
     )
@@ -96,7 +106,9 @@ def test_rows_come_fastest_first_and_what_is_not_equivalent_last(fabricate, tmp_
     assert any("first_gradient" in note for note in _row(comparison, ".spark.").notes)
 
 
-def test_best_names_the_runner_up_and_the_phase_that_makes_the_difference(fabricate, tmp_path):
+def test_best_names_the_runner_up_and_the_phase_that_makes_the_difference(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.MPI_GLOO], repeats=3, jitter=0.01
     )
@@ -112,7 +124,9 @@ def test_best_names_the_runner_up_and_the_phase_that_makes_the_difference(fabric
     assert best.cause.slower_s == pytest.approx(0.055, rel=0.05)
 
 
-def test_differences_inside_the_noise_are_not_separated(fabricate, tmp_path):
+def test_differences_inside_the_noise_are_not_separated(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     same = dataclasses.replace(fabricate.MPI, transport="gloo", transfer_s=0.0101)
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, same], repeats=3, jitter=0.05
@@ -125,7 +139,9 @@ def test_differences_inside_the_noise_are_not_separated(fabricate, tmp_path):
     assert verdict.further_repeats is not None
 
 
-def test_json_has_every_key_of_the_contract_and_no_nan(fabricate, tmp_path):
+def test_json_has_every_key_of_the_contract_and_no_nan(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     document = json.loads(json.dumps(comparison_document(compare_run(run)), allow_nan=False))
     assert {"schema", "baseline", "verdict", "rows"} <= set(document)
@@ -139,7 +155,7 @@ def test_json_has_every_key_of_the_contract_and_no_nan(fabricate, tmp_path):
         assert set(row["speedup"]) == {"median", "low", "high"}
 
 
-def test_what_was_not_measured_is_null(fabricate, tmp_path):
+def test_what_was_not_measured_is_null(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
     (files,) = (f for _, f in run.trials())
     files.host("node0").trace.unlink()
@@ -149,13 +165,15 @@ def test_what_was_not_measured_is_null(fabricate, tmp_path):
     assert row["phases_s"]["comm_transfer"] is None
 
 
-def test_one_repeat_is_noted(fabricate, tmp_path):
+def test_one_repeat_is_noted(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], jitter=0.05)
     row = _row(compare_run(run), ".mpi.")
     assert any("one repeat" in note for note in row.notes)
 
 
-def test_failed_trials_are_listed_and_the_rest_compared(fabricate, tmp_path):
+def test_failed_trials_are_listed_and_the_rest_compared(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.SPARK])
     trials = dict(run.trials())
     failed = next(f for name, f in trials.items() if ".spark." in name)
@@ -174,7 +192,7 @@ def test_failed_trials_are_listed_and_the_rest_compared(fabricate, tmp_path):
     }
 
 
-def test_without_a_baseline_nothing_is_compared(fabricate, tmp_path):
+def test_without_a_baseline_nothing_is_compared(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.MPI])
     with pytest.raises(NotComparable, match="expected a finished baseline"):
         compare_run(run)
@@ -184,7 +202,9 @@ def test_without_a_baseline_nothing_is_compared(fabricate, tmp_path):
     assert row.samples_per_s is not None
 
 
-def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(fabricate, tmp_path):
+def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     failed = next(f for name, f in run.trials() if ".sequential." in name)
     fabricate.edit_json(failed.outcome, status="failed", exit_code=5, message="rank 0: killed\nlog")
@@ -200,8 +220,8 @@ def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(fabricate, tmp_pa
 
 @pytest.mark.parametrize("with_same_transport", [False, True])
 def test_verdict_and_table_say_where_launcher_and_transport_differ(
-    fabricate, tmp_path, with_same_transport
-):
+    fabricate: ModuleType, tmp_path: Path, with_same_transport: bool
+) -> None:
     ways = [fabricate.SEQUENTIAL]
     shown = [fabricate.MPI, fabricate.SPARK]
     if with_same_transport:
@@ -214,8 +234,8 @@ def test_verdict_and_table_say_where_launcher_and_transport_differ(
 
 
 def test_speedups_are_over_the_fastest_configuration_that_matches_the_chosen_baseline(
-    fabricate, tmp_path
-):
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN], repeats=2, jitter=0.01
     )
@@ -237,7 +257,9 @@ def test_speedups_are_over_the_fastest_configuration_that_matches_the_chosen_bas
     assert chosen.to_json()["workloads"]["tiny"]["equivalence_baseline"] == plain.baselines["tiny"]
 
 
-def test_baseline_of_the_spec_is_used_and_one_that_failed_is_replaced(fabricate, tmp_path):
+def test_baseline_of_the_spec_is_used_and_one_that_failed_is_replaced(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN])
     fabricate.edit_json(run.manifest, baseline="*.mpi.*")
     assert _row(compare_run(run), ".mpi.").is_baseline
@@ -249,7 +271,9 @@ def test_baseline_of_the_spec_is_used_and_one_that_failed_is_replaced(fabricate,
         compare_run(run, baseline="x")
 
 
-def test_ranking_after_repeated_looks_is_tested_at_the_level_of_the_last_look(fabricate, tmp_path):
+def test_ranking_after_repeated_looks_is_tested_at_the_level_of_the_last_look(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.MPI_GLOO], repeats=3, jitter=0.01
     )
@@ -264,12 +288,14 @@ def test_ranking_after_repeated_looks_is_tested_at_the_level_of_the_last_look(fa
     assert comparison.to_json()["automatic_repeats"]["looks"][0]["level"] == 1e-9
 
 
-def test_a_directory_that_is_no_run_is_refused(tmp_path):
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotComparable, match=r"trials/<id>/trial\.json"):
         compare_run(RunFiles(tmp_path))
 
 
-def test_rows_cut_short_and_fields_unknown_are_passed_over(fabricate, tmp_path):
+def test_rows_cut_short_and_fields_unknown_are_passed_over(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
     (files,) = (f for _, f in run.trials())
     with files.rank(0).steps.open("a") as file:
@@ -278,7 +304,7 @@ def test_rows_cut_short_and_fields_unknown_are_passed_over(fabricate, tmp_path):
     assert compare_run(run).rows[0].samples == 80
 
 
-def test_a_row_without_its_fields_names_the_file(fabricate, tmp_path):
+def test_a_row_without_its_fields_names_the_file(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
     (files,) = (f for _, f in run.trials())
     files.rank(0).steps.write_text('{"step": 0}\n')
@@ -286,7 +312,7 @@ def test_a_row_without_its_fields_names_the_file(fabricate, tmp_path):
         compare_run(run)
 
 
-def test_precisions_share_one_baseline_for_speed(fabricate, tmp_path):
+def test_precisions_share_one_baseline_for_speed(fabricate: ModuleType, tmp_path: Path) -> None:
     fast = dataclasses.replace(
         fabricate.SEQUENTIAL, precision="bf16", forward_s=0.1, backward_s=0.2
     )
@@ -299,7 +325,7 @@ def test_precisions_share_one_baseline_for_speed(fabricate, tmp_path):
     assert [r.precision for r in comparison.rows if r.is_baseline] == ["fp32"]
 
 
-def test_rows_say_how_a_node_was_used(fabricate, tmp_path):
+def test_rows_say_how_a_node_was_used(fabricate: ModuleType, tmp_path: Path) -> None:
     ways = [
         *fabricate.LOCAL_WAYS,
         dataclasses.replace(fabricate.HYBRID, nodes=2, transport="gloo", launcher="mpi"),
@@ -323,14 +349,16 @@ def test_rows_say_how_a_node_was_used(fabricate, tmp_path):
     assert all(r.equivalent for r in comparison.rows)
 
 
-def test_efficiency_is_against_the_allocated_cores(fabricate, tmp_path):
+def test_efficiency_is_against_the_allocated_cores(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.HYBRID])
     row = _row(compare_run(run), "hybrid")
     # 4 ranks share 2 cores; a step: 0.01 + 0.12 + 0.24 + 0.08 + 0.02 + 0.02 + 0.005
     assert row.efficiency.median == pytest.approx(0.635 / 0.495 / 2, rel=1e-5)
 
 
-def test_peak_memory_is_proportional_where_it_was_read(fabricate, tmp_path):
+def test_peak_memory_is_proportional_where_it_was_read(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     two = dataclasses.replace(
         fabricate.MPI, nodes=2, run_pss_bytes=700_000_000, run_rss_bytes=800_000_000
     )
@@ -342,20 +370,20 @@ def test_peak_memory_is_proportional_where_it_was_read(fabricate, tmp_path):
     assert several.ram_percent_mean == pytest.approx(25)
 
 
-def test_unequal_budgets_come_with_the_comparison(fabricate, tmp_path):
+def test_unequal_budgets_come_with_the_comparison(fabricate: ModuleType, tmp_path: Path) -> None:
     four = dataclasses.replace(fabricate.PROCESSES, ranks=4)
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.INTRAOP, four])
     assert any("allocated cores differ" in flag for flag in compare_run(run).flags)
 
 
-def test_the_reason_can_be_the_bubble(fabricate, tmp_path):
+def test_the_reason_can_be_the_bubble(fabricate: ModuleType, tmp_path: Path) -> None:
     idle = dataclasses.replace(fabricate.PIPELINE, schedule="gpipe", bubble_s=0.2)
     ways = [fabricate.SEQUENTIAL, fabricate.PIPELINE, idle]
     best = compare_run(fabricate.make_run(tmp_path, ways, repeats=2)).verdicts["tiny"]
     assert best.cause.phase == "bubble"
 
 
-def test_analysis_needs_neither_torch_nor_plotly():
+def test_analysis_needs_neither_torch_nor_plotly() -> None:
     code = (
         "import sys, paceline.analysis.compare.run as _; "
         "sys.exit(bool({'torch', 'plotly', 'pyspark', 'mpi4py'} & set(sys.modules)))"

@@ -1,5 +1,7 @@
 """Last evaluations that differ by more than seeds of the baseline explain are named."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np
@@ -9,7 +11,7 @@ from paceline.analysis.equivalence.record_checks import unexplained_evaluations
 from paceline.analysis.trial.evaluation import Evaluations
 
 
-def ended(value, resolution=0.01):
+def ended(value: float, resolution: float = 0.01) -> Evaluations:
     """Two evaluations, the last one with this accuracy."""
     others = {
         field.name: np.zeros(2)
@@ -20,19 +22,19 @@ def ended(value, resolution=0.01):
     return Evaluations(metrics=metrics, resolution={"accuracy": resolution}, **others)
 
 
-def test_without_other_seeds_a_twentieth_is_named():
+def test_without_other_seeds_a_twentieth_is_named() -> None:
     (found,) = unexplained_evaluations({1: ended(0.44)}, {1: ended(0.56)})
     assert found.startswith("accuracy ends at 0.44, the baseline's at 0.56; its spread over seeds")
     assert unexplained_evaluations({1: ended(0.54)}, {1: ended(0.56)}) == []
     assert unexplained_evaluations({2: ended(0.1)}, {1: ended(0.56)}) == []
 
 
-def test_one_sample_more_or_less_is_not_named():
+def test_one_sample_more_or_less_is_not_named() -> None:
     assert unexplained_evaluations({1: ended(0.2, 0.1)}, {1: ended(0.1, 0.1)}) == []
 
 
 @pytest.mark.parametrize(("value", "named"), [(0.50, False), (0.30, True)])
-def test_the_spread_of_the_baselines_seeds_decides(value, *, named):
+def test_the_spread_of_the_baselines_seeds_decides(value: float, *, named: bool) -> None:
     seeds = {n: ended(v) for n, v in enumerate((0.54, 0.56, 0.58, 0.55, 0.57))}
     found = unexplained_evaluations({0: ended(value), 1: ended(value)}, seeds)
     assert bool(found) is named

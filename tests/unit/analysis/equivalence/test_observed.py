@@ -1,5 +1,7 @@
 """The judgement of `paceline verify`: first difference and cause, from fabricated numbers."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import pytest

@@ -1,5 +1,7 @@
 """Allowed differences, where a baseline measured what rounding does to it."""
 
+from __future__ import annotations
+
 import pytest
 
 from paceline.analysis.equivalence.tolerances import tolerance
@@ -7,13 +9,13 @@ from paceline.analysis.equivalence.tolerances import tolerance
 DERIVED = 2.0**-11
 
 
-def test_insensitive_model_has_the_derived_tolerance():
+def test_insensitive_model_has_the_derived_tolerance() -> None:
     assert tolerance("fp32", "fp32", 3).gradient == DERIVED
     small = tolerance("fp32", "fp32", 3, rounding={"gradient": 1e-5}, global_batch=8)
     assert small.gradient == DERIVED
 
 
-def test_sensitive_model_may_differ_by_four_times_what_it_measured():
+def test_sensitive_model_may_differ_by_four_times_what_it_measured() -> None:
     rounding = {"gradient": 1e-3}
     found = tolerance("fp32", "fp32", 2, rounding=rounding, global_batch=8)
     assert found.gradient == pytest.approx(4e-3)
@@ -22,19 +24,19 @@ def test_sensitive_model_may_differ_by_four_times_what_it_measured():
 
 
 @pytest.mark.parametrize(("global_batch", "most"), [(8, 1 / 16), (64, 1 / 128), (4096, 1 / 128)])
-def test_half_a_sample_or_one_in_128_is_the_most(global_batch, most):
+def test_half_a_sample_or_one_in_128_is_the_most(global_batch: int, most: float) -> None:
     rounding = {"gradient": 1.0}
     found = tolerance("fp32", "fp32", 1, rounding=rounding, global_batch=global_batch)
     assert found.gradient == most
 
 
-def test_low_precision_has_its_own_tolerance():
+def test_low_precision_has_its_own_tolerance() -> None:
     rounding = {"gradient": 1.0, "final": 1.0}
     found = tolerance("bf16", "bf16", 1, rounding=rounding, global_batch=8)
     assert found == tolerance("bf16", "bf16", 1)
 
 
-def test_after_many_steps_weights_may_differ_by_a_quarter_of_the_update():
+def test_after_many_steps_weights_may_differ_by_a_quarter_of_the_update() -> None:
     allowed = tolerance("fp32", "fp32", 24)
     assert allowed.weights == 0.25
     # ranks that never exchange gradients differ by 0.71 of the update
@@ -42,14 +44,18 @@ def test_after_many_steps_weights_may_differ_by_a_quarter_of_the_update():
 
 
 @pytest.mark.parametrize(("change", "judged"), [(0.06, True), (0.07, False)])
-def test_weights_prove_nothing_where_rounding_alone_may_move_them_so_far(change, *, judged):
+def test_weights_prove_nothing_where_rounding_alone_may_move_them_so_far(
+    change: float, *, judged: bool
+) -> None:
     allowed = tolerance("fp32", "fp32", 40, rounding={"final": change})
     assert allowed.weights_judged is judged
     assert not tolerance("fp32", "fp32", 65).weights_judged
 
 
 @pytest.mark.parametrize(("change", "limit"), [(1e-5, 1 / 16), (0.02, 0.08), (0.9, 0.25)])
-def test_replayed_steps_may_be_more_sensitive_than_the_first_ones(change, limit):
+def test_replayed_steps_may_be_more_sensitive_than_the_first_ones(
+    change: float, limit: float
+) -> None:
     allowed = tolerance("fp32", "fp32", 100, rounding={"replay50": change})
     assert allowed.of_replay("replay50") == pytest.approx(limit)
     assert allowed.of_replay("replay98") == 1 / 16

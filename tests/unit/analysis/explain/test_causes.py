@@ -1,14 +1,19 @@
 """Causes have the time that their evidence explains, and share a difference by a stated rule."""
 
+from __future__ import annotations
+
 import dataclasses
 from itertools import combinations
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.unit.analysis.explain import seeded
-from tests.unit.analysis.ways import MPI, PIPELINE, SEQUENTIAL
+from tests.unit.analysis.ways import MPI, PIPELINE, SEQUENTIAL, Way
 
-from paceline.analysis.explain.explanation import explain, explain_repeats
+from paceline.analysis.explain.explanation import Explanation, explain, explain_repeats
 from paceline.analysis.explain.parts import PART_NAMES, ExplainedTrials, Measurement
 from paceline.analysis.explain.rules import Pair
 from paceline.analysis.statistics.intervals import estimate
@@ -19,7 +24,7 @@ PRODUCTS = ({"storage", "cold_cache"}, {"slow_link", "more_traffic"})
 PAIRS = [pair for pair in combinations(seeded.CAUSES, 2) if set(pair) not in PRODUCTS]
 
 
-def by_hand(parts, **figures):
+def by_hand(parts: tuple[dict[str, float], dict[str, float]], **figures: Any) -> Explanation:
     """Explain three equal repeats. parts, figures: of the faster and the slower one."""
     sides = []
     for number, found in enumerate(parts):
@@ -30,13 +35,13 @@ def by_hand(parts, **figures):
     return seeded.explain_measurements(sides[0], sides[1])
 
 
-def shares_of(found):
+def shares_of(found: Explanation) -> dict[str, float]:
     rest = found.unexplained
     named = {cause.name: cause.share for cause in found.causes}
     return named if rest is None or rest.share < 1e-9 else named | {"unexplained": rest.share}
 
 
-def test_paper_case_1_a_quota_and_a_slow_reader_with_a_little_steal():
+def test_paper_case_1_a_quota_and_a_slow_reader_with_a_little_steal() -> None:
     """Derived on paper: 147 / 450 and 300 / 450.
 
     A step has 500 ms on cores, 10 ms of waiting for data and 90 ms of transfer, then 650, 310 and
@@ -57,7 +62,7 @@ def test_paper_case_1_a_quota_and_a_slow_reader_with_a_little_steal():
     assert shares_of(found) == pytest.approx(expected)
 
 
-def test_paper_case_2_more_bytes_on_a_slower_link():
+def test_paper_case_2_more_bytes_on_a_slower_link() -> None:
     """Derived on paper: 75 / 200 and 125 / 200.
 
     1 MB needs 100 ms; 1.5 MB need 300 ms. A megabyte needs 100 ms, then 200 ms, 150 in the mean.
@@ -70,7 +75,7 @@ def test_paper_case_2_more_bytes_on_a_slower_link():
     assert shares_of(found) == pytest.approx({"slow_link": 0.625, "more_traffic": 0.375})
 
 
-def test_paper_case_3_evidence_for_less_than_the_difference_and_for_more():
+def test_paper_case_3_evidence_for_less_than_the_difference_and_for_more() -> None:
     """Derived on paper. On cores 400 ms, then 600 ms, of a step of 600, then 800 ms.
 
     The quota stopped 10 % of 800 ms = 80 ms: 80 / 200 of the difference, the rest is unexplained.
@@ -84,7 +89,7 @@ def test_paper_case_3_evidence_for_less_than_the_difference_and_for_more():
     assert shares_of(found) == pytest.approx({"steal": 200 / 280, "cpu_quota": 80 / 280})
 
 
-def test_little_steal_does_not_hide_what_became_slower():
+def test_little_steal_does_not_hide_what_became_slower() -> None:
     """Traffic times four, IOWait of 40 %, and steal of 2.1 %."""
     found = by_hand(
         (
@@ -99,7 +104,7 @@ def test_little_steal_does_not_hide_what_became_slower():
 
 
 @pytest.mark.parametrize("cause", seeded.CAUSES)
-def test_one_seeded_cause_has_its_share(cause):
+def test_one_seeded_cause_has_its_share(cause: str) -> None:
     for seed in range(6):
         found = seeded.explained(seed, {cause: 0.3}, irrelevant=seed % 2 == 1)
         assert [c.name for c in found.causes] == [cause], (seed, shares_of(found))
@@ -107,7 +112,9 @@ def test_one_seeded_cause_has_its_share(cause):
 
 
 @pytest.mark.parametrize("sizes_s", [(0.24, 0.15), (0.4, 0.1)])
-def test_of_two_seeded_causes_the_larger_one_is_first_and_both_have_their_shares(sizes_s):
+def test_of_two_seeded_causes_the_larger_one_is_first_and_both_have_their_shares(
+    sizes_s: tuple[float, float],
+) -> None:
     """Every pair of causes either way round, beside a step of 700 ms.
 
     With steal of 2 % and 5 % more context switches in every second case.
@@ -129,13 +136,13 @@ def test_of_two_seeded_causes_the_larger_one_is_first_and_both_have_their_shares
     assert len(strange) <= 0.05 * cases, strange
 
 
-def test_equal_configurations_have_no_cause():
+def test_equal_configurations_have_no_cause() -> None:
     found = [seeded.explained(seed, {}) for seed in range(60)]
     assert sum(each.is_significant for each in found) <= 0.1 * len(found)
     assert all(each.causes == () for each in found)
 
 
-def test_evidence_that_varies_between_repeats_names_no_cause():
+def test_evidence_that_varies_between_repeats_names_no_cause() -> None:
     """Steal of 20 % in one of four repeats, beside a computation that is always longer."""
     random = np.random.default_rng(5)
     sides = [
@@ -148,13 +155,13 @@ def test_evidence_that_varies_between_repeats_names_no_cause():
     assert [cause.name for cause in found.causes] == ["competition"]
 
 
-COLD = {"disk_bytes_per_s": 2e7, "io_pressure_percent": 35.0}
+COLD: dict[str, Any] = {"disk_bytes_per_s": 2e7, "io_pressure_percent": 35.0}
 ALONE = dataclasses.replace(SEQUENTIAL, cpu_percent=50.0, full_trace=True)  # one of two cores
 PEERS = dataclasses.replace(MPI, cpu_percent=95.0, full_trace=True, network_bytes_per_s=5e6)
 HOSTS = dataclasses.replace(PEERS, nodes=2, ranks=1)
 
 
-def explained_pair(first, second):
+def explained_pair(first: ExplainedTrials, second: ExplainedTrials) -> Explanation:
     """Explain trials whose speeds are those of their steps."""
     sides = [side.repeats(without_latest=False) for side in (first, second)]
     log_ratio = seeded.log_ratio_of(sides[0], sides[1])
@@ -162,8 +169,8 @@ def explained_pair(first, second):
 
 
 @pytest.fixture
-def explained(fabricate, tmp_path):
-    def run(first, second, repeats=4, jitter=0.01):
+def explained(fabricate: ModuleType, tmp_path: Path) -> Any:
+    def run(first: Way, second: Way, repeats: int = 4, jitter: float = 0.01) -> Explanation:
         sides = []
         for name, way in (("first", first), ("second", second)):
             case = fabricate.Case(steps=20, warmup_steps=2)
@@ -175,7 +182,7 @@ def explained(fabricate, tmp_path):
     return run
 
 
-def slowed(way, factor, **changes):
+def slowed(way: Way, factor: float, **changes: Any) -> Way:
     """Return the way with its computation and optimiser that much slower."""
     return dataclasses.replace(
         way,
@@ -233,7 +240,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("cause", CASES)
-def test_a_seeded_cause_is_named_first_with_its_share(explained, cause):
+def test_a_seeded_cause_is_named_first_with_its_share(explained, cause) -> None:
     faster, slower = CASES[cause]
     found = explained(faster, slower)
     assert found.is_significant
@@ -242,7 +249,7 @@ def test_a_seeded_cause_is_named_first_with_its_share(explained, cause):
     assert found.causes[0].evidence
 
 
-def test_half_the_cores_explain_the_time_that_doubling_them_saves(explained):
+def test_half_the_cores_explain_the_time_that_doubling_them_saves(explained) -> None:
     both = slowed(dataclasses.replace(ALONE, local_strategy="intraop"), 0.5, threads=2)
     both = dataclasses.replace(both, cpu_percent=99.0, threads=2, data_wait_s=0.01)
     found = explained(both, dataclasses.replace(ALONE, cpu_percent=49.5))
@@ -250,7 +257,7 @@ def test_half_the_cores_explain_the_time_that_doubling_them_saves(explained):
     assert found.causes[0].share == pytest.approx(1.0, abs=0.1)
 
 
-def test_without_evidence_a_difference_is_unexplained(explained):
+def test_without_evidence_a_difference_is_unexplained(explained) -> None:
     found = explained(ALONE, dataclasses.replace(ALONE, other_s=0.2, cpu_percent=50.0))
     assert found.causes == ()
     assert found.unexplained.share == pytest.approx(1.0)
@@ -259,7 +266,7 @@ def test_without_evidence_a_difference_is_unexplained(explained):
 
 
 @pytest.mark.parametrize("names", [("cpu_quota", "slow_rank"), ("slow_link", "cold_cache")])
-def test_parts_factors_and_causes_add_up_exactly(explained, names):
+def test_parts_factors_and_causes_add_up_exactly(explained, names) -> None:
     for faster, slower in (CASES[name] for name in names):
         found = explained(faster, slower)
         whole = found.difference_s.mean
@@ -272,12 +279,14 @@ def test_parts_factors_and_causes_add_up_exactly(explained, names):
         assert sum(shares) == pytest.approx(1.0)
 
 
-def test_without_traces_parts_are_explained_and_no_cause_is_named(fabricate, tmp_path):
+def test_without_traces_parts_are_explained_and_no_cause_is_named(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     files = fabricate.make_run(tmp_path, [ALONE, slowed(ALONE, 1.5, precision="bf16")], repeats=3)
     for _, trial in files.trials():
         for _, host in trial.hosts():
             host.trace.unlink()
-    sides = {}
+    sides: dict[str, list[Any]] = {}
     for record in load_run(files):
         sides.setdefault(record.trial.configuration, []).append(record)
     first, second = (ExplainedTrials(name, records) for name, records in sides.items())
@@ -287,7 +296,7 @@ def test_without_traces_parts_are_explained_and_no_cause_is_named(fabricate, tmp
     assert found.causes == ()
 
 
-def test_factors_of_the_time_on_cores_by_hand():
+def test_factors_of_the_time_on_cores_by_hand() -> None:
     # 1 s of CPU time on 2 cores at 100 %; then 1.5 s on 1 core at 75 %: 0.5 s become 2 s
     sides = [
         dataclasses.replace(
@@ -308,7 +317,7 @@ def test_factors_of_the_time_on_cores_by_hand():
     assert [factor.difference_s for factor in equal] == [0.0, 0.0, 0.0]
 
 
-def test_a_difference_that_the_ranking_does_not_separate_has_no_cause():
+def test_a_difference_that_the_ranking_does_not_separate_has_no_cause() -> None:
     random = np.random.default_rng(1)
     sides = [{n: seeded.measured(random, c) for n in range(4)} for c in ({}, {"cpu_quota": 0.3})]
     log_ratio = seeded.log_ratio_of(sides[0], sides[1])
@@ -319,7 +328,7 @@ def test_a_difference_that_the_ranking_does_not_separate_has_no_cause():
     assert (found.causes, found.unexplained) == ((), None)
 
 
-def test_one_repeat_has_no_cause_and_runs_apart_are_not_paired():
+def test_one_repeat_has_no_cause_and_runs_apart_are_not_paired() -> None:
     random = np.random.default_rng(2)
     first, second = (
         {n: seeded.measured(random, c) for n in range(4)} for c in ({}, {"storage": 0.3})

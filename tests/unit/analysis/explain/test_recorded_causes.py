@@ -1,8 +1,11 @@
 """Real disturbances of docs/results/causes.md: the present rules, applied to recorded means."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +29,7 @@ RECORDED = [
 WAYS = {"slow rank": MPI, "slow link": dataclasses.replace(MPI, nodes=2, ranks=1)}
 
 
-def measurement(case, side):
+def measurement(case: dict[str, Any], side: str) -> Measurement:
     found, name = case["explanation"], case["case"]
     way = WAYS.get(name, SEQUENTIAL)
     if name == "too many threads":
@@ -45,7 +48,7 @@ def measurement(case, side):
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: f"{case['case']} {case['round']}")
-def test_a_recorded_disturbance_is_the_only_cause_with_its_share(case):
+def test_a_recorded_disturbance_is_the_only_cause_with_its_share(case: dict[str, Any]) -> None:
     pair = Pair(faster=measurement(case, "faster"), slower=measurement(case, "slower"))
     is_longer = {p["part"]: p["difference_s"]["low"] > 0 for p in case["explanation"]["parts"]}
     longer_s = {

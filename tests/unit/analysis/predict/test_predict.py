@@ -1,7 +1,12 @@
 """Predictions of a fabricated machine whose every term is known."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.unit.analysis import operations as made
@@ -12,15 +17,17 @@ from paceline.analysis.predict.exchange import GATHERS
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import MODEL_ERROR, predict
 from paceline.analysis.predict.prediction import Request
-from paceline.analysis.trial.reading import load_run
+from paceline.analysis.trial.reading import TrialRecord, load_run
 
 FAST = given_link(1e12, 1e-9)
 SEQUENTIAL_NAME = "tiny.local.none.sequential.n1r1t1.fp32"
 
 
 @pytest.fixture
-def records(fabricate, tmp_path):
-    def make(*ways, batch=8, steps=20, jitter=0.0, repeats=2):
+def records(fabricate: ModuleType, tmp_path: Path) -> Any:
+    def make(
+        *ways: Any, batch: int = 8, steps: int = 20, jitter: float = 0.0, repeats: int = 2
+    ) -> list[TrialRecord]:
         case = fabricate.Case(steps=steps, warmup_steps=2, global_batch=batch, samples=64)
         root = tmp_path / str(len(list(tmp_path.iterdir())))
         options = {"cases": [case], "jitter": jitter, "repeats": repeats}
@@ -29,7 +36,7 @@ def records(fabricate, tmp_path):
     return make
 
 
-def test_half_the_batch_on_two_nodes_takes_its_measured_time(records):
+def test_half_the_batch_on_two_nodes_takes_its_measured_time(records) -> None:
     quick = dataclasses.replace(SEQUENTIAL, forward_s=0.1, backward_s=0.2)
     runs = [*records(SEQUENTIAL, batch=8), *records(quick, batch=4)]
     request = Request(nodes=(1, 2), link=FAST, transports=("gloo",))
@@ -46,7 +53,9 @@ def test_half_the_batch_on_two_nodes_takes_its_measured_time(records):
     assert two.speedup.median == pytest.approx(SEQUENTIAL.step_s / quick.step_s, rel=0.02)
 
 
-def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(records, fabricate, tmp_path):
+def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(
+    records, fabricate, tmp_path
+) -> None:
     quick = dataclasses.replace(SEQUENTIAL, forward_s=0.1, backward_s=0.2)
     alone = [
         *records(SEQUENTIAL, INTRAOP, batch=8),
@@ -68,7 +77,7 @@ def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(records, f
 @pytest.mark.parametrize("operation", ["allreduce", GATHERS])
 def test_a_pipeline_needs_a_trial_on_two_nodes_where_factors_are_sent(
     records, fabricate, tmp_path, operation
-):
+) -> None:
     pipeline = dataclasses.replace(PIPELINE, stages=2, micro_batches=4)
     way = dataclasses.replace(SEQUENTIAL, launcher="mpi", transport="gloo", nodes=2)
     files = fabricate.make_one(tmp_path / "two", way, case=fabricate.Case(steps=20))
@@ -82,7 +91,7 @@ def test_a_pipeline_needs_a_trial_on_two_nodes_where_factors_are_sent(
         assert len(found.predictions) == 1
 
 
-def test_a_share_that_was_not_measured_has_bounds_and_says_what_to_measure(records):
+def test_a_share_that_was_not_measured_has_bounds_and_says_what_to_measure(records) -> None:
     found = predict(records(SEQUENTIAL), Request(nodes=(1, 2, 4), link=FAST, transports=("gloo",)))
     one, two, four = found.predictions
     assert [each.is_bounded for each in (one, two, four)] == [False, True, True]
@@ -98,7 +107,7 @@ def test_a_share_that_was_not_measured_has_bounds_and_says_what_to_measure(recor
     assert [each.global_batch for each in odd] == [4]
 
 
-def test_a_measured_share_has_its_time_and_others_lie_on_the_line(records):
+def test_a_measured_share_has_its_time_and_others_lie_on_the_line(records) -> None:
     quick = dataclasses.replace(SEQUENTIAL, forward_s=0.1, backward_s=0.2)
     runs = [*records(SEQUENTIAL, batch=8), *records(quick, batch=4)]
     request = Request(nodes=(1,), link=FAST, global_batch=6)
@@ -109,7 +118,7 @@ def test_a_measured_share_has_its_time_and_others_lie_on_the_line(records):
     assert "at most 8 samples per node, not with 12" in refusal.reason
 
 
-def test_the_spread_between_repeats_gives_the_width(records):
+def test_the_spread_between_repeats_gives_the_width(records) -> None:
     widths = []
     for jitter in (0.01, 0.1):
         runs = records(SEQUENTIAL, INTRAOP, jitter=jitter, repeats=5, steps=6)
@@ -118,7 +127,7 @@ def test_the_spread_between_repeats_gives_the_width(records):
     assert widths[1] == pytest.approx(10 * widths[0], rel=0.5)
 
 
-def test_the_line_of_one_node_contains_the_measurement(records, fabricate, tmp_path):
+def test_the_line_of_one_node_contains_the_measurement(records, fabricate, tmp_path) -> None:
     ways = [SEQUENTIAL, INTRAOP, dataclasses.replace(MPI_GLOO, ranks=2)]
     run = fabricate.make_run(tmp_path / "run", ways, repeats=5, jitter=0.2)
     rows = {(r.local_strategy, r.transport): r.samples_per_s for r in compare_run(run).rows}
@@ -128,12 +137,12 @@ def test_the_line_of_one_node_contains_the_measurement(records, fabricate, tmp_p
         assert each.samples_per_s.median == pytest.approx(measured.median, rel=0.05)
 
 
-def test_one_repeat_shows_no_spread(records):
+def test_one_repeat_shows_no_spread(records) -> None:
     (refusal,) = predict(records(SEQUENTIAL, repeats=1), Request(nodes=(1,))).refusals
     assert "spread between runs is not known" in refusal.reason
 
 
-def test_a_run_without_measured_steps_says_so(records):
+def test_a_run_without_measured_steps_says_so(records) -> None:
     (refusal,) = predict(records(SEQUENTIAL, steps=2), Request(nodes=(1,))).refusals
     assert refusal.reason == "no step after the warm-up was measured"
     lossy = dataclasses.replace(SEQUENTIAL, batch_norm="per-replica")
@@ -141,7 +150,7 @@ def test_a_run_without_measured_steps_says_so(records):
     assert "no trial trains what the baseline does" in refusal.reason
 
 
-def test_a_strategy_that_does_not_state_its_exchange_is_refused_by_name(records):
+def test_a_strategy_that_does_not_state_its_exchange_is_refused_by_name(records) -> None:
     server = dataclasses.replace(MPI_GLOO, local_strategy="parameter-server")
     request = Request(nodes=(1, 2), link=FAST, strategies=("parameter-server",))
     found = predict(records(SEQUENTIAL, server), request)
@@ -149,14 +158,14 @@ def test_a_strategy_that_does_not_state_its_exchange_is_refused_by_name(records)
     assert all('"parameter-server" does not say' in each.reason for each in found.refusals)
 
 
-def test_weak_scaling_needs_one_share_only(records):
+def test_weak_scaling_needs_one_share_only(records) -> None:
     request = Request(nodes=(1, 4), link=FAST, transports=("gloo",), scaling="weak")
     found = predict(records(SEQUENTIAL), request)
     assert [(p.nodes, p.global_batch) for p in found.predictions] == [(1, 8), (4, 32)]
     assert not found.refusals
 
 
-def test_more_nodes_than_samples_or_steps_are_refused(records):
+def test_more_nodes_than_samples_or_steps_are_refused(records) -> None:
     runs = records(SEQUENTIAL, batch=8)
     found = predict(runs, Request(nodes=(16,), link=FAST, transports=("gloo",)))
     assert "less than one sample" in found.refusals[0].reason
@@ -164,18 +173,18 @@ def test_more_nodes_than_samples_or_steps_are_refused(records):
     assert "36 steps" in predict(records(SEQUENTIAL), request).refusals[0].reason
 
 
-def test_without_a_link_it_says_what_to_give(records):
+def test_without_a_link_it_says_what_to_give(records) -> None:
     (refusal,) = predict(records(MPI_GLOO), Request(nodes=(2,), scaling="weak")).refusals
     assert "--link 10gbit" in refusal.measure
 
 
-def test_a_run_without_transport_is_predicted_over_one(records):
+def test_a_run_without_transport_is_predicted_over_one(records) -> None:
     found = predict(records(SEQUENTIAL), Request(nodes=(2,), scaling="weak", link=FAST))
     assert [each.transport for each in found.predictions] == ["gloo"]
     assert "gloo between nodes: the run has no transport" in found.assumptions
 
 
-def test_a_slow_link_adds_the_time_of_the_gradients(records):
+def test_a_slow_link_adds_the_time_of_the_gradients(records) -> None:
     # 164 bytes at 1 kbit/s, 85 to 94 % of which are data: 2 nodes send each byte once
     request = Request(nodes=(2,), link=given_link(1e3, 1e-6), transports=("gloo",), scaling="weak")
     (found,) = predict(records(SEQUENTIAL), request).predictions
@@ -184,7 +193,7 @@ def test_a_slow_link_adds_the_time_of_the_gradients(records):
     assert found.step_s.median == pytest.approx(SEQUENTIAL.step_s + found.exposed_s, rel=0.1)
 
 
-def test_the_slowest_node_waits_longer_among_more_nodes(records):
+def test_the_slowest_node_waits_longer_among_more_nodes(records) -> None:
     request = Request(nodes=(1, 4, 16), link=FAST, transports=("gloo",), scaling="weak")
     found = predict(records(SEQUENTIAL, steps=60, jitter=0.1), request).predictions
     waiting = [p.waiting_s for p in found]
@@ -194,7 +203,7 @@ def test_the_slowest_node_waits_longer_among_more_nodes(records):
     assert waiting[2] == pytest.approx(0.1 * 1.77 * SEQUENTIAL.step_s, rel=0.4)
 
 
-def test_more_micro_batches_shrink_the_bubble(records):
+def test_more_micro_batches_shrink_the_bubble(records) -> None:
     way = dataclasses.replace(PIPELINE, stages=2, micro_batches=4)
     times = [
         predict(records(way), Request(nodes=(1,), micro_batches=m)).predictions[0].step_s.median
@@ -203,12 +212,12 @@ def test_more_micro_batches_shrink_the_bubble(records):
     assert times[1] / times[0] == pytest.approx((9 / 8) / (5 / 4))
 
 
-def test_only_wanted_strategies_are_predicted(records):
+def test_only_wanted_strategies_are_predicted(records) -> None:
     found = predict(records(SEQUENTIAL, PIPELINE), Request(nodes=(1,), strategies=("pipe*",)))
     assert [p.setup.split()[0] for p in found.predictions] == ["pipeline"]
 
 
-def test_a_thousand_nodes_are_predicted(records):
+def test_a_thousand_nodes_are_predicted(records) -> None:
     runs = records(SEQUENTIAL, steps=1100, jitter=0.05)
     request = Request(nodes=tuple(range(1, 1025)), link=FAST, transports=("gloo",), scaling="weak")
     steps = [p.step_s.median for p in predict(runs, request).predictions]
@@ -216,7 +225,7 @@ def test_a_thousand_nodes_are_predicted(records):
     assert steps[-1] > steps[0]
 
 
-def test_the_slowest_node_does_not_slow_the_link(records):
+def test_the_slowest_node_does_not_slow_the_link(records) -> None:
     link = given_link(1e3, 1e-6)
     request = Request(nodes=(2,), link=link, transports=("gloo",), scaling="weak")
     (still,) = predict(records(SEQUENTIAL, steps=60), request).predictions

@@ -1,8 +1,11 @@
 """The interval of a node's step contains a new run as often as it says, whatever the noise is."""
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ RUNS = 300
 CONFIGURATIONS = 4
 
 
-def measured(logs):
+def measured(logs: np.ndarray) -> list[Any]:
     """Steps of one run; logarithms of seconds by configuration and repeat."""
     return [
         SimpleNamespace(
@@ -30,10 +33,10 @@ def measured(logs):
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 @pytest.mark.parametrize(("drift", "noise"), [(0.0, 0.05), (0.1, 0.03)])
-def test_nine_of_ten_new_runs_are_within_the_interval(repeats, drift, noise):
+def test_nine_of_ten_new_runs_are_within_the_interval(repeats, drift, noise) -> None:
     generator = np.random.default_rng(7)
 
-    def run():
+    def run() -> np.ndarray:
         shared = drift * generator.standard_normal(repeats)
         return shared + noise * generator.standard_normal((CONFIGURATIONS, repeats))
 

@@ -1,5 +1,7 @@
 """Each term of a prediction, against values computed by hand."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np
@@ -24,57 +26,57 @@ from paceline.spec.descriptors import Exchange
 ONE = np.ones((1, 1))
 
 
-def message(payload, lead, operation="allreduce"):
+def message(payload: float, lead: float, operation: str = "allreduce") -> Message:
     return Message(operation=operation, payload_bytes=payload, lead=lead, samples=8.0)
 
 
-def replayed(profile, own_s, nodes=2, samples=8.0):
+def replayed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0) -> Replay:
     """1 MB/s and no latency: on two nodes a ring takes a second for each MB."""
     setup = np.array([nodes]), np.array([samples])
     return Replay(profile, ("ring",), *setup, own_s * ONE, 0 * ONE, 1e6 * ONE)
 
 
-def exposed(profile, own_s, nodes=2, samples=8.0):
+def exposed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0) -> float:
     return float(replayed(profile, own_s, nodes, samples).exposed_s()[0, 0])
 
 
-def test_the_slowest_of_uniform_times_is_n_over_n_plus_1():
+def test_the_slowest_of_uniform_times_is_n_over_n_plus_1() -> None:
     times = np.linspace(0, 2, 4001)  # uniform with mean 1: the largest of n has mean 2n / (n + 1)
     nodes = np.array([1, 2, 4, 64, 1024])
     expected = [1, 4 / 3, 8 / 5, 128 / 65, 2048 / 1025]
     assert slowest_ratio(times, nodes) == pytest.approx(expected, rel=0.02)
 
 
-def test_equal_times_have_no_slowest_node():
+def test_equal_times_have_no_slowest_node() -> None:
     assert slowest_ratio(np.full(40, 0.3), np.array([1, 8])) == pytest.approx(1.0)
 
 
-def test_what_ends_after_the_last_gradient_is_exposed():
+def test_what_ends_after_the_last_gradient_is_exposed() -> None:
     # 0.2 s at -0.5 s, then 0.4 s at -0.2 s: ends 0.2 s after the last gradient
     profile = Profile(messages=(message(2e5, 0.5), message(4e5, 0.2)))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.2)
 
 
-def test_a_message_waits_for_the_one_before_it():
+def test_a_message_waits_for_the_one_before_it() -> None:
     # 0.6 s at -0.5 s ends at 0.1 s; the next begins there and ends at 0.5 s
     profile = Profile(messages=(message(6e5, 0.5), message(4e5, 0.2)))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.5)
 
 
-def test_gradients_are_ready_earlier_in_a_longer_step():
+def test_gradients_are_ready_earlier_in_a_longer_step() -> None:
     profile = Profile(messages=(message(5e5, 0.25),))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.25)
     assert exposed(profile, own_s=2.0) == pytest.approx(0.0)
 
 
-def test_a_strategy_that_sums_after_its_passes_exposes_all_of_them():
+def test_a_strategy_that_sums_after_its_passes_exposes_all_of_them() -> None:
     profile = Profile(messages=(message(2e5, 0.5), message(1e5, 0.5, "allgather")))
     assert exposed(profile, own_s=1.0) == 0
     # the sum of 0.2 s is requested with the last gradient, the factors still before it
     assert exposed(profile.without_overlap(), own_s=1.0) == pytest.approx(0.3)
 
 
-def test_what_a_strategy_states_is_its_exchange():
+def test_what_a_strategy_states_is_its_exchange() -> None:
     exchange = Exchange(among="ranks", overlaps=True)
     replay = replayed(declared_profile(exchange, parameters=50_000, lead=0.1), own_s=1.0)
     assert float(replay.exposed_s()[0, 0]) == pytest.approx(0.1)  # 200 kB in 0.2 s
@@ -83,14 +85,14 @@ def test_what_a_strategy_states_is_its_exchange():
     assert float(all_ranks.exposed_s()[0, 0]) == pytest.approx(0.2)
 
 
-def test_gathered_factors_grow_with_samples_and_nodes():
+def test_gathered_factors_grow_with_samples_and_nodes() -> None:
     profile = Profile(messages=(message(1e5, 0.0, "allgather"),))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.1)  # to one other rank
     assert exposed(profile, own_s=1.0, samples=16.0) == pytest.approx(0.2)
     assert exposed(profile, own_s=1.0, nodes=4) == pytest.approx(0.3)
 
 
-def test_products_after_the_last_gradient_hide_sums():
+def test_products_after_the_last_gradient_hide_sums() -> None:
     # 0.6 s at -0.2 s ends at 0.4 s; products and their update take 0.3 s
     profile = Profile(
         messages=(message(6e5, 0.2),), products_s=0.2, after_s=0.3, global_samples=16.0
@@ -100,7 +102,7 @@ def test_products_after_the_last_gradient_hide_sums():
     assert exposed(profile, own_s=1.0, samples=12.0) == 0  # products of 24 samples: 0.3 s
 
 
-def test_a_replay_tells_when_messages_move_beside_the_nodes_own_work():
+def test_a_replay_tells_when_messages_move_beside_the_nodes_own_work() -> None:
     # the first moves from -0.5 s to -0.2 s; the second from 0 to 0.4 s, 0.1 s beside products
     profile = Profile(messages=(message(3e5, 0.5), message(4e5, 0.0)), products_s=0.1, after_s=0.1)
     active_s, moved_bytes = replayed(profile, own_s=1.0).beside_own()
@@ -109,16 +111,16 @@ def test_a_replay_tells_when_messages_move_beside_the_nodes_own_work():
     assert replayed(profile, own_s=1.0, nodes=1).beside_own()[0] == 0
 
 
-def test_one_node_sends_nothing():
+def test_one_node_sends_nothing() -> None:
     assert exposed(Profile(messages=(message(1e6, 0.0),)), 1.0, nodes=1) == 0
 
 
-def test_a_given_link_has_the_overhead_of_tcp():
+def test_a_given_link_has_the_overhead_of_tcp() -> None:
     assert given_link(1e9).bytes_per_s[1] == pytest.approx(125e6 * 1448 / 1538)
     assert given_link(1e9, 1e-4).latency_s == (1e-4, 1e-4)
 
 
-def test_a_slow_host_limits_a_fast_link():
+def test_a_slow_host_limits_a_fast_link() -> None:
     fast = Link(latency_s=(1e-5, 1e-5), bytes_per_s=(1e9, 1e9), source="given")
     host = Link(latency_s=(1e-5, 1e-5), bytes_per_s=(2e8, 3e8), source="measured")
     both = slower_of(fast, host)
@@ -158,7 +160,7 @@ def test_products_are_found_beside_the_communication_of_layers(fabricate, tmp_pa
     assert profile.products_s == pytest.approx(0.03, abs=1e-5)
 
 
-def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path):
+def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path) -> None:
     way = dataclasses.replace(MPI, nodes=2, ranks=1)
     step = node_step(load_trial(fabricate.make_one(tmp_path, way, case=fabricate.Case(steps=20))))
     # the first node is lead_s faster than the other

@@ -1,28 +1,30 @@
 """Comparison with the fastest: false separations, power, ties, and what was too little."""
 
+from __future__ import annotations
+
 import math
 import time
 
 import numpy as np
 import pytest
 
-from paceline.analysis.statistics.fastest import find_fastest
+from paceline.analysis.statistics.fastest import Fastest, find_fastest
 from paceline.analysis.statistics.layout import fit_layout
 from paceline.analysis.statistics.looks import levels
 
 NAN = math.nan
 
 
-def run(random, deviations, repeats):
+def run(random: np.random.Generator, deviations: list[float], repeats: int) -> np.ndarray:
     noise = np.array(deviations)[:, None] * random.standard_normal((len(deviations), repeats))
     return noise + 0.03 * random.standard_normal(repeats)
 
 
-def found_of(logs, level=0.05):
+def found_of(logs: list[list[float]] | np.ndarray, level: float = 0.05) -> Fastest:
     return find_fastest(fit_layout(np.array(logs)), level=level)
 
 
-def test_clear_difference_is_separated_and_close_ones_tie():
+def test_clear_difference_is_separated_and_close_ones_tie() -> None:
     quiet = 0.002 * np.random.default_rng(1).standard_normal((3, 5))
     found = found_of(quiet + np.array([[0.0], [-0.001], [-0.2]]))
     assert found.leader == 0
@@ -34,7 +36,7 @@ def test_clear_difference_is_separated_and_close_ones_tie():
     assert found.places[2].log_ratio.low > 0.19
 
 
-def test_absence_of_significance_is_no_tie():
+def test_absence_of_significance_is_no_tie() -> None:
     found = found_of([[0.0, 0.05, -0.04], [0.01, -0.03, 0.02], [-0.02, 0.03, 0.0]])
     assert len(found.undecided) == 2
     assert not any(place.is_tie for place in found.places)
@@ -42,37 +44,37 @@ def test_absence_of_significance_is_no_tie():
     assert found.detectable > 0.05
 
 
-def test_one_repeat_gives_no_verdict():
+def test_one_repeat_gives_no_verdict() -> None:
     found = found_of([[0.0], [1.0]])
     assert found.leader == 1
     assert found.undecided == (0,)
     assert (found.detectable, found.further_repeats) == (None, None)
 
 
-def test_early_look_at_two_repeats_detects_nothing():
+def test_early_look_at_two_repeats_detects_nothing() -> None:
     logs = run(np.random.default_rng(3), [0.02] * 3, 2)
     assert not found_of(logs, levels(8)[2]).separated
     assert found_of(logs, 1e-6).detectable == math.inf
 
 
-def test_nothing_to_compare():
+def test_nothing_to_compare() -> None:
     assert found_of([[NAN, NAN]]).leader is None
     only = found_of([[0.0, 0.1], [NAN, NAN]])
     assert (only.leader, only.undecided, only.detectable) == (0, (), None)
 
 
-def test_configuration_without_common_repeats_is_undecided():
+def test_configuration_without_common_repeats_is_undecided() -> None:
     found = found_of([[0.5, 0.5, NAN], [0.0, 0.01, NAN], [NAN, NAN, 0.0]])
     assert 2 in found.undecided
     assert found.places[2].log_ratio is None
 
 
-def test_equal_values_are_not_separated():
+def test_equal_values_are_not_separated() -> None:
     assert not found_of(np.zeros((4, 3))).separated
     assert found_of([[0.0] * 3, [0.1] * 3, [0.1] * 3]).not_separated == (1, 2)
 
 
-def test_candidates_are_ranked_with_the_noise_of_all():
+def test_candidates_are_ranked_with_the_noise_of_all() -> None:
     logs = run(np.random.default_rng(2), [0.01] * 6, 4)
     logs[5] += 1
     found = find_fastest(fit_layout(logs), [0, 1, 2])
@@ -80,12 +82,12 @@ def test_candidates_are_ranked_with_the_noise_of_all():
     assert not found.separated
 
 
-def test_equal_input_gives_equal_results():
+def test_equal_input_gives_equal_results() -> None:
     logs = run(np.random.default_rng(2), [0.01] * 6, 4)
     assert found_of(logs) == found_of(logs)
 
 
-def test_shift_of_a_whole_repeat_changes_nothing():
+def test_shift_of_a_whole_repeat_changes_nothing() -> None:
     logs = run(np.random.default_rng(2), [0.01] * 6, 3)
     logs[0] += 0.05
     moved = found_of(logs + np.array([0.0, 0.5, -0.5]))
@@ -93,20 +95,20 @@ def test_shift_of_a_whole_repeat_changes_nothing():
 
 
 @pytest.mark.parametrize("noisy", [0.02, 0.08])
-def test_equal_configurations_are_rarely_separated(noisy):
+def test_equal_configurations_are_rarely_separated(noisy: float) -> None:
     """At most 5 % of the runs, and three standard errors."""
     random = np.random.default_rng(11)
     alarms = [bool(found_of(run(random, [noisy, *[0.02] * 8], 3)).separated) for _ in range(80)]
     assert np.mean(alarms) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 80)
 
 
-def test_two_equal_configurations_have_the_exact_error():
+def test_two_equal_configurations_have_the_exact_error() -> None:
     random = np.random.default_rng(12)
     alarms = [bool(found_of(run(random, [0.02] * 2, 3)).separated) for _ in range(200)]
     assert 0.01 <= np.mean(alarms) <= 0.1
 
 
-def test_leader_of_nine_is_separated_from_all():
+def test_leader_of_nine_is_separated_from_all() -> None:
     """5 % ahead, noise 1.5 %, five repeats: 80 % of the runs."""
     random = np.random.default_rng(13)
     complete = []
@@ -117,7 +119,7 @@ def test_leader_of_nine_is_separated_from_all():
     assert np.mean(complete) >= 0.6
 
 
-def test_leader_of_twenty_is_separated_from_most():
+def test_leader_of_twenty_is_separated_from_most() -> None:
     """8 % ahead, noise 2 %, three repeats: 17 of 19 in the median run."""
     random = np.random.default_rng(14)
     counts = []
@@ -128,7 +130,7 @@ def test_leader_of_twenty_is_separated_from_most():
     assert np.median(counts) >= 16
 
 
-def test_fifty_configurations_take_little_time():
+def test_fifty_configurations_take_little_time() -> None:
     layout = fit_layout(run(np.random.default_rng(15), [0.02] * 50, 5))
     find_fastest(layout)
     begin = time.process_time()

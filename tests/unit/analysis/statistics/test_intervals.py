@@ -1,5 +1,7 @@
 """Intervals of means, differences and single trials: values by hand, and coverage on both sides."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np
@@ -8,6 +10,7 @@ from scipy import stats
 
 from paceline.analysis.statistics.intervals import (
     LEAST_STEPS,
+    Estimate,
     holm,
     mean_interval,
     single_trial_log_mean,
@@ -17,37 +20,37 @@ from paceline.analysis.statistics.intervals import (
 NAN = math.nan
 
 
-def autocorrelated(random, rho, shape):
+def autocorrelated(random: np.random.Generator, rho: float, shape: tuple[int, int]) -> np.ndarray:
     noise = random.standard_normal(shape)
     for step in range(1, shape[1]):
         noise[:, step] = rho * noise[:, step - 1] + math.sqrt(1 - rho**2) * noise[:, step]
     return noise
 
 
-def test_mean_has_the_interval_of_students_t():
+def test_mean_has_the_interval_of_students_t() -> None:
     found = mean_interval(np.array([1.0, 2.0, NAN, 6.0]))
     expected = stats.t.interval(0.95, 2, 3.0, stats.sem([1, 2, 6]))
     assert (found.value, found.low, found.high) == pytest.approx((3.0, *expected))
     assert found.p_value == pytest.approx(stats.ttest_1samp([1, 2, 6], 0).pvalue)
 
 
-def test_single_repeat_says_nothing_of_others():
+def test_single_repeat_says_nothing_of_others() -> None:
     found = mean_interval(np.array([1.0]))
     assert (found.low, found.high, found.p_value) == (-math.inf, math.inf, 1.0)
     ratio = found.exponential()
     assert (ratio.low, ratio.high) == (0.0, math.inf)
 
 
-def test_no_repeats_have_no_interval():
+def test_no_repeats_have_no_interval() -> None:
     assert mean_interval(np.array([NAN])) is None
 
 
-def welch(before, after):
+def welch(before: list[float], after: list[float]) -> Estimate:
     first, second = mean_interval(np.array(before)), mean_interval(np.array(after))
     return welch_difference(first, second)
 
 
-def test_two_runs_are_compared_by_welch():
+def test_two_runs_are_compared_by_welch() -> None:
     before, after = [1.0, 1.2, 1.1], [2.0, 2.8, 2.1, 2.4]
     found = welch(before, after)
     expected = stats.ttest_ind(after, before, equal_var=False)
@@ -56,7 +59,7 @@ def test_two_runs_are_compared_by_welch():
     assert found.p_value == pytest.approx(expected.pvalue)
 
 
-def test_one_run_with_a_single_repeat_gives_no_verdict():
+def test_one_run_with_a_single_repeat_gives_no_verdict() -> None:
     found = welch([1.0], [2.0, 2.1, 2.2])
     assert found.p_value == 1.0
     assert not math.isfinite(found.high)
@@ -71,17 +74,17 @@ def test_one_run_with_a_single_repeat_gives_no_verdict():
         ([], []),
     ],
 )
-def test_holm_steps_down(p_values, rejected):
+def test_holm_steps_down(p_values: list[float], rejected: list[bool]) -> None:
     assert holm(np.array(p_values)).tolist() == rejected
 
 
-def test_few_steps_have_no_interval():
+def test_few_steps_have_no_interval() -> None:
     steps = np.linspace(1.0, 1.1, LEAST_STEPS)
     assert single_trial_log_mean(steps) is not None
     assert single_trial_log_mean(steps[:-1]) is None
 
 
-def test_centre_is_the_total_time_so_stalls_count():
+def test_centre_is_the_total_time_so_stalls_count() -> None:
     steps = np.full(40, 0.1)
     steps[::5] = 0.6
     assert math.exp(single_trial_log_mean(steps).value) == pytest.approx(0.2)
@@ -89,7 +92,7 @@ def test_centre_is_the_total_time_so_stalls_count():
 
 @pytest.mark.parametrize("rho", [0.0, 0.5])
 @pytest.mark.parametrize("steps", [20, 50, 200])
-def test_interval_of_a_single_trial_covers_the_truth(rho, steps):
+def test_interval_of_a_single_trial_covers_the_truth(rho: float, steps: int) -> None:
     """Between 93 and 97 %, and three standard errors of 1,000 trials on either side."""
     random = np.random.default_rng([7, steps])
     values = np.exp(0.1 * autocorrelated(random, rho, (1000, steps)) - 0.005)
@@ -98,7 +101,7 @@ def test_interval_of_a_single_trial_covers_the_truth(rho, steps):
     assert 0.91 <= covered <= 0.98
 
 
-def test_strong_autocorrelation_of_short_trials_is_marked():
+def test_strong_autocorrelation_of_short_trials_is_marked() -> None:
     random = np.random.default_rng(7)
     marked = {}
     for steps in (30, 200):

@@ -1,5 +1,7 @@
 """The stopping rule of `repeats = "auto"`: its levels, its false alarms and its power."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from scipy import special
 
 from paceline.analysis.statistics.looks import levels
-from paceline.analysis.statistics.rates import RepeatRate, RunRates
+from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates
 
 MOST = 8
 LEVELS = levels(MOST)
@@ -15,7 +17,9 @@ MARGIN = 0.05
 BETWEEN, SHARED = 0.015, 0.01  # deviations of log rates
 
 
-def simulated(random, true, repeats=MOST):
+def simulated(
+    random: np.random.Generator, true: list[float], repeats: int = MOST
+) -> dict[str, dict[int, RepeatRate]]:
     """Repeats of configurations with these true log speeds.
 
     A repeat differs by the noise of its process, and by what all share in a repeat.
@@ -25,11 +29,11 @@ def simulated(random, true, repeats=MOST):
     return {str(name): rates_of(row.tolist()) for name, row in enumerate(logs)}
 
 
-def rates_of(log_rates):
+def rates_of(log_rates: list[float]) -> dict[int, RepeatRate]:
     return {repeat: RepeatRate(log_rate=value) for repeat, value in enumerate(log_rates)}
 
 
-def stopped(rates):
+def stopped(rates: dict[str, dict[int, RepeatRate]]) -> tuple[int, FastestNames]:
     """Return the number of repeats of a run, and the comparison that its table shows."""
     for repeats, level in LEVELS.items():
         known = {name: {r: found[r] for r in range(repeats)} for name, found in rates.items()}
@@ -39,7 +43,7 @@ def stopped(rates):
     return repeats, shown
 
 
-def test_levels_of_two_looks_are_those_of_the_bivariate_normal_distribution():
+def test_levels_of_two_looks_are_those_of_the_bivariate_normal_distribution() -> None:
     """Looks after 2 and 3 repeats spend 0.05 x 4/9 and the rest."""
     found = levels(3)
     assert found[2] == pytest.approx(0.05 * 4 / 9, rel=1e-4)
@@ -52,7 +56,7 @@ def test_levels_of_two_looks_are_those_of_the_bivariate_normal_distribution():
     assert np.trapz(density * beyond, s2) == pytest.approx(0.05 * 5 / 9, rel=1e-4)
 
 
-def test_equal_normal_statistics_are_significant_at_any_look_in_5_percent():
+def test_equal_normal_statistics_are_significant_at_any_look_in_5_percent() -> None:
     found = LEVELS
     assert list(found) == list(range(2, MOST + 1))
     assert list(found.values()) == sorted(found.values())
@@ -64,7 +68,7 @@ def test_equal_normal_statistics_are_significant_at_any_look_in_5_percent():
 
 
 @pytest.mark.parametrize("configurations", [2, 5])
-def test_equal_configurations_rarely_differ_in_the_final_table(configurations):
+def test_equal_configurations_rarely_differ_in_the_final_table(configurations: int) -> None:
     random = np.random.default_rng(configurations)
     runs, wrong = 200, 0
     for _ in range(runs):
@@ -73,7 +77,7 @@ def test_equal_configurations_rarely_differ_in_the_final_table(configurations):
     assert wrong <= 0.05 * runs
 
 
-def test_true_difference_of_5_percent_is_found_in_4_of_5_runs():
+def test_true_difference_of_5_percent_is_found_in_4_of_5_runs() -> None:
     random = np.random.default_rng(3)
     runs, found, repeats = 150, 0, []
     for _ in range(runs):
@@ -84,13 +88,13 @@ def test_true_difference_of_5_percent_is_found_in_4_of_5_runs():
     assert np.mean(repeats) < 0.8 * MOST
 
 
-def test_large_differences_need_few_repeats():
+def test_large_differences_need_few_repeats() -> None:
     random = np.random.default_rng(4)
     repeats, _ = stopped(simulated(random, [1.0, 0.5, 0.0, -0.5]))
     assert repeats <= 3
 
 
-def test_configuration_within_the_margin_is_decided_and_one_near_it_is_not():
+def test_configuration_within_the_margin_is_decided_and_one_near_it_is_not() -> None:
     quiet = {"a": 0.0, "b": -0.01, "c": -0.04}
     rates = RunRates(
         {
@@ -102,7 +106,7 @@ def test_configuration_within_the_margin_is_decided_and_one_near_it_is_not():
     assert rates.fastest(level=0.001, margin=0.02).undecided == ("b", "c")
 
 
-def test_nothing_to_rank_is_decided():
+def test_nothing_to_rank_is_decided() -> None:
     assert RunRates({}).fastest().undecided == ()
     alone = simulated(np.random.default_rng(5), [0.0], 2)
     assert RunRates(alone).fastest().undecided == ()

@@ -1,5 +1,7 @@
 """Rates of a run: stalls count, columns agree, and one repeat tells nothing of others."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 
@@ -14,19 +16,21 @@ RATES = RunRates(
 )
 
 
-def test_stalls_count():
+def test_stalls_count() -> None:
     seconds = np.array([0.1, 0.1, 0.1, 0.1, 0.6])
     assert repeat_rate(np.full(5, 8.0), seconds).rate == pytest.approx(40 / 1.0)
     assert repeat_rate(np.zeros(0), np.zeros(0)) is None
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "c"), ("c", "a")])
-def test_a_ratio_is_that_of_the_rates_also_where_repeats_are_missing(names):
+def test_a_ratio_is_that_of_the_rates_also_where_repeats_are_missing(
+    names: tuple[str, str],
+) -> None:
     first, second, ratio = RATES.rate(names[0]), RATES.rate(names[1]), RATES.ratio(*names)
     assert ratio.median == pytest.approx(first.median / second.median)
 
 
-def test_with_one_repeat_only_the_steps_are_known():
+def test_with_one_repeat_only_the_steps_are_known() -> None:
     rates = {}
     for name, mean in (("a", 0.1), ("b", 0.2)):
         seconds = mean * np.random.default_rng(1).uniform(0.9, 1.1, 40)

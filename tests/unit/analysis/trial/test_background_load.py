@@ -1,5 +1,10 @@
 """Background CPU load is measured to the percent and reported where it matters."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
 import polars as pl
 import pytest
 
@@ -17,7 +22,14 @@ def record(fabricate, tmp_path):
     return load_trial(fabricate.make_one(tmp_path))
 
 
-def traced(record, per_second, run_cores, host="node0", boot_id=None, seconds=5):
+def traced(
+    record: TrialRecord,
+    per_second: dict[str, float],
+    run_cores: float,
+    host: str = "node0",
+    boot_id: str | None = None,
+    seconds: int = 5,
+) -> HostTrace:
     """Samples within the training at equal distances."""
     train = span_on_host(record, "node0", "train")
     assert train is not None
@@ -35,13 +47,13 @@ def traced(record, per_second, run_cores, host="node0", boot_id=None, seconds=5)
     return HostTrace(host=host, header={"boot_id": boot_id}, samples=samples)
 
 
-def test_trial_alone_on_its_machine_is_not_flagged(record):
+def test_trial_alone_on_its_machine_is_not_flagged(record: TrialRecord) -> None:
     found = disturbance(record, [traced(record, QUIET, run_cores=1.88)])
     assert found.others_percent == pytest.approx(1.0)
     assert list(disturbance_flags({"a": found})) == []
 
 
-def test_background_load_is_flagged_once_with_the_worst_trial(record):
+def test_background_load_is_flagged_once_with_the_worst_trial(record: TrialRecord) -> None:
     found = {
         name: disturbance(record, [traced(record, QUIET, run_cores=cores)])
         for name, cores in (("bad", 1.5), ("worse", 1.0), ("fine", 1.9))
@@ -53,14 +65,14 @@ def test_background_load_is_flagged_once_with_the_worst_trial(record):
     )
 
 
-def test_stolen_cpu_time_is_flagged(record):
+def test_stolen_cpu_time_is_flagged(record: TrialRecord) -> None:
     stolen = {**QUIET, "user": 1.4, "steal": 0.4}
     found = disturbance(record, [traced(record, stolen, run_cores=1.5)])
     (flag,) = disturbance_flags({"a": found})
     assert flag.startswith("the hypervisor gave 20 % of the CPU time to other machines while")
 
 
-def test_hosts_of_one_machine_are_not_background_load_to_each_other(record):
+def test_hosts_of_one_machine_are_not_background_load_to_each_other(record: TrialRecord) -> None:
     hosts = [
         traced(record, QUIET, run_cores=0.94, host=name, boot_id="the same")
         for name in ("node0", "node1")
@@ -68,24 +80,24 @@ def test_hosts_of_one_machine_are_not_background_load_to_each_other(record):
     assert disturbance(record, hosts).others_percent == pytest.approx(1.0)
 
 
-def test_machine_with_the_highest_load_counts(record):
+def test_machine_with_the_highest_load_counts(record: TrialRecord) -> None:
     quiet = traced(record, QUIET, run_cores=1.9, host="node0", boot_id="one")
     busy = traced(record, QUIET, run_cores=0.9, host="node1", boot_id="another")
     assert disturbance(record, [quiet, busy]).others_percent == pytest.approx(50.0)
 
 
 @pytest.mark.parametrize("seconds", [0, 1])
-def test_too_few_samples_give_no_result(record, seconds):
+def test_too_few_samples_give_no_result(record: TrialRecord, seconds: int) -> None:
     assert disturbance(record, [traced(record, QUIET, run_cores=1.0, seconds=seconds)]) is None
 
 
-def test_trials_without_a_result_are_not_counted():
+def test_trials_without_a_result_are_not_counted() -> None:
     loaded = Disturbance(others_percent=20.0, stolen_percent=0.0, busy_percent=20.0)
     (flag,) = disturbance_flags({"a": loaded, "b": None})
     assert "1 of 1 trials" in flag
 
 
-def test_niced_processes_count_only_as_busy(record):
+def test_niced_processes_count_only_as_busy(record: TrialRecord) -> None:
     niced = {**QUIET, "user": 0.9, "other": 0.9}
     found = disturbance(record, [traced(record, niced, run_cores=0.98)])
     assert found.others_percent == pytest.approx(1.0)

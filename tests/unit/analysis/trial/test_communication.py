@@ -1,14 +1,17 @@
 """Waiting, transfer, exposed and overlapped time must be what was put in."""
 
+from __future__ import annotations
+
 from functools import partial
 
 import pytest
 from tests.unit.analysis import operations as made
 
-from paceline.analysis.trial.communication import trial_communication as profile
+from paceline.analysis.trial.communication import TrialCommunication, trial_communication
 from paceline.analysis.trial.reading import load_trial
 from paceline.errors import DataError
 from paceline.records.files import jsonable
+from paceline.records.layout import TrialFiles
 
 MEASURED = 10  # of 12 steps, 2 are warm-up
 
@@ -18,7 +21,13 @@ def make(fabricate, tmp_path):
     return partial(fabricate.make_one, tmp_path)
 
 
-def test_operations_are_counted_by_size_after_the_warm_up(make):
+def profile(record: Any) -> TrialCommunication:
+    found = trial_communication(record)
+    assert found is not None
+    return found
+
+
+def test_operations_are_counted_by_size_after_the_warm_up(make: Any) -> None:
     found = profile(made.two_buckets(make()))
     by_size = {(b.least_bytes, b.most_bytes): b for b in found.bins}
     assert set(by_size) == {(10**6, 10**7), (10**7, 10**8)}
@@ -31,13 +40,13 @@ def test_operations_are_counted_by_size_after_the_warm_up(make):
 @pytest.mark.parametrize(
     ("size", "least"), [(0, 0), (99_999, 0), (10**5, 10**5), (10**7, 10**7), (10**8, 10**8)]
 )
-def test_a_bound_belongs_to_the_larger_sizes(make, size, least):
+def test_a_bound_belongs_to_the_larger_sizes(make: Any, size: int, least: int) -> None:
     found = profile(made.two_buckets(make(), payload_bytes=size))
     assert {b.least_bytes for b in found.bins} == {least}
 
 
 @pytest.mark.parametrize("offset_s", [0.0, 3.5, -1000.0])
-def test_waiting_is_told_from_transfer_whatever_the_clocks(make, offset_s):
+def test_waiting_is_told_from_transfer_whatever_the_clocks(make: Any, offset_s: float) -> None:
     # rank 0 is ready 0.02 s before rank 1, transfer takes 0.01 s
     found = profile(made.two_buckets(make(lead_s=0.02, clock_offset_s=offset_s)))
     early, late = found.ranks
@@ -50,7 +59,7 @@ def test_waiting_is_told_from_transfer_whatever_the_clocks(make, offset_s):
         assert second.bandwidth_bytes_per_s == pytest.approx(made.SECOND_BYTES / 0.01, rel=1e-3)
 
 
-def test_exposed_and_overlapped_time_are_told_apart(make):
+def test_exposed_and_overlapped_time_are_told_apart(make: Any) -> None:
     # Rank 0 leads by 0.2 s: its first bucket, asked for 0.1 s before its last gradient, ends
     # 0.2 - 0.1 + 0.02 = 0.12 s after it. The second is its own only from then on.
     early, late = profile(made.two_buckets(make(backward_s=0.5, lead_s=0.2))).ranks
@@ -67,7 +76,7 @@ def test_exposed_and_overlapped_time_are_told_apart(make):
     assert early.between_s == pytest.approx(0.0, abs=1e-5)
 
 
-def test_phases_and_profile_add_up_to_the_step(make):
+def test_phases_and_profile_add_up_to_the_step(make: Any) -> None:
     found = profile(made.two_buckets(make()))
     for rank in found.ranks:
         assert rank.compute_s + rank.comm_s == pytest.approx(rank.step_s, abs=1e-6)
@@ -76,7 +85,7 @@ def test_phases_and_profile_add_up_to_the_step(make):
     assert [check.passed for check in found.checks] == [True, True]
 
 
-def test_communication_of_layers_is_divided_and_counted_once(make):
+def test_communication_of_layers_is_divided_and_counted_once(make: Any) -> None:
     def rows(rank, step, ready_s):
         number, begun_s = 2 * step.step, ready_s - 0.1 - step.pass_comm_s
         within = made.row(rank, number, begun_s, ready_s - 0.1, payload_bytes=80, awaited=True)
@@ -105,7 +114,7 @@ def test_evaluations_between_steps_are_no_part_of_their_time(fabricate, make):
         assert rank.wall_s == pytest.approx(rank.step_s, rel=1e-6)
 
 
-def test_operations_that_do_not_fill_the_communication_fail_the_check(make):
+def test_operations_that_do_not_fill_the_communication_fail_the_check(make: Any) -> None:
     def half(rank, step, ready_s):
         return [made.row(rank, step.step, ready_s, ready_s + step.comm_s / 2)]
 
@@ -118,7 +127,7 @@ def test_operations_that_do_not_fill_the_communication_fail_the_check(make):
     assert operations.difference == pytest.approx(0.06 / last.step_s, abs=1e-4)  # rank 0's
 
 
-def test_operations_at_the_same_time_are_not_counted_twice(make):
+def test_operations_at_the_same_time_are_not_counted_twice(make: Any) -> None:
     def rows(rank, step, ready_s):
         yield made.row(rank, 2 * step.step, ready_s, ready_s + 0.08)
         yield made.row(rank, 2 * step.step + 1, ready_s + 0.01, ready_s + 0.1)
@@ -130,7 +139,7 @@ def test_operations_at_the_same_time_are_not_counted_twice(make):
     assert both.overlapped_s == pytest.approx(0, abs=1e-4)
 
 
-def test_waiting_for_its_turn_is_not_waiting_for_a_rank(make):
+def test_waiting_for_its_turn_is_not_waiting_for_a_rank(make: Any) -> None:
     def rows(rank, step, ready_s):
         turn_s = ready_s + 0.03 + 0.02 * rank.rank
         return [made.row(rank, step.step, ready_s, ready_s + 0.1, started_s=turn_s)]
@@ -141,7 +150,9 @@ def test_waiting_for_its_turn_is_not_waiting_for_a_rank(make):
     assert last.bins[0].wait_s == pytest.approx(0, abs=1e-4)
 
 
-def test_wait_shorter_than_the_clocks_error_is_not_claimed(make, fabricate):
+def test_wait_shorter_than_the_clocks_error_is_not_claimed(
+    make: Any, fabricate: ModuleType
+) -> None:
     files = make(lead_s=0.02, clock_offset_s=3.5)
     fabricate.edit_json(files.rank(1).environment, clock_error_s=0.03)
     found = profile(made.two_buckets(files))
@@ -151,7 +162,9 @@ def test_wait_shorter_than_the_clocks_error_is_not_claimed(make, fabricate):
     assert first.transfer_s == pytest.approx(MEASURED * (made.FIRST_S + 0.02), abs=1e-4)
 
 
-def test_all_reduce_that_ends_before_the_last_rank_came_betrays_the_clocks(make, fabricate):
+def test_all_reduce_that_ends_before_the_last_rank_came_betrays_the_clocks(
+    make: Any, fabricate: ModuleType
+) -> None:
     files = make(lead_s=0.0, clock_offset_s=3.5)
     made.two_buckets(files)
     # since the clocks were compared, rank 1's has moved by 0.25 s
@@ -164,7 +177,7 @@ def test_all_reduce_that_ends_before_the_last_rank_came_betrays_the_clocks(make,
     assert found.stragglers[0].straggler is None
 
 
-def test_operation_that_another_rank_did_not_record_has_no_waiting(make):
+def test_operation_that_another_rank_did_not_record_has_no_waiting(make: Any) -> None:
     files = make()
     made.two_buckets(files)
     files.rank(1).communication.unlink()
@@ -176,7 +189,7 @@ def test_operation_that_another_rank_did_not_record_has_no_waiting(make):
     assert found.ranks[0].exposed_s is not None
 
 
-def test_run_without_recorded_operations_still_has_waiting_and_straggler(make):
+def test_run_without_recorded_operations_still_has_waiting_and_straggler(make: Any) -> None:
     found = profile(load_trial(make(lead_s=0.02)))
     assert not found.operations_recorded
     assert found.bins == ()
@@ -187,11 +200,11 @@ def test_run_without_recorded_operations_still_has_waiting_and_straggler(make):
 
 
 @pytest.mark.parametrize("way", ["SEQUENTIAL", "INTRAOP"])
-def test_trial_without_peers_has_no_profile(make, fabricate, way):
-    assert profile(load_trial(make(getattr(fabricate, way)))) is None
+def test_trial_without_peers_has_no_profile(make: Any, fabricate: ModuleType, way: str) -> None:
+    assert trial_communication(load_trial(make(getattr(fabricate, way)))) is None
 
 
-def test_operations_outside_steps_do_not_count(make):
+def test_operations_outside_steps_do_not_count(make: Any) -> None:
     files = make()
     record = made.two_buckets(files)
     for rank in record.ranks:
@@ -204,13 +217,13 @@ def test_operations_outside_steps_do_not_count(make):
     assert {b.operation for b in profile(load_trial(files)).bins} == {"allreduce"}
 
 
-def test_damaged_row_is_an_error_that_names_the_file(make):
+def test_damaged_row_is_an_error_that_names_the_file(make: Any) -> None:
     files = make()
     made.two_buckets(files)
     path = files.rank(1).communication
     path.write_text("{}\n" + path.read_text())
     with pytest.raises(DataError, match=str(path)):
-        profile(load_trial(files))
+        trial_communication(load_trial(files))
 
 
 # Counted by hand. naive, 3 ranks: 6 messages of everything. parameter-server: 2 there, 2 back.
@@ -232,8 +245,8 @@ def test_damaged_row_is_an_error_that_names_the_file(make):
     ],
 )
 def test_what_an_algorithm_is_to_send_stands_beside_what_it_sent(
-    make, algorithm, ranks, messages, payloads
-):
+    make: Any, algorithm: str, ranks: int, messages: int, payloads: int
+) -> None:
     files = make(ranks=ranks)
     made.two_buckets(
         files, algorithm=algorithm, ranks=ranks, payload_bytes=1200, sent_bytes=7, sent_messages=3
@@ -247,7 +260,7 @@ def test_what_an_algorithm_is_to_send_stands_beside_what_it_sent(
     assert found.sent_messages == 3 * found.count
 
 
-def test_json_has_every_number_and_none_where_there_is_none(make):
+def test_json_has_every_number_and_none_where_there_is_none(make: Any) -> None:
     document = jsonable(profile(made.two_buckets(make())))
     assert document["operations_recorded"] is True
     assert len(document["ranks"]) == 2
@@ -258,7 +271,7 @@ def test_json_has_every_number_and_none_where_there_is_none(make):
     assert document["stragglers"][0]["straggler"] == 1
 
 
-def test_an_operation_within_another_one_hides_nothing_of_a_third(make):
+def test_an_operation_within_another_one_hides_nothing_of_a_third(make: Any) -> None:
     spans_s = ((0.0, 0.08), (0.01, 0.03), (0.04, 0.1))  # the second one lies within the first
 
     def rows(rank, step, ready_s):
@@ -271,7 +284,9 @@ def test_an_operation_within_another_one_hides_nothing_of_a_third(make):
     assert all_three.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)
 
 
-def test_an_operation_that_outlasts_its_step_is_exposed_until_the_end_of_the_step(make):
+def test_an_operation_that_outlasts_its_step_is_exposed_until_the_end_of_the_step(
+    make: Any,
+) -> None:
     def rows(rank, step, ready_s):
         return [made.row(rank, step.step, ready_s, ready_s + 0.13)]
 

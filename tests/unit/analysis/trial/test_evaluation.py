@@ -1,17 +1,26 @@
 """From evaluations of known numbers to times, ranking, verdict and equivalence."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.equivalence.record_checks import evaluation_check
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.records.compact import compact_trial
+from paceline.records.layout import RunFiles
 from paceline.report.document import render
 from paceline.report.table import comparison_text
 from paceline.report.verdict import verdict_sentence
@@ -23,22 +32,28 @@ NAN, INFINITE = math.nan, math.inf
 SAMPLE = 0.05  # one of 20
 
 
-def _run(fabricate, root, ways, repeats=1, **case):
+def _run(
+    fabricate: ModuleType,
+    root: Path,
+    ways: Sequence[Any],
+    repeats: int = 1,
+    **case: Any,
+) -> RunFiles:
     values = {"evaluate_every_steps": 2, "target": TARGET, **case}
     return fabricate.make_run(root, ways, cases=[fabricate.Case(**values)], repeats=repeats)
 
 
-def _row(comparison, part):
+def _row(comparison: Comparison, part: str) -> Row:
     return next(r for r in comparison.rows if part in r.configuration)
 
 
-def _lossy(fabricate, **changes):
+def _lossy(fabricate: ModuleType, **changes: Any) -> Any:
     """The configuration with the highest throughput, which learns more slowly."""
     values = {"transport": "gloo", "transfer_s": 0.0, "learned": 1.0, "compression": COMPRESSION}
     return dataclasses.replace(fabricate.MPI, **{**values, **changes})
 
 
-def _missed(run, part):
+def _missed(run: RunFiles, part: str) -> None:
     """Rewrite a trial so that its accuracy stays 0."""
     (trial,) = (files for name, files in run.trials() if part in name)
     for _, rank in trial.ranks():
@@ -49,7 +64,9 @@ def _missed(run, part):
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_evaluations_are_joined_and_belong_to_no_step(fabricate, tmp_path, compacted):
+def test_evaluations_are_joined_and_belong_to_no_step(
+    fabricate: ModuleType, tmp_path: Path, compacted: bool
+) -> None:
     way = dataclasses.replace(fabricate.MPI, clock_offset_s=-7.25)
     run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, way], evaluate_every_steps=5)
     if compacted:
@@ -75,7 +92,9 @@ def test_evaluations_are_joined_and_belong_to_no_step(fabricate, tmp_path, compa
     assert row.phases_s["other"] > 3 * fabricate.EVALUATION_S
 
 
-def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(fabricate, tmp_path):
+def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2))
     row = _row(comparison, ".mpi.")
@@ -91,7 +110,7 @@ def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(fabricate, 
     )
 
 
-def test_target_below_a_bound_is_met_from_above(fabricate, tmp_path):
+def test_target_below_a_bound_is_met_from_above(fabricate: ModuleType, tmp_path: Path) -> None:
     target = Target(metric="loss", at_most=1.0)
     run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL], target=target)
     row = _row(compare_run(run), "sequential")
@@ -99,7 +118,9 @@ def test_target_below_a_bound_is_met_from_above(fabricate, tmp_path):
     assert row.target == "loss of at most 1"
 
 
-def test_highest_throughput_is_not_the_fastest_to_the_target(fabricate, tmp_path):
+def test_highest_throughput_is_not_the_fastest_to_the_target(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, _lossy(fabricate)]
     comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2))
     lossy, exact = _row(comparison, "topk"), _row(comparison, ".mpi.mpi.")
@@ -116,7 +137,9 @@ def test_highest_throughput_is_not_the_fastest_to_the_target(fabricate, tmp_path
     assert not lossy.has_comparable_speed
 
 
-def test_most_repeats_that_miss_the_target_leave_no_time(fabricate, tmp_path):
+def test_most_repeats_that_miss_the_target_leave_no_time(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     ways = [fabricate.SEQUENTIAL, _lossy(fabricate, learned=0.5)]
     comparison = compare_run(_run(fabricate, tmp_path, ways))
     row = comparison.rows[-1]
@@ -133,7 +156,9 @@ def test_most_repeats_that_miss_the_target_leave_no_time(fabricate, tmp_path):
     assert "missed" in text
 
 
-def test_repeat_that_misses_the_target_is_censored_not_dropped(fabricate, tmp_path):
+def test_repeat_that_misses_the_target_is_censored_not_dropped(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     ways = [fabricate.SEQUENTIAL, _lossy(fabricate, learned=1.5)]
     run = _run(fabricate, tmp_path, ways, repeats=3)
     _missed(run, "topk.r1")
@@ -151,8 +176,8 @@ def test_repeat_that_misses_the_target_is_censored_not_dropped(fabricate, tmp_pa
 
 
 def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed(
-    fabricate, tmp_path
-):
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2, vary_seed=True))
     row = _row(comparison, ".mpi.")
@@ -168,7 +193,9 @@ def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed
     }  # fmt: skip
 
 
-def test_baseline_that_misses_the_target_gives_no_speedup_to_it(fabricate, tmp_path):
+def test_baseline_that_misses_the_target_gives_no_speedup_to_it(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     _missed(run, ".sequential.")
     row = _row(compare_run(run), ".mpi.")
@@ -176,7 +203,9 @@ def test_baseline_that_misses_the_target_gives_no_speedup_to_it(fabricate, tmp_p
     assert row.speedup is not None
 
 
-def test_values_that_differ_from_the_baseline_are_not_equivalent(fabricate, tmp_path):
+def test_values_that_differ_from_the_baseline_are_not_equivalent(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     worse = dataclasses.replace(fabricate.MPI, learned=1.0)
     comparison = compare_run(_run(fabricate, tmp_path, [fabricate.SEQUENTIAL, worse]))
     row = _row(comparison, ".mpi.")
@@ -185,7 +214,7 @@ def test_values_that_differ_from_the_baseline_are_not_equivalent(fabricate, tmp_
     assert not row.ranked
 
 
-def test_one_sample_decided_otherwise_is_rounding(fabricate, tmp_path):
+def test_one_sample_decided_otherwise_is_rounding(fabricate: ModuleType, tmp_path: Path) -> None:
     other = dataclasses.replace(fabricate.MPI, learned=1.55)  # 19 of 20 samples in place of 18
     comparison = compare_run(
         _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, other], evaluate_every_steps=12)
@@ -195,7 +224,7 @@ def test_one_sample_decided_otherwise_is_rounding(fabricate, tmp_path):
     assert row.equivalent is True
 
 
-def _scores(values, resolution=0.0):
+def _scores(values: Sequence[float], resolution: float = 0.0) -> Evaluations:
     """Evaluations of one metric."""
     steps = np.arange(1, len(values) + 1)
     seconds = steps.astype(np.float64)
@@ -229,19 +258,25 @@ def _scores(values, resolution=0.0):
         ((0.5, 0.9), (INFINITE, 0.9), 0.0, False),
     ],
 )
-def test_values_that_are_not_finite_must_be_so_in_both(ours, theirs, resolution, passed):
+def test_values_that_are_not_finite_must_be_so_in_both(
+    ours: tuple[float, ...], theirs: tuple[float, ...], resolution: float, passed: bool
+) -> None:
     sides = _scores(ours, resolution), _scores(theirs, resolution)
     assert evaluation_check(*sides, tolerance("fp32", "fp32", 2)).passed is passed
 
 
 @pytest.mark.parametrize(("ours", "passed"), [(NAN, False), (INFINITE, False), (0.9, None)])
 @pytest.mark.parametrize("theirs", [0.5, 0.0])
-def test_after_many_steps_only_values_that_are_not_finite_are_decisive(ours, theirs, passed):
+def test_after_many_steps_only_values_that_are_not_finite_are_decisive(
+    ours: float, theirs: float, passed: bool | None
+) -> None:
     check = evaluation_check(_scores([ours]), _scores([theirs]), tolerance("fp32", "fp32", 1000))
     assert (check.passed, check.decisive) == (passed, passed is not None)
 
 
-def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(fabricate, tmp_path):
+def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     run = _run(fabricate, tmp_path, ways, target=None, repeats=2)
     for _, files in run.trials():
@@ -257,7 +292,9 @@ def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(fabricate, tmp
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_table_ranks_by_the_target_beside_the_throughput(fabricate, tmp_path, width):
+def test_table_ranks_by_the_target_beside_the_throughput(
+    fabricate: ModuleType, tmp_path: Path, width: int
+) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, _lossy(fabricate)]
     text = comparison_text(compare_run(_run(fabricate, tmp_path, ways)), width)
     lines = text.splitlines()
@@ -268,7 +305,7 @@ def test_table_ranks_by_the_target_beside_the_throughput(fabricate, tmp_path, wi
     assert "meets the target, without the evaluations." in " ".join(text.split())
 
 
-def test_report_has_the_curves_and_the_table(fabricate, tmp_path):
+def test_report_has_the_curves_and_the_table(fabricate: ModuleType, tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     page = render(compare_run(_run(fabricate, tmp_path, ways)))
     assert "accuracy, tiny" in page
@@ -277,7 +314,9 @@ def test_report_has_the_curves_and_the_table(fabricate, tmp_path):
     assert "tiny, target: accuracy of at least 0.6" in page
 
 
-def test_evaluation_without_target_changes_no_ranking(fabricate, tmp_path):
+def test_evaluation_without_target_changes_no_ranking(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(_run(fabricate, tmp_path, ways, target=None, repeats=2))
     assert comparison.rows[0].target is None

@@ -1,19 +1,23 @@
 """Times must add up to the wall time, and waiting must be told from transfer."""
 
+from __future__ import annotations
+
 import dataclasses
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from paceline.analysis.trial.phases import trial_phases
-from paceline.analysis.trial.reading import load_trial
-from paceline.analysis.trial.steps import read_steps
+from paceline.analysis.trial.phases import RankPhases, trial_phases
+from paceline.analysis.trial.reading import TrialRecord, load_trial
+from paceline.analysis.trial.steps import RankSteps, read_steps
 
 
 def phases_of(record, steps=None):
     return trial_phases(record, read_steps(record) if steps is None else steps)
 
 
-def waits_of(record):
+def waits_of(record: TrialRecord) -> dict[tuple[int, int], float]:
     """Waiting by rank and step."""
     steps = read_steps(record)
     return {
@@ -103,7 +107,9 @@ def test_the_bubble_is_a_phase_of_its_own(fabricate, tmp_path):
     assert sum(v or 0 for v in second.step.values()) == pytest.approx(fabricate.PIPELINE.step_s)
 
 
-def test_stages_wait_only_for_the_same_stage_of_other_replicas(fabricate, tmp_path):
+def test_stages_wait_only_for_the_same_stage_of_other_replicas(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     # ranks 0 to 3 are 3, 2, 1 and 0 leads early; the first stage is ranks 0 and 2
     waits = waits_of(load_trial(fabricate.make_one(tmp_path, fabricate.HYBRID, lead_s=0.01)))
     assert [waits[rank, 5] for rank in range(4)] == pytest.approx([0.02, 0.02, 0, 0], abs=1e-5)

@@ -1,20 +1,29 @@
 """Bubbles and stages are those that were put in; split points are what the strategy said."""
 
+from __future__ import annotations
+
 import dataclasses
 from functools import partial
 
 import pytest
 
-from paceline.analysis.trial.pipeline import median_pipeline, theoretical_bubble, trial_pipeline
-from paceline.analysis.trial.reading import load_trial
-from paceline.analysis.trial.steps import read_steps
+from paceline.analysis.trial.pipeline import (
+    Pipeline,
+    median_pipeline,
+    theoretical_bubble,
+    trial_pipeline,
+)
+from paceline.analysis.trial.reading import TrialRecord, load_trial
+from paceline.analysis.trial.steps import RankSteps, read_steps
 
 
 def pipeline_of(record, steps=None):
     return trial_pipeline(record, read_steps(record) if steps is None else steps)
 
 
-def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(fabricate, tmp_path):
+def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     # all steps are longer and shorter alike, so shares stay what they are
     found = pipeline_of(load_trial(fabricate.make_one(tmp_path, fabricate.PIPELINE, jitter=0.2)))
     # each stage's span is 0.105 + 0.21 + 0.05; the second waits 0.01 of it more
@@ -23,7 +32,7 @@ def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(fabricate, tmp_
     assert [s.busy_share for s in found.stages] == pytest.approx([0.315 / 0.365, 0.305 / 0.365])
 
 
-def test_stages_of_several_replicas_are_told_apart(fabricate, tmp_path):
+def test_stages_of_several_replicas_are_told_apart(fabricate: ModuleType, tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.HYBRID, stages=3, ranks=6, nodes=2, skew_s=0.02)
     found = pipeline_of(load_trial(fabricate.make_one(tmp_path, way)))
     assert [s.stage for s in found.stages] == [0, 1, 2]
@@ -41,7 +50,7 @@ def test_warm_up_steps_are_left_out(fabricate, tmp_path):
     assert found.bubble_measured == pytest.approx((0.05 + 0.06) / 2 / 0.365)
 
 
-def test_cuts_are_named_with_the_bytes_that_cross(fabricate, tmp_path):
+def test_cuts_are_named_with_the_bytes_that_cross(fabricate: ModuleType, tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.PIPELINE, stages=3, ranks=3, split_points=(4, 7))
     found = pipeline_of(load_trial(fabricate.make_one(tmp_path, way)))
     assert [dataclasses.asdict(c) for c in found.split_points] == [
@@ -82,5 +91,5 @@ def test_repeats_are_put_together_by_their_median(fabricate, tmp_path):
 @pytest.mark.parametrize(
     ("stages", "micro_batches", "share"), [(2, 1, 0.5), (2, 8, 1 / 9), (4, 4, 3 / 7)]
 )
-def test_the_theoretical_bubble(stages, micro_batches, share):
+def test_the_theoretical_bubble(stages: int, micro_batches: int, share: float) -> None:
     assert theoretical_bubble(stages, micro_batches) == pytest.approx(share)

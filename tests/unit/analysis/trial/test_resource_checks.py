@@ -1,8 +1,12 @@
 """Unequal resources are said in a sentence, equal ones are not mentioned."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from paceline.analysis.trial.reading import load_run, load_trial
 from paceline.analysis.trial.resource_checks import (
@@ -15,7 +19,7 @@ from paceline.analysis.trial.resource_checks import (
 from paceline.records.rows import RankStatus
 
 
-def test_equal_trials_have_no_flags(fabricate, tmp_path):
+def test_equal_trials_have_no_flags(fabricate: ModuleType, tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, fabricate.SPARK]
     records = load_run(fabricate.make_run(tmp_path, ways, repeats=2))
     assert [trial_flags(r) for r in records] == [[]] * 8
@@ -41,7 +45,9 @@ def test_more_cores_than_planned_are_flagged(fabricate, tmp_path):
     assert "planned 1 cores on node0, found 2" in sentence
 
 
-def test_trials_of_one_placement_with_other_settings_are_flagged_once(fabricate, tmp_path):
+def test_trials_of_one_placement_with_other_settings_are_flagged_once(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     spark = dataclasses.replace(fabricate.SPARK, omp={"OMP_NUM_THREADS": "2"})
     run = fabricate.make_run(tmp_path, [fabricate.MPI, fabricate.TORCHRUN, spark], repeats=3)
     (sentence,) = flags_between(load_run(run))
@@ -52,14 +58,14 @@ def test_trials_of_one_placement_with_other_settings_are_flagged_once(fabricate,
     )
 
 
-def test_strategies_of_one_budget_have_no_flags(fabricate, tmp_path):
+def test_strategies_of_one_budget_have_no_flags(fabricate: ModuleType, tmp_path: Path) -> None:
     records = load_run(fabricate.make_run(tmp_path, fabricate.LOCAL_WAYS))
     assert [trial_flags(r) for r in records] == [[]] * len(fabricate.LOCAL_WAYS)
     assert flags_between(records) == []
     assert allocated_cores_flags(records) == []
 
 
-def test_unequal_allocated_cores_are_flagged(fabricate, tmp_path):
+def test_unequal_allocated_cores_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
     wide = dataclasses.replace(fabricate.HYBRID, allocated_cores=None, affinity=None)
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.THREADS, wide]
     (sentence,) = allocated_cores_flags(load_run(fabricate.make_run(tmp_path, ways, repeats=2)))
@@ -69,13 +75,13 @@ def test_unequal_allocated_cores_are_flagged(fabricate, tmp_path):
     )
 
 
-def test_more_nodes_are_no_other_budget(fabricate, tmp_path):
+def test_more_nodes_are_no_other_budget(fabricate: ModuleType, tmp_path: Path) -> None:
     two = dataclasses.replace(fabricate.MPI, nodes=2)
     records = load_run(fabricate.make_run(tmp_path, [fabricate.INTRAOP, fabricate.MPI, two]))
     assert allocated_cores_flags(records) == []
 
 
-def _threads(fabricate, root, **changes):
+def _threads(fabricate: ModuleType, root: Path, **changes: object) -> list[str]:
     """What is said of a `threads` trial whose second replica thread had other than planned."""
     files = fabricate.make_one(root, fabricate.THREADS)
     environment = files.rank(0).environment
@@ -85,7 +91,9 @@ def _threads(fabricate, root, **changes):
     return trial_flags(load_trial(files))
 
 
-def test_replica_threads_with_other_threads_or_cores_are_flagged(fabricate, tmp_path):
+def test_replica_threads_with_other_threads_or_cores_are_flagged(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
     assert _threads(fabricate, tmp_path / "a", intraop_threads=2) == [
         "planned 1 threads per replica in rank 0, found 1, 2"
     ]
@@ -105,7 +113,7 @@ def test_a_replica_thread_that_said_nothing_is_flagged(fabricate, tmp_path):
     )
 
 
-def record_of(*ranks):
+def record_of(*ranks: tuple[str, str | None]) -> Any:
     """Return a trial whose ranks have these hosts and boots."""
     statuses = [
         RankStatus(
@@ -116,20 +124,20 @@ def record_of(*ranks):
     return SimpleNamespace(ranks=[SimpleNamespace(status=status) for status in statuses])
 
 
-def test_hosts_that_are_one_machine_are_named_once():
+def test_hosts_that_are_one_machine_are_named_once() -> None:
     twice = [record_of(("pod-a", "1"), ("pod-b", "1"), ("pod-c", "2"))] * 2
     (sentence,) = shared_machine_flags(twice)
     assert sentence.startswith("hosts pod-a, pod-b of 2 trials are parts of one machine")
 
 
-def test_several_machines_and_several_ranks_of_one_are_not_flagged():
+def test_several_machines_and_several_ranks_of_one_are_not_flagged() -> None:
     several = record_of(("a", "1"), ("a", "1"), ("b", "2"))
     unknown = record_of(("a", "unknown"), ("b", "unknown"))
     older = record_of(("a", None), ("b", None))
     assert shared_machine_flags([several, unknown, older]) == []
 
 
-def clocks_of(*ranks):
+def clocks_of(*ranks: tuple[str, float, float]) -> Any:
     """Return a trial whose ranks have these hosts, clock offsets and uncertainties."""
     return SimpleNamespace(
         ranks=[
@@ -140,11 +148,11 @@ def clocks_of(*ranks):
     )
 
 
-def test_host_with_another_clock_is_named_once():
+def test_host_with_another_clock_is_named_once() -> None:
     trials = [clocks_of(("a", 0.0, 0.0), ("b", -30.0, 1e-4)), clocks_of(("b", 2.0, 1e-4))]
     (sentence,) = clock_flags(trials)
     assert sentence.startswith("the clock of host b differs by 30 s from that of rank 0")
 
 
-def test_clock_within_its_uncertainty_is_not_flagged():
+def test_clock_within_its_uncertainty_is_not_flagged() -> None:
     assert clock_flags([clocks_of(("a", 0.0, 0.0), ("b", 0.5, 0.45), ("c", 0.09, 0.0))]) == []

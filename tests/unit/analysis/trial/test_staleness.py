@@ -1,5 +1,7 @@
 """Staleness and counts of updates, from rows of which every number is known."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import polars as pl

@@ -1,5 +1,7 @@
 """Rates of steps, and of rounds of steps."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np
@@ -23,7 +25,7 @@ from paceline.records.rows import ContinuationRow, StepRow
 from paceline.records.tables import format_of
 
 
-def steps_of(times_s, samples=8):
+def steps_of(times_s: list[float], samples: int = 8) -> GlobalSteps:
     ended = np.cumsum(times_s)
     return GlobalSteps(
         step=np.arange(len(times_s)),
@@ -35,7 +37,7 @@ def steps_of(times_s, samples=8):
     )
 
 
-def rounds_of(steps, warmup_steps, period=1):
+def rounds_of(steps: GlobalSteps, warmup_steps: int, period: int = 1) -> list[list[float]]:
     """Return samples, seconds and steps of each round."""
     return [
         values.tolist()
@@ -64,7 +66,7 @@ def test_without_steady_steps_there_is_no_rate():
     assert rounds_of(steps_of([1.0]), 1, 4)[:2] == [[], []]
 
 
-def rows_of(steps, **columns):
+def rows_of(steps: list[int], **columns: list[float | None]) -> pl.DataFrame:
     frame = pl.DataFrame({"step": steps, "samples": [4] * len(steps), **columns})
     missing = {name: None for name in format_of(StepRow).types if name not in frame.columns}
     return frame.with_columns(**missing)

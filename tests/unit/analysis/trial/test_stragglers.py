@@ -1,13 +1,20 @@
 """A rank that makes the others wait is named with what it costs; nobody is named by chance."""
 
+from __future__ import annotations
+
 import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from paceline.analysis.trial.reading import load_trial
+from paceline.analysis.trial.reading import TrialRecord, load_trial
 from paceline.analysis.trial.steps import read_steps
-from paceline.analysis.trial.stragglers import delays_of, find_straggler
+from paceline.analysis.trial.stragglers import Straggling, delays_of, find_straggler
+from paceline.records.layout import TrialFiles
 
 NO_ERROR = dict.fromkeys(range(8), 0.0)
 
@@ -20,11 +27,11 @@ def make(fabricate, tmp_path):
     return trial
 
 
-def straggler_of(record, errors_s=NO_ERROR):
+def straggler_of(record: TrialRecord, errors_s: Any = NO_ERROR) -> tuple[Straggling, ...]:
     return find_straggler(record, read_steps(record), errors_s)
 
 
-def shift_ready(files, rank, by_s):
+def shift_ready(files: TrialFiles, rank: int, by_s: NDArray[np.float64]) -> None:
     """Move when a rank was ready in each step; its communication must last longer than that."""
     path = files.rank(rank).steps
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -37,13 +44,13 @@ def shift_ready(files, rank, by_s):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_cost_is_the_last_ranks_lead_over_the_next():
+def test_cost_is_the_last_ranks_lead_over_the_next() -> None:
     ready = np.array([[1.0, 2.0, 5.0], [3.0, 2.5, 4.0], [2.0, 9.0, 4.5]])
     assert delays_of(ready).tolist() == [[0, 0, 0.5], [1.0, 0, 0], [0, 6.5, 0]]
 
 
 @pytest.mark.parametrize("offset_s", [0.0, -3.5])
-def test_rank_that_is_always_late_is_named_with_its_loss(make, offset_s):
+def test_rank_that_is_always_late_is_named_with_its_loss(make: Any, offset_s: float) -> None:
     record = load_trial(make(lead_s=0.05, clock_offset_s=offset_s))
     (found,) = straggler_of(record, NO_ERROR)
     assert found.straggler == 1
@@ -58,7 +65,7 @@ def test_rank_that_is_always_late_is_named_with_its_loss(make, offset_s):
     assert found.phase_excess_s == pytest.approx(0.05, abs=1e-6)
 
 
-def test_rank_for_which_others_wait_within_the_passes_is_named(make):
+def test_rank_for_which_others_wait_within_the_passes_is_named(make: Any) -> None:
     # all ranks are ready at the same time, because each layer waits for rank 1
     (found,) = straggler_of(load_trial(make(lead_s=0.05, pass_comm_s=0.02)))
     assert found.straggler == 1
@@ -66,7 +73,7 @@ def test_rank_for_which_others_wait_within_the_passes_is_named(make):
     assert found.phase == "backward"
 
 
-def test_rank_that_is_late_now_and_then_costs_its_mean(make):
+def test_rank_that_is_late_now_and_then_costs_its_mean(make: Any) -> None:
     files = make(lead_s=0.0, transfer_s=0.2)
     shift_ready(files, 0, np.where(np.arange(40) % 4 == 0, 0.1, 0.0))
     (found,) = straggler_of(load_trial(files))
@@ -75,7 +82,7 @@ def test_rank_that_is_late_now_and_then_costs_its_mean(make):
     assert found.ranks[0].delay_s.mean == pytest.approx(9 * 0.1 / 38, abs=1e-5)
 
 
-def test_slowed_rank_is_found_in_noise_to_within_a_tenth(make):
+def test_slowed_rank_is_found_in_noise_to_within_a_tenth(make: Any) -> None:
     noise = np.random.default_rng(5).normal(0, 0.01, (3, 200))
     files = make(steps=200, ranks=3, lead_s=0.0, backward_s=1.0, transfer_s=0.2)
     for rank in range(3):
@@ -88,7 +95,7 @@ def test_slowed_rank_is_found_in_noise_to_within_a_tenth(make):
     assert found.ranks[0].delay_s.low < 0.0444 < found.ranks[0].delay_s.high
 
 
-def test_rank_whose_sum_ends_later_is_not_slow(make):
+def test_rank_whose_sum_ends_later_is_not_slow(make: Any) -> None:
     """On a slow link, one rank may end each sum later, and so begin each step later."""
     record = load_trial(make(lead_s=0.0, transfer_s=0.2, clock_offset_s=-3.5))
     steps = read_steps(record)
@@ -101,7 +108,7 @@ def test_rank_whose_sum_ends_later_is_not_slow(make):
     assert after["comm_transfer_s"] == pytest.approx(steps.steady()["comm_s"], abs=1e-5)
 
 
-def test_trial_without_a_step_can_be_read(make):
+def test_trial_without_a_step_can_be_read(make: Any) -> None:
     record = load_trial(make(steps=3))
     for rank in range(2):
         record.files.rank(rank).steps.write_text("")
@@ -109,7 +116,7 @@ def test_trial_without_a_step_can_be_read(make):
     assert straggler_of(record)[0].straggler is None
 
 
-def move(files, rank, by_s):
+def move(files: TrialFiles, rank: int, by_s: float) -> TrialRecord:
     """Let all steps of a rank begin and end later."""
     path = files.rank(rank).steps
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -121,7 +128,7 @@ def move(files, rank, by_s):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_ranks_that_are_late_by_chance_are_not_named(make, seed):
+def test_ranks_that_are_late_by_chance_are_not_named(make: Any, seed: int) -> None:
     noise = np.random.default_rng(seed).normal(0, 0.02, (2, 100))
     files = make(steps=100, lead_s=0.0, transfer_s=0.2)
     for rank in range(2):
@@ -139,13 +146,17 @@ def test_ranks_that_are_late_by_chance_are_not_named(make, seed):
         (0.002, 40, NO_ERROR, "below 1% of a step"),
     ],
 )
-def test_what_cannot_or_need_not_be_claimed_is_not(make, lead_s, steps, errors_s, reason):
+def test_what_cannot_or_need_not_be_claimed_is_not(
+    make: Any, lead_s: float, steps: int, errors_s: dict[int, float], reason: str
+) -> None:
     (found,) = straggler_of(load_trial(make(lead_s=lead_s, steps=steps)), errors_s)
     assert found.straggler is None
     assert reason in found.reason
 
 
-def test_replicas_of_each_stage_are_judged_among_themselves(make, fabricate):
+def test_replicas_of_each_stage_are_judged_among_themselves(
+    make: Any, fabricate: ModuleType
+) -> None:
     # replica 1 (ranks 2 and 3) is late in stage 1, rank 3, alone
     files = make(fabricate.HYBRID)
     shift_ready(files, 3, np.full(40, 0.015))
@@ -155,5 +166,5 @@ def test_replicas_of_each_stage_are_judged_among_themselves(make, fabricate):
     assert found[1].ranks[0].delay_s.mean == pytest.approx(0.015, abs=1e-5)
 
 
-def test_pipeline_of_one_replica_has_nobody_to_compare(make, fabricate):
+def test_pipeline_of_one_replica_has_nobody_to_compare(make: Any, fabricate: ModuleType) -> None:
     assert straggler_of(load_trial(make(fabricate.PIPELINE))) == ()

@@ -1,5 +1,7 @@
 """A whole search with made-up speeds: rounds, final, tuned spec, resuming."""
 
+from __future__ import annotations
+
 import json
 
 import pytest

@@ -1,5 +1,7 @@
 """Candidates of each round for a given trial."""
 
+from __future__ import annotations
+
 import pytest
 from tests.support.trials import changed
 from tests.unit.tune.comm.conftest import entry, parsed
