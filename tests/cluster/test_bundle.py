@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.environment import QUICK_JVM
+from tests.support.commands import run_command
+from tests.support.environment import AS_ROOT, QUICK_JVM
 from tests.support.job_specs import job_words
 
 from paceline.records.tables import row_dicts
@@ -31,9 +32,7 @@ GLOBAL_BATCH = 4
 
 def succeed(argv: Sequence[str | Path], cwd: Path, env: dict[str, str]) -> str:
     """Run to the end, expect exit code 0, return standard output."""
-    done = subprocess.run(
-        argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    done = run_command(argv, LIMIT_S, env=env, cwd=cwd)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -116,7 +115,7 @@ def spark_submit(python: Path, arguments: Sequence[str | Path], cwd: Path) -> st
 
 
 def mpirun(python: Path, arguments: Sequence[str | Path], cwd: Path) -> str:
-    env = bare_env(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    env = bare_env(**AS_ROOT)
     launch: list[str | Path] = [BIN / "mpirun", "-n", str(RANKS), "--map-by", ":OVERSUBSCRIBE"]
     launch += ["--bind-to", "none", python, *arguments]
     return succeed(launch, cwd=cwd, env=env)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.support.environment import is_kept
+from tests.support.commands import run_command
+from tests.support.environment import kept_environment
 
 from paceline.lab import INTERFACE, Lab
 
@@ -87,15 +87,9 @@ def run(
     spec += SPARK.format(master=spark_lab.spark_master, java_options=java_options)
     file, out = folder / "spec.toml", folder / "run"
     file.write_text(spec)
-    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
-    result = subprocess.run(
-        spark_lab.hosts[0].command(sys.executable, "-m", "paceline.cli", "run", file, "--out", out),
-        env={**kept, "PACELINE_CACHE": str(folder / "cache"), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    words = [sys.executable, "-m", "paceline.cli", "run", file, "--out", out]
+    environment = kept_environment(PACELINE_CACHE=str(folder / "cache"), NO_COLOR="1")
+    result = run_command(spark_lab.hosts[0].command(*words), LIMIT_S, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
     rows = json.loads((out / "comparison.json").read_text())["rows"]
     return [row for row in rows if not row["is_baseline"]], folder

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.functional.cli_runs import SMALL
+from tests.functional.cli_runs import small
 
 # Never ends by itself; the test ends it.
-ENDLESS = SMALL.replace("max_steps = 20", "max_steps = 100000").replace(
-    "epochs = 8", "epochs = 100000"
-)
+ENDLESS = small(max_steps=100_000, epochs=100_000)
 # If it is slowed: long enough for a kill after its first step, and short enough to be run to its
 # end.
-LONG = (
-    SMALL.replace("max_steps = 20", 'max_steps = 60\nreading = "stream"')
-    .replace("epochs = 8", "epochs = 20")
-    .replace("image_size = 128", "image_size = 64")
+LONG = small(epochs=20, image_size=64).replace(
+    "max_steps = 20", 'max_steps = 60\nreading = "stream"'
 )
 STARTED_WITHIN_S = 90.0
 

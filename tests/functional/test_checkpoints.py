@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import SMALL, cli_in, slowed, trial
+from tests.functional.cli_runs import NO_SIDECAR, cli_in, slowed, small, trial
 
 from paceline.records.files import read_jsonl
 
@@ -18,10 +18,7 @@ LAUNCHERS = {"mpi": "mpi", "torchrun": "gloo", "spark": "gloo"}
 STEPS, EVERY, KILLED_AFTER = 30, 4, 9
 SPEC = (
     "restarts = 2\n"
-    + SMALL.replace("max_steps = 20", f"max_steps = {STEPS}")
-    .replace("epochs = 8", "epochs = 100")
-    .replace("image_size = 128", "image_size = 64")
-    .replace("interval_s = 0.1", "enabled = false")
+    + small(max_steps=STEPS, epochs=100, image_size=64).replace(*NO_SIDECAR)
     + f"[checkpoint]\nevery_steps = {EVERY}\n"
 )
 

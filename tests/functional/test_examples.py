@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.commands import run_command
 
 from paceline.host.processes import wait_until
 
@@ -57,16 +58,7 @@ class Environment:
         return self._run([self._python, "-m", "paceline.cli", *arguments])
 
     def _run(self, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            list(map(str, argv)),
-            env=self._variables,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        return run_command(argv, LIMIT_S, env=self._variables, cwd=self.folder)
 
     def processes(self) -> list[str]:
         """Return the names of the living processes that were started here."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.functional.cli_runs import FAULTS
-from tests.support.environment import is_kept
+from tests.support.environment import kept_environment
 from tests.support.job_specs import NO_SIDECAR, job_words
 from tests.support.waiting import wait_for
 
@@ -41,10 +41,9 @@ class Training:
         keys = {"local_strategy": strategy, "data": dataset, **STRATEGIES[strategy], **ENDLESS}
         argv = [sys.executable, "-m", "paceline.launchers.local"]
         argv += [*job_words(folder, "local", **keys), "--out", self.out]
-        kept = {k: v for k, v in os.environ.items() if is_kept(k)}
         self.process = subprocess.Popen(
             list(map(str, argv)),
-            env={**kept, **environment},
+            env=kept_environment(**environment),
             cwd=folder,
             stdout=self.log.open("wb"),
             stderr=subprocess.STDOUT,

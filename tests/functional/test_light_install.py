@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.functional.cli_runs import LIMIT_S, cli_in
+from tests.support.commands import run_command
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
@@ -59,15 +60,8 @@ def python(dist, tmp_path_factory):
 
 
 def paceline(python, cache, folder, *words):
-    return subprocess.run(
-        [python, "-m", "paceline.cli", *map(str, words)],
-        env=cli_in(cache, folder).environment,
-        cwd=folder,
-        timeout=LIMIT_S,
-        capture_output=True,
-        check=False,
-        text=True,
-    )
+    command = [python, "-m", "paceline.cli", *words]
+    return run_command(command, LIMIT_S, env=cli_in(cache, folder).environment, cwd=folder)
 
 
 def test_the_source_archive_installs_what_the_wheel_does(dist, tmp_path):

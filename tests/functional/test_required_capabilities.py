@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.capabilities import REQUIRE, WHY_NOT, detected
+from tests.support.commands import run_command
 
 pytestmark = pytest.mark.functional
 
@@ -23,10 +24,7 @@ def run_pytest(*words: str, **variables: str) -> subprocess.CompletedProcess[str
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", REQUIRE))}
     command = [sys.executable, "-m", "pytest", "-c", ROOT / "python" / "pyproject.toml"]
     command += ["--rootdir", ROOT, "-p", "no:cacheprovider", "-q", *words]
-    return subprocess.run(
-        command, env={**kept, **variables}, cwd=ROOT,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return run_command(command, 120, env={**kept, **variables}, cwd=ROOT)
 
 
 def test_missing_capability_skips_a_test_with_the_reason() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.functional.monitored import monitored, needs_prometheus
 from tests.functional.promql import faults
+from tests.support.commands import run_command
 from tests.unit.analysis.fabricate import LAUNCHED
 from tests.unit.monitor.recorded import make_recorded_run
 
@@ -30,9 +30,7 @@ CASES = yaml.safe_load((MONITORING / "tests" / "alerts.yml").read_text())["tests
 
 
 def promtool(*arguments: str) -> str:
-    done = subprocess.run(
-        ["promtool", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_command(["promtool", *arguments], 60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import SMALL, slowed
+from tests.functional.cli_runs import slowed, small
 from tests.functional.long_runs import ENDLESS, alive, running_rank
 from tests.support.waiting import wait_for
 
@@ -24,11 +24,7 @@ pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
 STARTED_WITHIN_S = 150.0
 INTERVAL_S = 0.1  # of SMALL
 LATE_S = 0.5  # of a reading on a busy machine
-LONGER = (
-    SMALL.replace("max_steps = 20", "max_steps = 160")
-    .replace("epochs = 8", "epochs = 60")
-    .replace("image_size = 128", "image_size = 64")
-)
+LONGER = small(max_steps=160, epochs=60, image_size=64)
 
 
 def sidecar_of(out: Path) -> dict | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.functional.cli_runs import LIMIT_S
+from tests.support.commands import run_command
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(600)]
 
@@ -42,15 +42,9 @@ def test_a_slower_branch_fails_and_main_does_not(lines, cache, tmp_path):
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
 
     def run(step):
-        return subprocess.run(
-            ["bash", "-eo", "pipefail", "-c", steps[step]],
-            env={**os.environ, **environment, "PATH": path, "PACELINE_CACHE": str(cache)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=2 * LIMIT_S,
-            check=False,
-        )
+        variables = {**os.environ, **environment, "PATH": path, "PACELINE_CACHE": str(cache)}
+        command = ["bash", "-eo", "pipefail", "-c", steps[step]]
+        return run_command(command, 2 * LIMIT_S, env=variables, cwd=tmp_path)
 
     measured = run("Measure main, the branch, and main again")
     assert measured.returncode == 0, measured.stderr

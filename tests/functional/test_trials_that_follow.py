@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 
 import pytest
 from tests.functional.dashboards import panels
 from tests.functional.monitored import needs_prometheus
 from tests.functional.prometheus_api import fill_in
+from tests.support.commands import run_command
 
 from paceline.records.metrics import RUN_FACTS
 
@@ -79,11 +79,5 @@ def test_trial_is_told_by_what_is_its_own(tmp_path, title, legend, first, second
     }
     file = tmp_path / "case.yml"
     file.write_text(json.dumps({"evaluation_interval": "1s", "tests": [case]}))
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = run_command(["promtool", "test", "rules", file], LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr

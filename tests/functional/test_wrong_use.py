@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.functional.cli_runs import SMALL, trial, within
+from tests.functional.cli_runs import SMALL, small, trial, within
 
 from paceline.host.machine import usable_cores
 
@@ -51,9 +51,7 @@ def test_missing_mpirun_is_found_before_anything_runs(paceline, tmp_path):
 def test_more_ranks_than_cores_names_both_numbers(paceline, tmp_path, tiny_dataset):
     spec = tmp_path / "many.toml"
     spec.write_text(
-        SMALL.replace("global_batch = 16", "global_batch = 4096").replace(
-            "samples = 48", f'data = "{tiny_dataset}"'
-        )
+        small(global_batch=4096).replace("samples = 48", f'data = "{tiny_dataset}"')
         + trial("mpi", "mpi").replace("= 2", "= 4096").replace("oversubscribe = true", "")
     )
     message = complaint(within(REFUSED_WITHIN_S, lambda: paceline.main("run", spec)), 3)

@@ -1,0 +1,21 @@
+"""Run a command to its end."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+
+def run_command(
+    words: Iterable[object],
+    limit_s: float,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Return how a command without input ended, whatever its exit status, and what it wrote."""
+    return subprocess.run(
+        [str(word) for word in words], env=env, cwd=cwd, timeout=limit_s,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
