@@ -91,7 +91,7 @@ def spark_submit(*words: str) -> list[str]:
     return [str(find_spark().path / "bin" / "spark-submit"), *words]
 
 
-# tests/functional/test_failing_workers.py starts `local` by hand, test_bundle.py Spark with local[2].
+# functional/test_failing_workers.py starts `local` by hand, test_bundle.py Spark with local[2].
 STARTS: dict[str, list[Any]] = {
     "torchrun": [BIN / "torchrun", "--nproc-per-node", "2", "-m", "paceline.launchers.torchrun"],
     "mpi": [*MPIRUN, "-n", "2", sys.executable, MPI_JOB],
