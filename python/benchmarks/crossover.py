@@ -5,7 +5,7 @@
 For one layer and the samples of a host: an all-reduce sends its gradient beside others, in a ring;
 factors are gathered and multiplied by every host. SimGrid simulates the messages of both on a
 switch, and in racks whose uplinks are oversubscribed. Both times are linear in 1 / bandwidth, so
-they are equal at one bandwidth. `python/benchmarks/plots/crossover.py` draws the figure.
+they are equal at one bandwidth. `python/benchmarks/plots/pages.py` draws the figure.
 """
 
 from __future__ import annotations
