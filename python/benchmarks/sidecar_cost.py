@@ -36,7 +36,7 @@ from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus, StepRow
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import SidecarHandle, SidecarRequest
-from training_ways import Ways, conclude, interleaved, paceline, trials_of
+from training_ways import Ways, conclude, interleaved, paceline, spec_of, trials_of
 
 MEMORY_LIMIT_BYTES = 80e6
 SETTLED_AFTER_S = 3.0  # its start is not its cost a second
@@ -73,27 +73,6 @@ STEP = StepRow(
     other_s=0.05,
     step_s=0.5,
 )
-SPEC = """
-schema = 2
-name = "sidecar"
-[training]
-max_steps = {steps}
-epochs = 1000
-global_batch = 64
-[[workloads]]
-name = "simple-big"
-data = "unused"
-[telemetry]
-interval_s = 1.0
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "torchrun"
-transport = "gloo"
-local_strategy = "processes"
-ranks_per_node = 2
-"""
 CLAIMS = (
     ("images/s with a sidecar at 1 Hz against without", "at 1 Hz", "without", 0.98),
     ("images/s with a sidecar at 10 Hz against without", "at 10 Hz", "without", 0.98),
@@ -239,7 +218,7 @@ def cost(setting: Setting, seconds: float, repeats: int) -> dict[str, Any]:
 
 
 def training_ways(dataset: Path, steps: int) -> Ways:
-    (trial,) = trials_of(SPEC.format(steps=steps), dataset)
+    (trial,) = trials_of(spec_of(steps, [("torchrun", "gloo")]), dataset)
     telemetry = trial.telemetry
     settings = {
         "without": telemetry.model_copy(update={"enabled": False}),

@@ -26,6 +26,22 @@ BATCH = 32  # of each rank
 RANKS = 2
 WARMUP_STEPS = 4
 LIMIT_S = 600.0
+SPEC = """
+schema = 2
+name = "benchmark"
+[training]
+max_steps = {steps}
+epochs = 1000
+global_batch = 64
+[[workloads]]
+name = "simple-big"
+data = "unused"
+[telemetry]
+interval_s = 1.0
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+"""
 SAFE = str.maketrans("/+ ", "---")  # names of folders
 # What a way gives: when each step ended (unix seconds), by rank.
 StepEnds = list[list[float]]
@@ -94,6 +110,16 @@ def interleaved(ways: Ways, repeats: int) -> dict[str, list[StepEnds]]:
                 raw[name].append(ends)
                 print(f"{repeat} {name}: {samples_per_s(ends):.1f} images/s", file=sys.stderr)
     return raw
+
+
+def spec_of(steps: int, ways: Sequence[tuple[str, str | None]]) -> str:
+    """Return a spec with two ranks for each launcher and transport, None for its default one."""
+    text = SPEC.format(steps=steps)
+    for launcher, transport in ways:
+        given = "" if transport is None else f'transport = "{transport}"\n'
+        text += f'[[trials]]\nlauncher = "{launcher}"\n{given}local_strategy = "processes"\n'
+        text += "ranks_per_node = 2\n"
+    return text
 
 
 def trials_of(spec: str, dataset: Path) -> list[Trial]:
