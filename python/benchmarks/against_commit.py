@@ -160,7 +160,7 @@ def measure_all(
     order = random.Random(1)  # noqa: S311  (an order, not a secret)
     with tempfile.TemporaryDirectory(prefix="paceline-benchmark-") as temporary:
         folder = Path(temporary)
-        datasets = make_datasets(versions, folder, images)
+        datasets = make_datasets(versions, folder, "simple-big", images)
         for repeat in range(repeats):
             order.shuffle(names)
             for name in names:
@@ -175,10 +175,12 @@ def measure_all(
     return rates
 
 
-def make_datasets(versions: dict[str, Version], folder: Path, images: int) -> dict[str, Path]:
+def make_datasets(
+    versions: dict[str, Version], folder: Path, preset: str, images: int
+) -> dict[str, Path]:
     """Synthesise images with this version, and ingest them with each version."""
     synth = [versions["this"].python.with_name("paceline"), "data", "synth", folder / "images"]
-    output_of([*synth, "--preset", "simple-big", "--images", images])
+    output_of([*synth, "--preset", preset, "--images", images])
     for label, version in versions.items():
         paceline = version.python.with_name("paceline")
         output_of([paceline, "data", "ingest", folder / "images", folder / f"dataset {label}"])

@@ -68,6 +68,16 @@ def call(argv: Sequence[str], environment: Mapping[str, str], limit_s: float, lo
     return started_unix_s
 
 
+def made_dataset(folder: Path, preset: str, images: int, limit_s: float) -> Path:
+    """Synthesise images and ingest them, in processes of their own; return the data set."""
+    source, dataset = folder / "images", folder / "dataset"
+    synth = ["synth", source, "--preset", preset, "--images", images]
+    for words in (synth, ["ingest", source, dataset]):
+        command = [sys.executable, "-m", "paceline.cli", "data", *map(str, words)]
+        subprocess.run(command, check=True, timeout=limit_s, stdout=sys.stderr)
+    return dataset
+
+
 def shown(name: str, interval: Mapping[str, float], unit: str = "") -> None:
     print(
         f"{name:<58} {interval['median']:8.3f} [{interval['low']:.3f}, {interval['high']:.3f}] "

@@ -58,21 +58,10 @@ with open(sys.argv[2], "w", buffering=1) as steps:
         row["step"] += 1
 """
 STEP = StepRow(
-    step=0,
-    epoch=0,
-    started_unix_s=0.0,
-    samples=32,
-    global_samples=64,
-    loss_sum=1.0,
-    data_wait_s=0.1,
-    forward_s=0.1,
-    backward_s=0.1,
-    comm_s=0.1,
-    comm_ready_unix_s=0.0,
-    optimizer_s=0.05,
-    other_s=0.05,
-    step_s=0.5,
-)
+    step=0, epoch=0, started_unix_s=0.0, samples=32, global_samples=64, loss_sum=1.0,
+    data_wait_s=0.1, forward_s=0.1, backward_s=0.1, comm_s=0.1, comm_ready_unix_s=0.0,
+    optimizer_s=0.05, other_s=0.05, step_s=0.5,
+)  # fmt: skip
 CLAIMS = (
     ("images/s with a sidecar at 1 Hz against without", "at 1 Hz", "without", 0.98),
     ("images/s with a sidecar at 10 Hz against without", "at 10 Hz", "without", 0.98),

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from against_commit import Version, output_of
+from against_commit import Version, make_datasets, output_of
 
 _MEASURE = "--measure"  # the script's role in the fresh process
 _STEPS = 2
@@ -106,7 +106,7 @@ def measure_all(
     order = random.Random(1)  # noqa: S311  (an order, not a secret)
     with tempfile.TemporaryDirectory(prefix="paceline-benchmark-") as temporary:
         folder = Path(temporary)
-        datasets = _make_datasets(versions, workload, folder)
+        datasets = make_datasets(versions, folder, workload, _SAMPLES)
         for repeat in range(repeats):
             order.shuffle(names)
             for name in names:
@@ -118,17 +118,6 @@ def measure_all(
                     shown = ", ".join(f"{key} {value:.2f}" for key, value in found.items())
                     print(f"{repeat} {name}, {label}: {shown}", file=sys.stderr)
     return values
-
-
-def _make_datasets(versions: dict[str, Version], workload: str, folder: Path) -> dict[str, Path]:
-    """Synthesise images with this version, and ingest them with each version."""
-    paceline = versions["this"].python.with_name("paceline")
-    synth = [paceline, "data", "synth", folder / "images", "--preset", workload]
-    output_of([*synth, "--images", _SAMPLES])
-    for label, version in versions.items():
-        paceline = version.python.with_name("paceline")
-        output_of([paceline, "data", "ingest", folder / "images", folder / f"dataset {label}"])
-    return {label: folder / f"dataset {label}" for label in versions}
 
 
 def conclude(values: dict[str, dict[str, dict[str, list[float]]]]) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import call, median_interval, paired_ratio, shown
+from mpi_job import environment, mpirun
 from paceline.launchers.base import launcher_for
 from paceline.plan.planning import plan_trials
 from paceline.records.layout import TrialFiles
@@ -67,16 +67,14 @@ def bare(
     script = str(Path(__file__).with_name("bare_ddp.py"))
     own = [script, "--backend", backend, "--batch", str(BATCH), "--steps", str(steps)]
     own += ["--out", str(folder), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(settings or {})}
+    variables = environment(**(settings or {}))
     if backend in ("gloo", "paceline"):
         argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         argv += ["--nproc-per-node", str(RANKS), *own]
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
     else:
-        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        mpirun = str(Path(sys.executable).with_name("mpirun"))
-        argv = [mpirun, "-n", str(RANKS), "--bind-to", "none", python, *own]
-    call(argv, environment, LIMIT_S, folder / "log.txt")
+        argv = [str(mpirun()), "-n", str(RANKS), "--bind-to", "none", python, *own]
+    call(argv, variables, LIMIT_S, folder / "log.txt")
     rows = [json.loads((folder / f"rank{r}.json").read_text()) for r in range(RANKS)]
     return [[float(end) for end in row["step_ended_unix_s"]] for row in rows]
 
