@@ -65,9 +65,9 @@ oversubscribe = true
 NO_SIDECAR = ("interval_s = 0.1", "enabled = false")
 
 
-def small(**values: object) -> str:
-    """Return SMALL with other values of some of its keys."""
-    text = SMALL
+def small(data: object = None, **values: object) -> str:
+    """Return SMALL with other values of some of its keys; data: a data set of its own."""
+    text = SMALL if data is None else SMALL.replace("samples = 48", f'data = "{data}"')
     for key, value in values.items():
         line = f"{key} = {json.dumps(value)}"
         text, count = re.subn(rf"^{key} = .*", line, text, flags=re.MULTILINE)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.functional.cli_runs import SMALL, small, trial
+from tests.functional.cli_runs import small, trial
 from tests.support.commands import run_command
 from tests.support.waiting import wait_for
 
@@ -103,7 +103,7 @@ def test_one_damaged_byte_of_a_data_set_ends_the_run_with_4(paceline, tiny_datas
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     spec, out = tmp_path / "spec.toml", tmp_path / "run"
-    spec.write_text(SMALL.replace("samples = 48", f'data = "{dataset}"'))
+    spec.write_text(small(dataset))
     ended = paceline("run", spec, "--out", out)
     assert ended.returncode == 4, ended.stderr
     assert file.name in ended.stderr

@@ -15,6 +15,7 @@ from tests.support.waiting import wait_for
 
 from paceline.analysis.trial.host_frames import GAP_INTERVALS, gaps
 from paceline.analysis.trial.reading import read_hosts
+from paceline.host.processes import is_alive
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts
@@ -31,16 +32,9 @@ def sidecar_of(out: Path) -> dict | None:
     """Return what the run's sidecar states while it runs, None while there is none."""
     for path in out.glob("trials/*/hosts/*/sidecar.json"):
         state = json.loads(path.read_text())
-        if is_running(state["pid"]):
+        if is_alive(state["pid"]):
             return state
     return None
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def rows_of(out: Path, name: str) -> list[dict]:
@@ -139,7 +133,7 @@ def test_two_runs_at_once_count_their_own_and_end_when_they_are_asked_to(pacelin
         of_run = {row["unix_s"]: row["run_cpu_seconds"] for row in samples}
         last = [row for row in ranks if row["unix_s"] in of_run][-1]
         assert last["cpu_seconds"] == pytest.approx(of_run[last["unix_s"]], rel=0.05)
-    assert not any(is_running(state["pid"]) for state in states)
+    assert not any(is_alive(state["pid"]) for state in states)
     for out, log in zip(outs, logs, strict=True):
         assert alive(out) == {}
         assert list(out.glob("trials/*/outcome.json")) == []

@@ -42,9 +42,7 @@ def test_resources_stay_flat(
     spec, out = tmp_path / "many.toml", tmp_path / "run"
     spec.write_text(
         # epochs: enough, because an epoch has several steps
-        small(repeats=count // 2, image_size=64, max_steps=steps, epochs=steps).replace(
-            "samples = 48", f'data = "{tiny_dataset}"'
-        )
+        small(tiny_dataset, repeats=count // 2, image_size=64, max_steps=steps, epochs=steps)
         + THREADS
     )
     started_s = time.monotonic()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.hadoop.cluster import Hadoop, hadoop_on
 from tests.cluster.lab.labs import checked_lab
+from tests.functional.cli_runs import NO_SIDECAR, small
 
 from paceline.host.spark import find_spark
 from paceline.lab import INTERFACE, LabSettings
@@ -23,39 +24,16 @@ from paceline.lab import INTERFACE, LabSettings
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "hadoop"), pytest.mark.timeout(900)]
 
 JOBS = Path(__file__).resolve().parents[3] / "spark-jobs"
-SPEC = """
-schema = 2
-name = "on-yarn"
-seed = 3
-repeats = 1
-[training]
-max_steps = {steps}
-epochs = 100000
-warmup_steps = 1
-global_batch = 16
-image_size = 32
-[[workloads]]
-name = "tiny"
-data = "{data}"
-[telemetry]
-enabled = false
-[network]
-interface = "{interface}"
-[limits]
-trial_s = {trial_s}
-rendezvous_s = 200
-collective_s = 100
-slots_s = 200
-[spark]
-master = "yarn"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
+SPEC = f"""
 [[trials]]
 launcher = "spark"
 transport = "gloo"
 local_strategy = "sequential"
 nodes = 2
+[network]
+interface = "{INTERFACE}"
+[spark]
+master = "yarn"
 """
 # Options of a site, which must arrive in every JVM.
 SITE = {
@@ -107,6 +85,13 @@ def environment_archive(folder: Path) -> Path:
     return archive
 
 
+def spec_text(data: Path) -> str:
+    """Return a spec with a baseline and a trial under Spark."""
+    limits = {"trial_s": 400, "rendezvous_s": 200, "collective_s": 100}
+    text = small(data, max_steps=6, image_size=32, dropout=True, **limits).replace(*NO_SIDECAR)
+    return text.replace("[limits]", "[limits]\nslots_s = 200") + SPEC
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run with a trial under Spark."""
@@ -135,7 +120,7 @@ def run(
     """Run a baseline and a trial on two nodes, with a shipped environment."""
     folder = tmp_path_factory.mktemp("yarn")
     spec, out = folder / "spec.toml", folder / "run"
-    text = SPEC.format(steps=6, data=tiny_dataset, interface=INTERFACE, trial_s=400)
+    text = spec_text(tiny_dataset)
     text += f'[spark.conf]\n"spark.archives" = "{environment_archive(folder)}#environment"\n'
     text += '"spark.pyspark.python" = "./environment/bin/python"\n'
     spec.write_text(text, "utf-8")
@@ -174,9 +159,7 @@ def test_job_trains_where_the_driver_is_in_the_cluster(
     hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
 ) -> None:
     spec, out = tmp_path / "spec.toml", tmp_path / "run"
-    spec.write_text(
-        SPEC.format(steps=6, data=tiny_dataset, interface=INTERFACE, trial_s=400), "utf-8"
-    )
+    spec.write_text(spec_text(tiny_dataset), "utf-8")
     ended = hadoop.submit(
         site, "--deploy-mode", "cluster", "--driver-memory", "512m",
         "--conf", f"spark.pyspark.python={sys.executable}",
