@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
 THREE_AT_A_TIME = "-n|3|--dist|loadgroup|--no-loadscope-reorder"
 COMMANDS = (
-    "sh", "cat", "cksum", "cp", "dirname", "grep", "head", "mkdir", "mv", "printf", "readlink", "rm",
-    "sed", "sleep", "tail", "touch",
+    "sh", "cat", "cksum", "cp", "dirname", "grep", "head", "mkdir", "mv", "printf", "readlink",
+    "rm", "sed", "sleep", "tail", "touch",
 )  # fmt: skip
 
 # Stands for the interpreter on PATH: makes a fake environment, is the real Python otherwise.
@@ -471,7 +471,7 @@ def test_fresh_copy_installs_and_runs_with_an_empty_environment(tmp_path: Path) 
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
     env = {"HOME": os.environ["HOME"], "PATH": "/usr/bin:/bin"}
-    words = [copy / "pacelinew", "plan", "quickstart", "--json"]
-    done = run_command(words, 1700, env=env, cwd=Path("/"))
+    command = [copy / "pacelinew", "plan", "quickstart", "--json"]
+    done = run_command(command, 1700, env=env, cwd=Path("/"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(("{", "["))
