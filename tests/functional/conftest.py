@@ -4,6 +4,8 @@ import fcntl
 
 import pytest
 from tests.functional.cli_runs import SMALL, cli_in
+from tests.functional.monitored import monitored
+from tests.unit.monitor.recorded import make_recorded_run
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +32,11 @@ def small_run(cache, shared_folder):
             assert result.returncode == 0, result.stderr
             (folder / "finished").touch()
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def recorded_api(tmp_path_factory):
+    """Return a Prometheus with a recorded run. Its files have one worker (support/scheduling.py)."""
+    run = make_recorded_run(tmp_path_factory.mktemp("monitored") / "recorded")
+    with monitored(run.root) as monitor:
+        yield monitor.api()

@@ -9,11 +9,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 from tests.functional.dashboards import DOCUMENTS, FOLDER, NAMES, panels, queries
-from tests.functional.monitored import monitored, needs_prometheus
-from tests.functional.prometheus_api import fill_in, numbers
+from tests.functional.monitored import needs_prometheus
+from tests.functional.prometheus_api import Prometheus, fill_in, numbers
 from tests.functional.promql import faults, series_in
 from tests.unit.analysis.fabricate import LAUNCHED
-from tests.unit.monitor.recorded import CPU, SENT, make_recorded_run
+from tests.unit.monitor.recorded import CPU, SENT
 
 from paceline.monitor import serve
 from paceline.records.metrics import METRICS
@@ -205,11 +205,9 @@ def test_every_metric_is_on_a_dashboard() -> None:
     assert missing == set()
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory):
-    run = make_recorded_run(tmp_path_factory.mktemp("monitored") / "recorded")
-    with monitored(run.root) as monitor:
-        yield monitor.api()
+@pytest.fixture
+def api(recorded_api: Prometheus):
+    return recorded_api
 
 
 @needs_prometheus

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.functional.monitored import monitored, needs_prometheus
+from tests.functional.monitored import needs_prometheus
+from tests.functional.prometheus_api import Prometheus
 from tests.functional.promql import faults
 from tests.support.commands import run_command
 from tests.unit.analysis.fabricate import LAUNCHED
-from tests.unit.monitor.recorded import make_recorded_run
 
 from paceline.monitor import serve
 
@@ -94,11 +94,9 @@ def test_alert_says_how_bad_it_is_and_what_it_means(rule) -> None:
     assert rule["annotations"]["description"]
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory):
-    run = make_recorded_run(tmp_path_factory.mktemp("monitored") / "recorded")
-    with monitored(run.root) as monitor:
-        yield monitor.api()
+@pytest.fixture
+def api(recorded_api: Prometheus):
+    return recorded_api
 
 
 @needs_prometheus
