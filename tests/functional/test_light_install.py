@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.functional.cli_runs import LIMIT_S, cli_in
+from tests.support.bundles import bundles
 from tests.support.commands import run_command
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
@@ -28,12 +29,9 @@ OF_EXTRAS = (
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory):
+def dist(shared_folder):
     """Return the folder with the wheel and the source archive."""
-    folder = tmp_path_factory.mktemp("dist")
-    built = [sys.executable, ROOT / "python/tools/bundle.py", "--out", folder]
-    subprocess.run(built, check=True, capture_output=True, timeout=LIMIT_S)
-    return folder
+    return bundles(shared_folder)
 
 
 @pytest.fixture(scope="module")
