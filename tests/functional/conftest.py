@@ -33,7 +33,7 @@ def small_run(cache, shared_folder):
 
 @pytest.fixture(scope="session")
 def recorded_api(tmp_path_factory):
-    """Return a Prometheus with a recorded run. Its files have one worker (support/scheduling.py)."""
+    """Return a Prometheus with a recorded run; files with it have one worker (scheduling.py)."""
     run = make_recorded_run(tmp_path_factory.mktemp("monitored") / "recorded")
     with monitored(run.root) as monitor:
         yield monitor.api()

@@ -28,17 +28,11 @@ mpi_parameters = { btl = "self" }
 
 
 def test_one_of_three_configurations_fails(paceline, tmp_path):
-    spec, out, log = tmp_path / "three.toml", tmp_path / "run", tmp_path / "log.txt"
+    spec, out = tmp_path / "three.toml", tmp_path / "run"
     spec.write_text(SPEC)
-    process = paceline.start("run", spec, "--out", out, log=log)
-    try:
-        code = process.wait(timeout=LIMIT_S)
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(timeout=30)
-    shown = log.read_text("utf-8")
-    assert code == 5, shown
+    ran = paceline("run", spec, "--out", out, limit_s=LIMIT_S)
+    shown = ran.stdout + ran.stderr
+    assert ran.returncode == 5, shown
     assert "Traceback" not in shown
     assert "2 of 3 trials done." in shown
 

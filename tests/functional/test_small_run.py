@@ -189,15 +189,6 @@ def test_finished_run_resumes_to_nothing(finished):
     assert {p: p.stat().st_mtime_ns for p in run_dir.glob("trials/*/outcome.json")} == before
 
 
-def test_resume_with_another_spec_is_refused(finished, tmp_path):
-    cli, spec, run_dir, _ = finished
-    other = tmp_path / "other.toml"
-    other.write_text(spec.read_text().replace("seed = 3", "seed = 4"))
-    result = cli.main("run", "--resume", run_dir, other)
-    assert result.returncode == 2
-    assert "the run directory holds its spec" in result.stderr
-
-
 def test_report_is_one_file_without_network_and_names_every_configuration(finished, comparison):
     _, _, run_dir, _ = finished
     html = (run_dir / "report.html").read_text()
