@@ -17,6 +17,7 @@ import pytest
 from tests.cluster.hadoop.cluster import Hadoop, hadoop_on
 from tests.cluster.lab.labs import checked_lab
 from tests.functional.cli_runs import NO_SIDECAR, small
+from tests.support.environment import QUICK_JVM
 
 from paceline.host.spark import find_spark
 from paceline.lab import INTERFACE, LabSettings
@@ -35,11 +36,11 @@ interface = "{INTERFACE}"
 [spark]
 master = "yarn"
 """
+QUICK = QUICK_JVM["SPARK_SUBMIT_OPTS"].split()  # which Spark gives to its client only
 # Options of a site, which must arrive in every JVM.
-SITE = {
-    "driver": ("-Djava.security.krb5.conf=/etc/site/krb5.conf", "-Dhttp.proxyHost=proxy.example"),
-    "executor": ("-Djavax.net.ssl.trustStore=/etc/site/trust.jks", "-Dhttp.proxyPort=3128"),
-}
+KERBEROS, PROXY = "-Djava.security.krb5.conf=/etc/site/krb5.conf", "-Dhttp.proxyHost=proxy.example"
+TRUST, PORT = "-Djavax.net.ssl.trustStore=/etc/site/trust.jks", "-Dhttp.proxyPort=3128"
+SITE = {"driver": (KERBEROS, PROXY, *QUICK), "executor": (TRUST, PORT, *QUICK)}
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,7 @@ def site_conf(folder: Path) -> Path:
     lines = [
         f"spark.yarn.jars local:{find_spark().path}/jars/*",  # upload nothing
         *(f"spark.{name}.extraJavaOptions {' '.join(options)}" for name, options in SITE.items()),
+        f"spark.yarn.am.extraJavaOptions {' '.join(QUICK)}",
         "spark.yarn.am.memory 256m",
     ]
     (conf / "spark-defaults.conf").write_text("\n".join(lines) + "\n", "utf-8")
