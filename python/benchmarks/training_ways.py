@@ -63,9 +63,11 @@ def bare(
     settings: Mapping[str, str] | None = None,
     python: str = sys.executable,
     options: Sequence[str] = (),
+    wrapper: Sequence[str] = (),
 ) -> StepEnds:
+    """Run bare_ddp.py. wrapper: a script that runs it, with its arguments."""
     script = str(Path(__file__).with_name("bare_ddp.py"))
-    own = [script, "--backend", backend, "--batch", str(BATCH), "--steps", str(steps)]
+    own = [*wrapper, script, "--backend", backend, "--batch", str(BATCH), "--steps", str(steps)]
     own += ["--out", str(folder), *options]
     variables = environment(**(settings or {}))
     if backend in ("gloo", "paceline"):
@@ -75,16 +77,26 @@ def bare(
     else:
         argv = [str(mpirun()), "-n", str(RANKS), "--bind-to", "none", python, *own]
     call(argv, variables, LIMIT_S, folder / "log.txt")
+    return ends_in(folder)
+
+
+def ends_in(folder: Path) -> StepEnds:
+    """Return what bare_ddp.py has noted itself."""
     rows = [json.loads((folder / f"rank{r}.json").read_text()) for r in range(RANKS)]
     return [[float(end) for end in row["step_ended_unix_s"]] for row in rows]
 
 
-def paceline(trial: Trial, folder: Path) -> StepEnds:
+def trained(trial: Trial, folder: Path) -> TrialFiles:
+    """Run a trial in a folder, and return its files. Raises RuntimeError if it fails."""
     files = TrialFiles(folder / trial.id)
     outcome = run_trial(trial, files)
     if outcome.status != "ok":
         raise RuntimeError(outcome.message)
-    return step_ends(files)
+    return files
+
+
+def paceline(trial: Trial, folder: Path) -> StepEnds:
+    return step_ends(trained(trial, folder))
 
 
 def step_ends(files: TrialFiles) -> StepEnds:
