@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -19,6 +20,13 @@ from paceline.host.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+
+def documented_parser(text: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help begins with the text of a module, as it stands."""
+    return argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def write_results(path: Path, name: str, results: Mapping[str, Any]) -> None:

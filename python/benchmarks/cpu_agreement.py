@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from common import median_interval, shown, write_results
+from common import documented_parser, median_interval, shown, write_results
 from paceline.analysis.trial.reading import load_trial, read_hosts, read_rank_samples
 from paceline.analysis.trial.steps import read_steps
 from paceline.data.catalogue import ensure_dataset
@@ -92,9 +92,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)

@@ -10,11 +10,10 @@ they are equal at one bandwidth. `python/benchmarks/plots/pages.py` draws the fi
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
-from common import write_results
+from common import documented_parser, write_results
 from paceline.costs.factor_cost import LinearShape
 from paceline.costs.link_cost import all_gather, all_reduce
 from simulation import contended_cost, why_not
@@ -31,9 +30,7 @@ TOPOLOGIES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--latency-us", type=float, default=100.0)
     parser.add_argument("--product-gflop-s", type=float, default=60.0, help="of a host")

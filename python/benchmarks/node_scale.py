@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common import forked, made_dataset, median_interval, shown, write_results
+from common import documented_parser, forked, made_dataset, median_interval, shown, write_results
 from paceline.host.machine import host_name
 from paceline.job.rendezvous import close_listener, listen_on
 from paceline.node.semaphores import Semaphores
@@ -308,9 +308,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 64], help="on the node")
     parser.add_argument("--repeats", type=int, default=3, help="interleaved")

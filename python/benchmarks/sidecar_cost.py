@@ -12,7 +12,6 @@ programs on the machine change it little. With DATASET (of `paceline data ingest
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -29,7 +28,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from common import median_interval, shown, write_results
+from common import documented_parser, median_interval, shown, write_results
 from paceline.host.machine import host_name
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
@@ -230,9 +229,7 @@ def training(dataset: Path, steps: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--repeats", type=int, default=3)
