@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 from unittest import mock
 
-from tests.support.commands import run_command
+from tests.support.commands import run_command, start_command
 from tests.support.environment import kept_environment
 
 from paceline.cli import main
@@ -121,14 +121,7 @@ class Cli:
 
     def start(self, *arguments: str | Path, log: Path) -> subprocess.Popen[bytes]:
         """The same in the background; the caller ends it."""
-        return subprocess.Popen(
-            self.argv(*arguments),
-            env=self.environment,
-            cwd=self.cwd,
-            stdout=log.open("wb"),
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
+        return start_command(self.argv(*arguments), log, env=self.environment, cwd=self.cwd)
 
     @staticmethod
     def argv(*arguments: str | Path) -> list[str]:

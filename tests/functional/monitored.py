@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.functional.prometheus_api import Prometheus, free_address
+from tests.support.commands import start_command
 
 from paceline.host.processes import end_processes
 
@@ -70,15 +71,8 @@ def monitored(
     if path is not None:
         environment["PATH"] = path
     argv = [sys.executable, "-m", "paceline.cli", "monitor", str(run_dir)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*argv, "--listen", free_address(), "--grafana-listen", free_address(), *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    argv += ["--listen", free_address(), "--grafana-listen", free_address(), *arguments]
+    process = start_command(argv, log, env=environment, start_new_session=True)
     try:
         yield Monitor(process, log)
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.functional.prometheus_api import Prometheus, free_address
+from tests.support.commands import start_command
 
 from paceline.host.processes import end_processes
 
@@ -43,7 +44,8 @@ def prometheus(
     log = folder / "prometheus.log"
     for _ in range(_ATTEMPTS):
         address = free_address()
-        process = _start(config, folder / "storage", address, log)
+        command = ["prometheus", f"--config.file={config}", f"--web.listen-address={address}"]
+        process = start_command([*command, f"--storage.tsdb.path={folder}/storage"], log)
         api = Prometheus(f"http://{address}")
         if _is_ready(process, api):
             break  # otherwise another program took the port first
@@ -53,21 +55,6 @@ def prometheus(
         yield api
     finally:
         end_processes([process], 10)
-
-
-def _start(config: Path, storage: Path, address: str, log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as stream:
-        return subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={config}",
-                f"--storage.tsdb.path={storage}",
-                f"--web.listen-address={address}",
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-        )
 
 
 def _is_ready(process: subprocess.Popen[bytes], api: Prometheus) -> bool:

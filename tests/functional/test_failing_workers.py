@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.functional.cli_runs import FAULTS
+from tests.support.commands import start_command
 from tests.support.environment import kept_environment
 from tests.support.job_specs import NO_SIDECAR, job_words
 from tests.support.waiting import pid_after_steps, wait_for
@@ -44,14 +44,9 @@ class Training:
         keys = {"local_strategy": strategy, "data": dataset, **STRATEGIES[strategy], **ENDLESS}
         argv = [sys.executable, "-m", "paceline.launchers.local"]
         argv += [*job_words(folder, "local", **keys), "--out", self.out]
-        self.process = subprocess.Popen(
-            list(map(str, argv)),
-            env=kept_environment(**environment),
-            cwd=folder,
-            stdout=self.log.open("wb"),
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
+        environment = kept_environment(**environment)
+        self.process = start_command(
+            argv, self.log, env=environment, cwd=folder, start_new_session=True
         )
 
     def ranks(self):

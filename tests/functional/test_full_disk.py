@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.functional.cli_runs import SMALL, THREADS, Cli, slowed
 from tests.functional.long_runs import LONG, STARTED_WITHIN_S, alive
+from tests.support.commands import start_command
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.functional, pytest.mark.needs("tmpfs"), pytest.mark.timeout(300)]
@@ -55,11 +56,9 @@ class SmallDisk:
             argv = [*private, self.size, str(self.folder), *words]
         else:
             argv = self._entering(*words)
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                argv, env=self.cli.environment, cwd=self.folder.parent,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=self._kept(),
-            )  # fmt: skip
+        self.process = start_command(
+            argv, self.log, env=self.cli.environment, cwd=self.folder.parent, pass_fds=self._kept()
+        )
 
     def keep(self) -> None:
         """Keep the file system beyond the end of the run."""

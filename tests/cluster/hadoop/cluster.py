@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.commands import run_command
+from tests.support.commands import run_command, start_command
 from tests.support.environment import kept_environment
 from tests.support.hadoop_jars import class_path
 
@@ -92,15 +92,8 @@ class Hadoop:
     def start(self, name: str, host: Host) -> None:
         """Start a daemon on a host."""
         log = self.folder / f"{name}-{host.number}.log"
-        with log.open("ab") as output:
-            daemon = subprocess.Popen(
-                self._command(host, *self.java(host, name)),
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        self.daemons.append(daemon)
+        command = self._command(host, *self.java(host, name))
+        self.daemons.append(start_command(command, log, env=self.environment))
 
     def java(self, host: Host, name: str, *arguments: str) -> Sequence[str]:
         """Return the command of a daemon."""
