@@ -16,7 +16,6 @@ CONFIGURATIONS = {
     ("local", "none", "sequential"),
     ("torchrun", "gloo", "processes"),
     ("mpi", "mpi", "processes"),
-    ("spark", "gloo", "processes"),
     ("spark", "mpi", "processes"),
 }
 
