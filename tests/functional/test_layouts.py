@@ -16,6 +16,8 @@ SPEC = f"""
 schema = 2
 name = "layouts"
 repeats = 1
+[telemetry]
+enabled = false
 [[workloads]]
 script = "{SCRIPT}"
 max_steps = 4
