@@ -53,7 +53,7 @@ class Workload:
     sampling_s: float
 
 
-_CONVOLUTIONAL = f"{Path(__file__).with_name('convolutional_task.py').resolve()}:Convolutional"
+_CONVOLUTIONAL = f"{Path(__file__).with_name('tasks.py').resolve()}:Convolutional"
 # That of `paceline run quickstart`, the first paper's networks on fewer of its photos, and a
 # network without large linear layers.
 WORKLOADS = {
