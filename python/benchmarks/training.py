@@ -15,13 +15,7 @@ from pathlib import Path
 from common import write_results
 from training_ways import Ways, bare, conclude, interleaved, paceline, spec_of, trials_of
 
-WAYS = (
-    ("torchrun", "gloo"),
-    ("mpi", "mpi"),
-    ("mpi", None),
-    ("spark", None),
-    ("spark", "gloo"),
-)
+WAYS = (("torchrun", "gloo"), ("mpi", "mpi"), ("mpi", None), ("spark", None), ("spark", "gloo"))
 
 # What Paceline sets with mallopt(3): large tensors are reused, not mapped anew in every step.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62)}

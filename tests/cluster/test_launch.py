@@ -219,10 +219,9 @@ def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path, monkey
     finally:
         supervisor.kill()
         supervisor.communicate()
-    deadline = time.monotonic() + 15
-    while left := pids_with_variable("TEST_SUPERVISOR", mark):
-        assert time.monotonic() < deadline, [command_line_of(pid) for pid in left]
-        time.sleep(0.05)
+    wait_until(lambda: not pids_with_variable("TEST_SUPERVISOR", mark), 15)
+    left = pids_with_variable("TEST_SUPERVISOR", mark)
+    assert not left, [command_line_of(pid) for pid in left]
 
 
 def test_mpi_job_refuses_what_cannot_work(dataset, run_by_hand, tmp_path):
