@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from tests.functional.dashboards import DOCUMENTS, FOLDER, NAMES, panels, queries
+from tests.functional.dashboards import DOCUMENTS, FOLDER, NAMES, panels, queries, query
 from tests.functional.monitored import needs_prometheus
 from tests.functional.prometheus_api import Prometheus, fill_in, numbers
 from tests.functional.promql import faults, series_in
@@ -242,14 +242,7 @@ def test_prometheus_answers_the_variables(api) -> None:
 
 
 def _query(name: str, title: str, legend: str) -> str:
-    [found] = [
-        target["expr"]
-        for panel in panels(name)
-        if panel["title"] == title
-        for target in panel["targets"]
-        if target["legendFormat"] == legend
-    ]
-    return fill_in(found, run="recorded", range_s=round(ENDED - BEGAN))
+    return fill_in(query(name, title, legend), run="recorded", range_s=round(ENDED - BEGAN))
 
 
 @needs_prometheus

@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from tests.functional.dashboards import panels
+from tests.functional.dashboards import query
 from tests.functional.monitored import needs_prometheus
 from tests.functional.prometheus_api import fill_in
 from tests.support.commands import run_command
@@ -34,17 +34,6 @@ def _facts(launcher: str) -> str:
     return ",".join(f'{fact}="{value}"' for fact, value in values.items())
 
 
-def _asked(title: str, legend: str) -> str:
-    [expr] = [
-        target["expr"]
-        for panel in panels("compare")
-        if panel["title"] == title
-        for target in panel["targets"]
-        if target["legendFormat"] == legend
-    ]
-    return fill_in(expr, run="r", range_s=60)
-
-
 @needs_prometheus
 @pytest.mark.parametrize(
     ("title", "legend", "first", "second"),
@@ -66,8 +55,9 @@ def test_trial_is_told_by_what_is_its_own(tmp_path, title, legend, first, second
         inputs.append({"series": series.replace(mark, names.get(mark, "")), "values": values})
     labels = re.findall(r"{{(\w+)}}", legend)
     keys = ", ".join(labels)
+    asked = fill_in(query("compare", title, legend), run="r", range_s=60)
     # as whole numbers: promtool compares exactly
-    expr = f"round(sum by ({keys}) ({_asked(title, legend)}))"
+    expr = f"round(sum by ({keys}) ({asked}))"
     wanted = []
     for launcher, value in ((FIRST, first), (SECOND, second)):
         more = "".join(f', {label}="1"' for label in labels[1:])
