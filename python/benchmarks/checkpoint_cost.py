@@ -22,15 +22,15 @@ from common import median_interval, paired_ratio, shown, write_results
 from paceline.data.catalogue import ensure_dataset
 from paceline.host.machine import default_cache_dir
 from paceline.plan.planning import plan_trials
-from paceline.records.layout import TrialFiles
 from paceline.records.rows import CheckpointRow, StepRow
 from paceline.records.tables import rows
-from paceline.runner.run_trial import run_trial
 from paceline.spec.loading import parse_spec
 from paceline.spec.tables import CheckpointSettings
+from training_ways import trained
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
+    from paceline.records.layout import TrialFiles
 
 SPEC = """
 schema = 2
@@ -65,15 +65,6 @@ def planned(text: str, workload: str, images: int) -> Trial:
     trials = plan_trials(parse_spec(text, "benchmark"), {workload: str(dataset)}, 2)
     trial = next(t for t in trials if not t.is_baseline)
     return trial.model_copy(update={"save_tensors": False})
-
-
-def train(trial: Trial, folder: Path) -> TrialFiles:
-    """Run the trial, and return its files."""
-    files = TrialFiles(folder)
-    outcome = run_trial(trial, files)
-    if outcome.status != "ok":
-        raise RuntimeError(outcome.message)
-    return files
 
 
 def steps_of(files: TrialFiles) -> list[StepRow]:
@@ -132,9 +123,9 @@ def main() -> None:
     found, without_s = [], []
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(asked.repeats):
-            without = train(plain, Path(folder) / f"without-{repeat}")
+            without = trained(plain, Path(folder) / f"without-{repeat}")
             without_s.append(statistics.fmean(s.step_s for s in steps_of(without)))
-            found.append(costs(train(with_checkpoints, Path(folder) / f"with-{repeat}")))
+            found.append(costs(trained(with_checkpoints, Path(folder) / f"with-{repeat}")))
     ratio = paired_ratio(without_s, [each["mean_step_s"] for each in found])
     share = median_interval([each["share"] for each in found])
     delays = {

@@ -68,7 +68,7 @@ task = "{task}:Wide"
 launcher = "local"
 local_strategy = "sequential"
 """
-TASK = Path(__file__).with_name("checkpoint_interval_task.py")
+TASK = Path(__file__).with_name("tasks.py")
 PROBE_STEPS, PROBE_EVERY, FEWEST_STEPS = 100, 20, 100
 NEVER = 10**9
 LIMIT_S = 1800.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -19,6 +20,13 @@ from paceline.host.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+
+def documented_parser(text: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help begins with the text of a module, as it stands."""
+    return argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def write_results(path: Path, name: str, results: Mapping[str, Any]) -> None:
@@ -66,6 +74,16 @@ def call(argv: Sequence[str], environment: Mapping[str, str], limit_s: float, lo
             check=True,
         )
     return started_unix_s
+
+
+def made_dataset(folder: Path, preset: str, images: int, limit_s: float) -> Path:
+    """Synthesise images and ingest them, in processes of their own; return the data set."""
+    source, dataset = folder / "images", folder / "dataset"
+    synth = ["synth", source, "--preset", preset, "--images", images]
+    for words in (synth, ["ingest", source, dataset]):
+        command = [sys.executable, "-m", "paceline.cli", "data", *map(str, words)]
+        subprocess.run(command, check=True, timeout=limit_s, stdout=sys.stderr)
+    return dataset
 
 
 def shown(name: str, interval: Mapping[str, float], unit: str = "") -> None:

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from common import median_interval, shown, write_results
+from common import documented_parser, median_interval, shown, write_results
 from paceline.analysis.trial.reading import load_trial, read_hosts, read_rank_samples
 from paceline.analysis.trial.steps import read_steps
 from paceline.data.catalogue import ensure_dataset
 from paceline.plan.planning import plan_trials
-from paceline.records.layout import TrialFiles
-from paceline.runner import run_trial
 from paceline.spec.loading import parse_spec
+from training_ways import trained
 
 if TYPE_CHECKING:
     from paceline.analysis.trial.reading import TrialRecord
@@ -81,10 +80,7 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-benchmark-") as temporary:
         for trial in plan_trials(spec, {"tiny": str(data)}, RANKS):
-            files = TrialFiles(Path(temporary) / trial.id)
-            outcome = run_trial(trial, files)
-            if outcome.status != "ok":
-                raise SystemExit(f"cpu_agreement.py: {trial.id}: {outcome.message}")
+            files = trained(trial, Path(temporary))
             way = f"{trial.launcher}/{trial.transport}"
             found.setdefault(way, []).append(cpu_seconds(load_trial(files)))
             print(way, found[way][-1])
@@ -96,9 +92,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)

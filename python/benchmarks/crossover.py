@@ -5,16 +5,15 @@
 For one layer and the samples of a host: an all-reduce sends its gradient beside others, in a ring;
 factors are gathered and multiplied by every host. SimGrid simulates the messages of both on a
 switch, and in racks whose uplinks are oversubscribed. Both times are linear in 1 / bandwidth, so
-they are equal at one bandwidth. `python/benchmarks/plots/crossover.py` draws the figure.
+they are equal at one bandwidth. `python/benchmarks/plots/pages.py` draws the figure.
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
-from common import write_results
+from common import documented_parser, write_results
 from paceline.costs.factor_cost import LinearShape
 from paceline.costs.link_cost import all_gather, all_reduce
 from simulation import contended_cost, why_not
@@ -31,9 +30,7 @@ TOPOLOGIES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--latency-us", type=float, default=100.0)
     parser.add_argument("--product-gflop-s", type=float, default=60.0, help="of a host")

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import paired_ratio, write_results
+from common import documented_parser, paired_ratio, write_results
 from lab_jobs import RANK, ranks_on
 from paceline.lab import Lab, LabSettings
 
@@ -68,9 +68,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--cores", type=int, default=1, help="of each host; 0: all hosts share all")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common import write_results
+from common import documented_parser, write_results
 from paceline.errors import PacelineError
 from paceline.lab import INTERFACE, Lab, LabSettings, network, why_not
 from paceline.lab.record import namespaces_among
@@ -53,7 +53,7 @@ class Workload:
     sampling_s: float
 
 
-_CONVOLUTIONAL = f"{Path(__file__).with_name('convolutional_task.py').resolve()}:Convolutional"
+_CONVOLUTIONAL = f"{Path(__file__).with_name('tasks.py').resolve()}:Convolutional"
 # That of `paceline run quickstart`, the first paper's networks on fewer of its photos, and a
 # network without large linear layers.
 WORKLOADS = {
@@ -138,9 +138,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument(
         "--runs", type=Path, required=True, metavar="DIR", help="run directories, reports in them"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lab as lab_benchmark
-from common import median_interval, paired_ratio, shown, write_results
+from common import documented_parser, median_interval, paired_ratio, shown, write_results
 from mpi_job import environment, mpirun
 from paceline.lab import INTERFACE, Lab, LabSettings
 from paceline.records.files import read_json
@@ -37,9 +37,7 @@ TRANSPORTS = ("gloo", "mpi")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--runs", type=Path, required=True, metavar="DIR")
     parser.add_argument("--speeds", nargs="+", default=["1gbit", "100mbit"], choices=STEPS)

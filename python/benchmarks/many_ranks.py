@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from common import median_interval, write_results
+from common import documented_parser, median_interval, write_results
 from lab_jobs import RANK, ranks_on
 from paceline.analysis.predict.exchange import Message, Profile, Replay
 from paceline.costs.message_schedules import ALGORITHMS
@@ -86,9 +86,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--bandwidth", default="100mbit", help="of a link (default: 100mbit)")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
 
 def mpirun() -> Path:
     return Path(sys.executable).with_name("mpirun")
@@ -18,13 +20,7 @@ def mpirun() -> Path:
 
 def environment(**extra: str) -> dict[str, str]:
     """Return an environment with one thread per rank, in which Open MPI accepts root."""
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        **extra,
-    }
+    return {**os.environ, **AS_ROOT, "OMP_NUM_THREADS": "1", **extra}
 
 
 def output_of(command: Sequence[object], limit_s: float, **extra: str) -> str:

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common import forked, median_interval, shown, write_results
+from common import documented_parser, forked, made_dataset, median_interval, shown, write_results
 from paceline.host.machine import host_name
 from paceline.job.rendezvous import close_listener, listen_on
 from paceline.node.semaphores import Semaphores
@@ -289,7 +289,9 @@ def main() -> None:
     raw: dict[int, list[dict[str, Any]]] = {ranks: [] for ranks in options.ranks}
     with tempfile.TemporaryDirectory(prefix="paceline-benchmark-") as temporary:
         folder = Path(temporary)
-        dataset = options.data or make_dataset(options.workload, 2 * max(options.ranks), folder)
+        dataset = options.data or made_dataset(
+            folder, options.workload, 2 * max(options.ranks), LIMIT_S
+        )
         for repeat in range(options.repeats):
             for ranks, found in raw.items():
                 trial = planned(options.workload, ranks, options.steps, dataset)
@@ -305,20 +307,8 @@ def main() -> None:
     write_results(options.out, "node_scale", {"workload": options.workload, "rows": rows})
 
 
-def make_dataset(workload: str, images: int, folder: Path) -> Path:
-    paceline = Path(sys.executable).with_name("paceline")
-    source, dataset = folder / "images", folder / "dataset"
-    synth = ["synth", str(source), "--preset", workload, "--images", str(images)]
-    for words in (synth, ["ingest", str(source), str(dataset)]):
-        command = [str(paceline), "data", *words]
-        subprocess.run(command, check=True, timeout=LIMIT_S, stdout=sys.stderr)
-    return dataset
-
-
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 64], help="on the node")
     parser.add_argument("--repeats", type=int, default=3, help="interleaved")

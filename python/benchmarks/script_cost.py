@@ -15,9 +15,6 @@ and without them, interleaved. It hardly depends on other programs on the machin
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 import tempfile
 import time
 from functools import partial
@@ -25,16 +22,25 @@ from pathlib import Path
 
 import torch
 
-from common import call, median_interval, shown, write_results
+from common import median_interval, shown, write_results
 from paceline.job.context import rank_context
 from paceline.launchers.base import launcher_for
 from paceline.plan.planning import plan_trials
 from paceline.rank.script.recorder import TrainingRecorder
-from paceline.records.layout import RankFiles, TrialFiles
-from paceline.runner import run_trial
+from paceline.records.layout import RankFiles
 from paceline.spec import load_spec
 from paceline.transports.recorder import Recorder
-from training_ways import BATCH, LIMIT_S, RANKS, StepEnds, Ways, bare, conclude, interleaved
+from training_ways import (
+    BATCH,
+    RANKS,
+    StepEnds,
+    Ways,
+    bare,
+    conclude,
+    ends_in,
+    interleaved,
+    trained,
+)
 
 STEPS_OF_LAYER = 2000
 SCRIPT = Path(__file__).with_name("bare_ddp.py")
@@ -55,21 +61,11 @@ def script_arguments(steps: int, folder: Path) -> list[str]:
     return ["--backend", "gloo", "--batch", str(BATCH), "--steps", str(steps), "--out", str(folder)]
 
 
-def ends_in(folder: Path) -> StepEnds:
-    """Return what the script itself noted."""
-    rows = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
-    return [[float(end) for end in row["step_ended_unix_s"]] for row in rows]
-
-
 def with_same_resources(steps: int, folder: Path) -> StepEnds:
     folder.mkdir(parents=True)
     wrapper = folder / "same_resources.py"
     wrapper.write_text(SAME_RESOURCES)
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    argv += ["--nproc-per-node", str(RANKS), str(wrapper), str(SCRIPT)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    call([*argv, *script_arguments(steps, folder)], environment, LIMIT_S, folder / "log.txt")
-    return ends_in(folder)
+    return bare("gloo", steps, folder, wrapper=[str(wrapper)])
 
 
 def as_script(steps: int, folder: Path) -> StepEnds:
@@ -92,9 +88,7 @@ def as_script(steps: int, folder: Path) -> StepEnds:
     planned = plan_trials(load_spec(spec).experiment, {}, RANKS)
     (trial,) = (each for each in planned if not each.is_baseline)
     launcher_for(trial.launcher).preflight(trial)
-    outcome = run_trial(trial, TrialFiles(folder / "run" / "trials" / trial.id))
-    if outcome.status != "ok":
-        raise RuntimeError(outcome.message)
+    trained(trial, folder / "run" / "trials")
     return ends_in(folder)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from common import call
 from control_groups import Skipped, control_group, entering, limit_cpu
+from mpi_job import AS_ROOT, mpirun
 from one_trial import one_trial
 from paceline.lab import INTERFACE, Lab, LabSettings, why_not
 
@@ -208,14 +209,13 @@ def slow_rank(plan: Plan, on: frozenset[str], folder: Path, repeat: int) -> None
         "launcher": "mpi", "local_strategy": "processes", "transport": "gloo", "ranks_per_node": 2,
     }  # fmt: skip
     argv = [
-        Path(sys.executable).with_name("mpirun"), "-n", 2, "--bind-to", "none",
+        mpirun(), "-n", 2, "--bind-to", "none",
         "--host", "localhost:2", sys.executable, HERE / "slowed_rank.py", 1, seconds, 1,
         HERE.parents[1] / "mpi-jobs" / "train.py",
         *arguments_of(plan, folder, repeat, trial, {}),
     ]  # fmt: skip
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     log = folder.parent / f"{folder.name}-{repeat}.log"
-    call(list(map(str, argv)), {**os.environ, **as_root}, LIMIT_S, log)
+    call(list(map(str, argv)), {**os.environ, **AS_ROOT}, LIMIT_S, log)
 
 
 def slow_link(plan: Plan, on: frozenset[str], folder: Path, repeat: int) -> None:

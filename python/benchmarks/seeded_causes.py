@@ -14,7 +14,6 @@ two hosts (`paceline lab`); cases that are not possible are skipped.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import write_results
+from common import made_dataset, write_results
 from control_groups import Skipped
 from paceline.analysis.between_runs.speeds import trial_speed
 from paceline.analysis.explain.explanation import Explanation, explain
@@ -41,7 +40,7 @@ def main() -> None:
     until = time.monotonic() + options.limit_s
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        data = synthesised(Path(folder))
+        data = made_dataset(Path(folder), "tiny", 256, LIMIT_S)
         for number in range(options.rounds):
             plan = Plan(options=options, data=data, strength=number / max(1, options.rounds - 1))
             for case in CASES:
@@ -67,19 +66,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES])
     parser.add_argument("--folder", type=Path, help="on the disk for the cold page cache")
     return parser.parse_args()
-
-
-def synthesised(folder: Path) -> Path:
-    images, dataset = folder / "images", folder / "data"
-    for words in (
-        ["synth", images, "--preset", "tiny", "--images", 256],
-        ["ingest", images, dataset],
-    ):
-        subprocess.run(
-            [sys.executable, "-m", "paceline.cli", "data", *map(str, words)],
-            check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S,
-        )  # fmt: skip
-    return dataset
 
 
 def one_case(case: Case, plan: Plan, place: Path) -> dict[str, Any]:

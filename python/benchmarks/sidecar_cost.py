@@ -12,7 +12,6 @@ programs on the machine change it little. With DATASET (of `paceline data ingest
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -29,14 +28,14 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from common import median_interval, shown, write_results
+from common import documented_parser, median_interval, shown, write_results
 from paceline.host.machine import host_name
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus, StepRow
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import SidecarHandle, SidecarRequest
-from training_ways import Ways, conclude, interleaved, paceline, trials_of
+from training_ways import Ways, conclude, interleaved, paceline, spec_of, trials_of
 
 MEMORY_LIMIT_BYTES = 80e6
 SETTLED_AFTER_S = 3.0  # its start is not its cost a second
@@ -58,42 +57,10 @@ with open(sys.argv[2], "w", buffering=1) as steps:
         row["step"] += 1
 """
 STEP = StepRow(
-    step=0,
-    epoch=0,
-    started_unix_s=0.0,
-    samples=32,
-    global_samples=64,
-    loss_sum=1.0,
-    data_wait_s=0.1,
-    forward_s=0.1,
-    backward_s=0.1,
-    comm_s=0.1,
-    comm_ready_unix_s=0.0,
-    optimizer_s=0.05,
-    other_s=0.05,
-    step_s=0.5,
-)
-SPEC = """
-schema = 2
-name = "sidecar"
-[training]
-max_steps = {steps}
-epochs = 1000
-global_batch = 64
-[[workloads]]
-name = "simple-big"
-data = "unused"
-[telemetry]
-interval_s = 1.0
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "torchrun"
-transport = "gloo"
-local_strategy = "processes"
-ranks_per_node = 2
-"""
+    step=0, epoch=0, started_unix_s=0.0, samples=32, global_samples=64, loss_sum=1.0,
+    data_wait_s=0.1, forward_s=0.1, backward_s=0.1, comm_s=0.1, comm_ready_unix_s=0.0,
+    optimizer_s=0.05, other_s=0.05, step_s=0.5,
+)  # fmt: skip
 CLAIMS = (
     ("images/s with a sidecar at 1 Hz against without", "at 1 Hz", "without", 0.98),
     ("images/s with a sidecar at 10 Hz against without", "at 10 Hz", "without", 0.98),
@@ -239,7 +206,7 @@ def cost(setting: Setting, seconds: float, repeats: int) -> dict[str, Any]:
 
 
 def training_ways(dataset: Path, steps: int) -> Ways:
-    (trial,) = trials_of(SPEC.format(steps=steps), dataset)
+    (trial,) = trials_of(spec_of(steps, [("torchrun", "gloo")]), dataset)
     telemetry = trial.telemetry
     settings = {
         "without": telemetry.model_copy(update={"enabled": False}),
@@ -262,9 +229,7 @@ def training(dataset: Path, steps: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--repeats", type=int, default=3)

@@ -42,7 +42,7 @@ ROW_GROUP_ROWS = 16_384
 FILE_ROW_GROUPS = 8
 BYTES_PER_FURTHER_RECORD = 32
 WARMUP_STEPS = 20
-TASK = Path(__file__).with_name("small_records_task.py")
+TASK = Path(__file__).with_name("tasks.py")
 
 
 def main() -> None:

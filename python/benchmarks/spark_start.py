@@ -22,13 +22,9 @@ from pathlib import Path
 
 from common import median_interval, paired_ratio, shown, write_results
 from paceline.host.spark import find_java, find_spark
-from paceline.plan.planning import plan_trials
 from paceline.records.files import read_json
 from paceline.records.layout import TrialFiles
-from paceline.records.tables import row_dicts
-from paceline.runner import run_trial
-from paceline.spec.loading import parse_spec
-from training import SPEC
+from training_ways import paceline, spec_of, trials_of
 
 LIMIT_S = 120.0
 RANKS = 2
@@ -79,16 +75,10 @@ def distributor(folder: Path) -> float:
 
 def ours(dataset: Path, folder: Path) -> float:
     """The same under Paceline, from the launch command's start."""
-    experiment = parse_spec(SPEC.format(steps=2), "benchmark")
-    trials = plan_trials(experiment, {"simple-big": str(dataset)}, 2)
-    trial = next(t for t in trials if t.launcher == "spark")
-    files = TrialFiles(folder / trial.id)
-    outcome = run_trial(trial.model_copy(update={"save_tensors": False}), files)
-    if outcome.status != "ok":
-        raise RuntimeError(outcome.message)
-    launched = float(read_json(files.outcome)["launched_unix_s"])
-    first = [next(row_dicts(rank.steps)) for _, rank in files.ranks()]
-    return float(max(row["started_unix_s"] + row["step_s"] for row in first) - launched)
+    (trial,) = trials_of(spec_of(2, [("spark", None)]), dataset)
+    ends = paceline(trial, folder)
+    launched_unix_s = read_json(TrialFiles(folder / trial.id).outcome)["launched_unix_s"]
+    return max(steps[0] for steps in ends) - float(launched_unix_s)
 
 
 def main() -> None:

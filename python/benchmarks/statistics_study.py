@@ -73,7 +73,6 @@ def main() -> None:
     begin, runs = time.monotonic(), options.runs
     results: dict[str, Any] = {
         "variances": compare_rules(runs, options.seed),
-        "widths": interval_widths(runs, options.seed),
         "grid": grid(runs, options.seed),
         "steps_of_one_trial": single_trials(5 * runs, options.seed),
         "two_runs": two_runs(5 * runs, options.seed),
@@ -247,22 +246,6 @@ def compare_rules(runs: int, seed: int) -> dict[str, Any]:
             "leader_5_of_9_all_separated": float(np.mean(np.array(nine) == 8)),
         }
         print(name, found[name], flush=True)
-    return found
-
-
-def interval_widths(runs: int, seed: int) -> dict[str, dict[str, float]]:
-    """Return the median half width of a log ratio of nine configurations with a noise of 2 %."""
-    found: dict[str, dict[str, float]] = {name: {} for name in RULES}
-    for repeats in REPEATS:
-        for name, rule in RULES.items():
-            random = np.random.default_rng([seed, repeats])
-            halves = []
-            for _ in range(runs):
-                layout = rule(fit_layout(plain_run((0.02,) * 9, repeats, random)))
-                ratio = log_ratio(layout, 1, 0)
-                if ratio is not None:
-                    halves.append(ratio.high - ratio.value)
-            found[name][str(repeats)] = round(float(np.median(halves)), 5)
     return found
 
 

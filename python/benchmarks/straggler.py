@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common import call, median_interval, shown, write_results
+from mpi_job import AS_ROOT, mpirun
 from one_trial import one_trial
 from paceline.analysis.trial.communication import trial_communication
 from paceline.analysis.trial.reading import load_run
@@ -97,13 +98,12 @@ def measure(
     }
     words = one_trial(place.with_suffix(".toml"), workload, trial, telemetry={"enabled": False})
     argv = [
-        Path(sys.executable).with_name("mpirun"), "-n", RANKS, "--bind-to", "none",
+        mpirun(), "-n", RANKS, "--bind-to", "none",
         "--host", f"localhost:{RANKS}", sys.executable,
         HERE / "slowed_rank.py", slowed or 0, seconds, every, JOB, *words,
         "--out", place,
     ]  # fmt: skip
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    call(list(map(str, argv)), {**os.environ, **as_root}, LIMIT_S, place.with_suffix(".log"))
+    call(list(map(str, argv)), {**os.environ, **AS_ROOT}, LIMIT_S, place.with_suffix(".log"))
     (record,) = load_run(RunFiles(place))
     profile = trial_communication(record)
     assert profile is not None, "two ranks communicate"

@@ -13,47 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from common import write_results
-from training_ways import Ways, bare, conclude, interleaved, paceline, trials_of
+from training_ways import Ways, bare, conclude, interleaved, paceline, spec_of, trials_of
 
-SPEC = """
-schema = 2
-name = "benchmark"
-[training]
-max_steps = {steps}
-epochs = 1000
-global_batch = 64
-[[workloads]]
-name = "simple-big"
-data = "unused"
-[telemetry]
-interval_s = 1.0
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "torchrun"
-transport = "gloo"
-local_strategy = "processes"
-ranks_per_node = 2
-[[trials]]
-launcher = "mpi"
-transport = "mpi"
-local_strategy = "processes"
-ranks_per_node = 2
-[[trials]]
-launcher = "mpi"
-local_strategy = "processes"
-ranks_per_node = 2
-[[trials]]
-launcher = "spark"
-local_strategy = "processes"
-ranks_per_node = 2
-[[trials]]
-launcher = "spark"
-transport = "gloo"
-local_strategy = "processes"
-ranks_per_node = 2
-"""
+WAYS = (("torchrun", "gloo"), ("mpi", "mpi"), ("mpi", None), ("spark", None), ("spark", "gloo"))
 
 # What Paceline sets with mallopt(3): large tensors are reused, not mapped anew in every step.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62)}
@@ -78,7 +40,7 @@ def ways(dataset: Path, steps: int) -> Ways:
         "bare torchrun/paceline": lambda folder: bare("paceline", steps, folder),
         "bare mpirun/mpi4py": lambda folder: bare("mpi4py", steps, folder),
     }
-    for trial in trials_of(SPEC.format(steps=steps), dataset):
+    for trial in trials_of(spec_of(steps, WAYS), dataset):
         name = f"paceline {trial.launcher}/{trial.transport}"
         found[name] = partial(paceline, trial)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import call, median_interval, paired_ratio, shown
+from mpi_job import environment, mpirun
 from paceline.launchers.base import launcher_for
 from paceline.plan.planning import plan_trials
 from paceline.records.layout import TrialFiles
@@ -26,6 +26,22 @@ BATCH = 32  # of each rank
 RANKS = 2
 WARMUP_STEPS = 4
 LIMIT_S = 600.0
+SPEC = """
+schema = 2
+name = "benchmark"
+[training]
+max_steps = {steps}
+epochs = 1000
+global_batch = 64
+[[workloads]]
+name = "simple-big"
+data = "unused"
+[telemetry]
+interval_s = 1.0
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+"""
 SAFE = str.maketrans("/+ ", "---")  # names of folders
 # What a way gives: when each step ended (unix seconds), by rank.
 StepEnds = list[list[float]]
@@ -47,30 +63,40 @@ def bare(
     settings: Mapping[str, str] | None = None,
     python: str = sys.executable,
     options: Sequence[str] = (),
+    wrapper: Sequence[str] = (),
 ) -> StepEnds:
+    """Run bare_ddp.py. wrapper: a script that runs it, with its arguments."""
     script = str(Path(__file__).with_name("bare_ddp.py"))
-    own = [script, "--backend", backend, "--batch", str(BATCH), "--steps", str(steps)]
+    own = [*wrapper, script, "--backend", backend, "--batch", str(BATCH), "--steps", str(steps)]
     own += ["--out", str(folder), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(settings or {})}
+    variables = environment(**(settings or {}))
     if backend in ("gloo", "paceline"):
         argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         argv += ["--nproc-per-node", str(RANKS), *own]
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
     else:
-        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        mpirun = str(Path(sys.executable).with_name("mpirun"))
-        argv = [mpirun, "-n", str(RANKS), "--bind-to", "none", python, *own]
-    call(argv, environment, LIMIT_S, folder / "log.txt")
+        argv = [str(mpirun()), "-n", str(RANKS), "--bind-to", "none", python, *own]
+    call(argv, variables, LIMIT_S, folder / "log.txt")
+    return ends_in(folder)
+
+
+def ends_in(folder: Path) -> StepEnds:
+    """Return what bare_ddp.py has noted itself."""
     rows = [json.loads((folder / f"rank{r}.json").read_text()) for r in range(RANKS)]
     return [[float(end) for end in row["step_ended_unix_s"]] for row in rows]
 
 
-def paceline(trial: Trial, folder: Path) -> StepEnds:
+def trained(trial: Trial, folder: Path) -> TrialFiles:
+    """Run a trial in a folder, and return its files. Raises RuntimeError if it fails."""
     files = TrialFiles(folder / trial.id)
     outcome = run_trial(trial, files)
     if outcome.status != "ok":
         raise RuntimeError(outcome.message)
-    return step_ends(files)
+    return files
+
+
+def paceline(trial: Trial, folder: Path) -> StepEnds:
+    return step_ends(trained(trial, folder))
 
 
 def step_ends(files: TrialFiles) -> StepEnds:
@@ -94,6 +120,16 @@ def interleaved(ways: Ways, repeats: int) -> dict[str, list[StepEnds]]:
                 raw[name].append(ends)
                 print(f"{repeat} {name}: {samples_per_s(ends):.1f} images/s", file=sys.stderr)
     return raw
+
+
+def spec_of(steps: int, ways: Sequence[tuple[str, str | None]]) -> str:
+    """Return a spec with two ranks for each launcher and transport, None for its default one."""
+    text = SPEC.format(steps=steps)
+    for launcher, transport in ways:
+        given = "" if transport is None else f'transport = "{transport}"\n'
+        text += f'[[trials]]\nlauncher = "{launcher}"\n{given}local_strategy = "processes"\n'
+        text += "ranks_per_node = 2\n"
+    return text
 
 
 def trials_of(spec: str, dataset: Path) -> list[Trial]:

@@ -28,6 +28,7 @@ from training_ways import (
     conclude,
     interleaved,
     paceline,
+    spec_of,
     step_ends,
     trials_of,
 )
@@ -35,52 +36,14 @@ from training_ways import (
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
-SPEC = """
-schema = 2
-name = "benchmark"
-[training]
-max_steps = {steps}
-epochs = 1000
-global_batch = 64
-[[workloads]]
-name = "simple-big"
-data = "unused"
-[telemetry]
-interval_s = 1.0
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "mpi"
-transport = "mpi"
-local_strategy = "processes"
-ranks_per_node = 2
-[[trials]]
-launcher = "mpi"
-transport = "shared"
-local_strategy = "processes"
-ranks_per_node = 2
-[[trials]]
-launcher = "torchrun"
-transport = "gloo"
-local_strategy = "processes"
-ranks_per_node = 2
-[[trials]]
-launcher = "spark"
-transport = "mpi"
-local_strategy = "processes"
-ranks_per_node = 2
-[[trials]]
-launcher = "spark"
-transport = "gloo"
-local_strategy = "processes"
-ranks_per_node = 2
-[[trials]]
-launcher = "spark"
-transport = "spark-rounds"
-local_strategy = "processes"
-ranks_per_node = 2
-"""
+WAYS = (
+    ("mpi", "mpi"),
+    ("mpi", "shared"),
+    ("torchrun", "gloo"),
+    ("spark", "mpi"),
+    ("spark", "gloo"),
+    ("spark", "spark-rounds"),
+)
 
 CLAIMS = (
     ("mpi against Horovod on MPI", "paceline mpi/mpi", "bare horovod/mpi", 1.5),
@@ -106,7 +69,7 @@ def without_communication(trial: Trial, folder: Path, *, meet: bool = False) -> 
 
 
 def ways(dataset: Path, steps: int, horovod_python: str | None) -> Ways:
-    trials = trials_of(SPEC.format(steps=steps), dataset)
+    trials = trials_of(spec_of(steps, WAYS), dataset)
     found: Ways = {"bare torchrun/gloo": lambda folder: bare("gloo", steps, folder)}
     if horovod_python is not None:
         python = horovod_python

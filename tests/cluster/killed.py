@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -14,7 +13,7 @@ from typing import Any
 
 from tests.support.job_specs import NO_SIDECAR, job_words
 from tests.support.listeners import open_listeners
-from tests.support.waiting import wait_for
+from tests.support.waiting import pid_after_steps, wait_for
 
 from paceline.host.processes import pids_with_token
 from paceline.job.job import parse_job
@@ -43,10 +42,8 @@ def endless(launcher: str, data: Path, out: Path, **keys: Any) -> tuple[Trial, T
 
 def wait_for_step(files: TrialFiles, rank: int) -> int:
     """Wait until a rank trains; return its process id."""
-    steps = files.rank(rank).steps
-    wait_for(lambda: steps.exists() and steps.stat().st_size > 0, 90, f"a step of rank {rank}")
-    pid: int = json.loads(files.rank(rank).status.read_text())["pid"]
-    return pid
+    folder = files.rank(rank).root
+    return wait_for(lambda: pid_after_steps(folder), 90, f"a step of rank {rank}")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.environment import QUICK_JVM
+from tests.support.bundles import bundle, bundles
+from tests.support.commands import run_command
+from tests.support.environment import AS_ROOT, QUICK_JVM
 from tests.support.job_specs import job_words
 
 from paceline.records.tables import row_dicts
@@ -31,24 +33,13 @@ GLOBAL_BATCH = 4
 
 def succeed(argv: Sequence[str | Path], cwd: Path, env: dict[str, str]) -> str:
     """Run to the end, expect exit code 0, return standard output."""
-    done = subprocess.run(
-        argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    done = run_command(argv, LIMIT_S, env=env, cwd=cwd)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
 
-def bundle(out_dir: Path, umask: int) -> dict[str, Path]:
-    done = subprocess.run(
-        [sys.executable, ROOT / "python" / "tools" / "bundle.py", "--out", out_dir],
-        umask=umask,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(map(Path, done.stdout.split())) == sorted(out_dir.iterdir())
+def by_kind(out_dir: Path) -> dict[str, Path]:
+    """Return the archives of a folder."""
     [wheel] = out_dir.glob("*.whl")
     [spark] = out_dir.glob("paceline-spark-jobs-*.tar.gz")
     [mpi] = out_dir.glob("paceline-mpi-jobs-*.tar.gz")
@@ -57,8 +48,8 @@ def bundle(out_dir: Path, umask: int) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def bundled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return bundle(tmp_path_factory.mktemp("bundle") / "dist", umask=0o022)
+def bundled(shared_folder: Path) -> dict[str, Path]:
+    return by_kind(bundles(shared_folder))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +107,7 @@ def spark_submit(python: Path, arguments: Sequence[str | Path], cwd: Path) -> st
 
 
 def mpirun(python: Path, arguments: Sequence[str | Path], cwd: Path) -> str:
-    env = bare_env(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    env = bare_env(**AS_ROOT)
     launch: list[str | Path] = [BIN / "mpirun", "-n", str(RANKS), "--map-by", ":OVERSUBSCRIBE"]
     launch += ["--bind-to", "none", python, *arguments]
     return succeed(launch, cwd=cwd, env=env)
@@ -159,7 +150,8 @@ def assert_every_rank_trained(run_dir: Path) -> None:
 def test_same_sources_give_the_same_bytes_whatever_the_umask(
     bundled: dict[str, Path], tmp_path: Path
 ) -> None:
-    again = bundle(tmp_path / "again", umask=0o077)
+    bundle(tmp_path / "again", 0o077)
+    again = by_kind(tmp_path / "again")
     for kind, file in bundled.items():
         assert again[kind].read_bytes() == file.read_bytes(), kind
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.lab.labs import checked_lab
-from tests.support.environment import is_kept
+from tests.support.commands import run_command
+from tests.support.environment import kept_environment
 
 from paceline.lab import INTERFACE, Lab, LabSettings, network
 from paceline.lab.record import Host
@@ -64,17 +65,9 @@ def on(host: Host, *words: str) -> None:
 
 def doctor(lab: Lab, folder: Path, *words: str) -> dict[str, dict[str, str]]:
     """Run the command on the first host; return its faults by what is wrong."""
-    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     command = [sys.executable, "-m", "paceline.cli", "doctor", *words, "--json"]
-    done = subprocess.run(
-        lab.hosts[0].command(*command),
-        cwd=folder,
-        env={**kept, "PACELINE_CACHE": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    environment = kept_environment(PACELINE_CACHE=str(folder / "cache"))
+    done = run_command(lab.hosts[0].command(*command), LIMIT_S, env=environment, cwd=folder)
     findings = json.loads(done.stdout)["findings"]
     faults = {each["what"]: each for each in findings if not each["ok"]}
     assert done.returncode == (3 if faults else 0), done.stderr

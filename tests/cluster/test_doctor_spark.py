@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.support.environment import is_kept
+from tests.support.commands import run_command
+from tests.support.environment import kept_environment
 
 from paceline.lab import Lab
 
@@ -20,18 +19,11 @@ LIMIT_S = 280.0
 
 def test_too_few_slots_of_spark(spark_lab: Lab, tmp_path: Path) -> None:
     """Each host of the cluster offers two slots."""
-    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     hosts = ",".join(f"{host.address}:3" for host in spark_lab.hosts)
     command = [sys.executable, "-m", "paceline.cli", "doctor", "--hosts", hosts, "--json"]
-    done = subprocess.run(
-        spark_lab.hosts[0].command(*command, "--master", spark_lab.spark_master),
-        cwd=tmp_path,
-        env={**kept, "PACELINE_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    environment = kept_environment(PACELINE_CACHE=str(tmp_path / "cache"))
+    on_first = spark_lab.hosts[0].command(*command, "--master", spark_lab.spark_master)
+    done = run_command(on_first, LIMIT_S, env=environment, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     [found] = [f for f in json.loads(done.stdout)["findings"] if f["what"] == "Spark slots"]
     assert (found["ok"], found["found"]) == (False, "4 of 6"), found["why"]

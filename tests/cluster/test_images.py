@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.commands import run_command
 
 from paceline.lab import why_not as why_no_lab
 from paceline.lab.record import LabSettings
@@ -47,10 +48,7 @@ class Images:
         return ["buildah", *map(str, self._storage), *map(str, words)]
 
     def buildah(self, *words: object, limit_s: float = BUILD_LIMIT_S) -> str:
-        ended = subprocess.run(
-            self.command(*words), env=self.environment,
-            capture_output=True, text=True, timeout=limit_s, check=False,
-        )  # fmt: skip
+        ended = run_command(self.command(*words), limit_s, env=self.environment)
         assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
         return ended.stdout
 
@@ -241,10 +239,8 @@ class Cluster:
             time.sleep(0.5)
 
     def call(self, host: int, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(host, *words), env=self._images.environment,
-            capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False,
-        )  # fmt: skip
+        command = self.command(host, *words)
+        return run_command(command, RUN_LIMIT_S, env=self._images.environment)
 
     def rows(self, node: str, spec: str):
         """The rows of a run of `spec`, started on the first host."""

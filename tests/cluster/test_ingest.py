@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from tests.support.commands import run_command
 
 import paceline
 from paceline.data import ingest as ingest_module
@@ -273,11 +274,8 @@ def test_without_a_session_one_is_started_loopback_only_and_ended(
     """In a process of its own, which has no session yet."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, script, tiny, tmp_path / "out"],
-        capture_output=True, text=True, timeout=120, check=False,
-        env=os.environ | {"PYTHONWARNINGS": ""},
-    )  # fmt: skip
+    command = [sys.executable, script, tiny, tmp_path / "out"]
+    done = run_command(command, 120, env=os.environ | {"PYTHONWARNINGS": ""})
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     listening, left, interrupt = done.stdout.splitlines()
@@ -329,17 +327,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spark_submit(script: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     java_home = str(find_java().path.resolve().parent.parent)
-    return subprocess.run(
-        [
-            str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]",
-            "--conf", "spark.driver.bindAddress=127.0.0.1",
-            "--conf", "spark.driver.host=127.0.0.1",
-            "--conf", "spark.ui.enabled=false",
-            str(script), *map(str, arguments),
-        ],
-        capture_output=True, text=True, timeout=180, check=False,
-        env=os.environ | {"JAVA_HOME": java_home, "PYSPARK_PYTHON": sys.executable},
-    )  # fmt: skip
+    command = [
+        Path(sys.executable).parent / "spark-submit", "--master", "local[2]",
+        "--conf", "spark.driver.bindAddress=127.0.0.1",
+        "--conf", "spark.driver.host=127.0.0.1",
+        "--conf", "spark.ui.enabled=false",
+        script, *arguments,
+    ]  # fmt: skip
+    variables = {"JAVA_HOME": java_home, "PYSPARK_PYTHON": sys.executable}
+    return run_command(command, 180, env=os.environ | variables)
 
 
 def test_spark_submit_exits_4_for_a_bad_folder(bundle: Path, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from tests.cluster.killed import endless, kill_one, wait_for_step
 from tests.functional.cli_runs import FAULTS, within
-from tests.support.environment import is_kept
+from tests.support.commands import run_command
+from tests.support.environment import AS_ROOT, kept_environment
 from tests.support.job_specs import job_words
 
 from paceline.host.processes import (
@@ -54,11 +55,9 @@ def dataset(tiny_dataset: Path) -> Path:
 @pytest.fixture
 def environment() -> dict[str, str]:
     """Return the environment of a user's shell, with a token that marks all processes."""
-    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     return {
-        **kept,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **kept_environment(),
+        **AS_ROOT,
         "JAVA_HOME": str(find_java().path.parent.parent),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -69,15 +68,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture
 def run_by_hand(environment: dict[str, str], tmp_path: Path) -> Iterator:
     def run(*argv: object, **changes: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(word) for word in argv],
-            env={**environment, **changes},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        return run_command(argv, LIMIT_S, env={**environment, **changes}, cwd=tmp_path)
 
     yield run
     token = environment[TOKEN_VARIABLE]
@@ -100,16 +91,10 @@ def spark_submit(*words: str) -> list[str]:
     return [str(find_spark().path / "bin" / "spark-submit"), *words]
 
 
-STARTS = {  # tests/functional/test_failing_workers.py starts `local` by hand
-    "torchrun": [
-        str(BIN / "torchrun"),
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "paceline.launchers.torchrun",
-    ],
+# functional/test_failing_workers.py starts `local` by hand, test_bundle.py Spark with local[2].
+STARTS: dict[str, list[Any]] = {
+    "torchrun": [BIN / "torchrun", "--nproc-per-node", "2", "-m", "paceline.launchers.torchrun"],
     "mpi": [*MPIRUN, "-n", "2", sys.executable, MPI_JOB],
-    "spark": spark_submit("--master", "local[2]", SPARK_JOB),
 }
 
 
@@ -234,10 +219,9 @@ def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path, monkey
     finally:
         supervisor.kill()
         supervisor.communicate()
-    deadline = time.monotonic() + 15
-    while left := pids_with_variable("TEST_SUPERVISOR", mark):
-        assert time.monotonic() < deadline, [command_line_of(pid) for pid in left]
-        time.sleep(0.05)
+    wait_until(lambda: not pids_with_variable("TEST_SUPERVISOR", mark), 15)
+    left = pids_with_variable("TEST_SUPERVISOR", mark)
+    assert not left, [command_line_of(pid) for pid in left]
 
 
 def test_mpi_job_refuses_what_cannot_work(dataset, run_by_hand, tmp_path):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.commands import run_command
+from tests.support.environment import AS_ROOT
 
 from paceline.lab import INTERFACE
 
@@ -27,11 +28,8 @@ def start(lab, tmp_path, **variables):
         "--mca", "btl_tcp_if_include", INTERFACE, *_exported(variables),
         sys.executable, PROGRAM, "plain", tmp_path,
     )  # fmt: skip
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return subprocess.run(
-        command, env={**os.environ, **allowed, "OMP_NUM_THREADS": "1", **variables},
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    environment = {**os.environ, **AS_ROOT, "OMP_NUM_THREADS": "1", **variables}
+    return run_command(command, LIMIT_S, env=environment)
 
 
 def _exported(variables):

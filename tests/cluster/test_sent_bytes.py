@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from tests.cluster.lab.labs import checked_lab
 from tests.cluster.programs.sent_bytes_case import ALL_GATHER, ELEMENTS, SAMPLES, make_model
+from tests.support.commands import run_command
 from torch import nn
 
 from paceline.costs.factor_cost import LinearShape, all_reduce_cost, factor_cost
@@ -48,10 +48,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             "GLOO_SOCKET_IFNAME": INTERFACE,
             "OMP_NUM_THREADS": "1",
         }
-        ended = subprocess.run(
-            command, env={**os.environ, **variables}, capture_output=True, text=True,
-            timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+        ended = run_command(command, LIMIT_S, env={**os.environ, **variables})
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(HOSTS)]
 

@@ -6,11 +6,11 @@ tests/functional/test_small_run.py checks that it trains the same as under mpiru
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.cluster.killed import endless, kill_one, wait_for_step
+from tests.support.commands import start_command
 
 from paceline.host.processes import (
     TOKEN_VARIABLE,
@@ -61,13 +61,8 @@ def test_death_of_task_0_ends_all_and_is_named(dataset: Path, tmp_path: Path, to
 def test_nothing_outlives_a_killed_spark_submit(dataset: Path, tmp_path: Path, token: str) -> None:
     trial, files = endless("spark", dataset, tmp_path / "run", transport="mpi")
     command = launcher_for("spark").command(trial, files)
-    with files.launcher_log.open("wb") as log:
-        process = subprocess.Popen(
-            command.argv,
-            env={**os.environ, **command.environment, TOKEN_VARIABLE: token},
-            stdout=log,
-            stderr=log,
-        )
+    environment = {**os.environ, **command.environment, TOKEN_VARIABLE: token}
+    process = start_command(command.argv, files.launcher_log, env=environment)
     try:
         assert above(wait_for_step(files, 1), 4) == process.pid
     finally:

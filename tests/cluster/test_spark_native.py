@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
-from tests.functional.cli_runs import SMALL, Cli, trial
-from tests.support.environment import is_kept
+from tests.functional.cli_runs import NO_SIDECAR, cli_in, small, trial
 
 from paceline.records.tables import row_dicts
 
@@ -19,7 +17,6 @@ pytestmark = [
 
 STEPS = 4
 PERIOD = 3  # the second round has one step
-LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +25,10 @@ def rows(tmp_path_factory, shared_cache):
     folder = tmp_path_factory.mktemp("native")
     spec, out = folder / "native.toml", folder / "run"
     spec.write_text(
-        SMALL.replace("max_steps = 20", f"max_steps = {STEPS}")
-        .replace("image_size = 128", "image_size = 32")
-        .replace("interval_s = 0.1", "enabled = false")
+        small(max_steps=STEPS, image_size=32).replace(*NO_SIDECAR)
         + trial("spark", "spark-rounds", averaging_period_steps=PERIOD)
     )
-    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
-    cli = Cli(environment={**kept, "PACELINE_CACHE": str(shared_cache)}, cwd=folder)
+    cli = cli_in(shared_cache, folder)
     done = cli("run", spec, "--out", out)
     assert done.returncode == 0, done.stderr
     found = json.loads(cli.main("compare", out, "--json").stdout)["rows"]

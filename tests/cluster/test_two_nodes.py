@@ -10,45 +10,19 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.support.environment import is_kept
+from tests.functional.cli_runs import small
+from tests.support.commands import run_command
+from tests.support.environment import kept_environment
 
 from paceline.lab import INTERFACE, Lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout(400)]
 
 LIMIT_S = 300.0
-SPEC = """
-schema = 2
-name = "two-nodes"
-seed = 3
-repeats = 1
-[training]
-max_steps = 6
-epochs = 8
-warmup_steps = 1
-global_batch = 16
-image_size = 64
-[[workloads]]
-name = "tiny"
-data = "{data}"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-{trials}
-[telemetry]
-interval_s = 0.25
-[network]
-interface = "{interface}"
-[limits]
-trial_s = 100
-rendezvous_s = 60
-collective_s = 30
-"""
 SPARK = """
 [spark]
 master = "{master}"
@@ -81,21 +55,17 @@ def run(
     folder = tmp_path_factory.mktemp("two-nodes")
     trials = entries("mpi", {"mpi": "processes"})
     trials += entries("spark", {"gloo": "threads", "mpi": "processes"})
-    spec = SPEC.format(data=tiny_dataset, interface=INTERFACE, trials=trials)
+    limits = {"rendezvous_s": 60, "collective_s": 30}
+    spec = small(tiny_dataset, max_steps=6, image_size=64, dropout=True, **limits)
+    spec += f'{trials}[network]\ninterface = "{INTERFACE}"\n'
     spec += f'[mpi]\nhostfile = "{spark_lab.hostfile}"\n'
     java_options = os.environ["SPARK_SUBMIT_OPTS"]
     spec += SPARK.format(master=spark_lab.spark_master, java_options=java_options)
     file, out = folder / "spec.toml", folder / "run"
     file.write_text(spec)
-    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
-    result = subprocess.run(
-        spark_lab.hosts[0].command(sys.executable, "-m", "paceline.cli", "run", file, "--out", out),
-        env={**kept, "PACELINE_CACHE": str(folder / "cache"), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    words = [sys.executable, "-m", "paceline.cli", "run", file, "--out", out]
+    environment = kept_environment(PACELINE_CACHE=str(folder / "cache"), NO_COLOR="1")
+    result = run_command(spark_lab.hosts[0].command(*words), LIMIT_S, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
     rows = json.loads((out / "comparison.json").read_text())["rows"]
     return [row for row in rows if not row["is_baseline"]], folder

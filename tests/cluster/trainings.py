@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.environment import is_kept
+from tests.support.environment import kept_environment
 from tests.support.job_specs import NO_SIDECAR, job_words
 
 from paceline.host.processes import command_line_of, is_alive, send, wait_until
@@ -129,13 +128,12 @@ def training(
 ) -> Iterator[Training]:
     """Start `commands`, yield when all ranks train, and kill what is left at the end."""
     before = {pid for host in lab.hosts for pid in processes_in(host.namespace)}
-    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     processes: list[subprocess.Popen[bytes]] = []
     with (folder / "log.txt").open("ab") as output:
         try:
             for command in commands:
                 process = subprocess.Popen(
-                    command, env=kept, cwd=folder, stdout=output, stderr=output
+                    command, env=kept_environment(), cwd=folder, stdout=output, stderr=output
                 )
                 processes.append(process)
             running = Training(lab, folder, before, processes, len(lab.hosts) * ranks_per_host)

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 from unittest import mock
 
-from tests.support.environment import is_kept
+from tests.support.commands import run_command, start_command
+from tests.support.environment import kept_environment
 
 from paceline.cli import main
 
@@ -59,6 +61,18 @@ local_strategy = "threads"
 replicas = 2
 oversubscribe = true
 """
+# To be replaced in SMALL.
+NO_SIDECAR = ("interval_s = 0.1", "enabled = false")
+
+
+def small(data: object = None, **values: object) -> str:
+    """Return SMALL with other values of some of its keys; data: a data set of its own."""
+    text = SMALL if data is None else SMALL.replace("samples = 48", f'data = "{data}"')
+    for key, value in values.items():
+        line = f"{key} = {json.dumps(value)}"
+        text, count = re.subn(rf"^{key} = .*", line, text, flags=re.MULTILINE)
+        assert count == 1, key
+    return text
 
 
 def trial(launcher: str, transport: str, **values: object) -> str:
@@ -82,17 +96,10 @@ class Cli:
     environment: dict[str, str]
     cwd: Path
 
-    def __call__(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.argv(*arguments),
-            env=self.environment,
-            cwd=self.cwd,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+    def __call__(
+        self, *arguments: str | Path, limit_s: float = LIMIT_S
+    ) -> subprocess.CompletedProcess[str]:
+        return run_command(self.argv(*arguments), limit_s, env=self.environment, cwd=self.cwd)
 
     def main(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """Run a command in this process, which saves the imports; an error that would show a
@@ -114,14 +121,7 @@ class Cli:
 
     def start(self, *arguments: str | Path, log: Path) -> subprocess.Popen[bytes]:
         """The same in the background; the caller ends it."""
-        return subprocess.Popen(
-            self.argv(*arguments),
-            env=self.environment,
-            cwd=self.cwd,
-            stdout=log.open("wb"),
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
+        return start_command(self.argv(*arguments), log, env=self.environment, cwd=self.cwd)
 
     @staticmethod
     def argv(*arguments: str | Path) -> list[str]:
@@ -130,12 +130,7 @@ class Cli:
 
 def cli_in(cache: Path, folder: Path) -> Cli:
     """Return the command line in a folder. cache: PACELINE_CACHE of what the tests run."""
-    environment = {
-        **{k: v for k, v in os.environ.items() if is_kept(k)},
-        "PACELINE_CACHE": str(cache),
-        "COLUMNS": "80",
-        "NO_COLOR": "1",
-    }
+    environment = kept_environment(PACELINE_CACHE=str(cache), COLUMNS="80", NO_COLOR="1")
     return Cli(environment=environment, cwd=folder)
 
 

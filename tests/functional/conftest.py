@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-import fcntl
-
 import pytest
 from tests.functional.cli_runs import SMALL, cli_in
+from tests.functional.monitored import monitored
+from tests.support.once import making_once
+from tests.unit.monitor.recorded import make_recorded_run
 
 
 @pytest.fixture(scope="session")
@@ -21,12 +22,18 @@ def paceline(cache, tmp_path):
 def small_run(cache, shared_folder):
     """Return the directory of a finished run of SMALL alone. Read only."""
     folder = shared_folder / "small-run"
-    with (shared_folder / "small-run.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker runs it, others wait
-        if not (folder / "finished").exists():
+    with making_once(folder) as is_first:
+        if is_first:
             folder.mkdir()
             (folder / "small.toml").write_text(SMALL, "utf-8")
             result = cli_in(cache, folder)("run", "small.toml", "--out", folder / "run")
             assert result.returncode == 0, result.stderr
-            (folder / "finished").touch()
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def recorded_api(tmp_path_factory):
+    """Return a Prometheus with a recorded run; files with it have one worker (scheduling.py)."""
+    run = make_recorded_run(tmp_path_factory.mktemp("monitored") / "recorded")
+    with monitored(run.root) as monitor:
+        yield monitor.api()

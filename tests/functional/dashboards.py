@@ -26,3 +26,15 @@ def queries() -> list[tuple[str, str, dict]]:
         for panel in panels(name)
         for target in panel["targets"]
     ]
+
+
+def query(name: str, title: str, legend: str) -> str:
+    """Return the query of a panel by its title and its legend."""
+    [expr] = [
+        target["expr"]
+        for panel in panels(name)
+        if panel["title"] == title
+        for target in panel["targets"]
+        if target["legendFormat"] == legend
+    ]
+    return str(expr)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
-from tests.functional.prometheus_api import Prometheus
+from tests.functional.prometheus_api import Prometheus, free_address
+from tests.support.commands import start_command
+
+from paceline.host.processes import end_processes
 
 READY_LIMIT_S = 90.0
 END_LIMIT_S = 30.0
@@ -46,17 +48,13 @@ class Monitor:
 
     def api(self) -> Prometheus:
         """Return the API once Prometheus is ready."""
-        url = self.address("Prometheus")
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        api = Prometheus(self.address("Prometheus"))
         deadline = time.monotonic() + READY_LIMIT_S
-        while True:
-            try:
-                with direct.open(f"{url}/-/ready", timeout=10):
-                    return Prometheus(url)
-            except OSError:
-                assert self.process.poll() is None, self.log
-                assert time.monotonic() < deadline, self.log
-                time.sleep(0.1)
+        while not api.is_ready():
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.1)
+        return api
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(how)
@@ -73,36 +71,14 @@ def monitored(
     if path is not None:
         environment["PATH"] = path
     argv = [sys.executable, "-m", "paceline.cli", "monitor", str(run_dir)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*argv, "--listen", free_address(), "--grafana-listen", free_address(), *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    argv += ["--listen", free_address(), "--grafana-listen", free_address(), *arguments]
+    process = start_command(argv, log, env=environment, start_new_session=True)
     try:
         yield Monitor(process, log)
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(timeout=END_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()  # its children follow: the kernel ends them
-                process.wait(timeout=END_LIMIT_S)
-
-
-def free_address() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+        end_processes([process], END_LIMIT_S)  # its children follow: the kernel ends them
 
 
 def children_of(pid: int) -> set[int]:
     """Processes that `pid` started."""
-    found = subprocess.run(
-        ["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True, check=False
-    )
-    return {int(word) for word in found.stdout.split()}
+    return {child.pid for child in psutil.Process(pid).children()}

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.error
 import urllib.parse
 import urllib.request
 from typing import Any
 
 LIMIT_S = 20.0
+
+
+def free_address() -> str:
+    """Return a free port of the loopback interface, as HOST:PORT."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def fill_in(expr: str, *, run: str, range_s: int, step_s: int = 1) -> str:
@@ -37,6 +45,14 @@ class Prometheus:
     def __init__(self, url: str) -> None:
         self._url = url
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def is_ready(self) -> bool:
+        """Return whether it answers; it may not listen yet, or still read its storage."""
+        try:
+            with self._opener.open(f"{self._url}/-/ready", timeout=LIMIT_S):
+                return True
+        except OSError:
+            return False
 
     def instant(self, expr: str, unix_s: float) -> list[dict[str, Any]]:
         return self._result("query", query=expr, time=f"{unix_s:.3f}")

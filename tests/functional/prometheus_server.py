@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-from tests.functional.prometheus_api import Prometheus
+from tests.functional.prometheus_api import Prometheus, free_address
+from tests.support.commands import start_command
+
+from paceline.host.processes import end_processes
 
 LIMIT_S = 30.0
 SCRAPE_INTERVAL = "200ms"
 _ATTEMPTS = 3
-
-needs_prometheus = pytest.mark.needs("prometheus")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -51,49 +43,27 @@ def prometheus(
     config.write_text(json.dumps({"global": timing, "scrape_configs": described}))
     log = folder / "prometheus.log"
     for _ in range(_ATTEMPTS):
-        port = free_port()
-        process = _start(config, folder / "storage", port, log)
-        if _is_ready(process, port):
+        address = free_address()
+        command = ["prometheus", f"--config.file={config}", f"--web.listen-address={address}"]
+        process = start_command([*command, f"--storage.tsdb.path={folder}/storage"], log)
+        api = Prometheus(f"http://{address}")
+        if _is_ready(process, api):
             break  # otherwise another program took the port first
     else:
         raise AssertionError(log.read_text())
     try:
-        yield Prometheus(f"http://127.0.0.1:{port}")
+        yield api
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout=10)
+        end_processes([process], 10)
 
 
-def _start(config: Path, storage: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as stream:
-        return subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={config}",
-                f"--storage.tsdb.path={storage}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-        )
-
-
-def _is_ready(process: subprocess.Popen[bytes], port: int) -> bool:
+def _is_ready(process: subprocess.Popen[bytes], api: Prometheus) -> bool:
     """Wait until Prometheus answers; False if it has ended."""
     limit_s = time.monotonic() + LIMIT_S
-    while process.poll() is None:
+    while process.poll() is None and not api.is_ready():
         assert time.monotonic() < limit_s, f"Prometheus does not answer within {LIMIT_S:.0f} s"
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=LIMIT_S):
-                return True
-        except OSError:  # not listening yet, or still reading its storage
-            time.sleep(0.05)
-    return False
+        time.sleep(0.05)
+    return process.poll() is None
 
 
 def active_targets(api: Prometheus, job: str) -> list[dict[str, Any]]:

@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.commands import run_command
+from tests.support.environment import AS_ROOT
 from tests.support.forking import LOADED_WITH
 from tests.support.job_specs import NO_SIDECAR, job_words
 
@@ -30,19 +31,7 @@ def test_sum_instead_of_mean_is_not_equivalent(paceline, small_run, forks, tmp_p
     argv = [mpirun, "-n", "2", "--bind-to", "none", "--host", "localhost:2"]
     argv += [*forks.python, HERE / "programs" / "broken_reducer.py", SCRIPT]
     argv += [*job_words(tmp_path, "mpi", data=dataset, **KEYS), "--out", out]
-    broken = subprocess.run(
-        list(map(str, argv)),
-        env={
-            **os.environ,
-            **LOADED_WITH,
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    broken = run_command(argv, 120, env={**os.environ, **LOADED_WITH, **AS_ROOT})
     assert broken.returncode == 0, broken.stderr
 
     compared = paceline.main("compare", out, "--json")

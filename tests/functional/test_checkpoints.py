@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import SMALL, cli_in, slowed, trial
+from tests.functional.cli_runs import NO_SIDECAR, cli_in, slowed, small, trial
+from tests.support.waiting import pid_after_steps
 
 from paceline.records.files import read_jsonl
 
@@ -16,23 +17,6 @@ pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
 # Ranks of `local` are started again by the same code as those of `mpi`.
 LAUNCHERS = {"mpi": "mpi", "torchrun": "gloo", "spark": "gloo"}
 STEPS, EVERY, KILLED_AFTER = 30, 4, 9
-SPEC = (
-    "restarts = 2\n"
-    + SMALL.replace("max_steps = 20", f"max_steps = {STEPS}")
-    .replace("epochs = 8", "epochs = 100")
-    .replace("image_size = 128", "image_size = 64")
-    .replace("interval_s = 0.1", "enabled = false")
-    + f"[checkpoint]\nevery_steps = {EVERY}\n"
-)
-
-
-def rank_after_steps(folder: Path, rank: int, steps: int) -> int | None:
-    """Return the process id of a rank that has done so many steps."""
-    files = folder / "ranks" / str(rank)
-    rows, status = files / "steps.jsonl", files / "status.json"
-    if not rows.exists() or not status.exists() or rows.read_bytes().count(b"\n") < steps:
-        return None
-    return int(json.loads(status.read_text())["pid"])
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +24,9 @@ def run_with_kills(cache, tmp_path_factory, tiny_dataset):
     """A run in which rank 1 of each trial with two ranks was killed once."""
     folder = tmp_path_factory.mktemp("recovered")
     out, log, spec = folder / "run", folder / "log.txt", folder / "spec.toml"
-    entries = "".join(trial(launcher, transport) for launcher, transport in LAUNCHERS.items())
-    spec.write_text(SPEC.replace("samples = 48", f'data = "{tiny_dataset}"') + entries)
+    text = small(tiny_dataset, max_steps=STEPS, epochs=100, image_size=64).replace(*NO_SIDECAR)
+    trials = "".join(trial(*each) for each in LAUNCHERS.items())
+    spec.write_text(f"restarts = 2\n{text}[checkpoint]\nevery_steps = {EVERY}\n{trials}")
     # The steps sleep, so that rank 1 is killed long before its last step on any machine.
     process = slowed(cli_in(cache, folder)).start("run", spec, "--out", out, log=log)
     killed: set[str] = set()
@@ -50,7 +35,7 @@ def run_with_kills(cache, tmp_path_factory, tiny_dataset):
         for folder in out.glob("trials/tiny.*.processes.*"):
             pid = None
             if folder.name not in killed and not (folder / "outcome.json").exists():
-                pid = rank_after_steps(folder, 1, KILLED_AFTER)
+                pid = pid_after_steps(folder / "ranks/1", KILLED_AFTER)
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
                 killed.add(folder.name)

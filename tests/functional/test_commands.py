@@ -9,21 +9,16 @@ import subprocess
 import sys
 
 import pytest
-from tests.functional.cli_runs import SMALL, trial
+from tests.functional.cli_runs import small, trial
+from tests.support.commands import run_command
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.functional
 
 
 def test_doctor_finds_what_came_as_wheels(paceline):
     environment = {k: v for k, v in paceline.environment.items() if k != "JAVA_HOME"}
-    result = subprocess.run(
-        paceline.argv("doctor", "--json"),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = run_command(paceline.argv("doctor", "--json"), 60, env=environment)
     findings = {f["what"]: f for f in json.loads(result.stdout)["findings"]}
     assert {"Python", "MPI", "mpi4py", "Java", "Spark", "torchrun"} <= findings.keys()
     missing = [what for what, finding in findings.items() if not finding["ok"]]
@@ -33,14 +28,7 @@ def test_doctor_finds_what_came_as_wheels(paceline):
 
 def test_doctor_names_what_is_missing_and_how_to_get_it(paceline):
     environment = {**paceline.environment, "JAVA_HOME": "/no/java"}
-    result = subprocess.run(
-        paceline.argv("doctor"),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = run_command(paceline.argv("doctor"), 60, env=environment)
     assert result.returncode == 3
     assert "/no/java" in result.stdout.replace("\n", "").replace(" ", "")
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -48,7 +36,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(paceline):
 
 def test_plan_shows_each_command_and_makes_nothing(paceline, tmp_path, cache):
     spec = tmp_path / "small.toml"
-    spec.write_text(SMALL.replace("samples = 48", "samples = 17") + trial("mpi", "mpi"))
+    spec.write_text(small(samples=17) + trial("mpi", "mpi"))
     result = paceline.main("plan", spec, "--commands")
     assert result.returncode == 0, result.stderr
     comments = [line for line in result.stdout.splitlines() if line.startswith("#")]
@@ -115,7 +103,7 @@ def test_one_damaged_byte_of_a_data_set_ends_the_run_with_4(paceline, tiny_datas
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     spec, out = tmp_path / "spec.toml", tmp_path / "run"
-    spec.write_text(SMALL.replace("samples = 48", f'data = "{dataset}"'))
+    spec.write_text(small(dataset))
     ended = paceline("run", spec, "--out", out)
     assert ended.returncode == 4, ended.stderr
     assert file.name in ended.stderr
@@ -130,14 +118,10 @@ def test_sidecar_by_hand_writes_a_trace_until_its_process_ends(paceline, tmp_pat
             log=tmp_path / "log.txt",
         )
         try:
-            for _ in range(300):
-                if trace.exists() and trace.read_bytes().count(b"\n") >= 3:
-                    break
-                try:
-                    sidecar.wait(timeout=0.1)
-                    break
-                except subprocess.TimeoutExpired:
-                    continue
+            wait_for(
+                lambda: trace.exists() and trace.read_bytes().count(b"\n") >= 3,
+                30, "rows", sidecar,
+            )  # fmt: skip
             watched.communicate(b"\n", timeout=10)
             assert sidecar.wait(timeout=30) == 0
         finally:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from tests.functional.dashboards import DOCUMENTS, FOLDER, NAMES, panels, queries
-from tests.functional.monitored import monitored, needs_prometheus
-from tests.functional.prometheus_api import fill_in, numbers
+from tests.functional.dashboards import DOCUMENTS, FOLDER, NAMES, panels, queries, query
+from tests.functional.monitored import needs_prometheus
+from tests.functional.prometheus_api import Prometheus, fill_in, numbers
 from tests.functional.promql import faults, series_in
 from tests.unit.analysis.fabricate import LAUNCHED
-from tests.unit.monitor.recorded import CPU, SENT, make_recorded_run
+from tests.unit.monitor.recorded import CPU, SENT
 
 from paceline.monitor import serve
 from paceline.records.metrics import METRICS
@@ -205,11 +205,9 @@ def test_every_metric_is_on_a_dashboard() -> None:
     assert missing == set()
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory):
-    run = make_recorded_run(tmp_path_factory.mktemp("monitored") / "recorded")
-    with monitored(run.root) as monitor:
-        yield monitor.api()
+@pytest.fixture
+def api(recorded_api: Prometheus):
+    return recorded_api
 
 
 @needs_prometheus
@@ -244,14 +242,7 @@ def test_prometheus_answers_the_variables(api) -> None:
 
 
 def _query(name: str, title: str, legend: str) -> str:
-    [found] = [
-        target["expr"]
-        for panel in panels(name)
-        if panel["title"] == title
-        for target in panel["targets"]
-        if target["legendFormat"] == legend
-    ]
-    return fill_in(found, run="recorded", range_s=round(ENDED - BEGAN))
+    return fill_in(query(name, title, legend), run="recorded", range_s=round(ENDED - BEGAN))
 
 
 @needs_prometheus

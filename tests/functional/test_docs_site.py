@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.commands import run_command
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(200)]
 
@@ -23,10 +23,8 @@ _FETCHED = re.compile(
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     mkdocs = Path(sys.executable).with_name("mkdocs")
-    built = subprocess.run(
-        [mkdocs, "build", "--strict", "-f", ROOT / "mkdocs.yml", "-d", folder],
-        capture_output=True, text=True, timeout=150, check=False,
-    )  # fmt: skip
+    words = [mkdocs, "build", "--strict", "-f", ROOT / "mkdocs.yml", "-d", folder]
+    built = run_command(words, 150)
     assert built.returncode == 0, built.stderr
     return folder
 

@@ -3,16 +3,19 @@
 import json
 import os
 import signal
-import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.functional.cli_runs import FAULTS
-from tests.support.environment import is_kept
+from tests.support.commands import start_command
+from tests.support.environment import kept_environment
 from tests.support.job_specs import NO_SIDECAR, job_words
-from tests.support.waiting import wait_for
+from tests.support.waiting import pid_after_steps, wait_for
+
+from paceline.host.processes import is_alive
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(200)]
 
@@ -41,37 +44,24 @@ class Training:
         keys = {"local_strategy": strategy, "data": dataset, **STRATEGIES[strategy], **ENDLESS}
         argv = [sys.executable, "-m", "paceline.launchers.local"]
         argv += [*job_words(folder, "local", **keys), "--out", self.out]
-        kept = {k: v for k, v in os.environ.items() if is_kept(k)}
-        self.process = subprocess.Popen(
-            list(map(str, argv)),
-            env={**kept, **environment},
-            cwd=folder,
-            stdout=self.log.open("wb"),
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
+        environment = kept_environment(**environment)
+        self.process = start_command(
+            argv, self.log, env=environment, cwd=folder, start_new_session=True
         )
 
     def ranks(self):
         """Process ids of the ranks, once all of them have trained for a step."""
-        pids = {}
-        folders = list(self.out.glob("trials/*/ranks/*"))
-        for folder in folders:
-            steps, status = folder / "steps.jsonl", folder / "status.json"
-            if steps.exists() and steps.stat().st_size > 0 and status.exists():
-                pids[int(folder.name)] = int(json.loads(status.read_text())["pid"])
-        return pids if folders and len(pids) == len(folders) else None
+        folders = self.out.glob("trials/*/ranks/*")
+        pids = {int(folder.name): pid_after_steps(folder) for folder in folders}
+        return pids if all(pids.values()) else None
 
     def alive(self):
         """Processes of the session that have not ended."""
         found = []
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = path.read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if fields[0] != "Z" and int(fields[3]) == self.process.pid:
-                found.append(int(path.parent.name))
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(ProcessLookupError):
+                if os.getsid(int(path.name)) == self.process.pid and is_alive(int(path.name)):
+                    found.append(int(path.name))
         return found
 
     def end(self):

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import SMALL, Cli, slowed
+from tests.functional.cli_runs import SMALL, THREADS, Cli, slowed
 from tests.functional.long_runs import LONG, STARTED_WITHIN_S, alive
+from tests.support.commands import start_command
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.functional, pytest.mark.needs("tmpfs"), pytest.mark.timeout(300)]
@@ -22,16 +23,7 @@ REPORTED_WITHIN_S = 10.0  # what the project promises; the 4 s for the launcher 
 # Mounts a file system of some size at a folder, for itself only, and becomes the command.
 MOUNTED = 'mount -t tmpfs -o "size=$1" tmpfs "$2" && shift 2 && exec "$@"'
 # The first trial ends before the fault, the second one trains long enough for it.
-TWO_TRIALS = (
-    LONG
-    + """
-[[trials]]
-launcher = "local"
-local_strategy = "threads"
-oversubscribe = true
-replicas = 2
-"""
-)
+TWO_TRIALS = LONG + THREADS
 FIRST, SECOND = "local.none.sequential", "local.none.threads"
 
 
@@ -64,11 +56,9 @@ class SmallDisk:
             argv = [*private, self.size, str(self.folder), *words]
         else:
             argv = self._entering(*words)
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                argv, env=self.cli.environment, cwd=self.folder.parent,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=self._kept(),
-            )  # fmt: skip
+        self.process = start_command(
+            argv, self.log, env=self.cli.environment, cwd=self.folder.parent, pass_fds=self._kept()
+        )
 
     def keep(self) -> None:
         """Keep the file system beyond the end of the run."""

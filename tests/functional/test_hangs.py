@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.functional.cli_runs import cli_in, trial
 
 from paceline.records.layout import TrialFiles
 from paceline.records.pending import last_operations
@@ -15,6 +16,23 @@ pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 HANGING = Path(__file__).parent / "programs/hanging.py"
 COLLECTIVE_S = 6
 EVIDENCE_S = 5  # from the limit to the stacks of all ranks on disk
+SPEC = f"""
+schema = 2
+name = "hangs"
+repeats = 1
+[telemetry]
+enabled = false
+[limits]
+trial_s = 120
+rendezvous_s = 40
+collective_s = {COLLECTIVE_S}
+[[workloads]]
+script = "{HANGING}"
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+"""
+CASES = [("forward", "torchrun"), ("forward", "spark"), ("loader", "mpi"), ("branch", "torchrun")]
 
 
 def line_of(where):
@@ -23,33 +41,26 @@ def line_of(where):
     return next(n for n, line in enumerate(lines, start=1) if line.endswith(f"# in {where}"))
 
 
-@pytest.mark.parametrize(
-    ("where", "launcher"),
-    [
-        ("forward", "torchrun"),
-        ("forward", "spark"),
-        ("loader", "mpi"),
-        ("branch", "torchrun"),
-    ],
-)
-def test_the_rank_that_hangs_is_named_with_its_line(paceline, tmp_path, where, launcher):
-    spec = (
-        'schema = 2\nname = "hangs"\nrepeats = 1\n[telemetry]\nenabled = false\n'
-        f"[limits]\ntrial_s = 120\nrendezvous_s = 40\ncollective_s = {COLLECTIVE_S}\n"
-        f'[[workloads]]\nscript = "{HANGING}"\narguments = ["{where}"]\n'
-        '[[trials]]\nlauncher = "local"\nlocal_strategy = "sequential"\n'
-        f'[[trials]]\nlauncher = "{launcher}"\nlocal_strategy = "processes"\n'
-        'transport = "gloo"\nranks_per_node = 2\noversubscribe = true\n'
-    )
-    (tmp_path / "hangs.toml").write_text(spec, "utf-8")
-    finished = paceline("run", "hangs.toml", "--out", "run")
+@pytest.fixture(scope="module")
+def run_dir(cache, tmp_path_factory):
+    """Return the directory of a run in which rank 1 hangs in each trial but the baseline."""
+    folder = tmp_path_factory.mktemp("hangs")
+    trials = [trial(launcher, "gloo", arguments=[where]) for where, launcher in CASES]
+    (folder / "hangs.toml").write_text(SPEC + "".join(trials), "utf-8")
+    finished = cli_in(cache, folder)("run", "hangs.toml", "--out", "run", limit_s=350)
     assert finished.returncode == 6, finished.stderr
-    [trial] = (tmp_path / "run/trials").glob(f"*.{launcher}.*")
-    message = json.loads((trial / "outcome.json").read_text("utf-8"))["message"]
-    assert f"hanging.py:{line_of(where)} in " in message
+    return folder / "run"
+
+
+@pytest.mark.parametrize(("where", "launcher"), CASES)
+def test_the_rank_that_hangs_is_named_with_its_line(run_dir, where, launcher):
+    [folder] = run_dir.glob(f"trials/*.{launcher}.*.{where}.r0")
+    outcome = json.loads((folder / "outcome.json").read_text("utf-8"))
+    assert outcome["exit_code"] == 6
+    assert f"hanging.py:{line_of(where)} in " in outcome["message"]
     expected = "rank 0 in allreduce at " if where == "branch" else "rank 0 waits in allreduce"
-    assert expected in message
-    assert evidence_s(TrialFiles(trial)) <= COLLECTIVE_S + EVIDENCE_S
+    assert expected in outcome["message"]
+    assert evidence_s(TrialFiles(folder)) <= COLLECTIVE_S + EVIDENCE_S
 
 
 def evidence_s(files: TrialFiles) -> float:

@@ -7,12 +7,13 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 from tests.functional.cli_runs import LIMIT_S, Cli
+from tests.support.commands import run_command
+from tests.support.environment import AS_ROOT
 from tests.support.forking import ForkServer
 
 from paceline.launchers.mpi.tools import find_mpirun
@@ -58,24 +59,16 @@ def test_slurm_template_trains_with_the_ranks_that_slurm_gives(
         program.chmod(0o755)
     (home / "paceline" / "mpi-jobs").symlink_to(ROOT / "mpi-jobs")
     template = ROOT / "mpi-jobs" / "train.sbatch"
-    ended = subprocess.run(
-        ["bash", template],
-        env={
-            **paceline.environment,
-            "HOME": str(home),
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "SLURM_JOB_ID": "7",
-            "SLURM_NTASKS": "2",
-            "SLURM_CPUS_PER_TASK": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    variables = {
+        **paceline.environment,
+        **AS_ROOT,
+        "HOME": str(home),
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "2",
+        "SLURM_CPUS_PER_TASK": "1",
+    }
+    ended = run_command(["bash", template], LIMIT_S, env=variables, cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     [trial] = (home / "runs" / "7" / "trials").iterdir()
     assert json.loads((trial / "outcome.json").read_text())["status"] == "ok"
@@ -119,10 +112,10 @@ def test_gradle_knows_every_task(tmp_path: Path) -> None:
     (checkout / "pacelinew").write_text('#!/bin/sh\necho "called: $*"\n')
     (checkout / "pacelinew").chmod(0o755)
     home = ["--gradle-user-home", str(tmp_path / "gradle")]
-    ended = subprocess.run(
+    ended = run_command(
         ["gradle", *home, "--offline", "--quiet", "setup", "test", "check", "run", "clean",
          "-Pargs=plan 'my spec.toml'"],
-        cwd=checkout, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        LIMIT_S, cwd=checkout,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     called = [line for line in ended.stdout.splitlines() if line.startswith("called: ")]

@@ -153,9 +153,12 @@ def test_sixty_four_threads_and_their_switches_are_counted(watch: Watch) -> None
         ), kind
 
 
-def needs_uncached_reads(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def _uncached_reads(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skip tests where reads cannot be seen."""
+    folder = tmp_path_factory.mktemp("probe")
     probe = folder / "probe"
-    known_load.prepare(str(probe))
+    known_load.prepare(str(probe), known_load.CHILD_READ_BYTES)
     before = _own_read_bytes()
     try:
         known_load.read_uncached(str(probe), known_load.CHILD_READ_BYTES)
@@ -163,7 +166,6 @@ def needs_uncached_reads(folder: Path) -> None:
         pytest.skip(f"{folder}: this file system cannot read past the page cache: {error}")
     if _own_read_bytes() - before < known_load.CHILD_READ_BYTES:
         pytest.skip(f"{folder}: the kernel does not count reads from what this lies on")
-    probe.unlink()
 
 
 def _own_read_bytes() -> int:
@@ -174,8 +176,8 @@ def _own_read_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
 
-def test_uncached_reads_from_disk_are_counted(watch: Watch, tmp_path: Path) -> None:
-    needs_uncached_reads(tmp_path)
+@pytest.mark.usefixtures("_uncached_reads")
+def test_uncached_reads_from_disk_are_counted(watch: Watch) -> None:
     before, truth, after = watch("disk").put_on()
     assert truth["read_bytes"] == 64 * 2**20
     assert ran(before, after, "run_read_bytes") == pytest.approx(truth["read_bytes"], rel=WITHIN)
@@ -189,10 +191,8 @@ def test_uncached_reads_from_disk_are_counted(watch: Watch, tmp_path: Path) -> N
     assert max(by_disk.values()) >= truth["read_bytes"] * (1 - WITHIN)
 
 
-def test_writes_are_counted_and_so_is_the_waiting_for_the_disk(
-    watch: Watch, tmp_path: Path
-) -> None:
-    needs_uncached_reads(tmp_path)
+@pytest.mark.usefixtures("_uncached_reads")
+def test_writes_are_counted_and_so_is_the_waiting_for_the_disk(watch: Watch) -> None:
     before, truth, after = watch("synced_writes").put_on()
     written = ran(before, after, "run_written_bytes")
     assert written == pytest.approx(truth["written_bytes"], rel=WITHIN)
@@ -203,10 +203,8 @@ def test_writes_are_counted_and_so_is_the_waiting_for_the_disk(
     assert waited_s <= (after["unix_s"] - before["unix_s"]) * len(after["core_busy_s"])
 
 
-def test_children_that_come_and_go_between_samples_are_counted_once(
-    watch: Watch, tmp_path: Path
-) -> None:
-    needs_uncached_reads(tmp_path)
+@pytest.mark.usefixtures("_uncached_reads")
+def test_children_that_come_and_go_between_samples_are_counted_once(watch: Watch) -> None:
     before, truth, after = watch("children").put_on()
     assert after["run_processes"] == 1
     assert truth["cpu_s"] >= known_load.CHILDREN * 0.05

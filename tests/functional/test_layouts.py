@@ -7,32 +7,67 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.functional.cli_runs import cli_in, trial
 
-pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(600)]
 
-LAYOUTS = Path(__file__).parents[2] / "examples/scripts/layouts.py"
-STEPS = 4
+SCRIPT = Path(__file__).parents[2] / "examples/scripts/layouts.py"
+SPEC = f"""
+schema = 2
+name = "layouts"
+repeats = 1
+[telemetry]
+enabled = false
+[[workloads]]
+script = "{SCRIPT}"
+max_steps = 4
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+"""
+LAUNCHERS = {"torchrun": "gloo", "mpi": "mpi", "spark": "gloo"}
+COMMON = ("fsdp", "tp", "pipeline")
+OPERATIONS = {"fsdp": {"reduce_scatter"}, "pipeline": {"send", "recv"}}
+# Spark brings the same transport as torchrun.
+LAYOUTS = {"torchrun": ("ddp", *COMMON, "ddp+compile"), "mpi": COMMON, "spark": ("fsdp",)}
+LIMIT_S = 500
 
 
-@pytest.mark.parametrize(
-    ("launcher", "transport", "layouts"),
-    [
-        ("torchrun", "gloo", ("ddp", "fsdp", "tp", "pipeline", "ddp+compile")),
-        ("mpi", "mpi", ("fsdp", "tp", "pipeline")),
-        ("spark", "gloo", ("fsdp", "tp", "pipeline")),
-    ],
-)
-def test_all_layouts_are_equivalent_in_one_table(paceline, tmp_path, launcher, transport, layouts):
-    options = ["--launcher", launcher, "--transport", transport, "--ranks", "2", "-q"]
-    options += ["--max-steps", str(STEPS), "--repeats", "1", "--out", "run"]
-    finished = paceline("run", *options, f"--vary=--layout={','.join(layouts)}", LAYOUTS)
+@pytest.fixture(scope="module")
+def run(cache, tmp_path_factory):
+    """Return the rows with two ranks of one run of all layouts, and its directory."""
+    folder = tmp_path_factory.mktemp("layouts")
+    trials = [
+        trial(*each, arguments=[f"--layout={name}"])
+        for each in LAUNCHERS.items()
+        for name in LAYOUTS[each[0]]
+    ]
+    (folder / "layouts.toml").write_text(SPEC + "".join(trials), "utf-8")
+    paceline = cli_in(cache, folder)
+    finished = paceline("run", "-q", "layouts.toml", "--out", "run", limit_s=LIMIT_S)
     assert finished.returncode == 0, finished.stderr
     rows = json.loads(paceline.main("compare", "run", "--json").stdout)["rows"]
-    found = {row["configuration"]: row["equivalent"] for row in rows if row["ranks"] == 2}
-    assert len(found) == len(layouts)
+    return [row for row in rows if row["ranks"] == 2], folder / "run"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_all_layouts_are_equivalent_in_one_table(run, launcher):
+    rows, run_dir = run
+    own = [row for row in rows if row["launcher"] == launcher]
+    found = {row["configuration"]: row["equivalent"] for row in own}
+    assert len(found) == len(LAYOUTS[launcher])
     assert found == dict.fromkeys(found, True)
-    for name, operations in (("fsdp", {"reduce_scatter"}), ("pipeline", {"send", "recv"})):
-        [trial] = (tmp_path / "run/trials").glob(f"*.layout-{name}.r0")
-        tables = (trial / "ranks").glob("*/communication.parquet")
+    for name in OPERATIONS.keys() & LAYOUTS[launcher]:
+        [folder] = run_dir.glob(f"trials/*.{launcher}.*.layout-{name}.r0")
+        tables = (folder / "ranks").glob("*/communication.parquet")
         seen = {each for table in tables for each in pl.read_parquet(table)["operation"]}
-        assert operations <= seen
+        assert OPERATIONS[name] <= seen
+
+
+def test_layouts_can_be_named_by_an_option_instead(paceline):
+    options = ("--launcher", "torchrun", "--ranks", "2", f"--vary=--layout={','.join(COMMON)}")
+    shown = paceline.main("plan", "--json", *options, SCRIPT)
+    assert shown.returncode == 0, shown.stderr
+    planned = json.loads(shown.stdout)["trials"]
+    expected = {(f"--layout={name}",) for name in COMMON}
+    assert {tuple(each["arguments"]) for each in planned} - {()} == expected

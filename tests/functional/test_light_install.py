@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from tests.functional.cli_runs import LIMIT_S, cli_in
+from tests.support.bundles import bundles
+from tests.support.commands import run_command
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
@@ -27,12 +29,9 @@ OF_EXTRAS = (
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory):
+def dist(shared_folder):
     """Return the folder with the wheel and the source archive."""
-    folder = tmp_path_factory.mktemp("dist")
-    built = [sys.executable, ROOT / "python/tools/bundle.py", "--out", folder]
-    subprocess.run(built, check=True, capture_output=True, timeout=LIMIT_S)
-    return folder
+    return bundles(shared_folder)
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +58,8 @@ def python(dist, tmp_path_factory):
 
 
 def paceline(python, cache, folder, *words):
-    return subprocess.run(
-        [python, "-m", "paceline.cli", *map(str, words)],
-        env=cli_in(cache, folder).environment,
-        cwd=folder,
-        timeout=LIMIT_S,
-        capture_output=True,
-        check=False,
-        text=True,
-    )
+    command = [python, "-m", "paceline.cli", *words]
+    return run_command(command, LIMIT_S, env=cli_in(cache, folder).environment, cwd=folder)
 
 
 def test_the_source_archive_installs_what_the_wheel_does(dist, tmp_path):
@@ -88,8 +80,9 @@ def test_the_source_archive_installs_what_the_wheel_does(dist, tmp_path):
 
 
 def test_a_script_is_run_compared_and_reported_without_any_extra(python, cache, tmp_path):
-    options = ("--max-steps", STEPS, "--repeats", 1, "--out", "run")
-    finished = paceline(python, cache, tmp_path, "run", *options, DDP, "--width", 32)
+    options = ("--max-steps", STEPS, "--repeats", 1, "--local-strategy", "processes")
+    words = ("run", *options, "--out", "run", DDP, "--width", 32)
+    finished = paceline(python, cache, tmp_path, *words)
     assert finished.returncode == 0, finished.stderr
     assert (tmp_path / "run/report.html").is_file()
     compared = paceline(python, cache, tmp_path, "compare", "run", "--json")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from tests.functional.monitored import children_of, monitored, needs_prometheus
 from tests.functional.prometheus_api import numbers
+from tests.support.waiting import wait_for
 from tests.unit.analysis.fabricate import LAUNCHED
 from tests.unit.monitor.recorded import CPU, MPI, RANK_CORES, make_recorded_run
 
@@ -80,12 +81,9 @@ def sidecar():
     thread.join(timeout=10)
 
 
-def wait_for(api, expr: str) -> list[dict]:
-    deadline = time.monotonic() + SEEN_LIMIT_S
-    while not (found := api.instant(expr, time.time())):
-        assert time.monotonic() < deadline, f"nothing for {expr}"
-        time.sleep(0.25)
-    return found
+def seen(api, expr: str) -> list[dict]:
+    """Wait until a query has an answer."""
+    return wait_for(lambda: api.instant(expr, time.time()), SEEN_LIMIT_S, expr)
 
 
 def test_trace_and_prometheus_tell_the_same_numbers(shown) -> None:
@@ -126,17 +124,17 @@ def test_live_sidecars_are_scraped_and_rules_are_at_work(run, sidecar) -> None:
         api = monitor.api()
         target = run.targets / "live.json"
         target.write_text(json.dumps([{"targets": [sidecar], "labels": {"__scheme__": "http"}}]))
-        [found] = wait_for(api, "paceline_run_info")
+        [found] = seen(api, "paceline_run_info")
         assert set(found["metric"]) == {"__name__", "host", "run", "trial", "launcher"}
-        [alert] = wait_for(api, 'ALERTS{alertstate="firing"}')
+        [alert] = seen(api, 'ALERTS{alertstate="firing"}')
         assert alert["metric"]["alertname"] == "PacelineRankFailed"
         assert alert["metric"]["rank"] == "3"
-        assert numbers(wait_for(api, "host:paceline_host_runs:count")) == [1.0]
+        assert numbers(seen(api, "host:paceline_host_runs:count")) == [1.0]
         target.unlink()
-        deadline = time.monotonic() + SEEN_LIMIT_S
-        while api.instant("paceline_run_info", time.time()):
-            assert time.monotonic() < deadline, "a sidecar that ended is still there"
-            time.sleep(0.5)
+        wait_for(
+            lambda: not api.instant("paceline_run_info", time.time()),
+            SEEN_LIMIT_S, "the end of a sidecar",
+        )  # fmt: skip
 
 
 def test_asked_to_end_it_takes_prometheus_with_it_and_then_shows_the_same_again(run) -> None:
@@ -211,10 +209,7 @@ def test_grafana_is_started_provisioned_and_ended(run, tmp_path) -> None:
     fake.chmod(0o755)
     with monitored(run.root, path=f"{programs}:{os.environ['PATH']}") as monitor:
         url = monitor.address("Grafana")
-        deadline = time.monotonic() + 30
-        while not told.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(told.exists, 30, "Grafana")
         arguments, settings = json.loads(told.read_text())
         children = children_of(monitor.process.pid)
         assert len(children) == 2

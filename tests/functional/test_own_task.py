@@ -6,12 +6,11 @@ Every local strategy with the example: tests/unit/strategies/test_own_task.py.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import Cli
+from tests.functional.cli_runs import cli_in
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
@@ -53,8 +52,7 @@ oversubscribe = true
 def test_language_model_is_split_evaluated_and_equivalent(cache, tmp_path):
     """Two of its trials; all strategies: tests/unit/strategies."""
     (tmp_path / "gpt.toml").write_text(GPT, encoding="utf-8")
-    environment = {**os.environ, "PACELINE_CACHE": str(cache), "NO_COLOR": "1"}
-    cli = Cli(environment=environment, cwd=tmp_path)
+    cli = cli_in(cache, tmp_path)
     ran = cli("run", "gpt.toml", "--out", "run")
     assert ran.returncode == 0, ran.stderr
     compared = cli.main("compare", "run", "--json")
@@ -68,8 +66,7 @@ def test_language_model_is_split_evaluated_and_equivalent(cache, tmp_path):
 def test_processes_train_the_example_equivalently(cache, tiny_dataset, tmp_path):
     folder = shutil.copytree(EXAMPLE, tmp_path / "own-task")
     (folder / "dataset").symlink_to(tiny_dataset)
-    environment = {**os.environ, "PACELINE_CACHE": str(cache), "NO_COLOR": "1"}
-    cli = Cli(environment=environment, cwd=folder)
+    cli = cli_in(cache, folder)
     planned = json.loads(cli.main("plan", "own-task.toml", "--json").stdout)["trials"]
     assert {trial["local_strategy"] for trial in planned} == STRATEGIES
 

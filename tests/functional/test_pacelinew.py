@@ -12,35 +12,23 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.commands import run_command
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.functional
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
 THREE_AT_A_TIME = "-n|3|--dist|loadgroup|--no-loadscope-reorder"
-COMMANDS = [
-    "sh",
-    "cat",
-    "cksum",
-    "cp",
-    "dirname",
-    "grep",
-    "head",
-    "mkdir",
-    "mv",
-    "printf",
-    "readlink",
-    "rm",
-    "sed",
-    "sleep",
-    "tail",
-    "touch",
-]
+COMMANDS = (
+    "sh", "cat", "cksum", "cp", "dirname", "grep", "head", "mkdir", "mv", "printf", "readlink",
+    "rm", "sed", "sleep", "tail", "touch",
+)  # fmt: skip
 
 # Stands for the interpreter on PATH: makes a fake environment, is the real Python otherwise.
 BASE_PYTHON = """\
@@ -132,21 +120,18 @@ class Checkout:
     def venv(self) -> Path:
         return self.root / ".venv"
 
-    def env(self) -> dict[str, str]:
-        return {
-            "PATH": str(self.fakes / "bin"),
-            "FAKES": str(self.fakes),
-            "REAL_PYTHON": sys.executable,
-            **self.extra,
-        }
-
     def start(
         self, *arguments: str, script: Path | None = None, cwd: Path | None = None, shell: str = ""
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*([shell] if shell else []), str(script or self.root / "pacelinew"), *arguments],
             cwd=cwd or self.fakes,
-            env=self.env(),
+            env={
+                "PATH": str(self.fakes / "bin"),
+                "FAKES": str(self.fakes),
+                "REAL_PYTHON": sys.executable,
+                **self.extra,
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -154,11 +139,8 @@ class Checkout:
             start_new_session=True,
         )
 
-    def run(
-        self, *arguments: str, script: Path | None = None, cwd: Path | None = None, shell: str = ""
-    ) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments, script=script, cwd=cwd, shell=shell)
-        return finish(process)
+    def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        return finish(self.start(*arguments, **options))
 
     def calls(self) -> list[str]:
         file = self.fakes / "calls"
@@ -283,9 +265,7 @@ def test_environment_whose_python_is_gone_is_made_anew(checkout: Checkout) -> No
 def test_killed_installation_is_started_afresh(checkout: Checkout) -> None:
     checkout.switch("pip-waits")
     process = checkout.start("setup")
-    deadline_s = time.monotonic() + LIMIT_S
-    while not (checkout.fakes / "pip-started").exists() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    wait_for((checkout.fakes / "pip-started").exists, LIMIT_S, "pip")
     os.killpg(process.pid, signal.SIGKILL)
     finish(process)
     checkout.switch("pip-waits", on=False)
@@ -424,44 +404,37 @@ def test_callers_pythonpath_does_not_reach_paceline(checkout: Checkout, tmp_path
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-def test_test_without_a_path_runs_the_whole_suite(checkout: Checkout) -> None:
-    config = checkout.root / "python" / "pyproject.toml"
-    (checkout.fakes / "slow").mkdir()  # exists, but is -m's value and no path
-    done = checkout.run("test", "-q", "-m", "slow")
-    assert done.stdout == (
-        f"pytest|-c|{config}|--rootdir|{checkout.root}|{THREE_AT_A_TIME}|-q|-m|slow|"
-        f"{checkout.root}/tests|\n"
-    )
-
-
-def test_test_with_a_path_runs_only_that(checkout: Checkout) -> None:
-    config = checkout.root / "python" / "pyproject.toml"
-    (checkout.root / "tests" / "test_a.py").touch()
-    done = checkout.run("test", "tests/test_a.py::test_b[1]", cwd=checkout.root)
-    assert done.stdout == (
-        f"pytest|-c|{config}|--rootdir|{checkout.root}|{THREE_AT_A_TIME}|tests/test_a.py::test_b[1]|\n"
-    )
+A_TEST = "tests/test_a.py::test_b[1]"
+OWN_NUMBERS = ["-n", "4"], ["-n0"], ["--numprocesses=3"], ["--pdb"], ["-s"], ["--collect-only"]
 
 
 @pytest.mark.parametrize(
-    "words", [["-n", "4"], ["-n0"], ["--numprocesses=3"], ["--pdb"], ["-s"], ["--collect-only"]]
+    ("words", "three", "path"),
+    [
+        (["-q", "-m", "slow"], True, False),
+        ([A_TEST], True, True),
+        *((words, False, False) for words in OWN_NUMBERS),
+    ],
 )
-def test_own_number_of_processes_replaces_the_default(checkout: Checkout, words: list[str]) -> None:
+def test_test_runs_the_whole_suite_three_at_a_time_unless_words_say_otherwise(
+    checkout: Checkout, words: list[str], three: bool, path: bool
+) -> None:
     config = checkout.root / "python" / "pyproject.toml"
-    done = checkout.run("test", *words)
-    expected = ["pytest", "-c", config, "--rootdir", checkout.root, *words]
-    assert done.stdout == "|".join(map(str, [*expected, checkout.root / "tests"])) + "|\n"
+    (checkout.root / "slow").mkdir()  # exists, but is -m's value and no path
+    (checkout.root / "tests" / "test_a.py").touch()
+    done = checkout.run("test", *words, cwd=checkout.root)
+    expected = ["pytest", "-c", config, "--rootdir", checkout.root]
+    expected += [THREE_AT_A_TIME] if three else []
+    expected += [*words] if path else [*words, checkout.root / "tests"]
+    assert done.stdout == "|".join(map(str, expected)) + "|\n"
 
 
 def test_check_runs_every_step_and_fails_if_one_does(checkout: Checkout) -> None:
     checkout.extra["FAILING"] = "mypy"
     done = checkout.run("check")
     tools = [line.split("|")[0] for line in done.stdout.splitlines()]
-    assert (tools[0], tools[-1], set(tools)) == (
-        "ruff",
-        "mkdocs",
-        {"ruff", "mypy", "lint-imports", "mkdocs"},
-    )
+    assert (tools[0], tools[-1]) == ("ruff", "mkdocs")
+    assert set(tools) == {"ruff", "mypy", "lint-imports", "mkdocs"}
     assert done.stdout.splitlines()[-1] == "mkdocs|build|--strict|-f|../mkdocs.yml|"
     assert done.returncode == 1
     assert "failed: mypy src benchmarks tools, mypy ../tests" in done.stderr
@@ -489,27 +462,16 @@ def test_argument_after_a_verb_that_takes_none_is_wrong_usage(
 @pytest.mark.needs("fresh-install")
 @pytest.mark.timeout(1800)
 def test_fresh_copy_installs_and_runs_with_an_empty_environment(tmp_path: Path) -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        timeout=LIMIT_S,
-    )
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = run_command(words, LIMIT_S, cwd=ROOT)
+    listed.check_returncode()
     copy = tmp_path / "fresh copy"
-    for name in filter(None, listed.stdout.decode().split("\0")):
+    for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
     env = {"HOME": os.environ["HOME"], "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        [copy / "pacelinew", "plan", "quickstart", "--json"],
-        cwd="/",
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=1700,
-        check=False,
-    )
+    command = [copy / "pacelinew", "plan", "quickstart", "--json"]
+    done = run_command(command, 1700, env=env, cwd=Path("/"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(("{", "["))

@@ -5,13 +5,12 @@ step; that the loss is right to a tenth is shown by benchmarks/straggler.py.
 """
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.support.environment import is_kept
+from tests.support.commands import run_command
+from tests.support.environment import AS_ROOT, kept_environment
 from tests.support.forking import LOADED_WITH
 from tests.support.job_specs import NO_SIDECAR, job_words
 
@@ -41,19 +40,7 @@ def slowed_run(request, tiny_dataset, tmp_path_factory, forks):
         "--host", "localhost:2", *forks.python, SLOWED, "1", SLOW_S, "1", JOB,
         *job_words(out.parent, "mpi", **keys), "--out", out,
     ]  # fmt: skip
-    result = subprocess.run(
-        list(map(str, argv)),
-        env={
-            **{k: v for k, v in os.environ.items() if is_kept(k)},
-            **LOADED_WITH,
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    result = run_command(argv, 200, env=kept_environment(**LOADED_WITH, **AS_ROOT))
     assert result.returncode == 0, result.stderr
     return request.param, out
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, trial
+from tests.functional.cli_runs import LIMIT_S, NO_SIDECAR, Cli, small, trial
+from tests.support.commands import run_command
+from tests.support.environment import AS_ROOT
 from tests.support.forking import ForkServer
 
 from paceline.launchers.mpi.tools import find_mpirun
@@ -32,7 +34,6 @@ _PYTHON = """#!/bin/sh
 [ "$1" = -m ] && exec "{python}" "$@"
 exec {forked} "$@"
 """
-_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +48,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -> Pa
 def spec(tmp_path: Path) -> Path:
     """A baseline and two MPI ranks."""
     path = tmp_path / "small.toml"
-    spec = (
-        SMALL.replace("samples = 48", "")
-        .replace("max_steps = 20", "max_steps = 4")
-        .replace("interval_s = 0.1", "enabled = false")
-    )
+    spec = small(max_steps=4).replace(*NO_SIDECAR).replace("samples = 48", "")
     mpi = trial("mpi", "mpi").replace("oversubscribe = true\n", "")
     path.write_text(spec + mpi, "utf-8")
     return path
@@ -60,16 +57,7 @@ def spec(tmp_path: Path) -> Path:
 def _run(
     argv: list[str], environment: Mapping[str, str], cwd: Path
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        argv,
-        env={**environment, **_AS_ROOT},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    return run_command(argv, LIMIT_S, env={**environment, **AS_ROOT}, cwd=cwd)
 
 
 def _compared(paceline: Cli, run_dir: Path) -> dict[str, Any]:
@@ -152,7 +140,7 @@ def _container(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_what_cannot_be_rendered_is_told(paceline: Cli, tmp_path: Path) -> None:
     spec = tmp_path / "small.toml"
-    never_made = SMALL.replace("samples = 48", "samples = 9")
+    never_made = small(samples=9)
     spec.write_text(never_made + trial("mpi", "gloo"), "utf-8")
     rendered = paceline.main("render", "slurm", spec, "--out", tmp_path / "jobs")
     assert rendered.returncode == 0, rendered.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.capabilities import REQUIRE, WHY_NOT, detected
+from tests.support.commands import run_command
 
 pytestmark = pytest.mark.functional
 
@@ -23,16 +24,14 @@ def run_pytest(*words: str, **variables: str) -> subprocess.CompletedProcess[str
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", REQUIRE))}
     command = [sys.executable, "-m", "pytest", "-c", ROOT / "python" / "pyproject.toml"]
     command += ["--rootdir", ROOT, "-p", "no:cacheprovider", "-q", *words]
-    return subprocess.run(
-        command, env={**kept, **variables}, cwd=ROOT,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return run_command(command, 120, env={**kept, **variables}, cwd=ROOT)
 
 
-def test_missing_capability_skips_a_test_with_the_reason() -> None:
-    ended = run_pytest(A_LAB_TEST, **NO_LAB)
+def test_missing_capabilities_skip_tests_with_the_reason() -> None:
+    """Also one that is required, if the test lacks another one, too."""
+    ended = run_pytest(A_LAB_TEST, A_SLURM_TEST, **NO_LAB, **{REQUIRE: "slurm"})
     assert ended.returncode == 0, ended.stdout
-    assert "1 skipped" in ended.stdout
+    assert "2 skipped" in ended.stdout
     assert "lab: this is a host of lab pretended" in ended.stdout
 
 
@@ -40,12 +39,6 @@ def test_skip_of_a_required_test_is_a_failure() -> None:
     ended = run_pytest(A_LAB_TEST, **NO_LAB, **{REQUIRE: "lab"})
     assert ended.returncode == 1, ended.stdout
     assert f"{REQUIRE} requires lab, but the test was skipped" in ended.stdout
-
-
-def test_test_that_lacks_another_capability_is_skipped() -> None:
-    ended = run_pytest(A_SLURM_TEST, **NO_LAB, **{REQUIRE: "slurm"})
-    assert ended.returncode == 0, ended.stdout
-    assert "1 skipped" in ended.stdout
 
 
 @pytest.mark.needs("lab")
@@ -56,11 +49,6 @@ def test_auto_requires_what_this_machine_has_whatever_the_product_says() -> None
     assert f"{REQUIRE} requires lab, but the test was skipped" in ended.stdout
 
 
-@pytest.mark.needs("prometheus")
-def test_prometheus_is_detected_where_tests_use_it() -> None:
-    assert "prometheus" in detected()
-
-
 def test_unknown_capability_is_an_error() -> None:
     ended = run_pytest(A_LAB_TEST, **NO_LAB, **{REQUIRE: "grafana"})
     assert ended.returncode != 0
@@ -68,6 +56,8 @@ def test_unknown_capability_is_an_error() -> None:
     assert expected in ended.stdout + ended.stderr
 
 
-@pytest.mark.needs("slurm")
-def test_slurm_is_detected_where_tests_use_it() -> None:
-    assert "slurm" in detected()
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("prometheus", "slurm")]
+)
+def test_capability_is_detected_where_tests_use_it(name: str) -> None:
+    assert name in detected()

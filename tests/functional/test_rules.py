@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.functional.monitored import monitored, needs_prometheus
+from tests.functional.monitored import needs_prometheus
+from tests.functional.prometheus_api import Prometheus
 from tests.functional.promql import faults
+from tests.support.commands import run_command
 from tests.unit.analysis.fabricate import LAUNCHED
-from tests.unit.monitor.recorded import make_recorded_run
 
 from paceline.monitor import serve
 
@@ -30,9 +30,7 @@ CASES = yaml.safe_load((MONITORING / "tests" / "alerts.yml").read_text())["tests
 
 
 def promtool(*arguments: str) -> str:
-    done = subprocess.run(
-        ["promtool", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_command(["promtool", *arguments], 60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -96,11 +94,9 @@ def test_alert_says_how_bad_it_is_and_what_it_means(rule) -> None:
     assert rule["annotations"]["description"]
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory):
-    run = make_recorded_run(tmp_path_factory.mktemp("monitored") / "recorded")
-    with monitored(run.root) as monitor:
-        yield monitor.api()
+@pytest.fixture
+def api(recorded_api: Prometheus):
+    return recorded_api
 
 
 @needs_prometheus

@@ -14,12 +14,7 @@ from typing import Any
 
 import pytest
 from tests.functional.prometheus_api import Prometheus
-from tests.functional.prometheus_server import (
-    LIMIT_S,
-    active_targets,
-    needs_prometheus,
-    prometheus,
-)
+from tests.functional.prometheus_server import LIMIT_S, active_targets, prometheus
 from tests.support.rows import STEP, running_rank
 from tests.support.snapshots import SNAPSHOT, served, values
 from tests.support.waiting import wait_for
@@ -34,7 +29,7 @@ from paceline.telemetry import SidecarHandle, SidecarRequest
 from paceline.telemetry.exporter import MetricsServer, text_of
 from paceline.telemetry.request import remove_targets, target_text, write_targets
 
-pytestmark = [pytest.mark.functional, needs_prometheus]
+pytestmark = [pytest.mark.functional, pytest.mark.needs("prometheus")]
 needs_openssl = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="the command openssl is not installed"
 )

@@ -4,20 +4,18 @@ tells is what the dashboards ask for, and what stands in the trace."""
 from __future__ import annotations
 
 import math
-import os
 import subprocess
-import sys
 import time
 from typing import Any
 
 import pytest
-from tests.functional.cli_runs import FAULTS, LIMIT_S, SMALL, trial
+from tests.functional.cli_runs import LIMIT_S, cli_in, slowed, small, trial
 from tests.functional.dashboards import DOCUMENTS, queries
 from tests.functional.monitored import monitored, needs_prometheus
 from tests.functional.prometheus_api import Prometheus, fill_in, numbers
 from tests.functional.promql import series_in
-from tests.support.environment import is_kept
 from tests.support.listeners import open_listeners
+from tests.support.waiting import wait_for
 
 from paceline.host.processes import command_line_of, pids_with_variable
 from paceline.records.layout import RunFiles
@@ -29,10 +27,7 @@ INTERVAL_S, SCRAPE_S = 0.5, 1.0
 # found the sidecar of a trial.
 STEPS, SLEEP_S = 90, 0.1
 SPEC = (
-    SMALL.replace("max_steps = 20", f"max_steps = {STEPS}")
-    .replace("epochs = 8", "epochs = 50")
-    .replace("image_size = 128", "image_size = 32")
-    .replace("interval_s = 0.1", f"interval_s = {INTERVAL_S}")
+    small(max_steps=STEPS, epochs=50, image_size=32, interval_s=INTERVAL_S)
     + trial("mpi", "mpi")
     + trial("spark", "gloo")
 )
@@ -111,38 +106,21 @@ def scraped(tmp_path_factory, cache):
     spec = folder / "small.toml"
     spec.write_text(SPEC)
     run_dir = folder / "run"
-    environment = {
-        **{k: v for k, v in os.environ.items() if is_kept(k)},
-        "PACELINE_CACHE": str(cache),
-        "NO_COLOR": "1",
-        "PYTHONPATH": str(FAULTS),
-        "SLEEP_S": str(SLEEP_S),
-        "TEST_SCRAPED_RUN": str(folder),
-    }
-    log = (folder / "run.log").open("wb")
-    began = time.time()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline.cli", "run", str(spec), "--out", str(run_dir)],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-    )
+    cli = slowed(cli_in(cache, folder), SLEEP_S)
+    cli.environment["TEST_SCRAPED_RUN"] = str(folder)
+    log, began = folder / "run.log", time.time()
+    process = cli.start("run", spec, "--out", run_dir, log=log)
     try:
-        while not (run_dir / "manifest.json").exists():
-            assert process.poll() is None, (folder / "run.log").read_text()
-            assert time.time() < began + LIMIT_S
-            time.sleep(0.1)
+        wait_for((run_dir / "manifest.json").exists, LIMIT_S, "a manifest", process)
         with monitored(run_dir) as monitor:
             api = monitor.api()
             listeners, programs = watch_listeners(process, str(folder))
-            assert process.returncode == 0, (folder / "run.log").read_text()
+            assert process.returncode == 0, log.read_text()
             yield Scraped(RunFiles(run_dir), api, began, time.time(), listeners, programs)
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait(timeout=60)
-        log.close()
 
 
 def test_no_process_of_the_run_listens_beyond_this_host(scraped) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.functional.cli_runs import cli_in
+from tests.functional.cli_runs import cli_in, trial
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
@@ -33,13 +33,6 @@ SCRIPTS = {
 }
 
 
-def trial(launcher, transport, workloads):
-    return (
-        f'[[trials]]\nlauncher = "{launcher}"\ntransport = "{transport}"\nranks_per_node = 2\n'
-        f'local_strategy = "processes"\noversubscribe = true\nworkloads = {json.dumps(workloads)}\n'
-    )
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, cache):
     """The finished process and the comparison of one run of all scripts."""
@@ -54,8 +47,8 @@ def run(tmp_path_factory, cache):
         'arguments = ["--width", "32"]\nsamples_per_step = 64\nwarmup_steps = 2\n'
         + "".join(f'[[workloads]]\nscript = "{name}.py"\nwarmup_steps = 1\n' for name in SCRIPTS)
         + '[[trials]]\nlauncher = "local"\nlocal_strategy = "sequential"\n'
-        + trial("torchrun", "gloo", ["ddp", "alone", "fails"])
-        + trial("mpi", "mpi", ["ddp"])
+        + trial("torchrun", "gloo", workloads=["ddp", "alone", "fails"])
+        + trial("mpi", "mpi", workloads=["ddp"])
     )
     (folder / "scripts.toml").write_text(spec, "utf-8")
     paceline = cli_in(cache, folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,12 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support.rows import running_rank
 
-from paceline.host.processes import Process
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.metrics import METRICS
-from paceline.records.rows import RankStatus
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import sampler as sampler_module
 from paceline.telemetry.exporter import Snapshot, families
@@ -50,7 +48,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
     processes = [subprocess.Popen(["sleep", "600"]) for _ in range(PROCESSES)]
     try:
         for rank, process in enumerate(processes[:RANKS]):
-            write_status(folder, rank, process.pid)
+            status = TrialFiles(folder / "trial").rank(rank).status
+            write_json(status, running_rank(rank, process.pid, host=HOST))
         request = SidecarRequest(
             settings=TelemetrySettings(interval_s=INTERVAL_S),
             run="run",
@@ -89,16 +88,6 @@ def cpu_s_of_files(pids: list[int]) -> float:
         for name in ("stat", "io"):
             Path(f"/proc/{pid}/{name}").read_bytes()
     return time.process_time() - before_s
-
-
-def write_status(folder: Path, rank: int, pid: int) -> None:
-    process = Process.of(pid)
-    assert process is not None
-    status = RankStatus(
-        rank=rank, host=HOST, process_started_unix_s=0.0, state="running",
-        **dataclasses.asdict(process),
-    )  # fmt: skip
-    write_json(TrialFiles(folder / "trial").rank(rank).status, status)
 
 
 def test_readings_of_64_processes_take_at_most_one_percent_of_a_core(measured: Measured) -> None:

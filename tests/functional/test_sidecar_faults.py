@@ -9,12 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import SMALL, slowed
+from tests.functional.cli_runs import slowed, small
 from tests.functional.long_runs import ENDLESS, alive, running_rank
 from tests.support.waiting import wait_for
 
 from paceline.analysis.trial.host_frames import GAP_INTERVALS, gaps
 from paceline.analysis.trial.reading import read_hosts
+from paceline.host.processes import is_alive
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts
@@ -24,27 +25,16 @@ pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
 STARTED_WITHIN_S = 150.0
 INTERVAL_S = 0.1  # of SMALL
 LATE_S = 0.5  # of a reading on a busy machine
-LONGER = (
-    SMALL.replace("max_steps = 20", "max_steps = 160")
-    .replace("epochs = 8", "epochs = 60")
-    .replace("image_size = 128", "image_size = 64")
-)
+LONGER = small(max_steps=160, epochs=60, image_size=64)
 
 
 def sidecar_of(out: Path) -> dict | None:
     """Return what the run's sidecar states while it runs, None while there is none."""
     for path in out.glob("trials/*/hosts/*/sidecar.json"):
         state = json.loads(path.read_text())
-        if is_running(state["pid"]):
+        if is_alive(state["pid"]):
             return state
     return None
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def rows_of(out: Path, name: str) -> list[dict]:
@@ -143,7 +133,7 @@ def test_two_runs_at_once_count_their_own_and_end_when_they_are_asked_to(pacelin
         of_run = {row["unix_s"]: row["run_cpu_seconds"] for row in samples}
         last = [row for row in ranks if row["unix_s"] in of_run][-1]
         assert last["cpu_seconds"] == pytest.approx(of_run[last["unix_s"]], rel=0.05)
-    assert not any(is_running(state["pid"]) for state in states)
+    assert not any(is_alive(state["pid"]) for state in states)
     for out, log in zip(outs, logs, strict=True):
         assert alive(out) == {}
         assert list(out.glob("trials/*/outcome.json")) == []

@@ -16,7 +16,6 @@ CONFIGURATIONS = {
     ("local", "none", "sequential"),
     ("torchrun", "gloo", "processes"),
     ("mpi", "mpi", "processes"),
-    ("spark", "gloo", "processes"),
     ("spark", "mpi", "processes"),
 }
 
@@ -187,15 +186,6 @@ def test_finished_run_resumes_to_nothing(finished):
     before = {p: p.stat().st_mtime_ns for p in run_dir.glob("trials/*/outcome.json")}
     assert cli.main("run", "--resume", run_dir).returncode == 0
     assert {p: p.stat().st_mtime_ns for p in run_dir.glob("trials/*/outcome.json")} == before
-
-
-def test_resume_with_another_spec_is_refused(finished, tmp_path):
-    cli, spec, run_dir, _ = finished
-    other = tmp_path / "other.toml"
-    other.write_text(spec.read_text().replace("seed = 3", "seed = 4"))
-    result = cli.main("run", "--resume", run_dir, other)
-    assert result.returncode == 2
-    assert "the run directory holds its spec" in result.stderr
 
 
 def test_report_is_one_file_without_network_and_names_every_configuration(finished, comparison):

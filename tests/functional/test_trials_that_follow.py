@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 
 import pytest
-from tests.functional.dashboards import panels
+from tests.functional.dashboards import query
 from tests.functional.monitored import needs_prometheus
 from tests.functional.prometheus_api import fill_in
+from tests.support.commands import run_command
 
 from paceline.records.metrics import RUN_FACTS
 
@@ -34,17 +34,6 @@ def _facts(launcher: str) -> str:
     return ",".join(f'{fact}="{value}"' for fact, value in values.items())
 
 
-def _asked(title: str, legend: str) -> str:
-    [expr] = [
-        target["expr"]
-        for panel in panels("compare")
-        if panel["title"] == title
-        for target in panel["targets"]
-        if target["legendFormat"] == legend
-    ]
-    return fill_in(expr, run="r", range_s=60)
-
-
 @needs_prometheus
 @pytest.mark.parametrize(
     ("title", "legend", "first", "second"),
@@ -66,8 +55,9 @@ def test_trial_is_told_by_what_is_its_own(tmp_path, title, legend, first, second
         inputs.append({"series": series.replace(mark, names.get(mark, "")), "values": values})
     labels = re.findall(r"{{(\w+)}}", legend)
     keys = ", ".join(labels)
+    asked = fill_in(query("compare", title, legend), run="r", range_s=60)
     # as whole numbers: promtool compares exactly
-    expr = f"round(sum by ({keys}) ({_asked(title, legend)}))"
+    expr = f"round(sum by ({keys}) ({asked}))"
     wanted = []
     for launcher, value in ((FIRST, first), (SECOND, second)):
         more = "".join(f', {label}="1"' for label in labels[1:])
@@ -79,11 +69,5 @@ def test_trial_is_told_by_what_is_its_own(tmp_path, title, legend, first, second
     }
     file = tmp_path / "case.yml"
     file.write_text(json.dumps({"evaluation_interval": "1s", "tests": [case]}))
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = run_command(["promtool", "test", "rules", file], LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr

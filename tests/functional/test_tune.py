@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tomllib
 
 import pytest
-from tests.functional.cli_runs import Cli
+from tests.functional.cli_runs import cli_in
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
-SPEC = """
+LIMITS = """
+[telemetry]
+enabled = false
+[limits]
+trial_s = 120
+rendezvous_s = 60
+collective_s = 60
+"""
+SPEC = f"""
 schema = 2
 name = "search"
 seed = 3
@@ -35,13 +42,7 @@ steps = 3
 warmup_steps = 1
 repeats = 1
 oversubscribe = true
-[telemetry]
-enabled = false
-[limits]
-trial_s = 120
-rendezvous_s = 60
-collective_s = 60
-"""
+{LIMITS}"""
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,7 @@ def searched(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("search")
     spec = folder / "search.toml"
     spec.write_text(SPEC)
-    environment = {**os.environ, "PACELINE_CACHE": str(cache), "COLUMNS": "80", "NO_COLOR": "1"}
-    cli = Cli(environment=environment, cwd=folder)
+    cli = cli_in(cache, folder)
     result = cli("tune", "local", spec, "--out", folder / "found")
     assert result.returncode == 0, result.stderr
     return cli, spec, folder / "found", result
@@ -145,9 +145,8 @@ def test_search_without_time_says_how_to_go_on(paceline, tmp_path):
     assert "Traceback" not in result.stderr
 
 
-COMM = (
-    SPEC.partition("[[trials]]")[0]
-    + """
+COMM = f"""
+{SPEC.partition("[[trials]]")[0]}
 [[trials]]
 launcher = "local"
 local_strategy = "sequential"
@@ -170,14 +169,7 @@ buckets_mb = [0.05]
 buckets_in_flight = []
 algorithms = []
 mpi_parameters = []
-[telemetry]
-enabled = false
-[limits]
-trial_s = 120
-rendezvous_s = 60
-collective_s = 60
-"""
-)
+{LIMITS}"""
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +177,7 @@ def communicated(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("comm")
     spec = folder / "comm.toml"
     spec.write_text(COMM)
-    environment = {**os.environ, "PACELINE_CACHE": str(cache), "COLUMNS": "80", "NO_COLOR": "1"}
-    cli = Cli(environment=environment, cwd=folder)
+    cli = cli_in(cache, folder)
     result = cli("tune", "comm", spec, "--out", folder / "found")
     assert result.returncode == 0, result.stderr
     return cli, spec, folder / "found", result

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.functional.cli_runs import Cli
+from tests.support.commands import run_command
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
@@ -30,10 +30,8 @@ def test_the_tutorial_on_a_training_of_your_own(tmp_path):
         **os.environ, "PACELINE_CACHE": str(tmp_path / "cache"), "NO_COLOR": "1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }  # fmt: skip
-    done = subprocess.run(
-        ["bash", "-euc", "\n".join(_COMMANDS.findall(text))],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    commands = "\n".join(_COMMANDS.findall(text))
+    done = run_command(["bash", "-euc", commands], 300, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "picture:\n    codec: array\n    dtype: float32\n    shape: [1, 16, 16]" in done.stdout
     assert re.search(r"^18 trials of ", done.stdout, re.MULTILINE)

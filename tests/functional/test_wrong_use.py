@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.functional.cli_runs import SMALL, trial, within
+from tests.functional.cli_runs import SMALL, small, trial, within
 
 from paceline.host.machine import usable_cores
 
@@ -36,7 +36,7 @@ def test_all_faults_of_a_spec_at_once(paceline, tmp_path):
 
 def test_missing_data_set_says_how_to_make_one(paceline, tmp_path):
     spec = tmp_path / "missing.toml"
-    spec.write_text(SMALL.replace("samples = 48", 'data = "nowhere"'))
+    spec.write_text(small("nowhere"))
     assert "paceline data ingest" in complaint(paceline.main("run", spec), 3)
 
 
@@ -51,9 +51,7 @@ def test_missing_mpirun_is_found_before_anything_runs(paceline, tmp_path):
 def test_more_ranks_than_cores_names_both_numbers(paceline, tmp_path, tiny_dataset):
     spec = tmp_path / "many.toml"
     spec.write_text(
-        SMALL.replace("global_batch = 16", "global_batch = 4096").replace(
-            "samples = 48", f'data = "{tiny_dataset}"'
-        )
+        small(tiny_dataset, global_batch=4096)
         + trial("mpi", "mpi").replace("= 2", "= 4096").replace("oversubscribe = true", "")
     )
     message = complaint(within(REFUSED_WITHIN_S, lambda: paceline.main("run", spec)), 3)
@@ -73,6 +71,6 @@ def test_run_directory_in_use_is_not_overwritten(paceline, tmp_path):
 def test_class_folder_without_an_image_is_named(paceline, tmp_path):
     for name in ("fire", "smoke"):
         (tmp_path / "photos" / name).mkdir(parents=True)
-    result = paceline("data", "ingest", tmp_path / "photos", tmp_path / "out")
+    result = paceline.main("data", "ingest", tmp_path / "photos", tmp_path / "out")
     assert "fire" in complaint(result, 4)
     assert not (tmp_path / "out").exists()

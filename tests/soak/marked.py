@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.support.commands import start_command
 
 from paceline.host.processes import command_line_of, pids_with_variable, send
 
@@ -41,15 +42,10 @@ class MarkedCommand:
         self.temporary = self.folder / f"tmp-{self.token}"
         self.temporary.mkdir()
         self.log = self.folder / f"log-{self.token}.txt"
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                self.argv,
-                env={**self.environment, VARIABLE: self.token, "TMPDIR": str(self.temporary)},
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+        variables = {VARIABLE: self.token, "TMPDIR": str(self.temporary)}
+        self.process = start_command(
+            self.argv, self.log, env={**self.environment, **variables}, cwd=self.folder
+        )
 
     def pids(self) -> set[int]:
         """Return the running processes of the command, itself included."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.soak import checkpoint_kills
+from tests.support.commands import run_command
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
@@ -18,14 +18,8 @@ KILLS = 200
 
 def test_training_survives_kills_at_any_moment(tmp_path: Path) -> None:
     program = checkpoint_kills.__file__
-    result = subprocess.run(
-        [sys.executable, program, str(tmp_path / "kills"), str(KILLS), "1"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=1700,
-        check=False,
-    )
+    command = [sys.executable, program, tmp_path / "kills", KILLS, 1]
+    result = run_command(command, 1700, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / "kills" / "kills.json").read_text())
     assert len(found["kills"]) == KILLS

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import SMALL, Cli
+from tests.functional.cli_runs import THREADS, Cli, small
 from tests.soak.marked import MarkedCommand
 
 from paceline.records.files import read_json
@@ -22,13 +22,6 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]
 
 LIMIT_S_PER_TRIAL = 60.0
 GROWTH = 1.05  # allowed from the second quarter of the trials to the last one
-TRIALS = """
-[[trials]]
-launcher = "local"
-local_strategy = "threads"
-oversubscribe = true
-replicas = 2
-"""
 
 
 @dataclass(frozen=True)
@@ -48,12 +41,9 @@ def test_resources_stay_flat(
     count, steps = (pytestconfig.getoption(f"--soak-{name}") for name in ("trials", "steps"))
     spec, out = tmp_path / "many.toml", tmp_path / "run"
     spec.write_text(
-        SMALL.replace("samples = 48", f'data = "{tiny_dataset}"')
-        .replace("repeats = 1", f"repeats = {count // 2}")
-        .replace("image_size = 128", "image_size = 64")
-        .replace("max_steps = 20", f"max_steps = {steps}")
-        .replace("epochs = 8", f"epochs = {steps}")  # enough: an epoch has several steps
-        + TRIALS
+        # epochs: enough, because an epoch has several steps
+        small(tiny_dataset, repeats=count // 2, image_size=64, max_steps=steps, epochs=steps)
+        + THREADS
     )
     started_s = time.monotonic()
     argv = paceline.argv("run", spec, "--out", out)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import SMALL, Cli, trial
+from tests.functional.cli_runs import Cli, small, trial
 from tests.soak.marked import MarkedCommand
 
 from paceline.errors import ExitCode
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 GONE_WITHIN_S = 15.0
 ENDS_WITHIN_S = 180.0  # a run whose sidecar was killed goes on to its end
-QUICK = SMALL.replace("image_size = 128", "image_size = 64")
+QUICK = small(image_size=64)
 SPECS = {
     "mpi": QUICK + trial("mpi", "mpi"),
     "spark": QUICK + trial("spark", "gloo"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 
 # A JVM of a test lives for seconds. With its first compiler alone it takes half the CPU time
@@ -13,11 +14,15 @@ QUICK_JVM = {
     "SPARK_SUBMIT_OPTS": _QUICK,
     "SPARK_DAEMON_JAVA_OPTS": _QUICK,
 }
+# mpirun refuses root without them.
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def is_kept(variable: str) -> bool:
-    """Check if a variable is independent of the user's own runs."""
-    return not variable.startswith(("PACELINE_", "OMP_"))
+def kept_environment(**variables: str) -> dict[str, str]:
+    """Return the variables that are independent of the user's own runs, and others."""
+    own = ("PACELINE_", "OMP_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    return {**kept, **variables}
 
 
 def class_archive_options(folder: Path) -> str:

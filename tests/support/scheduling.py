@@ -14,7 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parents[2]
 # Fixtures that take long to set up, so that one worker runs all files that use them.
-SHARED_FIXTURES = ("spark_lab",)
+SHARED_FIXTURES = ("spark_lab", "recorded_api")
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from subprocess import Popen
 from typing import TypeVar
 
@@ -24,3 +26,11 @@ def wait_for(
         assert time.monotonic() < deadline, f"{what}: not within {limit_s:g} s"
         time.sleep(_POLL_S)
     return found
+
+
+def pid_after_steps(rank: Path, steps: int = 1) -> int | None:
+    """Return the process id of a rank, by its folder, once it has recorded so many steps."""
+    rows, status = rank / "steps.jsonl", rank / "status.json"
+    if not rows.exists() or not status.exists() or rows.read_bytes().count(b"\n") < steps:
+        return None
+    return int(json.loads(status.read_text())["pid"])

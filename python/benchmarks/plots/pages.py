@@ -1,6 +1,7 @@
-"""Draw a picture each for the pages about transports, statistics, causes and predictions.
+# ruff: noqa: RUF001
+"""Draw the figures of the pages from docs/results/raw.
 
-    python python/benchmarks/plots/pages.py
+    python python/benchmarks/plots/pages.py [FIGURE ...]
 
 Needs matplotlib, which Paceline itself does not need: pip install matplotlib
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,16 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 DOCS = Path(__file__).parents[3] / "docs"
-BLUE, GREY, ORANGE = "#2f6fde", "#8a94a6", "#e39b3b"
+BLUE, GREY, ORANGE, DARK = "#2f6fde", "#8a94a6", "#e39b3b", "#444"
+GREEN, RED, BROWN = "#1a7f37", "#c62828", "#c77700"
 
 
 def raw(name: str) -> Any:
     return json.loads((DOCS / f"results/raw/{name}.json").read_text("utf-8"))
+
+
+def titled(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", weight="bold")
 
 
 def transports(axes: Axes) -> None:
@@ -40,7 +47,7 @@ def transports(axes: Axes) -> None:
         axes.plot(rates[name], [place] * len(rates[name]), ".", color="#222", markersize=4)
     axes.set_yticks(range(len(ordered)), ordered)
     axes.set_xlabel("images/s")
-    axes.set_title("AlexNet, two ranks on one host", loc="left", weight="bold")
+    titled(axes, "AlexNet, two ranks on one host")
 
 
 def power(axes: Axes) -> None:
@@ -60,7 +67,7 @@ def power(axes: Axes) -> None:
     axes.set_xlabel("repeats")
     axes.set_ylabel("differences of 6 % found, %")
     axes.legend(frameon=False)
-    axes.set_title("Nine configurations, one of them faster", loc="left", weight="bold")
+    titled(axes, "Nine configurations, one of them faster")
 
 
 def causes(axes: Axes) -> None:
@@ -73,12 +80,12 @@ def causes(axes: Axes) -> None:
     ]
     names = sorted({case["case"] for case in cases}, reverse=True)
     places = [names.index(case["case"]) for case in cases]
-    axes.axvline(1, color="#444", linewidth=1, linestyle="--")
+    axes.axvline(1, color=DARK, linewidth=1, linestyle="--")
     axes.plot([case["share"] for case in cases], places, "o", color=BLUE, alpha=0.7)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(0, 1.3)
     axes.set_xlabel("share of the difference that the right cause got (truth: 1)")
-    axes.set_title("Seeded disturbances", loc="left", weight="bold")
+    titled(axes, "Seeded disturbances")
 
 
 def predictions(axes: Axes) -> None:
@@ -92,21 +99,173 @@ def predictions(axes: Axes) -> None:
             [100 * point["error"] for point in points],
             "o", color=colour, alpha=0.7, markersize=5, label=label,
         )  # fmt: skip
-    axes.axhline(0, color="#444", linewidth=1, linestyle="--")
+    axes.axhline(0, color=DARK, linewidth=1, linestyle="--")
     axes.set_xscale("log")
     axes.set_xlabel("measured step, s")
     axes.set_ylabel("error of the prediction, %")
     axes.legend(frameon=False)
-    axes.set_title("Two to four hosts", loc="left", weight="bold")
+    titled(axes, "Two to four hosts")
+
+
+def checkpoint_interval(axes: Axes) -> None:
+    """Draw the measured losses, the formula's curve and the replayed one."""
+    results = raw("checkpoint_interval")
+    intervals = [point["interval_s"] for point in results["curve"]]
+    for name, colour, label in (
+        ("by_formula", BLUE, "Daly's formula"),
+        ("replayed", BROWN, "replayed with measured times"),
+    ):
+        lost = [100 * point[name] for point in results["curve"]]
+        axes.plot(intervals, lost, color=colour, label=label)
+    points = [(p["interval_s"], lost) for p in results["points"] for lost in p["lost_shares"]]
+    axes.scatter(
+        [interval_s for interval_s, _ in points], [100 * lost for _, lost in points],
+        color=DARK, label="trainings", zorder=3,
+    )  # fmt: skip
+    axes.axvline(results["formula_interval_s"], color=BLUE, linestyle=":")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("interval between checkpoints, s")
+    axes.set_ylabel("lost time, % of the work")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(frameon=False)
+    cost_ms = 1000 * results["costs"]["checkpoint_s"]
+    every_s = f"{results['mtbf_s']:g} s"
+    titled(axes, f"A failure every {every_s} on average, checkpoints of {cost_ms:.0f} ms")
+
+
+def crossover(axes: Axes) -> None:
+    """Draw a line for each topology and number of samples."""
+    rows = raw("crossover")["rows"]
+    styles = {"one switch": "-", "racks of 16, 4:1": "--"}
+    links = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10, "100 Gbit/s": 1e11}
+    for topology, style in styles.items():
+        for samples, colour in {1: GREEN, 8: BLUE, 32: BROWN, 128: RED}.items():
+            points = [
+                (row["hosts"], row["equal_bits_per_s"])
+                for row in rows
+                if (row["topology"], row["samples"]) == (topology, samples)
+                and row["equal_bits_per_s"] is not None
+            ]
+            axes.plot(
+                *zip(*points, strict=True), style, marker="o", markersize=4, color=colour,
+                label=f"{samples} per host" if style == "-" else None,
+            )  # fmt: skip
+    axes.plot([], [], "--", color=DARK, label="in racks of 16 hosts, 4:1")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    hosts = sorted({row["hosts"] for row in rows})
+    axes.set_xticks(hosts, [f"{n:,}" for n in hosts])
+    axes.set_yticks(list(links.values()), list(links))
+    axes.set_xlabel("hosts")
+    axes.set_ylabel("bandwidth of a link")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(frameon=False, title="samples")
+    titled(axes, "A layer of 4096 × 4096: below a line, factors are faster")
+
+
+def two_hosts(axes: Axes) -> None:
+    """Draw a pair of bars for each link speed, with 95 % intervals, under mpirun with MPI."""
+    ways = {
+        "lab_alexnet": ("all gradients are sent (228 MB a step)", GREY),
+        "lab_factors": ("factors of large layers (13 MB a step), the default", BLUE),
+    }
+    for offset, (name, (label, colour)) in zip((-0.2, 0.2), ways.items(), strict=True):
+        for index, run in enumerate(raw(name)["runs"]):
+            by_way = {(row["launcher"], row["transport"]): row["speedup"] for row in run["rows"]}
+            found = by_way["mpi", "mpi"]
+            error = [[found["median"] - found["low"]], [found["high"] - found["median"]]]
+            axes.bar(
+                index + offset, found["median"], 0.38, color=colour, yerr=error, capsize=3,
+                label=label if index == 0 else None,
+            )  # fmt: skip
+            axes.annotate(
+                f"{found['median']:.2f}×",
+                (index + offset, found["high"] + 0.04),
+                ha="center",
+                weight="bold",
+                color=GREEN if found["low"] > 1 else RED if found["high"] < 1 else DARK,
+            )
+    axes.axhline(1, color=DARK, linewidth=1, linestyle="--")
+    axes.set_xticks(range(3), ["full speed", "1 Gbit/s", "100 Mbit/s"])
+    axes.set_xlabel("link between the hosts")
+    axes.set_ylabel("speedup over one host")
+    axes.set_ylim(0, 2.6)
+    axes.legend(frameon=False, loc="upper right")
+    titled(axes, "AlexNet 224×224 on two hosts")
+
+
+def within_a_node(panels: Any) -> None:
+    """Draw a panel for each network, with a bar and its 95 % interval for each launcher."""
+    strategies = ("processes", "threads", "intraop", "hybrid", "pipeline", "sequential")
+    networks = {"simple-big": "AlexNet", "complex-small": "VGG16"}
+    rows = raw("lerat2022")["rows"]
+    speedups = {(r["workload"], r["local_strategy"], r["launcher"]): r["speedup"] for r in rows}
+    for axes, (workload, name) in zip(panels, networks.items(), strict=True):
+        for place, (launcher, colour) in enumerate(
+            {"local": BLUE, "mpi": GREY, "spark": ORANGE}.items()
+        ):
+            found = [speedups[workload, strategy, launcher] for strategy in strategies]
+            middle = [each["median"] for each in found]
+            errors = [
+                [each["median"] - each["low"] for each in found],
+                [each["high"] - each["median"] for each in found],
+            ]
+            positions = [index + 0.27 * (place - 1) for index in range(len(found))]
+            axes.bar(
+                positions, middle, 0.25, yerr=errors, color=colour, label=launcher, capsize=1.5
+            )
+        axes.axhline(1, color=DARK, linewidth=1, linestyle="--")
+        axes.set_xticks(range(len(strategies)), strategies, rotation=20)
+        titled(axes, name)
+    panels[0].set_ylabel("speedup over one core")
+    panels[1].legend(frameon=False, loc="upper right", fontsize="small", borderaxespad=0)
+
+
+def workload_curves(panels: Any) -> None:
+    """Draw a panel for each workload: its metric after each epoch, and the target."""
+    run = raw("workloads_curves")
+    styles = {"sequential": ("one process", GREY, "-"), "processes": ("two processes", BLUE, "--")}
+    axes_of = dict(zip(run["workloads"], panels.flat, strict=False))
+    for row in run["rows"]:
+        axes = axes_of[row["workload"]]
+        metric, bound = row["target"].split(" of at least ")
+        curve = run["curves"][row["configuration"]][metric]
+        label, colour, style = styles[row["local_strategy"]]
+        axes.plot(range(1, 1 + len(curve)), curve.values(), style, color=colour, label=label)
+        words = metric.replace("_", " ").replace("iou", "IoU")
+        axes.set_title(f"{row['workload']}: {words}", loc="left", size=10)
+        axes.axhline(float(bound), color=GREEN, linewidth=1, linestyle=":", label="target")
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("epochs")
+    for axes in list(panels.flat)[len(axes_of) :]:
+        axes.axis("off")
+        handles, labels = panels.flat[0].get_legend_handles_labels()
+        legend = dict(zip(labels, handles, strict=True))
+        axes.legend(legend.values(), legend, frameon=False, loc="center")
+
+
+# By the name of the picture: what draws it, its size in inches, and its panels.
+FIGURES: dict[str, tuple[Any, tuple[float, float], dict[str, Any]]] = {
+    **{draw.__name__: (draw, (8, 3.4), {}) for draw in (transports, power, causes, predictions)},
+    "checkpoint-interval": (checkpoint_interval, (8, 4.2), {}),
+    "crossover": (crossover, (8, 4.2), {}),
+    "two-hosts": (two_hosts, (8, 3.6), {}),
+    "within-a-node": (within_a_node, (9, 3.4), {"ncols": 2, "sharey": True}),
+    "workload-curves": (workload_curves, (8, 4.6), {"nrows": 2, "ncols": 3}),
+}
 
 
 def main() -> None:
-    for draw in (transports, power, causes, predictions):
-        figure, axes = plt.subplots(figsize=(8, 3.4), dpi=150)
+    for name in sys.argv[1:] or FIGURES:
+        draw, size, panels = FIGURES[name]
+        figure, axes = plt.subplots(figsize=size, dpi=150, **panels)
         draw(axes)
-        axes.spines[["top", "right"]].set_visible(False)
+        for each in figure.axes:
+            each.spines[["top", "right"]].set_visible(False)
         figure.tight_layout()
-        figure.savefig(DOCS / f"images/{draw.__name__}.png")
+        figure.savefig(DOCS / f"images/{name}.png")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ the names of its hosts, so /etc/hosts is replaced for its processes. Files are i
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -19,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from tests.support.environment import is_kept
+from tests.support.commands import run_command, start_command
+from tests.support.environment import kept_environment
 from tests.support.hadoop_jars import class_path
 
 from paceline.host.processes import end_processes, wait_until
@@ -63,16 +63,9 @@ class Hadoop:
         self, *words: object, limit_s: float = _CALL_S, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the first host and return how it ended."""
-        return subprocess.run(
-            self._command(self.lab.hosts[0], *words),
-            env={**self.environment, **variables},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        command = self._command(self.lab.hosts[0], *words)
+        variables = {**self.environment, **variables}
+        return run_command(command, limit_s, env=variables, cwd=self.folder)
 
     def paceline(self, site: Path, *words: object) -> subprocess.CompletedProcess[str]:
         """Run a command of Paceline; site: folder of spark-defaults.conf."""
@@ -107,15 +100,8 @@ class Hadoop:
     def start(self, name: str, host: Host) -> None:
         """Start a daemon on a host."""
         log = self.folder / f"{name}-{host.number}.log"
-        with log.open("ab") as output:
-            daemon = subprocess.Popen(
-                self._command(host, *self.java(host, name)),
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        self.daemons[name, host.name] = daemon
+        command = self._command(host, *self.java(host, name))
+        self.daemons[name, host.name] = start_command(command, log, env=self.environment)
 
     def kill(self, name: str, host: Host) -> None:
         """Kill a daemon at once. Its containers live on, as on a real node."""
@@ -137,14 +123,11 @@ class Hadoop:
         """Return whether all nodes of both services have registered."""
         address, hosts = self.lab.hosts[0].address, len(self.lab.hosts)
         yarn = self._asked(f"http://{address}:8088/ws/v1/cluster/metrics")
+        if yarn is None or yarn.get("activeNodes") != hosts:
+            return False
         query = "Hadoop:service=NameNode,name=FSNamesystemState"
         hdfs = self._asked(f"http://{address}:9870/jmx?qry={query}")
-        return (
-            yarn is not None
-            and yarn.get("activeNodes") == hosts
-            and hdfs is not None
-            and any(bean["NumLiveDataNodes"] == hosts for bean in hdfs["beans"])
-        )
+        return hdfs is not None and any(b["NumLiveDataNodes"] == hosts for b in hdfs["beans"])
 
     def _command(self, host: Host, *words: object) -> list[str]:
         # Each command on a host has mounts of its own (ip-netns(8)).
@@ -158,7 +141,7 @@ class Hadoop:
         return found
 
     def _text(self, url: str) -> str:
-        return self.call(sys.executable, "-c", _GET, url).stdout
+        return self.call(sys.executable, "-I", "-S", "-c", _GET, url).stdout
 
 
 @contextmanager
@@ -170,17 +153,12 @@ def hadoop_on(lab: Lab) -> Iterator[Hadoop]:
     (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}", "utf-8")
     _configure(folder / "conf", lab.hosts[0].address, folder, len(lab.hosts))
     java = Path(shutil.which("java") or "").resolve()
-    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
-    hadoop = Hadoop(
-        lab,
-        folder,
-        {
-            **kept,
-            "JAVA_HOME": str(java.parent.parent),
-            "HADOOP_CONF_DIR": str(folder / "conf"),
-            "HADOOP_USER_NAME": "root",
-        },
+    environment = kept_environment(
+        JAVA_HOME=str(java.parent.parent),
+        HADOOP_CONF_DIR=str(folder / "conf"),
+        HADOOP_USER_NAME="root",
     )
+    hadoop = Hadoop(lab, folder, environment)
     first = lab.hosts[0]
     try:
         formatted = hadoop.call(*hadoop.java(first, "NameNode", "-format", "-nonInteractive"))

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from tests.cluster.hadoop.cluster import Hadoop, hadoop_on
 from tests.cluster.lab.labs import checked_lab
+from tests.functional.cli_runs import NO_SIDECAR, small
+from tests.support.environment import QUICK_JVM
 
 from paceline.errors import ExitCode
 from paceline.host.processes import wait_until
@@ -29,45 +31,22 @@ ENDLESS = 100_000
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "hadoop"), pytest.mark.timeout(900)]
 
 JOBS = Path(__file__).resolve().parents[3] / "spark-jobs"
-SPEC = """
-schema = 2
-name = "on-yarn"
-seed = 3
-repeats = 1
-[training]
-max_steps = {steps}
-epochs = 100000
-warmup_steps = 1
-global_batch = 16
-image_size = 32
-[[workloads]]
-name = "tiny"
-data = "{data}"
-[telemetry]
-enabled = false
-[network]
-interface = "{interface}"
-[limits]
-trial_s = {trial_s}
-rendezvous_s = 200
-collective_s = 100
-slots_s = 200
-[spark]
-master = "yarn"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
+SPEC = f"""
 [[trials]]
 launcher = "spark"
 transport = "gloo"
 local_strategy = "sequential"
 nodes = 2
+[network]
+interface = "{INTERFACE}"
+[spark]
+master = "yarn"
 """
+QUICK = QUICK_JVM["SPARK_SUBMIT_OPTS"].split()  # which Spark gives to its client only
 # Options of a site, which must arrive in every JVM.
-SITE = {
-    "driver": ("-Djava.security.krb5.conf=/etc/site/krb5.conf", "-Dhttp.proxyHost=proxy.example"),
-    "executor": ("-Djavax.net.ssl.trustStore=/etc/site/trust.jks", "-Dhttp.proxyPort=3128"),
-}
+KERBEROS, PROXY = "-Djava.security.krb5.conf=/etc/site/krb5.conf", "-Dhttp.proxyHost=proxy.example"
+TRUST, PORT = "-Djavax.net.ssl.trustStore=/etc/site/trust.jks", "-Dhttp.proxyPort=3128"
+SITE = {"driver": (KERBEROS, PROXY, *QUICK), "executor": (TRUST, PORT, *QUICK)}
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +62,7 @@ def site_conf(folder: Path) -> Path:
     lines = [
         f"spark.yarn.jars local:{find_spark().path}/jars/*",  # upload nothing
         *(f"spark.{name}.extraJavaOptions {' '.join(options)}" for name, options in SITE.items()),
+        f"spark.yarn.am.extraJavaOptions {' '.join(QUICK)}",
         "spark.yarn.am.memory 256m",
     ]
     (conf / "spark-defaults.conf").write_text("\n".join(lines) + "\n", "utf-8")
@@ -113,6 +93,13 @@ def environment_archive(folder: Path) -> Path:
     return archive
 
 
+def spec_text(data: Path) -> str:
+    """Return a spec with a baseline and a trial under Spark."""
+    limits = {"trial_s": 400, "rendezvous_s": 200, "collective_s": 100}
+    text = small(data, max_steps=6, image_size=32, dropout=True, **limits).replace(*NO_SIDECAR)
+    return text.replace("[limits]", "[limits]\nslots_s = 200") + SPEC
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run with a trial under Spark."""
@@ -141,7 +128,7 @@ def run(
     """Run a baseline and a trial on two nodes, with a shipped environment."""
     folder = tmp_path_factory.mktemp("yarn")
     spec, out = folder / "spec.toml", folder / "run"
-    text = SPEC.format(steps=6, data=tiny_dataset, interface=INTERFACE, trial_s=400)
+    text = spec_text(tiny_dataset)
     text += f'[spark.conf]\n"spark.archives" = "{environment_archive(folder)}#environment"\n'
     text += '"spark.pyspark.python" = "./environment/bin/python"\n'
     spec.write_text(text, "utf-8")
@@ -180,9 +167,7 @@ def test_job_trains_where_the_driver_is_in_the_cluster(
     hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
 ) -> None:
     spec, out = tmp_path / "spec.toml", tmp_path / "run"
-    spec.write_text(
-        SPEC.format(steps=6, data=tiny_dataset, interface=INTERFACE, trial_s=400), "utf-8"
-    )
+    spec.write_text(spec_text(tiny_dataset), "utf-8")
     ended = hadoop.submit(
         site, "--deploy-mode", "cluster", "--driver-memory", "512m",
         "--conf", f"spark.pyspark.python={sys.executable}",

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.lab.labs import removing_remains, traces_of
 from tests.functional.cli_runs import Cli
+from tests.support.commands import run_command
 
 from paceline.lab.record import Registry
 
@@ -29,10 +30,7 @@ CONNECT = "import socket; socket.create_connection(('10.77.0.1', 7077), 5)"
 
 def lab(*words: object) -> subprocess.CompletedProcess[str]:
     with removing_remains():
-        return subprocess.run(
-            [sys.executable, "-m", "paceline.cli", "lab", *map(str, words)],
-            capture_output=True, text=True, timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        return run_command([sys.executable, "-m", "paceline.cli", "lab", *words], LIMIT_S)
 
 
 def lab_here(*words: object) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.lab.labs import keeping_remains, traces_of
 from tests.functional.cli_runs import Cli
+from tests.support.commands import start_command
 
 from paceline.host.processes import wait_until
 from paceline.lab import Lab, LabSettings
@@ -32,8 +33,7 @@ def up(name: str, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """`lab up` that runs ENDLESS in a lab of one host; removed at the end in any case."""
     command = [sys.executable, "-m", "paceline.cli", "lab", "up", "--name", name, "--hosts", "1"]
     command += ["--exec", ENDLESS, *words]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+    process = start_command(command, log)
     try:
         yield process
     finally:

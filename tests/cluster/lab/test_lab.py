@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import pytest
 from tests.cluster.lab.labs import checked_lab, traces_of
+from tests.support.commands import run_command
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.processes import is_alive, wait_until
@@ -78,10 +79,7 @@ getattr(session, sys.argv[1])(lab, lab.hosts[1])
 
 
 def python(host: Host, program: str, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        host.command(sys.executable, "-c", program, *words),
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    return run_command(host.command(sys.executable, "-c", program, *words), LIMIT_S)
 
 
 def answer(host: Host, program: str, *words: object) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.environment import is_kept
+from tests.support.commands import run_command
+from tests.support.environment import kept_environment
 
 from paceline.host.processes import end_processes, wait_until
 
@@ -71,15 +72,8 @@ class Slurm:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the first host and return how it ended."""
         variables = [f"{name}={value}" for name, value in self.environment.items()]
-        return subprocess.run(
-            self.lab.hosts[0].command("env", "-i", *variables, *words),
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        command = self.lab.hosts[0].command("env", "-i", *variables, *words)
+        return run_command(command, limit_s, cwd=cwd)
 
     def output(self, *words: object, cwd: Path | None = None) -> str:
         """Run a command that must end well; return what it prints."""
@@ -129,8 +123,9 @@ def slurm_on(lab: Lab) -> Iterator[Slurm]:
     key.chmod(0o600)
     (folder / "slurm.conf").write_text(_configuration(lab, folder), "utf-8")
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", "utf-8")
-    environment = {k: v for k, v in os.environ.items() if is_kept(k)}
-    environment |= {"SLURM_CONF": str(folder / "slurm.conf"), "TMPDIR": str(folder / "tmp")}
+    environment = kept_environment(
+        SLURM_CONF=str(folder / "slurm.conf"), TMPDIR=str(folder / "tmp")
+    )
     slurm = Slurm(lab, folder, environment)
     daemons: list[subprocess.Popen[bytes]] = []
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.cluster.lab.labs import checked_lab
 from tests.cluster.slurm.cluster import Slurm, slurm_on
+from tests.functional.cli_runs import NO_SIDECAR, small
 
 from paceline.cli import main
 from paceline.host.processes import wait_until
@@ -25,32 +26,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "slurm"), pytest.mar
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN = ROOT / "mpi-jobs" / "train.py"
-SPEC = """
-schema = 2
-name = "on-slurm"
-seed = 3
-repeats = 1
-[training]
-max_steps = {steps}
-epochs = 100000
-warmup_steps = 1
-global_batch = 16
-image_size = 64
-[[workloads]]
-name = "tiny"
-data = "{data}"
-[telemetry]
-enabled = false
-[network]
-interface = "eth0"
-[limits]
-trial_s = 100
-rendezvous_s = 60
-collective_s = 30
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-"""
 ON_TWO_NODES = """
 [[trials]]
 launcher = "{launcher}"
@@ -73,7 +48,9 @@ def slurm() -> Iterator[Slurm]:
 def _rendered(folder: Path, data: Path, *trials: tuple[str, str], steps: int = 4) -> list[Path]:
     """Render a baseline and trials on two nodes; return the sbatch files in the spec's order."""
     spec = folder / "spec.toml"
-    text = SPEC.format(steps=steps, data=data)
+    limits = {"rendezvous_s": 60, "collective_s": 30}
+    text = small(data, max_steps=steps, epochs=100_000, image_size=64, dropout=True, **limits)
+    text = text.replace(*NO_SIDECAR) + '[network]\ninterface = "eth0"\n'
     text += "".join(ON_TWO_NODES.format(launcher=x, transport=y) for x, y in trials)
     spec.write_text(text, "utf-8")
     jobs, run = str(folder / "jobs"), str(folder / "run")

@@ -138,10 +138,10 @@ LOADS: dict[str, Callable[[str], Truth]] = {
 }
 
 
-def prepare(path: str) -> None:
+def prepare(path: str, size: int = READ_BYTES) -> None:
     """A file that is on the disk, and not in the page cache only."""
     with Path(path).open("wb") as file:
-        file.writelines(os.urandom(MIB) for _ in range(READ_BYTES // MIB))
+        file.writelines(os.urandom(MIB) for _ in range(size // MIB))
         file.flush()
         os.fsync(file.fileno())
 

@@ -254,10 +254,10 @@ def train_gan(fixed: bool, seed: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bug", choices=BUGS, required=True)
-    parser.add_argument("--fixed", action="store_true")
+    parser.add_argument("--fixed", nargs="?", const="yes", default="no", choices=("no", "yes"))
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if options.bug == "second-optimiser":
-        train_gan(options.fixed, options.seed)
+        train_gan(options.fixed == "yes", options.seed)
     else:
-        train(options.bug, options.fixed, options.seed)
+        train(options.bug, options.fixed == "yes", options.seed)
