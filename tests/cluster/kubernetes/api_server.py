@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 from tests.functional.prometheus_server import free_port
+from tests.support.commands import start_command
 
 from paceline.host.processes import end_processes, wait_until
 
@@ -118,12 +119,8 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
     running: list[subprocess.Popen[bytes]] = []
     try:
         for command in (etcd, api):
-            with (folder / f"{Path(command[0]).name}.log").open("wb") as log:
-                running.append(
-                    subprocess.Popen(
-                        list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-                    )
-                )
+            log = folder / f"{Path(str(command[0])).name}.log"
+            running.append(start_command(command, log))
         is_ready = wait_until(lambda: server.serves("/readyz"), _START_S, poll_s=0.5)
         assert is_ready, (folder / "kube-apiserver.log").read_text()[-3000:]
         _add_types(server)
