@@ -12,7 +12,7 @@ import pytest
 
 from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.cli import main
-from paceline.cli.predict import NodeNumbers
+from paceline.cli.predict import node_numbers
 from paceline.records.layout import RunFiles
 
 
@@ -27,13 +27,13 @@ def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
     ("text", "expected"), [("4", (4,)), ("1..3", (1, 2, 3)), ("8,1..2", (1, 2, 8))]
 )
 def test_numbers_of_nodes(text: str, expected: tuple[int, ...]) -> None:
-    assert NodeNumbers().convert(text, None, None) == expected
+    assert node_numbers(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "3..1", "x", "1..9999999"])
 def test_other_numbers_are_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"as in 1\.\.64"):
-        NodeNumbers().convert(text, None, None)
+        node_numbers(text)
 
 
 def test_predictions_fit_80_columns_and_are_marked_as_such(run_dir: Path, capsys: Any) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from paceline.cli.options import count, out_option, positive, spec_argument
+from paceline.cli.options import all_of, count, out_option, positive, spec_argument
 from paceline.cli.streams import say
 from paceline.errors import UsageError
 from paceline.launchers.schedulers.files import Places, Rendered
@@ -33,25 +32,18 @@ def command() -> None:
     """Write the trials of a spec as jobs of a scheduler."""
 
 
-def _takes_places(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what all schedulers need."""
-    for option in reversed(
-        (
-            spec_argument,
-            out_option("DIR", "Write the files here; default: NAME-SCHEDULER."),
-            click.option(
-                "--data-dir", metavar="DIR",
-                help="Folder on the nodes with a data set for each workload.",
-            ),
-            click.option("--run-dir", metavar="RUN_DIR", help="Run directory on the nodes."),
-            click.option(
-                "--cores", metavar="N", type=count,
-                help="Cores of a node, for `auto`; default: those of this machine.",
-            ),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+_takes_places = all_of(
+    spec_argument,
+    out_option("DIR", "Write the files here; default: NAME-SCHEDULER."),
+    click.option(
+        "--data-dir", metavar="DIR", help="Folder on the nodes with a data set for each workload.",
+    ),
+    click.option("--run-dir", metavar="RUN_DIR", help="Run directory on the nodes."),
+    click.option(
+        "--cores", metavar="N", type=count,
+        help="Cores of a node, for `auto`; default: those of this machine.",
+    ),
+)  # fmt: skip
 
 
 @command.command("slurm")

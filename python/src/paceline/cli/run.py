@@ -15,7 +15,7 @@ from paceline.cli.compare import print_table
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
 from paceline.cli.findings import print_findings
-from paceline.cli.options import RUN_DIR, json_option, out_option
+from paceline.cli.options import existing_run, json_option, out_option
 from paceline.cli.plan import show_plan
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import EndedBySignal
@@ -32,7 +32,7 @@ from paceline.spec.loading import shipped_experiments
 @click.option(
     "--resume",
     metavar="RUN_DIR",
-    type=RUN_DIR,
+    type=existing_run,
     help="Run the failed and missing trials of this run, which holds its own spec.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would run, as `paceline plan`.")

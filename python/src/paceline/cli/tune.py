@@ -13,8 +13,9 @@ from paceline import runner
 from paceline.cli.console import print_json
 from paceline.cli.findings import print_batch_findings, print_findings
 from paceline.cli.options import (
-    RUN_DIR,
+    all_of,
     count,
+    existing_run,
     json_option,
     limit_option,
     out_option,
@@ -35,22 +36,16 @@ def command() -> None:
     """Find the fastest settings, or the largest batch, by short trials."""
 
 
-def _takes_search(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments and options of a search."""
-    for option in reversed(
-        (
-            click.argument("spec", metavar="[SPEC]", required=False),
-            out_option("DIR", "Write the search here; default: runs/NAME-tune…-DATE-TIME."),
-            click.option(
-                "--resume", metavar="DIR", type=RUN_DIR,
-                help="Continue the search in this directory, which holds its own spec.",
-            ),
-            limit_option("Start no short trial after this time."),
-            json_option,
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+_takes_search = all_of(
+    click.argument("spec", metavar="[SPEC]", required=False),
+    out_option("DIR", "Write the search here; default: runs/NAME-tune…-DATE-TIME."),
+    click.option(
+        "--resume", metavar="DIR", type=existing_run,
+        help="Continue the search in this directory, which holds its own spec.",
+    ),
+    limit_option("Start no short trial after this time."),
+    json_option,
+)  # fmt: skip
 
 
 @command.command("local")

@@ -10,7 +10,7 @@ import click
 
 from paceline.cli.attach import attach
 from paceline.cli.console import plain_console
-from paceline.cli.options import RUN_DIR, or_newest, out_option, poll_seconds
+from paceline.cli.options import existing_run, or_newest, out_option, poll_seconds
 from paceline.monitor.watch import watch
 from paceline.records.layout import RunFiles
 
@@ -33,7 +33,11 @@ def _run_dir(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
 
 @click.command("watch", cls=_WatchCommand)
 @click.argument(
-    "run_dir", type=RUN_DIR, metavar="[RUN_DIR | -- COMMAND...]", required=False, callback=_run_dir
+    "run_dir",
+    type=existing_run,
+    metavar="[RUN_DIR | -- COMMAND...]",
+    required=False,
+    callback=_run_dir,
 )
 @click.option("--once", is_flag=True, help="Print once and exit.")
 @click.option(
