@@ -95,11 +95,11 @@ def slurm(
 
 
 def _options_of_slurm(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the options without `--`. Raises UsageError for other text and for further lines."""
+    """Return the options without `--`. Raises click.UsageError for other text, and for lines."""
     options = tuple(option.removeprefix("--") for option in given)
     for option in options:
         if re.fullmatch(r"[a-z][a-z-]*(=.+)?", option) is None:
-            raise UsageError(
+            raise click.UsageError(
                 f"expected an option of Slurm with its value, such as account=NAME, got {option!r}"
             )
     return options
@@ -190,7 +190,7 @@ def kubernetes(
 def _label(text: str) -> tuple[str, str]:
     key, found, value = text.partition("=")
     if not key or not found:
-        raise UsageError(f"--node-selector: expected KEY=VALUE, got {text!r}")
+        raise click.UsageError(f"--node-selector: expected KEY=VALUE, got {text!r}")
     return key, value
 
 

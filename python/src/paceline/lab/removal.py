@@ -20,7 +20,6 @@ from paceline.lab.record import (
     LabRecord,
     Registry,
     hub_of,
-    is_owned,
     namespaces_among,
 )
 
@@ -56,7 +55,7 @@ def is_abandoned(record: LabRecord | None) -> bool:
     if record is None:
         return True
     if record.owner is not None:
-        return not is_owned(record)
+        return not record.owner.is_alive()
     return hub_of(record.name) not in network.namespaces()
 
 
