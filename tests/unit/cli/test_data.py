@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from paceline.cli import data, main
 from paceline.errors import ExitCode
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_ingest_says_what_it_does_and_what_it_wrote(monkeypatch, capsys) -> None:
