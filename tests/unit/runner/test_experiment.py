@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.progress import Quiet
 from tests.support.rows import ENDED_WELL
 
 from paceline import runner
@@ -57,21 +58,6 @@ def outcome(trial_id: str, code: ExitCode, status: str = "failed") -> Outcome:
     )  # fmt: skip
 
 
-class Silent:
-    """Progress that nobody sees."""
-
-    def __init__(self) -> None:
-        self.looks: list[int] = []  # finished trials at each call between two trials
-
-    def planned(self, summary: str, trials: object, expected_s: object) -> None: ...
-    def stage(self, text: str) -> None: ...
-    def data(self, done: int, total: int) -> None: ...
-    def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None: ...
-    def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
-    def between_trials(self, run: RunFiles) -> None:
-        self.looks.append(len(list(run.root.glob("trials/*/outcome.json"))))
-
-
 class MadeUp:
     """Runs a spec whose trials end as `faults` says, by a part of the trial's name."""
 
@@ -84,7 +70,7 @@ class MadeUp:
         self.ran: list[str] = []
         self.speeds: dict[str, float] = {}
         self.noise = 0.0
-        self.progress = Silent()
+        self.progress = Quiet()
 
     def run_trial(self, trial: Trial, files: TrialFiles) -> Outcome:
         self.ran.append(trial.id)
@@ -102,7 +88,7 @@ class MadeUp:
         changes: Sequence[str] = (),
     ) -> list[Outcome]:
         self.ran.clear()
-        self.progress = Silent()
+        self.progress = Quiet()
         return runner.run(
             load_spec(str(self.spec), changes),
             self.out,

@@ -15,7 +15,7 @@ from tests.support.rows import running_rank
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
-from paceline.host.processes import Process, is_alive, process_started_unix_s
+from paceline.host.processes import is_alive, process_started_unix_s
 from paceline.launchers.descriptors import SparkOptions
 from paceline.records.documents import read_statuses
 from paceline.records.files import read_jsonl, write_json
@@ -100,20 +100,10 @@ def rank():
 
 
 def write_rank(files, pid):
-    own = files.rank(0)
-    started = process_started_unix_s(pid)
-    write_json(
-        own.status,
-        {
-            "rank": 0,
-            "host": host_name(),
-            "process_started_unix_s": started,
-            "state": "running",
-            **dataclasses.asdict(Process.of(pid)),
-        },
-    )
+    own, status = files.rank(0), status_of(0, host_name(), pid)
+    write_json(own.status, status)
     own.steps.write_text(json.dumps({"step": 0}) + "\n")
-    os.utime(own.steps, (started + 100, started + 100))
+    os.utime(own.steps, (status.process_started_unix_s + 100,) * 2)
 
 
 def test_rank_that_trains_is_killed_and_the_moment_recorded(make_trial, rank, tmp_path):

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.progress import Quiet
 from tests.support.rows import ENDED_WELL
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
 
@@ -27,22 +28,6 @@ from paceline.runner.measure_more import run_extra_block, run_interleaved
 
 STREAMING = dataclasses.replace(SEQUENTIAL, full_trace=True)
 SLOW = dataclasses.replace(STREAMING, data_wait_s=0.3)
-
-
-class Quiet:
-    """Progress that is only counted."""
-
-    def __init__(self) -> None:
-        self.shown: list[tuple[int, int]] = []
-
-    def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None:
-        self.shown.append((number, of))
-
-    def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
-    def planned(self, summary: str, trials: Any, expected_s: Any) -> None: ...
-    def between_trials(self, run: RunFiles) -> None: ...
-    def stage(self, text: str) -> None: ...
-    def data(self, done: int, total: int) -> None: ...
 
 
 def outcome_of(trial: Trial, status: Any = "ok") -> Outcome:
