@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.support.forking import LOADED_WITH, ForkServer
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -69,3 +70,12 @@ def _run_ranks(
 @pytest.fixture(scope="session")
 def run_ranks(forks):
     return functools.partial(_run_ranks, forks)
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Noise that is brighter or darker by class: as many images as the programs' row groups."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (41,), generator=generator)
+    noise = torch.randn(len(labels), 3, 32, 32, generator=generator)
+    return {"images": noise + (labels.float() - 1).view(-1, 1, 1, 1), "labels": labels}

@@ -43,14 +43,6 @@ LESS = {
 LOCAL = {"period 4": (4, 0), "period 5 after 10": (5, 10)}
 
 
-@pytest.fixture(scope="module")
-def data():
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 3, (sum(ROW_GROUP_ROWS),), generator=generator)
-    noise = torch.randn(len(labels), 3, 32, 32, generator=generator)
-    return {"images": noise + (labels.float() - 1).view(-1, 1, 1, 1), "labels": labels}
-
-
 @pytest.fixture(scope="module", params=[("gloo", 3), ("mpi", 2), ("mpi", 3)], ids=str)
 def sums(request, run_ranks, tmp_path_factory):
     """By method: what each rank left, and what the first said."""
