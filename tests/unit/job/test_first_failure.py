@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.support.rows import running_rank
 
 from paceline.job.first_failure import first_failure, outcome_status, trial_end
 from paceline.job.rank_status import TERMINATED, RankEnd
 from paceline.records.files import write_json
-from paceline.records.rows import RankStatus
 
 DONE = RankEnd(rank=0)
 
 
 def status(rank, state, error=None, *, secondary=False):
-    return RankStatus(
-        rank=rank, host="h", pid=1, process_started_unix_s=0.0, state=state, error=error,
-        secondary=secondary,
-    )  # fmt: skip
+    return running_rank(rank, state=state, error=error, secondary=secondary)
 
 
 RUNNING = [status(0, "running"), status(1, "running")]

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from tests.support.rows import write_status
 
 from paceline.errors import EnvironmentLacks
 from paceline.job.rank_status import TERMINATED, RankEnd
@@ -17,8 +18,6 @@ from paceline.launchers.spark.barrier import (
     failed_stage,
     run_barrier_rank,
 )
-from paceline.records.files import write_json
-from paceline.records.rows import RankStatus
 
 
 def stage(all_gather, *, in_one_executor: bool = False) -> Stage:
@@ -176,10 +175,7 @@ def test_reason_of_a_failed_call_is_reported(make_job):
 def test_lost_rank_is_the_one_that_wrote_no_end(make_job):
     job = make_job(launcher="spark")
     for rank, state in ((0, "failed"), (1, "running")):
-        status = RankStatus(
-            rank=rank, host="h", pid=1, process_started_unix_s=0.0, state=state, secondary=True
-        )
-        write_json(job.files.rank(rank).status, status)
+        write_status(job.files, rank, state, secondary=True)
     content = {"error": "PeerLost: x", "secondary": True}
     end = failed_stage(job, f"BarrierTaskFailed: paceline rank 0 ended {json.dumps(content)}\n")
     assert (end.rank, end.exit_code) == (1, 5)
@@ -189,11 +185,7 @@ def test_lost_rank_is_the_one_that_wrote_no_end(make_job):
 def test_lost_task_is_named_although_its_rank_could_still_write_that_it_was_ended(make_job):
     job = make_job(transport="mpi", launcher="spark")
     for rank in (0, 1):
-        status = RankStatus(
-            rank=rank, host="h", pid=1, process_started_unix_s=0.0, state="failed",
-            error=TERMINATED, secondary=True,
-        )  # fmt: skip
-        write_json(job.files.rank(rank).status, status)
+        write_status(job.files, rank, "failed", TERMINATED, secondary=True)
     end = failed_stage(job, "because barrier task ResultTask(0, 1) finished unsuccessfully")
     assert (end.rank, end.error) == (
         1, "RankFailed: the Python of its barrier task was killed or crashed",
@@ -202,10 +194,7 @@ def test_lost_task_is_named_although_its_rank_could_still_write_that_it_was_ende
 
 def test_what_a_rank_wrote_itself_outweighs_sparks_words(make_job):
     job = make_job(launcher="spark")
-    status = RankStatus(
-        rank=1, host="h", pid=1, process_started_unix_s=0.0, state="failed", error="DataError: bad"
-    )
-    write_json(job.files.rank(1).status, status)
+    write_status(job.files, 1, "failed", "DataError: bad")
     end = failed_stage(job, "because barrier task ResultTask(0, 0) finished unsuccessfully")
     assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: bad")
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support import rows
 from typing_extensions import Buffer
 
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
@@ -37,7 +38,6 @@ from paceline.launchers.spark.mpi.mpirun import (
     run_mpirun,
 )
 from paceline.launchers.supervise import Watched
-from paceline.records.files import write_json
 
 TOKEN = "the-token"
 ENDED = Watched(ended_by_itself=True)
@@ -322,9 +322,7 @@ def test_tasks_hold_their_slots_until_task_0_ends(far_job, monkeypatch):
 
 def test_task_that_does_not_come_is_named(far_job):
     address = listen_on("lo")
-    limits = far_job.trial.limits.model_copy(update={"rendezvous_s": 0.1})
-    trial = far_job.trial.model_copy(update={"limits": limits})
-    job = Job(trial=trial, files=far_job.files, run=None)
+    job = limited(far_job, rendezvous_s=0.1)
     with pytest.raises(EnvironmentLacks, match=r"task\(s\) 1 \(on b\) did not reach task 0"):
         run_mpi_task(job, 0, places([address, address], ["a", "b"]), address, TOKEN)
 
@@ -336,12 +334,8 @@ def test_run_directory_that_a_host_does_not_see_is_told(far_job):
         run_mpi_task(far_job, 1, places([address, address], ["a", "b"]), address, TOKEN)
 
 
-def write_status(job, rank, state, error=None, *, secondary=False, host="h") -> None:
-    row = {
-        "rank": rank, "host": host, "pid": 7, "process_started_unix_s": 0.0,
-        "state": state, "error": error, "secondary": secondary,
-    }  # fmt: skip
-    write_json(job.files.rank(rank).status, row)
+def write_status(job, rank, state, error=None, **changes) -> None:
+    rows.write_status(job.files, rank, state, error, **{"host": "h", "pid": 7, **changes})
 
 
 def test_ranks_that_are_done_are_a_good_end(make_job):
