@@ -67,12 +67,8 @@ def command(trial, files) -> Command:
 def test_local_is_the_job_module_itself(make_launch_trial, files):
     made = command(make_launch_trial("local", threads=3), files)
     assert made.argv == (
-        "/venv/bin/python",
-        "-m",
-        "paceline.launchers.local",
-        "--trial",
-        str(files.trial),
-    )
+        "/venv/bin/python", "-m", "paceline.launchers.local", "--trial", str(files.trial),
+    )  # fmt: skip
     assert made.environment == THREADS
 
 
@@ -192,17 +188,15 @@ def test_parameter_that_mpirun_would_pass_over_in_silence_is_refused(
     make_launch_trial, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(tools, "known_parameters", lambda _mpirun: frozenset({"btl_tcp_links"}))
-    trial = make_launch_trial(
-        "mpi", dataset=str(tmp_path), launcher_options={"parameters": {"btl_tpc_links": "2"}}
-    )
-    with pytest.raises(
-        EnvironmentLacks, match=r"no parameter btl_tpc_links, did you mean btl_tcp_"
-    ):
+
+    def preflight(parameter):
+        options = {"parameters": {parameter: "2"}}
+        trial = make_launch_trial("mpi", dataset=str(tmp_path), launcher_options=options)
         launcher_for("mpi").preflight(trial)
-    known = make_launch_trial(
-        "mpi", dataset=str(tmp_path), launcher_options={"parameters": {"btl_tcp_links": "2"}}
-    )
-    launcher_for("mpi").preflight(known)
+
+    with pytest.raises(EnvironmentLacks, match="no parameter btl_tpc_links, did you mean btl_tcp_"):
+        preflight("btl_tpc_links")
+    preflight("btl_tcp_links")
 
 
 def test_mpirun_is_told_twice_that_root_is_meant(make_launch_trial, files, monkeypatch):

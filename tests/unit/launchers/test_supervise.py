@@ -221,20 +221,14 @@ def test_killed_supervisor_takes_the_launcher_along(files, tmp_path):
     )
     supervisor = subprocess.Popen([sys.executable, "-c", program, str(pid_file), str(files.root)])
     try:
-        deadline = time.monotonic() + 30
-        while not (pid_file.exists() and pid_file.read_text().endswith("\n")):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"), 30, "a pid")
         launcher = int(pid_file.read_text())
         time.sleep(0.3)  # the guard has run, and become the program
         assert is_alive(launcher)
     finally:
         supervisor.kill()
         supervisor.wait()
-    deadline = time.monotonic() + 15
-    while is_alive(launcher):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: not is_alive(launcher), 15, "the launcher gone")
 
 
 def test_rank_that_dies_after_another_gave_its_reason_is_not_called_dead(
