@@ -105,79 +105,55 @@ def test_a_workload_is_a_script_or_a_task(spec):
 @pytest.mark.parametrize(
     ("trial", "known", "message"),
     [
-        (
-            {"local_strategy": "pipeline", "stages": 2},
-            {"splitting_fault": "it is no sequence"},
-            'local_strategy "pipeline": it is no sequence',
-        ),
-        (
-            {"local_strategy": "threads", "replicas": 2},
-            {"sharding_fault": "its optimiser is odd"},
-            ('local_strategy "threads" divides the update of Mine among workers, but its optimiser '
-            "is odd"),
-        ),
-        (
-            {"local_strategy": "hybrid", "replicas": 2, "stages": 2, "micro_batches": 4},
-            {"batch_norms": ("1.norm",)},
-            ("micro_batches: layer 1.norm of Mine normalises over the whole batch, so expected 1, "
-            "got 4"),
-        ),
-        (
-            {"local_strategy": "processes", "ranks_per_node": 2, "batch_norm": "per-replica"},
-            {"batch_norms": ()},
-            'batch_norm: Mine has no batch normalisation, so "per-replica" has no meaning',
-        ),
-        (
-            {"local_strategy": "processes", "transport": "gloo", "ranks_per_node": 2,
-             "averaging_period_steps": 2},
-            {"batch_norms": ("1.norm",)},
-            ("batch_norm: layer 1.norm of Mine normalises over the whole batch, but local SGD "
-             'computes its parts at different times; use batch_norm = "per-replica", or remove '
-             "averaging_period_steps"),
-        ),
-        (
-            {"launcher": "spark", "transport": "spark-rounds", "local_strategy": "processes",
-             "ranks_per_node": 2, "batch_norm": "per-replica"},
-            {"batch_norms": ("1.norm",)},
-            'transport "spark-rounds" sends weights only, but layer 1.norm of Mine has running',
-        ),
-        (
-            {"local_strategy": "threads", "replicas": 2},
-            {"unused_parameter": "0.scale"},
-            ("workers, but parameter 0.scale gets no gradient from the model's output; use it in "
-            "the forward, remove it, or set requires_grad=False; or use a strategy"),
-        ),
-        (
-            {"local_strategy": "pipeline", "stages": 2, "schedule": "pipedream",
-             "micro_batches": 4},
-            {"clip_norm": 1.0},
-            'clip_norm: Mine limits the norm of the whole gradient, which "pipeline" does not know',
-        ),
-        (
-            {"local_strategy": "pipeline", "stages": 2, "schedule": "pipedream",
-             "micro_batches": 4},
-            {"tied_layers": ((0, 2),)},
-            ('schedule: with "pipedream" a parameter belongs to one stage, but layers 0 and 2 of '
-            'Mine share one; use "1f1b"'),
-        ),
-        (
-            {"local_strategy": "pipeline", "split_points": [1], "schedule": "pipedream",
-             "micro_batches": 4},
-            {"tied_layers": ((0, 1),)},
-            "but layers 0 and 1 of Mine share one",
-        ),
-        (
-            {"local_strategy": "pipeline", "stages": 3, "schedule": "pipedream"},
-            {"batch_norms": ("1.norm",)},
-            ('so there is one micro-batch, but "pipedream" needs at least 2 with 3 stages; use '
-            'stages = 2, or "1f1b"'),
-        ),
-        (
-            {"launcher": "spark", "local_strategy": "processes", "transport": "spark-rounds",
-             "ranks_per_node": 2},
-            {"optimizer": "AdamW"},
-            'transport "spark-rounds" averages weights and the momentum of SGD',
-        ),
+        ({"local_strategy": "pipeline", "stages": 2},
+         {"splitting_fault": "it is no sequence"},
+         'local_strategy "pipeline": it is no sequence'),
+        ({"local_strategy": "threads", "replicas": 2},
+         {"sharding_fault": "its optimiser is odd"},
+         ('local_strategy "threads" divides the update of Mine among workers, but its optimiser '
+         "is odd")),
+        ({"local_strategy": "hybrid", "replicas": 2, "stages": 2, "micro_batches": 4},
+         {"batch_norms": ("1.norm",)},
+         ("micro_batches: layer 1.norm of Mine normalises over the whole batch, so expected 1, "
+         "got 4")),
+        ({"local_strategy": "processes", "ranks_per_node": 2, "batch_norm": "per-replica"},
+         {"batch_norms": ()},
+         'batch_norm: Mine has no batch normalisation, so "per-replica" has no meaning'),
+        ({"local_strategy": "processes", "transport": "gloo", "ranks_per_node": 2,
+          "averaging_period_steps": 2},
+         {"batch_norms": ("1.norm",)},
+         ("batch_norm: layer 1.norm of Mine normalises over the whole batch, but local SGD "
+          'computes its parts at different times; use batch_norm = "per-replica", or remove '
+          "averaging_period_steps")),
+        ({"launcher": "spark", "transport": "spark-rounds", "local_strategy": "processes",
+          "ranks_per_node": 2, "batch_norm": "per-replica"},
+         {"batch_norms": ("1.norm",)},
+         'transport "spark-rounds" sends weights only, but layer 1.norm of Mine has running'),
+        ({"local_strategy": "threads", "replicas": 2},
+         {"unused_parameter": "0.scale"},
+         ("workers, but parameter 0.scale gets no gradient from the model's output; use it in "
+         "the forward, remove it, or set requires_grad=False; or use a strategy")),
+        ({"local_strategy": "pipeline", "stages": 2, "schedule": "pipedream",
+          "micro_batches": 4},
+         {"clip_norm": 1.0},
+         'clip_norm: Mine limits the norm of the whole gradient, which "pipeline" does not know'),
+        ({"local_strategy": "pipeline", "stages": 2, "schedule": "pipedream",
+          "micro_batches": 4},
+         {"tied_layers": ((0, 2),)},
+         ('schedule: with "pipedream" a parameter belongs to one stage, but layers 0 and 2 of '
+         'Mine share one; use "1f1b"')),
+        ({"local_strategy": "pipeline", "split_points": [1], "schedule": "pipedream",
+          "micro_batches": 4},
+         {"tied_layers": ((0, 1),)},
+         "but layers 0 and 1 of Mine share one"),
+        ({"local_strategy": "pipeline", "stages": 3, "schedule": "pipedream"},
+         {"batch_norms": ("1.norm",)},
+         ('so there is one micro-batch, but "pipedream" needs at least 2 with 3 stages; use '
+         'stages = 2, or "1f1b"')),
+        ({"launcher": "spark", "local_strategy": "processes", "transport": "spark-rounds",
+          "ranks_per_node": 2},
+         {"optimizer": "AdamW"},
+         'transport "spark-rounds" averages weights and the momentum of SGD'),
     ],
 )  # fmt: skip
 def test_strategy_that_cannot_train_the_task_is_refused(spec, facts, trial, known, message):
@@ -275,12 +251,10 @@ def test_strategies_that_do_not_need_a_condition_are_planned(spec, facts):
     [
         ({}, None),
         ({"held_out_samples": 4}, Target(metric="loss", at_most=1)),
-        (
-            {"held_out_samples": 4, "target": {"metric": "loss", "at_most": 2}},
-            Target(metric="loss", at_most=2),
-        ),
+        ({"held_out_samples": 4, "target": {"metric": "loss", "at_most": 2}},
+         Target(metric="loss", at_most=2)),
     ],
-)
+)  # fmt: skip
 def test_target_is_that_of_the_spec_or_else_of_the_task(spec, facts, given, expected):
     facts(target=Target(metric="loss", at_most=1))
     document = spec(**given)
