@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from paceline.cli.streams import say
+from paceline.host.messages import say
 from paceline.records.layout import RunFiles
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from paceline.cli.options import all_of, count, out_option, positive, spec_argument
-from paceline.cli.streams import say
 from paceline.errors import UsageError
+from paceline.host.messages import say
 from paceline.launchers.schedulers.files import Places, Rendered
 from paceline.launchers.schedulers.kubernetes import (
     MOUNT,

@@ -13,8 +13,8 @@ from rich.panel import Panel
 from paceline import api, runner
 from paceline.cli.console import plain_console
 from paceline.cli.options import existing_run, or_newest, out_option, poll_seconds
-from paceline.cli.streams import say
 from paceline.errors import PacelineError
+from paceline.host.messages import say
 from paceline.monitor.watch import watch
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
