@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html import unescape
 
 import plotly.graph_objects as go
 import pytest
+from tests.support.rows import ENDED_WELL
 
 import paceline
 from paceline.analysis.compare.run import compare_run
 from paceline.api import LineProgress
 from paceline.errors import DataError, NotComparable, UsageError
 from paceline.plan.trial import Trial
-from paceline.records.rows import Outcome
 from paceline.report.document import render
 from paceline.spec import load_spec
 
@@ -225,11 +226,7 @@ def test_lines_of_progress(make_trial, capsys):
     progress.data(1, 2)
     trial: Trial = make_trial()
     progress.trial_started(trial, None, 2, 9)
-    outcome = Outcome(
-        schema=2, trial_id="t", status="ok", exit_code=0, launched_unix_s=10.0,
-        ended_unix_s=12.25, launcher_exit_status=0, failed_rank=None, message=None,
-    )  # fmt: skip
-    progress.trial_ended(trial, outcome)
+    progress.trial_ended(trial, replace(ENDED_WELL, ended_unix_s=2.25))
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == ["data set for tiny", "[2/9] t  ok  2.2 s"]
