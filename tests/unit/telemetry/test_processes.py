@@ -16,6 +16,13 @@ def tree(table: Table, *roots: int, excluded: tuple[int, ...] = ()) -> ProcessTr
     return found
 
 
+@pytest.fixture
+def found(table: Table) -> ProcessTree:
+    """The tree of process 10, which is alone at first."""
+    table.add(10, 1)
+    return tree(table, 10)
+
+
 def identity(table: Table, pid: int) -> Process:
     return Process(pid, table.now[pid].started_ticks)
 
@@ -47,9 +54,7 @@ def test_root_and_its_descendants_are_summed(table: Table) -> None:
     )
 
 
-def test_processes_that_come_later_are_found_whatever_their_order(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_processes_that_come_later_are_found_whatever_their_order(table, found) -> None:
     table.add(12, 13)
     table.add(13, 10)
     assert read(found).processes == 3
@@ -82,16 +87,12 @@ def test_cpu_time_from_before_the_watch_does_not_count(table: Table) -> None:
     assert read(found).cpu_seconds == 4.0
 
 
-def test_new_process_counts_from_its_birth(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_new_process_counts_from_its_birth(table, found) -> None:
     table.add(11, 10, cpu_s=4.0)
     assert read(found).cpu_seconds == 4.0
 
 
-def test_ended_child_that_its_parent_waited_for_counts_once_and_to_its_end(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_ended_child_that_its_parent_waited_for_counts_once_and_to_its_end(table, found) -> None:
     child = table.add(11, 10, cpu_s=4.0)
     read(found)
     child.cpu_s = 4.75  # after the last tick
@@ -100,9 +101,7 @@ def test_ended_child_that_its_parent_waited_for_counts_once_and_to_its_end(table
     assert read(found).cpu_seconds == 4.75
 
 
-def test_child_that_lives_between_two_ticks_counts(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_child_that_lives_between_two_ticks_counts(table, found) -> None:
     table.add(11, 10, cpu_s=0.5)
     table.add(12, 11, cpu_s=0.25)
     table.end(12)
@@ -123,9 +122,7 @@ def test_child_that_is_waited_for_later_counts_once(table: Table) -> None:
     assert read(found).cpu_seconds == 5.5
 
 
-def test_debt_of_an_ended_child_passes_to_its_parent(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_debt_of_an_ended_child_passes_to_its_parent(table, found) -> None:
     child = table.add(11, 10, cpu_s=1.0)
     table.add(12, 11, cpu_s=4.0)
     assert read(found).cpu_seconds == 5.0
@@ -147,9 +144,7 @@ def test_counter_that_falls_takes_nothing_away_and_counts_nothing_twice(table: T
     assert seen == [(4.0, 300), (4.0, 300), (4.5, 350)]
 
 
-def test_grandchild_that_ends_with_its_parent_counts_once(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_grandchild_that_ends_with_its_parent_counts_once(table, found) -> None:
     table.add(11, 10, cpu_s=1.0)
     table.add(12, 11, cpu_s=2.0)
     read(found)
@@ -233,9 +228,7 @@ def test_bytes_that_may_not_be_read_are_missing_not_zero(table: Table) -> None:
     assert read(found).read_bytes == 0
 
 
-def test_rank_gets_what_its_process_used_before_it_was_known(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_rank_gets_what_its_process_used_before_it_was_known(table, found) -> None:
     rank = table.add(11, 10, cpu_s=2.0)
     table.add(12, 10, cpu_s=16.0)
     read(found)
@@ -297,9 +290,7 @@ def test_rank_has_one_more_row_after_its_end(table: Table) -> None:
     assert found.ranks == {}
 
 
-def test_rank_that_starts_again_goes_on_counting(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_rank_that_starts_again_goes_on_counting(table, found) -> None:
     table.add(11, 10, cpu_s=1.0)
     found.set_ranks({0: identity(table, 11)})
     read(found)
