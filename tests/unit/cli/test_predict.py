@@ -36,10 +36,9 @@ def test_other_numbers_are_refused(text: str) -> None:
         node_numbers(text)
 
 
-def test_predictions_fit_80_columns_and_are_marked_as_such(run_dir: Path, capsys: Any) -> None:
-    words = ["predict", str(run_dir), "--nodes", "1..64", "--link", "10gbit", "--scaling", "weak"]
-    assert main(words) == 0
-    out = capsys.readouterr().out
+def test_predictions_fit_80_columns_and_are_marked_as_such(run_dir: Path, output: Any) -> None:
+    options = ("--nodes", "1..64", "--link", "10gbit", "--scaling", "weak")
+    out = output("predict", run_dir, *options)
     words = " ".join(out.split())
     assert "2 nodes, processes 2\N{MULTIPLICATION SIGN}1 over gloo: 2" in words
     assert "So they are faster." in words
@@ -49,10 +48,9 @@ def test_predictions_fit_80_columns_and_are_marked_as_such(run_dir: Path, capsys
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
-def test_json_has_predictions_and_refusals(run_dir: Path, capsys: Any) -> None:
-    words = ["predict", str(run_dir), "--nodes", "1,2", "--link", "1gbit", "--json"]
-    assert main(words) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_json_has_predictions_and_refusals(run_dir: Path, output: Any) -> None:
+    out = output("predict", run_dir, "--nodes", "1,2", "--link", "1gbit", "--json")
+    document = json.loads(out)
     assert {p["nodes"] for p in document["predictions"]} == {1, 2}
     assert [w["global_batch"] for w in document["unmeasured"]] == [4]
     assert document["confidence"] == 0.9
