@@ -4,10 +4,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support.running import running
 from tests.support.waiting import wait_for
 
 from paceline.host.machine import host_name
@@ -102,17 +104,13 @@ def test_stragglers_of_a_launcher_that_ended_are_ended(files, tmp_path):
 
 def test_what_on_started_starts_is_left_alone(files):
     sidecars = []
+    with ExitStack() as stack:
 
-    def start(_pid):
-        sidecars.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]))
+        def start(_pid):
+            sidecars.append(stack.enter_context(running("import time; time.sleep(300)")))
 
-    try:
         supervise(python("pass"), files, limit_s=30, on_started=start)
         assert sidecars[0].poll() is None
-    finally:
-        for sidecar in sidecars:
-            sidecar.kill()
-            sidecar.wait()
 
 
 def test_time_limit_ends_the_whole_tree(files, tmp_path, monkeypatch):
@@ -219,15 +217,11 @@ def test_killed_supervisor_takes_the_launcher_along(files, tmp_path):
         "note = lambda pid: Path(sys.argv[1]).write_text(f'{pid}\\n')\n"
         "supervise(sleep, TrialFiles(Path(sys.argv[2])), limit_s=300, on_started=note)\n"
     )
-    supervisor = subprocess.Popen([sys.executable, "-c", program, str(pid_file), str(files.root)])
-    try:
+    with running(program, pid_file, files.root):
         wait_for(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"), 30, "a pid")
         launcher = int(pid_file.read_text())
         time.sleep(0.3)  # the guard has run, and become the program
         assert is_alive(launcher)
-    finally:
-        supervisor.kill()
-        supervisor.wait()
     wait_for(lambda: not is_alive(launcher), 15, "the launcher gone")
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from tests.support.rows import running_rank
+from tests.support.running import running
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
@@ -93,10 +92,8 @@ def test_hosts_are_killed_in_a_lab_only(make_trial, monkeypatch):
 
 @pytest.fixture
 def rank():
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    yield process
-    process.kill()
-    process.wait(10)
+    with running("import time; time.sleep(60)") as process:
+        yield process
 
 
 def write_rank(files, pid):
@@ -155,20 +152,15 @@ def status_of(rank, host, pid=1):
 def test_executor_above_the_rank_is_killed(make_trial):
     trial = with_master(make_trial(), "spark://host:7077")
     victims = Victims(trial, FailureSettings(mean_s=1.0), lab=None)
-    executor = subprocess.Popen(
-        [sys.executable, "-c", EXECUTOR, "org.apache.spark.executor.CoarseGrainedExecutorBackend"],
-        stdout=subprocess.PIPE,
-    )
-    rank = int(executor.stdout.readline())
-    try:
-        victims.kill("executor", status_of(0, host_name(), rank), threading.Event())
-        assert executor.wait(20) == -9
-        assert is_alive(rank)
-    finally:
-        executor.kill()
-        executor.wait(10)
-        executor.stdout.close()
-        os.kill(rank, 9)
+    backend = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+    with running(EXECUTOR, backend) as executor:
+        rank = int(executor.stdout.readline())
+        try:
+            victims.kill("executor", status_of(0, host_name(), rank), threading.Event())
+            assert executor.wait(20) == -9
+            assert is_alive(rank)
+        finally:
+            os.kill(rank, 9)
 
 
 def test_host_to_kill_is_not_the_one_of_the_launcher(make_trial):
