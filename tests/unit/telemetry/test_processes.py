@@ -34,12 +34,7 @@ def read(found: ProcessTree, *, expensive: bool = False) -> Usage:
 
 def one_process(cpu_s: float) -> Usage:
     return Usage(
-        processes=1,
-        threads=1,
-        rss_bytes=1000,
-        cpu_seconds=cpu_s,
-        read_bytes=0,
-        written_bytes=0,
+        processes=1, threads=1, rss_bytes=1000, cpu_seconds=cpu_s, read_bytes=0, written_bytes=0
     )
 
 
@@ -109,9 +104,8 @@ def test_child_that_lives_between_two_ticks_counts(table, found) -> None:
     assert read(found).cpu_seconds == 0.75
 
 
-def test_child_that_is_waited_for_later_counts_once(table: Table) -> None:
-    root = table.add(10, 1)
-    found = tree(table, 10)
+def test_child_that_is_waited_for_later_counts_once(table, found) -> None:
+    root = table.now[10]
     child = table.add(11, 10, cpu_s=4.0)
     read(found)
     child.cpu_s = 4.75  # after the last tick
@@ -153,19 +147,16 @@ def test_grandchild_that_ends_with_its_parent_counts_once(table, found) -> None:
     assert read(found).cpu_seconds == 3.0
 
 
-def test_end_of_the_root_takes_nothing_away(table: Table) -> None:
-    root = table.add(10, 1)
-    found = tree(table, 10)
-    root.cpu_s = 3.0
+def test_end_of_the_root_takes_nothing_away(table, found) -> None:
+    table.now[10].cpu_s = 3.0
     read(found)
     table.end(10)
     assert read(found) == Usage(cpu_seconds=3.0, read_bytes=0, written_bytes=0)
     assert not found.any_alive()
 
 
-def test_zombie_has_no_threads_and_no_memory(table: Table) -> None:
-    root = table.add(10, 1)
-    found = tree(table, 10)
+def test_zombie_has_no_threads_and_no_memory(table, found) -> None:
+    root = table.now[10]
     root.is_zombie, root.cpu_s = True, 2.0
     assert read(found) == Usage(cpu_seconds=2.0, read_bytes=0, written_bytes=0)
     assert not found.any_alive()
@@ -187,11 +178,7 @@ def test_expensive_figures_are_read_only_when_asked_for(table: Table) -> None:
     table.add(11, 10, pss_bytes=7, files=3)
     found = tree(table, 10)
     usage = found.run
-    assert (usage.pss_bytes, usage.open_files, usage.voluntary_context_switches) == (
-        None,
-        None,
-        None,
-    )
+    assert (usage.pss_bytes, usage.open_files, usage.voluntary_context_switches) == (None,) * 3
     usage = read(found, expensive=True)
     assert (usage.pss_bytes, usage.open_files, usage.voluntary_context_switches) == (12, 5, 0)
 
@@ -235,9 +222,7 @@ def test_rank_gets_what_its_process_used_before_it_was_known(table, found) -> No
     found.set_ranks({3: identity(table, 11)})
     rank.cpu_s = 3.0
     read(found)
-    assert found.ranks == {
-        3: (11, one_process(3.0)),
-    }
+    assert found.ranks == {3: (11, one_process(3.0))}
     assert found.run.cpu_seconds == 19.0
 
 
