@@ -13,6 +13,8 @@ import pytest
 import torch
 from tests.support.forking import LOADED_WITH, ForkServer
 
+from paceline.launchers.mpi.implementations import root_environment
+
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 90
 
@@ -43,12 +45,7 @@ def _run_ranks(
         mpirun(), "-n", ranks, "--oversubscribe", "--bind-to", "none", "--mca", "btl", "self,sm",
         *python, PROGRAMS / f"{program}.py", transport, folder, *arguments,
     ]  # fmt: skip
-    environment = {
-        **os.environ,
-        **LOADED_WITH,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    environment = {**os.environ, **LOADED_WITH, **root_environment()}
     with subprocess.Popen(
         [str(word) for word in command], env=environment, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, start_new_session=True,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from paceline.cli.options import (
     spec_argument,
 )
 from paceline.cli.progress import ConsoleProgress
-from paceline.cli.signals import EndedBySignal
+from paceline.cli.signals import continued_by
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
 from paceline.spec import Spec, load_spec
@@ -81,7 +80,8 @@ def _search(
 ) -> None:
     """Search, and show what was found."""
     checked, files = _searched(spec, out, resume, suffix)
-    with _continued_by(action, files), ConsoleProgress() as progress:
+    how = f"Continue with: paceline tune {action} --resume {files.root}"
+    with continued_by(lambda: how, files.manifest), ConsoleProgress() as progress:
         found = search(
             checked, files.root, resume=resume is not None, progress=progress, budget_s=limit_s
         )
@@ -132,14 +132,3 @@ def _searched(
     checked = load_spec(spec or "")
     default = runner.default_run_dir(f"{checked.experiment.name}-{suffix}")
     return checked, RunFiles(out or default)
-
-
-@contextmanager
-def _continued_by(action: str, files: RunFiles) -> Iterator[None]:
-    """Say how to continue a search that a signal has ended."""
-    try:
-        yield
-    except (KeyboardInterrupt, EndedBySignal) as error:
-        if files.manifest.exists():
-            error.add_note(f"Continue with: paceline tune {action} --resume {files.root}")
-        raise
