@@ -65,6 +65,11 @@ def make_job(tmp_path: Path) -> Callable[..., Job]:
 
 
 @pytest.fixture
+def job(make_job: Callable[..., Job]) -> Job:
+    return make_job()
+
+
+@pytest.fixture
 def job_context() -> Callable[[int], RankContext]:
     def make(rank: int) -> RankContext:
         return replace(make_context(rank, 2, "here"), process_started_unix_s=time.time())

@@ -57,18 +57,17 @@ def test_end_has_the_ranks_own_error_or_the_given_reason():
     assert (end.rank, end.exit_code, end.error) == (1, 5, "RankFailed: its process was killed")
 
 
-def test_trial_whose_ranks_are_done_ended_well(make_job):
-    assert trial_end(make_job(), [DONE, dataclasses.replace(DONE, rank=1)]) == DONE
+def test_trial_whose_ranks_are_done_ended_well(job):
+    assert trial_end(job, [DONE, dataclasses.replace(DONE, rank=1)]) == DONE
 
 
-def test_trial_ends_as_the_rank_that_failed_first(make_job):
+def test_trial_ends_as_the_rank_that_failed_first(job):
     lost = RankEnd(rank=0, error="PeerLost: x", secondary=True)
     bad = RankEnd(rank=1, error="DataError: x")
-    assert trial_end(make_job(), [lost, bad]) == bad
+    assert trial_end(job, [lost, bad]) == bad
 
 
-def test_rank_without_an_end_died(make_job):
-    job = make_job()
+def test_rank_without_an_end_died(job):
     for row in (LOST_PEER, status(1, "running")):
         write_json(job.files.rank(row.rank).status, row)
     lost = RankEnd(rank=0, error="PeerLost: x", secondary=True)

@@ -334,11 +334,6 @@ def test_run_directory_that_a_host_does_not_see_is_told(far_job):
         run_mpi_task(far_job, 1, places([address, address], ["a", "b"]), address, TOKEN)
 
 
-@pytest.fixture
-def job(make_job) -> Job:
-    return make_job()
-
-
 def write_status(job, rank, state, error=None, **changes) -> None:
     rows.write_status(job.files, rank, state, error, **{"host": "h", "pid": 7, **changes})
 
