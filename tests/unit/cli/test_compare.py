@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.cli import main
 from paceline.errors import ExitCode
 
 
 @pytest.fixture
-def run_dir(fabricate: ModuleType, tmp_path: Path) -> str:
+def run_dir(tmp_path: Path) -> str:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN]
     fabricate.make_run(tmp_path / "run", ways, repeats=2, jitter=0.01)
     return str(tmp_path / "run")
@@ -67,9 +67,7 @@ def test_markdown_has_the_verdict_and_a_table(run_dir: str, output: Any) -> None
     assert "| processes |" in "".join(table)
 
 
-def test_two_runs_as_markdown(
-    run_dir: str, fabricate: ModuleType, tmp_path: Path, output: Any
-) -> None:
+def test_two_runs_as_markdown(run_dir: str, tmp_path: Path, output: Any) -> None:
     fabricate.make_run(tmp_path / "new", [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     assert "| --- |" in output("compare", run_dir, tmp_path / "new", "--markdown")
 

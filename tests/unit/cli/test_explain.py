@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.cli import main
 
 
 @pytest.fixture
-def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
+def run_dir(tmp_path: Path) -> Path:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN]
     fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.01)
     return tmp_path / "run"

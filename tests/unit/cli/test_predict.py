@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.cli import main
@@ -17,7 +17,7 @@ from paceline.records.layout import RunFiles
 
 
 @pytest.fixture
-def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
+def run_dir(tmp_path: Path) -> Path:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI_GLOO]
     fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.01)
     return tmp_path / "run"
@@ -56,16 +56,14 @@ def test_json_has_predictions_and_refusals(run_dir: Path, output: Any) -> None:
     assert document["confidence"] == 0.9
 
 
-def test_nothing_to_predict_is_an_error_with_what_to_measure(
-    fabricate: ModuleType, tmp_path: Path, capsys: Any
-) -> None:
+def test_nothing_to_predict_is_an_error_with_what_to_measure(tmp_path: Path, capsys: Any) -> None:
     fabricate.make_run(tmp_path / "once", [fabricate.SEQUENTIAL])
     assert main(["predict", str(tmp_path / "once"), "--nodes", "4", "--link", "1gbit"]) == 7
     assert "at least two repeats" in capsys.readouterr().err
 
 
 def test_measure_says_how_long_it_takes_and_then_answers(
-    fabricate: ModuleType, run_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[int] = []
 

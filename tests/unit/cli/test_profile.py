@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis import operations as made
 
 from paceline.cli import main
@@ -16,7 +16,7 @@ MPI = "tiny.mpi.mpi.processes.n1r2t1.fp32.r0"
 
 
 @pytest.fixture
-def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
+def run_dir(tmp_path: Path) -> Path:
     run = fabricate.make_run(
         tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN]
     )
@@ -48,7 +48,7 @@ def test_unknown_trial_is_answered_with_those_there_are(run_dir: Path, capsys: A
     assert MPI in capsys.readouterr().err
 
 
-def test_run_in_which_nobody_communicates_is_bad_data(fabricate, tmp_path, capsys) -> None:
+def test_run_in_which_nobody_communicates_is_bad_data(tmp_path, capsys) -> None:
     fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
     assert main(["profile", str(tmp_path)]) == 4
     assert "a single rank does not communicate" in capsys.readouterr().err

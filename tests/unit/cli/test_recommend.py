@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import compare_run
 from paceline.cli import main
@@ -16,7 +16,7 @@ from paceline.records.layout import RunFiles
 
 
 @pytest.fixture
-def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
+def run_dir(tmp_path: Path) -> Path:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.MPI_GLOO]
     fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.02)
     return tmp_path / "run"
@@ -50,7 +50,7 @@ def test_an_unknown_goal_is_wrong_use(run_dir: Path) -> None:
 
 
 def test_the_undecided_are_repeated_as_a_block(
-    fabricate: ModuleType, tmp_path: Path, output: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, output: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twin = dataclasses.replace(fabricate.MPI, transport="gloo")
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, twin]
@@ -75,7 +75,7 @@ def test_the_undecided_are_repeated_as_a_block(
 
 
 def test_nothing_is_measured_where_everything_is_decided(
-    fabricate: ModuleType, tmp_path: Path, output: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, output: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     run = fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.001)

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from tests.support.progress import Quiet
 from tests.support.rows import ENDED_WELL
+from tests.unit.analysis import fabricate
 
 from paceline import runner
 from paceline.analysis.statistics.looks import levels
@@ -81,20 +81,13 @@ class MadeUp:
         return ended
 
     def run(
-        self,
-        *,
-        resume: bool = False,
-        keep_going: bool | None = None,
-        changes: Sequence[str] = (),
+        self, changes: Sequence[str] = (), *, resume: bool = False, keep_going: bool | None = None
     ) -> list[Outcome]:
         self.ran.clear()
         self.progress = Quiet()
+        spec = load_spec(str(self.spec), changes)
         return runner.run(
-            load_spec(str(self.spec), changes),
-            self.out,
-            resume=resume,
-            progress=self.progress,
-            keep_going=keep_going,
+            spec, self.out, resume=resume, progress=self.progress, keep_going=keep_going
         )
 
 
@@ -196,7 +189,7 @@ def test_exit_code_is_that_of_a_failed_rank_or_of_the_first_fault(
 
 
 def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
-    fabricate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     trials = [
@@ -223,7 +216,7 @@ def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
 
 
 @pytest.fixture
-def measured(made_up: MadeUp, fabricate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
+def measured(made_up: MadeUp, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """A run with `repeats = "auto"` whose trials leave records; `speeds` are seconds per step."""
 
     def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
