@@ -107,9 +107,7 @@ def test_groups_that_two_processes_share_are_told_from_their_own(machine: Machin
     assert second.items() <= first.items()
 
 
-def test_group_has_the_same_name_from_a_container_that_mounts_it_elsewhere(
-    tmp_path: Path,
-) -> None:
+def test_group_has_the_same_name_from_a_container_that_mounts_it_elsewhere(tmp_path: Path) -> None:
     host = Machine(tmp_path)
     host.mount("", "cgroup2", "rw")
     host.file("job/cpu.max", "200000 100000\n")

@@ -15,12 +15,7 @@ from paceline.errors import DataError, ExitCode, PeerLost, RankFailed, TimedOut
 from paceline.host.processes import Process
 from paceline.job import rank as module
 from paceline.job.rank import import_train, run_rank
-from paceline.job.rank_status import (
-    RankEnd,
-    RankStatusFile,
-    is_secondary,
-    terminated,
-)
+from paceline.job.rank_status import RankEnd, RankStatusFile, is_secondary, terminated
 from paceline.job.run_directory import prepare
 from paceline.records.documents import read_statuses
 
@@ -180,10 +175,7 @@ def test_time_limit_ends_the_process_on_a_full_disk_too(job, job_context, monkey
 @pytest.mark.usefixtures("full_disk")
 def test_rank_that_is_asked_to_end_does_so_on_a_full_disk_too(job, job_context):
     status = RankStatusFile(job, job_context(1))
-    with (
-        pytest.raises(ExitedError, match=f"^{int(ExitCode.TERMINATED)}$"),
-        terminated(status),
-    ):
+    with pytest.raises(ExitedError, match=f"^{int(ExitCode.TERMINATED)}$"), terminated(status):
         signal.raise_signal(signal.SIGTERM)
 
 

@@ -401,10 +401,7 @@ def test_hostfile_slots_are_read_as_open_mpi_and_mpich_read_them():
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [
-        ("one slots=4\n", "at least 2 nodes, found 1"),
-        ("one slots=2\ntwo\n", "1 of its hosts"),
-    ],
+    [("one slots=4\n", "at least 2 nodes, found 1"), ("one slots=2\ntwo\n", "1 of its hosts")],
 )
 def test_hostfile_with_too_little_room_is_refused(text, complaint, preflight, tmp_path):
     hostfile = tmp_path / "hosts"

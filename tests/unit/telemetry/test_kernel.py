@@ -35,10 +35,7 @@ def test_pressure_is_in_seconds_where_the_kernel_has_it(tmp_path: Path) -> None:
         pressure__cpu="some avg10=1.50 avg60=0 avg300=0 total=2500000\n",
         pressure__io="some avg10=0 total=3000000\nfull avg10=0 total=1000000\n",
     )
-    assert read_pressure(tmp_path) == {
-        "cpu": {"some_s": 2.5},
-        "io": {"some_s": 3.0, "full_s": 1.0},
-    }
+    assert read_pressure(tmp_path) == {"cpu": {"some_s": 2.5}, "io": {"some_s": 3.0, "full_s": 1.0}}
 
 
 def test_major_page_faults_are_not_minor_ones(tmp_path: Path) -> None:

@@ -15,11 +15,7 @@ from paceline.records.files import JsonlWriter
 from paceline.records.layout import RankFiles, TrialFiles
 from paceline.records.rows import StepRow
 from paceline.telemetry.sampler import RankFinder
-from paceline.telemetry.training import (
-    OperationTotals,
-    TrainingProgress,
-    TrainingTail,
-)
+from paceline.telemetry.training import OperationTotals, TrainingProgress, TrainingTail
 
 HOST = "node-1"
 STEP = dataclasses.replace(

@@ -281,12 +281,7 @@ def _read_back(
             raise DataError(f"{url}: expected samples {first}..{last} in a file of their own")
         size_bytes, sha256 = files[file := names.pop()]
         groups.append(
-            DataFile(
-                path=file,
-                row_group_rows=(len(group),),
-                size_bytes=size_bytes,
-                sha256=sha256,
-            )
+            DataFile(path=file, row_group_rows=(len(group),), size_bytes=size_bytes, sha256=sha256)
         )
     content = hashlib.sha256()
     for row in rows:

@@ -15,13 +15,7 @@ from paceline.host.processes import (
     wait_until,
 )
 from paceline.lab import network
-from paceline.lab.record import (
-    NAME_VARIABLE,
-    LabRecord,
-    Registry,
-    hub_of,
-    namespaces_among,
-)
+from paceline.lab.record import NAME_VARIABLE, LabRecord, Registry, hub_of, namespaces_among
 
 _TERMINATION_S = 3.0
 _KILL_S = 10.0

@@ -22,13 +22,7 @@ from paceline.launchers.mpi.rank import EnclosingJob, train
 from paceline.launchers.spark.mpi import agent as spark_mpi_agent
 from paceline.launchers.spark.mpi import barrier_task as spark_mpi
 from paceline.launchers.spark.mpi import mpirun as spark_mpirun
-from paceline.launchers.spark.mpi.agent import (
-    DaemonStart,
-    Peer,
-    accept,
-    connect,
-    read_command,
-)
+from paceline.launchers.spark.mpi.agent import DaemonStart, Peer, accept, connect, read_command
 from paceline.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.mpirun import (
     daemon_command,
@@ -161,10 +155,7 @@ def connecting(listener, token, hello):
 
 
 def test_only_who_knows_the_token_is_heard(listener):
-    with (
-        connecting(listener, "wrong", {"rank": 7}),
-        connecting(listener, TOKEN, {"rank": 1}),
-    ):
+    with connecting(listener, "wrong", {"rank": 7}), connecting(listener, TOKEN, {"rank": 1}):
         came = accept(listener, TOKEN, 20.0)
         assert came is not None
         with came[0]:
