@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -158,15 +159,13 @@ JOBS: dict[tuple[str, int], dict[str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def run_jobs(run_ranks, tmp_path_factory, data):
     """Where programs/less_to_send.py left what it trained; each of JOBS is run once."""
-    folders = {}
 
+    @cache
     def run(transport, ranks):
-        same = transport, ranks
-        if same not in folders:
-            folders[same] = tmp_path_factory.mktemp("less")
-            save_file(data, folders[same] / "data.safetensors")
-            run_ranks(ranks, transport, "less_to_send", folders[same], json.dumps(JOBS[same]))
-        return folders[same]
+        folder = tmp_path_factory.mktemp("less")
+        save_file(data, folder / "data.safetensors")
+        run_ranks(ranks, transport, "less_to_send", folder, json.dumps(JOBS[transport, ranks]))
+        return folder
 
     return run
 

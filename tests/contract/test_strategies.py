@@ -17,6 +17,7 @@ and 0.03 to 0.05; bf16 itself is 0.19 and 0.065 away from float32). See BF16.
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -165,19 +166,17 @@ def write_given(state, folder):
 def train_setup(run_ranks, tmp_path_factory, data, half_way):
     """Where programs/strategies.py left what it found in a setup, with those that can share its
     processes."""
-    folders = {}
 
-    def train(name):
-        same = transport, ranks = SETUPS[name][:2]
-        if same not in folders:
-            folder = tmp_path_factory.mktemp("strategies")
-            save_file(data, folder / "data.safetensors")
-            write_given(half_way, folder / f"{GIVEN}.given")
-            setups = {other: setup for other, (*one, setup) in SETUPS.items() if (*one,) == same}
-            cases = [*CASES, "broken"]
-            run_ranks(ranks, transport, "strategies", folder, json.dumps(setups), *cases)
-            folders[same] = folder  # not if it failed: each test shall show why
-        return folders[same]
+    @cache  # not if it fails: each test shall show why
+    def train(transport, ranks):
+        folder = tmp_path_factory.mktemp("strategies")
+        save_file(data, folder / "data.safetensors")
+        write_given(half_way, folder / f"{GIVEN}.given")
+        same = [transport, ranks]
+        setups = {name: setup for name, (*one, setup) in SETUPS.items() if one == same}
+        cases = [*CASES, "broken"]
+        run_ranks(ranks, transport, "strategies", folder, json.dumps(setups), *cases)
+        return folder
 
     return train
 
@@ -185,8 +184,8 @@ def train_setup(run_ranks, tmp_path_factory, data, half_way):
 @pytest.fixture(scope="module", params=SETUPS)
 def trained(request, train_setup):
     """What each rank left, by case."""
-    _, ranks, _ = SETUPS[request.param]
-    folder = train_setup(request.param)
+    transport, ranks, _ = SETUPS[request.param]
+    folder = train_setup(transport, ranks)
     own = folder / request.param
     resumed = [f"{case}.from_saved" for case in SAVED] + [f"{GIVEN}.from_given"]
     places = {case: own / case for case in [*CASES, *resumed]}
