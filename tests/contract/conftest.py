@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.support.forking import LOADED_WITH, ForkServer
+
+from paceline.launchers.mpi.implementations import root_environment
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 90
@@ -42,12 +45,7 @@ def _run_ranks(
         mpirun(), "-n", ranks, "--oversubscribe", "--bind-to", "none", "--mca", "btl", "self,sm",
         *python, PROGRAMS / f"{program}.py", transport, folder, *arguments,
     ]  # fmt: skip
-    environment = {
-        **os.environ,
-        **LOADED_WITH,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    environment = {**os.environ, **LOADED_WITH, **root_environment()}
     with subprocess.Popen(
         [str(word) for word in command], env=environment, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, start_new_session=True,
@@ -69,3 +67,12 @@ def _run_ranks(
 @pytest.fixture(scope="session")
 def run_ranks(forks):
     return functools.partial(_run_ranks, forks)
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Noise that is brighter or darker by class: as many images as the programs' row groups."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (41,), generator=generator)
+    noise = torch.randn(len(labels), 3, 32, 32, generator=generator)
+    return {"images": noise + (labels.float() - 1).view(-1, 1, 1, 1), "labels": labels}

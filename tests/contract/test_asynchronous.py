@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -43,22 +44,16 @@ SERVERS: dict[str, dict[str, Any]] = {
     name: {"local_strategy": SERVER, "pipeline": {"update_mode": name, **options}}
     for name, options in MODES.items()
 }
+BOUNDS = ("synchronous", "asynchronous", "stale-synchronous")
+MEMORY: dict[str, dict[str, Any]] = {
+    "hogwild": {"local_strategy": "hogwild"},
+    "pipedream": {"local_strategy": "pipeline", "pipeline": PIPELINE},
+}
 # launch -> (transport, ranks, setups)
 LAUNCHES = {
     "gloo": ("gloo", 3, SERVERS),
-    "mpi": (
-        "mpi",
-        2,
-        {name: SERVERS[name] for name in ("synchronous", "asynchronous", "stale-synchronous")},
-    ),
-    "memory": (
-        "shared",
-        2,
-        {
-            "hogwild": {"local_strategy": "hogwild"},
-            "pipedream": {"local_strategy": "pipeline", "pipeline": PIPELINE},
-        },
-    ),
+    "mpi": ("mpi", 2, {name: SERVERS[name] for name in BOUNDS}),
+    "memory": ("shared", 2, MEMORY),
 }
 CASES = [(launch, name) for launch, (*_, setups) in LAUNCHES.items() for name in setups]
 
@@ -66,18 +61,16 @@ CASES = [(launch, name) for launch, (*_, setups) in LAUNCHES.items() for name in
 @pytest.fixture(scope="module")
 def launched(run_ranks, tmp_path_factory):
     """What every rank of a launch left, by setup."""
-    found = {}
 
+    @cache
     def run(launch):
-        if launch not in found:
-            transport, ranks, setups = LAUNCHES[launch]
-            folder = tmp_path_factory.mktemp(launch)
-            run_ranks(ranks, transport, "asynchronous", folder, json.dumps(setups))
-            found[launch] = {
-                name: [json.loads((folder / f"{name}.{r}.json").read_text()) for r in range(ranks)]
-                for name in setups
-            }
-        return found[launch]
+        transport, ranks, setups = LAUNCHES[launch]
+        folder = tmp_path_factory.mktemp(launch)
+        run_ranks(ranks, transport, "asynchronous", folder, json.dumps(setups))
+        return {
+            name: [json.loads((folder / f"{name}.{r}.json").read_text()) for r in range(ranks)]
+            for name in setups
+        }
 
     return run
 
@@ -159,7 +152,7 @@ def test_only_the_bound_stops_a_fast_worker(launched, launch):
     found = launched(launch)
     leads = {
         name: max(row[5] for rank in found[name] for row in rank["updates"] if row[0] == "applied")
-        for name in ("asynchronous", "stale-synchronous", "synchronous")
+        for name in BOUNDS
     }
     assert leads["asynchronous"] > BOUND_STEPS
     assert leads["stale-synchronous"] == BOUND_STEPS

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -41,14 +42,6 @@ LESS = {
     "powersgd": POWERSGD,
 }
 LOCAL = {"period 4": (4, 0), "period 5 after 10": (5, 10)}
-
-
-@pytest.fixture(scope="module")
-def data():
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 3, (sum(ROW_GROUP_ROWS),), generator=generator)
-    noise = torch.randn(len(labels), 3, 32, 32, generator=generator)
-    return {"images": noise + (labels.float() - 1).view(-1, 1, 1, 1), "labels": labels}
 
 
 @pytest.fixture(scope="module", params=[("gloo", 3), ("mpi", 2), ("mpi", 3)], ids=str)
@@ -166,15 +159,13 @@ JOBS: dict[tuple[str, int], dict[str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def run_jobs(run_ranks, tmp_path_factory, data):
     """Where programs/less_to_send.py left what it trained; each of JOBS is run once."""
-    folders = {}
 
+    @cache
     def run(transport, ranks):
-        same = transport, ranks
-        if same not in folders:
-            folders[same] = tmp_path_factory.mktemp("less")
-            save_file(data, folders[same] / "data.safetensors")
-            run_ranks(ranks, transport, "less_to_send", folders[same], json.dumps(JOBS[same]))
-        return folders[same]
+        folder = tmp_path_factory.mktemp("less")
+        save_file(data, folder / "data.safetensors")
+        run_ranks(ranks, transport, "less_to_send", folder, json.dumps(JOBS[transport, ranks]))
+        return folder
 
     return run
 

@@ -22,21 +22,20 @@ SEED, BATCH, STEPS = 3, 10, 7  # as in programs/ranks.py and programs/strategies
 ROW_GROUP_ROWS = (20, 21)
 TOLERANCE = 1e-4  # as in test_strategies.py
 TASKS = ("Convolutional", "Accumulated", "Embedded", "Linear")
-FACTORS = {"sufficient_factors": "always"}
+
+
+def nodes_of(nodes, local_strategy, **options):
+    return {
+        "nodes": nodes, "local_strategy": local_strategy, "sufficient_factors": "always", **options
+    }  # fmt: skip
+
+
 # name -> (transport, ranks, what else the trial says)
 SETUPS = {
-    "sequential": ("gloo", 3, {"nodes": 3, "local_strategy": "sequential", **FACTORS}),
-    "sequential-mpi": ("mpi", 2, {"nodes": 2, "local_strategy": "sequential", **FACTORS}),
-    "hierarchical": (
-        "gloo",
-        4,
-        {"nodes": 2, "local_strategy": "processes", "reduction": "hierarchical", **FACTORS},
-    ),
-    "threads": (
-        "gloo",
-        2,
-        {"nodes": 2, "local_strategy": "threads", "thread_replicas": 2, **FACTORS},
-    ),
+    "sequential": ("gloo", 3, nodes_of(3, "sequential")),
+    "sequential-mpi": ("mpi", 2, nodes_of(2, "sequential")),
+    "hierarchical": ("gloo", 4, nodes_of(2, "processes", reduction="hierarchical")),
+    "threads": ("gloo", 2, nodes_of(2, "threads", thread_replicas=2)),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from functools import cache
 from math import ceil, log2
 
 import pytest
@@ -20,17 +21,15 @@ LAYOUTS = [(2,), (1, 1), (3,), (2, 1), (1, 1, 1, 1), (2, 2), (5,), (2, 1, 2)]
 @pytest.fixture(scope="module")
 def run_layouts(run_ranks, tmp_path_factory):
     """What programs/reductions.py, which checks the results itself, found in a layout."""
-    folders = {}
 
-    def run(layout):
-        size = sum(layout)
-        if size not in folders:
-            folders[size] = tmp_path_factory.mktemp("reductions")
-            named = [",".join(map(str, other)) for other in LAYOUTS if sum(other) == size]
-            run_ranks(size, "mpi", "reductions", folders[size], *named)
-        return json.loads((folders[size] / f"{layout}.json").read_text())
+    @cache
+    def run(size):
+        folder = tmp_path_factory.mktemp("reductions")
+        named = [",".join(map(str, layout)) for layout in LAYOUTS if sum(layout) == size]
+        run_ranks(size, "mpi", "reductions", folder, *named)
+        return folder
 
-    return run
+    return lambda layout: json.loads((run(sum(layout)) / f"{layout}.json").read_text())
 
 
 @pytest.fixture(params=LAYOUTS, ids=str)

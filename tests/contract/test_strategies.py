@@ -17,6 +17,7 @@ and 0.03 to 0.05; bf16 itself is 0.19 and 0.065 away from float32). See BF16.
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -57,93 +58,53 @@ def pipeline(stages, micro_batches, schedule="1f1b", **split_points):
     return {"stages": stages, "micro_batches": micro_batches, "schedule": schedule, **split_points}
 
 
+def on_node(local_strategy, **options):
+    return {"local_strategy": local_strategy, **options}
+
+
+def two_nodes(local_strategy, **options):
+    return {"nodes": 2, "local_strategy": local_strategy, **options}
+
+
+HIERARCHICAL = two_nodes("processes", reduction="hierarchical")
+FACTORS = {"sufficient_factors": "always"}
 # name -> (transport, ranks, what else the trial says)
 SETUPS = {
-    "sequential": ("none", 1, {"local_strategy": "sequential"}),
-    "threads-2": ("none", 1, {"local_strategy": "threads", "thread_replicas": 2}),
-    "threads-3": ("none", 1, {"local_strategy": "threads", "thread_replicas": 3}),
-    "processes-gloo-3": ("gloo", 3, {"local_strategy": "processes"}),
-    "processes-mpi-2": ("mpi", 2, {"local_strategy": "processes"}),
-    "processes-shared-3": ("shared", 3, {"local_strategy": "processes"}),
-    "sharded-gloo-3": ("gloo", 3, {"local_strategy": "sharded"}),
-    "sharded-mpi-2": ("mpi", 2, {"local_strategy": "sharded"}),
-    "parameter-server-gloo-2": ("gloo", 2, {"local_strategy": "parameter-server"}),
-    "pipeline-1f1b-2": (
-        "shared", 2, {"local_strategy": "pipeline", "pipeline": pipeline(2, 4)},
-    ),
+    "sequential": ("none", 1, on_node("sequential")),
+    "threads-2": ("none", 1, on_node("threads", thread_replicas=2)),
+    "threads-3": ("none", 1, on_node("threads", thread_replicas=3)),
+    "processes-gloo-3": ("gloo", 3, on_node("processes")),
+    "processes-mpi-2": ("mpi", 2, on_node("processes")),
+    "processes-shared-3": ("shared", 3, on_node("processes")),
+    "sharded-gloo-3": ("gloo", 3, on_node("sharded")),
+    "sharded-mpi-2": ("mpi", 2, on_node("sharded")),
+    "parameter-server-gloo-2": ("gloo", 2, on_node("parameter-server")),
+    "pipeline-1f1b-2": ("shared", 2, on_node("pipeline", pipeline=pipeline(2, 4))),
     "pipeline-gpipe-3": (
-        "shared", 3,
-        {"local_strategy": "pipeline", "pipeline": pipeline(3, 3, "gpipe", balance="size")},
+        "shared", 3, on_node("pipeline", pipeline=pipeline(3, 3, "gpipe", balance="size")),
     ),
     "pipeline-split_points-2": (
         "shared", 2,
-        {
-            "local_strategy": "pipeline",
-            "pipeline": pipeline(2, 10, balance=None, split_points=(5,)),
-        },
+        on_node("pipeline", pipeline=pipeline(2, 10, balance=None, split_points=(5,))),
     ),
-    "hybrid-2x2": ("shared", 4, {"local_strategy": "hybrid", "pipeline": pipeline(2, 2)}),
-    "two-nodes-sequential": ("gloo", 2, {"nodes": 2, "local_strategy": "sequential"}),
-    "two-nodes-sequential-factors": (
-        "gloo", 2,
-        {"nodes": 2, "local_strategy": "sequential", "sufficient_factors": "always"},
-    ),
-    "two-nodes-sequential-factors-mpi": (
-        "mpi", 2,
-        {"nodes": 2, "local_strategy": "sequential", "sufficient_factors": "always"},
-    ),
-    "two-nodes-threads-2": (
-        "mpi", 2, {"nodes": 2, "local_strategy": "threads", "thread_replicas": 2},
-    ),
-    "two-nodes-processes-2-hierarchical": (
-        "gloo", 4, {"nodes": 2, "local_strategy": "processes", "reduction": "hierarchical"},
-    ),
-    "two-nodes-processes-2-hierarchical-mpi": (
-        "mpi", 4, {"nodes": 2, "local_strategy": "processes", "reduction": "hierarchical"},
-    ),
-    "two-nodes-processes-2-flat": (
-        "gloo", 4, {"nodes": 2, "local_strategy": "processes", "reduction": "flat"},
-    ),
-    "two-nodes-threads-2-factors": (
-        "mpi", 2,
-        {
-            "nodes": 2, "local_strategy": "threads", "thread_replicas": 2,
-            "sufficient_factors": "always",
-        },
-    ),
-    "two-nodes-processes-2-hierarchical-factors": (
-        "gloo", 4,
-        {
-            "nodes": 2, "local_strategy": "processes", "reduction": "hierarchical",
-            "sufficient_factors": "always",
-        },
-    ),
-    "two-nodes-pipeline-2": (
-        "mpi", 4, {"nodes": 2, "local_strategy": "pipeline", "pipeline": pipeline(2, 4)},
-    ),
+    "hybrid-2x2": ("shared", 4, on_node("hybrid", pipeline=pipeline(2, 2))),
+    "two-nodes-sequential": ("gloo", 2, two_nodes("sequential")),
+    "two-nodes-sequential-factors": ("gloo", 2, two_nodes("sequential", **FACTORS)),
+    "two-nodes-sequential-factors-mpi": ("mpi", 2, two_nodes("sequential", **FACTORS)),
+    "two-nodes-threads-2": ("mpi", 2, two_nodes("threads", thread_replicas=2)),
+    "two-nodes-processes-2-hierarchical": ("gloo", 4, HIERARCHICAL),
+    "two-nodes-processes-2-hierarchical-mpi": ("mpi", 4, HIERARCHICAL),
+    "two-nodes-processes-2-flat": ("gloo", 4, two_nodes("processes", reduction="flat")),
+    "two-nodes-threads-2-factors": ("mpi", 2, two_nodes("threads", thread_replicas=2, **FACTORS)),
+    "two-nodes-processes-2-hierarchical-factors": ("gloo", 4, {**HIERARCHICAL, **FACTORS}),
+    "two-nodes-pipeline-2": ("mpi", 4, two_nodes("pipeline", pipeline=pipeline(2, 4))),
     "two-nodes-pipeline-2-factors": (
-        "gloo", 4,
-        {
-            "nodes": 2, "local_strategy": "pipeline", "pipeline": pipeline(2, 4),
-            "sufficient_factors": "always",
-        },
+        "gloo", 4, two_nodes("pipeline", pipeline=pipeline(2, 4), **FACTORS),
     ),
     "two-nodes-hybrid-2x2-factors": (
-        "gloo", 8,
-        {
-            "nodes": 2, "local_strategy": "hybrid", "pipeline": pipeline(2, 2),
-            "sufficient_factors": "always",
-        },
+        "gloo", 8, two_nodes("hybrid", pipeline=pipeline(2, 2), **FACTORS),
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def data():
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 3, (sum(ROW_GROUP_ROWS),), generator=generator)
-    noise = torch.randn(len(labels), 3, 32, 32, generator=generator)
-    return {"images": noise + (labels.float() - 1).view(-1, 1, 1, 1), "labels": labels}
 
 
 def global_batches(data):
@@ -205,19 +166,17 @@ def write_given(state, folder):
 def train_setup(run_ranks, tmp_path_factory, data, half_way):
     """Where programs/strategies.py left what it found in a setup, with those that can share its
     processes."""
-    folders = {}
 
-    def train(name):
-        same = transport, ranks = SETUPS[name][:2]
-        if same not in folders:
-            folder = tmp_path_factory.mktemp("strategies")
-            save_file(data, folder / "data.safetensors")
-            write_given(half_way, folder / f"{GIVEN}.given")
-            setups = {other: setup for other, (*one, setup) in SETUPS.items() if (*one,) == same}
-            cases = [*CASES, "broken"]
-            run_ranks(ranks, transport, "strategies", folder, json.dumps(setups), *cases)
-            folders[same] = folder  # not if it failed: each test shall show why
-        return folders[same]
+    @cache  # not if it fails: each test shall show why
+    def train(transport, ranks):
+        folder = tmp_path_factory.mktemp("strategies")
+        save_file(data, folder / "data.safetensors")
+        write_given(half_way, folder / f"{GIVEN}.given")
+        same = [transport, ranks]
+        setups = {name: setup for name, (*one, setup) in SETUPS.items() if one == same}
+        cases = [*CASES, "broken"]
+        run_ranks(ranks, transport, "strategies", folder, json.dumps(setups), *cases)
+        return folder
 
     return train
 
@@ -225,8 +184,8 @@ def train_setup(run_ranks, tmp_path_factory, data, half_way):
 @pytest.fixture(scope="module", params=SETUPS)
 def trained(request, train_setup):
     """What each rank left, by case."""
-    _, ranks, _ = SETUPS[request.param]
-    folder = train_setup(request.param)
+    transport, ranks, _ = SETUPS[request.param]
+    folder = train_setup(transport, ranks)
     own = folder / request.param
     resumed = [f"{case}.from_saved" for case in SAVED] + [f"{GIVEN}.from_given"]
     places = {case: own / case for case in [*CASES, *resumed]}

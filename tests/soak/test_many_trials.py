@@ -15,7 +15,8 @@ from tests.soak.marked import MarkedCommand
 
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
-from paceline.runner import plan, predicted_disk_use
+from paceline.runner import plan
+from paceline.runner.disk import disk_uses, total_disk_use
 from paceline.spec import load_spec
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]
@@ -85,7 +86,7 @@ def test_resources_stay_flat(
 
 def predicted_bytes(spec: Path, out: Path) -> float:
     """Return the disk use that the plan predicts for the time that the trials took."""
-    use = predicted_disk_use(plan(load_spec(str(spec))))
+    use = total_disk_use(disk_uses(plan(load_spec(str(spec)))))
     outcomes = [read_json(files.outcome) for _, files in RunFiles(out).trials()]
     trained_s = sum(each["ended_unix_s"] - each["launched_unix_s"] for each in outcomes)
     return use.kept_bytes + use.trace_kept_bytes_per_s * trained_s

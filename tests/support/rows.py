@@ -9,6 +9,8 @@ from typing import Any
 from paceline.analysis.trial.recovery import Recovery
 from paceline.host.machine import host_name
 from paceline.host.processes import Process
+from paceline.records.files import write_json
+from paceline.records.layout import TrialFiles
 from paceline.records.rows import SCHEMA, CommunicationRow, Outcome, RankStatus, StepRow
 
 STEP = StepRow(
@@ -42,3 +44,10 @@ def running_rank(rank: int, pid: int | None = None, **changes: Any) -> RankStatu
     known = {"pid": number} if process is None else dataclasses.asdict(process)
     usual = {"host": host_name(), "process_started_unix_s": 0.0, "state": "running"}
     return RankStatus(rank=rank, **{**usual, **known, **changes})
+
+
+def write_status(
+    files: TrialFiles, rank: int, state: str = "running", error: str | None = None, **changes: Any
+) -> None:
+    """Write the status that `running_rank` returns."""
+    write_json(files.rank(rank).status, running_rank(rank, state=state, error=error, **changes))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -64,16 +65,13 @@ def make_job(tmp_path: Path) -> Callable[..., Job]:
 
 
 @pytest.fixture
+def job(make_job: Callable[..., Job]) -> Job:
+    return make_job()
+
+
+@pytest.fixture
 def job_context() -> Callable[[int], RankContext]:
     def make(rank: int) -> RankContext:
-        return RankContext(
-            rank=rank,
-            world_size=2,
-            local_rank=rank,
-            ranks_on_node=2,
-            node_index=0,
-            host="here",
-            process_started_unix_s=time.time(),
-        )
+        return replace(make_context(rank, 2, "here"), process_started_unix_s=time.time())
 
     return make

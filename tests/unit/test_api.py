@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html import unescape
 
 import plotly.graph_objects as go
 import pytest
+from tests.support.rows import ENDED_WELL
+from tests.unit.analysis import fabricate
 
 import paceline
 from paceline.analysis.compare.run import compare_run
 from paceline.api import LineProgress
 from paceline.errors import DataError, NotComparable, UsageError
 from paceline.plan.trial import Trial
-from paceline.records.rows import Outcome
 from paceline.report.document import render
 from paceline.spec import load_spec
 
@@ -38,7 +40,7 @@ SPEC = {
 
 
 @pytest.fixture(scope="module")
-def run_dir(fabricate, tmp_path_factory):
+def run_dir(tmp_path_factory):
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     return fabricate.make_run(tmp_path_factory.mktemp("api") / "run", ways, repeats=2).root
 
@@ -72,7 +74,7 @@ def test_every_public_name_exists():
         _ = paceline.nothing
 
 
-def test_rows_are_those_of_compare(run, run_dir, fabricate):
+def test_rows_are_those_of_compare(run, run_dir):
     assert run.rows() == compare_run(fabricate.RunFiles(run_dir)).to_json()["rows"]
     frame = run.to_polars()
     assert frame["launcher"].to_list() == ["mpi", "local"]
@@ -88,7 +90,7 @@ def test_pandas_has_the_same_rows(run):
     assert frame["speedup.median"].tolist() == expected["speedup.median"].to_list()
 
 
-def test_frames_have_the_rows_of_all_trials(run, fabricate):
+def test_frames_have_the_rows_of_all_trials(run):
     # two repeats of one rank and of two ranks, 12 steps each
     assert len(run.steps()) == 2 * (1 + 2) * fabricate.Case().steps
     trial = run.trials[0].trial
@@ -109,7 +111,7 @@ def test_unknown_trial_is_refused(run):
         run.steps("x")
 
 
-def test_verdict_of_one_and_of_several_workloads(run, fabricate, tmp_path):
+def test_verdict_of_one_and_of_several_workloads(run, tmp_path):
     assert run.verdict.best == run.rows()[0]["configuration"]
     assert "is fastest" in run.verdict.sentence
     other = fabricate.Case(workload="simple-big", model="alexnet")
@@ -164,7 +166,7 @@ def test_report_is_written_where_it_is_asked_for(run, tmp_path):
     assert '<h2 id="speed">' in path.read_text("utf-8")
 
 
-def test_table_in_a_notebook_and_as_text(run, fabricate, tmp_path):
+def test_table_in_a_notebook_and_as_text(run, tmp_path):
     html = run._repr_html_()
     text = unescape(re.sub("<[^>]+>", "", html))
     assert run.verdict.sentence.split(".")[0] in " ".join(text.split())
@@ -173,7 +175,7 @@ def test_table_in_a_notebook_and_as_text(run, fabricate, tmp_path):
     assert repr(run) == f"<paceline.Run {run.path}: 4 trials>"
 
 
-def test_texts_of_a_run_cannot_add_html(fabricate, tmp_path):
+def test_texts_of_a_run_cannot_add_html(tmp_path):
     made = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI])
     files = next(files for name, files in made.trials() if ".mpi." in name)
     evil = "<script>alert(1)</script>"
@@ -183,7 +185,7 @@ def test_texts_of_a_run_cannot_add_html(fabricate, tmp_path):
     assert "<script" not in html
 
 
-def test_a_run_without_a_finished_trial_shows_the_reasons(fabricate, tmp_path):
+def test_a_run_without_a_finished_trial_shows_the_reasons(tmp_path):
     made = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL])
     (files,) = (files for _, files in made.trials())
     fabricate.edit_json(files.outcome, status="failed", exit_code=5, message="rank 0 <died>")
@@ -225,11 +227,7 @@ def test_lines_of_progress(make_trial, capsys):
     progress.data(1, 2)
     trial: Trial = make_trial()
     progress.trial_started(trial, None, 2, 9)
-    outcome = Outcome(
-        schema=2, trial_id="t", status="ok", exit_code=0, launched_unix_s=10.0,
-        ended_unix_s=12.25, launcher_exit_status=0, failed_rank=None, message=None,
-    )  # fmt: skip
-    progress.trial_ended(trial, outcome)
+    progress.trial_ended(trial, replace(ENDED_WELL, ended_unix_s=2.25))
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == ["data set for tiny", "[2/9] t  ok  2.2 s"]

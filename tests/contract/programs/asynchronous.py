@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ FEATURES, SAMPLES, BATCH, STEPS = 8, 48, 12, 80
 SAVED_AFTER = 50  # steps
 RATE = 0.1
 SLOW_S = 0.005  # by which the last rank is slower than the others in a step
+UPDATE = attrgetter("event", "worker", "sequence", "shards", "staleness", "lead_steps", "step")
 
 
 class FirstHalf(nn.Module):
@@ -139,18 +141,7 @@ def train(
         "evaluated": {} if resumes else evaluated,
         "gradient": {} if resumes or stages > 1 else {n: t.tolist() for n, t in gradients.items()},
         "described": strategy.describe(),
-        "updates": [
-            [
-                row.event,
-                row.worker,
-                row.sequence,
-                row.shards,
-                row.staleness,
-                row.lead_steps,
-                row.step,
-            ]
-            for row in [*rows, *strategy.updates()]
-        ],
+        "updates": [UPDATE(row) for row in [*rows, *strategy.updates()]],
     }
     strategy.close(failed=False)
     return left

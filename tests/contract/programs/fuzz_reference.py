@@ -34,10 +34,6 @@ class Want:
     loose: NDArray[np.longdouble] | None = None  # if it is rounded after every step
 
 
-def exactly(tensor: Tensor) -> Want:
-    return Want(tensor)
-
-
 def reduced(case: Case, tensors: Sequence[Tensor]) -> Want:
     """The reduction of all ranks' tensors.
 
@@ -128,7 +124,7 @@ def _reduced(case: Case, part: int = 0) -> Want:
 
 
 def _of_all(case: Case) -> list[Want]:
-    return [exactly(values(case, rank)) for rank in range(case.size)]
+    return [Want(values(case, rank)) for rank in range(case.size)]
 
 
 def _scattered_rows(case: Case, rank: int) -> list[Want]:
@@ -138,7 +134,7 @@ def _scattered_rows(case: Case, rank: int) -> list[Want]:
 
 def _from_every_list(case: Case, rank: int) -> list[Want]:
     shapes = [(case.rows[source][rank], *case.shape[1:]) for source in range(case.size)]
-    return [exactly(values(case, source, rank, shape)) for source, shape in enumerate(shapes)]
+    return [Want(values(case, source, rank, shape)) for source, shape in enumerate(shapes)]
 
 
 def _rows_for(case: Case, source: int, rank: int) -> Tensor:
@@ -149,7 +145,7 @@ def _rows_for(case: Case, source: int, rank: int) -> Tensor:
 
 
 def _from_the_rank_before(case: Case, rank: int) -> list[Want]:
-    return [exactly(values(case, (rank - 1) % case.size))]
+    return [Want(values(case, (rank - 1) % case.size))]
 
 
 _WANTED: dict[str, Callable[[Case, int], list[Want]]] = {
@@ -158,19 +154,19 @@ _WANTED: dict[str, Callable[[Case, int], list[Want]]] = {
     "reduce": lambda case, rank: [_reduced(case)] if rank == case.root else [],
     "reduce_scatter": lambda case, rank: [_reduced(case, rank)],
     "reduce_scatter_tensor": _scattered_rows,
-    "broadcast": lambda case, _: [exactly(values(case, case.root))],
+    "broadcast": lambda case, _: [Want(values(case, case.root))],
     "all_gather": lambda case, _: _of_all(case),
     "all_gather_uneven": lambda case, _: [
-        exactly(values(case, rank, shape=case.uneven_shape(rank))) for rank in range(case.size)
+        Want(values(case, rank, shape=case.uneven_shape(rank))) for rank in range(case.size)
     ],
     "all_gather_into_tensor": lambda case, _: [
-        exactly(torch.cat([values(case, rank) for rank in range(case.size)]))
+        Want(torch.cat([values(case, rank) for rank in range(case.size)]))
     ],
     "gather": lambda case, rank: _of_all(case) if rank == case.root else [],
-    "scatter": lambda case, rank: [exactly(values(case, case.root, rank))],
+    "scatter": lambda case, rank: [Want(values(case, case.root, rank))],
     "all_to_all": _from_every_list,
     "all_to_all_single": lambda case, rank: [
-        exactly(torch.cat([_rows_for(case, source, rank) for source in range(case.size)]))
+        Want(torch.cat([_rows_for(case, source, rank) for source in range(case.size)]))
     ],
     "ring": _from_the_rank_before,
     "blocking_ring": _from_the_rank_before,

@@ -57,17 +57,14 @@ def main() -> None:
         meaning = peers.explain(error)
         started = time.monotonic()
         peers.leave(failed=True)
+        outcome = {
+            "waited_s": waited_s,
+            "leaving_s": time.monotonic() - started,
+            "kind": type(meaning).__name__,
+            "message": str(meaning),
+        }
         part = folder / "part"
-        part.write_text(
-            json.dumps(
-                {
-                    "waited_s": waited_s,
-                    "leaving_s": time.monotonic() - started,
-                    "kind": type(meaning).__name__,
-                    "message": str(meaning),
-                }
-            )
-        )
+        part.write_text(json.dumps(outcome))
         part.rename(file)
     os._exit(0)  # MPI's own end would wait for rank 1
 

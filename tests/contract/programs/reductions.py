@@ -77,10 +77,7 @@ def check_layout(on_hosts: tuple[int, ...], store: Store) -> dict[str, Any]:
             limit_s=LIMIT_S,
             algorithm=name,
         )
-        whole, schedules.MESSAGE_BYTES = (
-            schedules.MESSAGE_BYTES,
-            FLOATS_PER_MESSAGE * 4,
-        )
+        whole, schedules.MESSAGE_BYTES = schedules.MESSAGE_BYTES, FLOATS_PER_MESSAGE * 4
         sent = {length: check(name, group, length, np.float32, 0) for length in LENGTHS}
         schedules.MESSAGE_BYTES = whole
         check(name, group, LARGE, np.float32, 0)

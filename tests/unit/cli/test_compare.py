@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.cli import main
 from paceline.errors import ExitCode
 
 
 @pytest.fixture
-def run_dir(fabricate: ModuleType, tmp_path: Path) -> str:
+def run_dir(tmp_path: Path) -> str:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN]
     fabricate.make_run(tmp_path / "run", ways, repeats=2, jitter=0.01)
     return str(tmp_path / "run")
 
 
-def rows_of(capsys: Any, *words: str) -> list[dict[str, Any]]:
-    assert main(["compare", *words, "--json"]) == ExitCode.OK
-    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
-    return rows
+@pytest.fixture
+def rows_of(output: Any, run_dir: str) -> Any:
+    return lambda *words: json.loads(output("compare", run_dir, *words, "--json"))["rows"]
 
 
-def test_only_matching_rows_are_shown_with_the_verdict_on_all(run_dir: str, capsys: Any) -> None:
-    rows = rows_of(capsys, run_dir, "--only", "*.mpi.*,*.sequential.*")
+def test_only_matching_rows_are_shown_with_the_verdict_on_all(run_dir, rows_of, output) -> None:
+    rows = rows_of("--only", "*.mpi.*,*.sequential.*")
     assert {row["launcher"] for row in rows} == {"mpi", "local"}
-    assert main(["compare", run_dir, "--only", "*.mpi.*"]) == ExitCode.OK
-    some = capsys.readouterr().out
+    some = output("compare", run_dir, "--only", "*.mpi.*")
     assert "torchrun" not in some.partition("strategy")[2]
-    assert main(["compare", run_dir]) == ExitCode.OK
-    assert some.splitlines()[0] == capsys.readouterr().out.splitlines()[0]
+    assert some.splitlines()[0] == output("compare", run_dir).splitlines()[0]
     assert not Path(run_dir, "comparison.json").exists()  # written by `paceline run` only
 
 
@@ -49,21 +46,19 @@ def test_pattern_without_a_match_lists_the_names(run_dir: str, capsys: Any) -> N
     [("samples", "samples_per_s", -1), ("step", "step_s", 1), ("efficiency", "efficiency", -1)],
 )
 def test_rows_are_sorted_with_the_best_first(
-    run_dir: str, capsys: Any, column: str, figure: str, sign: int
+    rows_of: Any, column: str, figure: str, sign: int
 ) -> None:
-    rows = rows_of(capsys, run_dir, "--sort", column)
-    values = [sign * row[figure]["median"] for row in rows]
+    values = [sign * row[figure]["median"] for row in rows_of("--sort", column)]
     assert values == sorted(values)
 
 
 @pytest.mark.parametrize("column", ["launcher", "transport", "memory", "cpu", "first-step"])
-def test_every_column_can_be_sorted(run_dir: str, capsys: Any, column: str) -> None:
-    assert len(rows_of(capsys, run_dir, "--sort", column)) == 3
+def test_every_column_can_be_sorted(rows_of: Any, column: str) -> None:
+    assert len(rows_of("--sort", column)) == 3
 
 
-def test_markdown_has_the_verdict_and_a_table(run_dir: str, capsys: Any) -> None:
-    assert main(["compare", run_dir, "--markdown"]) == ExitCode.OK
-    lines = capsys.readouterr().out.splitlines()
+def test_markdown_has_the_verdict_and_a_table(run_dir: str, output: Any) -> None:
+    lines = output("compare", run_dir, "--markdown").splitlines()
     assert lines[0].startswith("tiny: ")
     heading = next(n for n, line in enumerate(lines) if line.startswith("| speedup | samples /s |"))
     table = lines[heading : heading + 5]
@@ -72,12 +67,9 @@ def test_markdown_has_the_verdict_and_a_table(run_dir: str, capsys: Any) -> None
     assert "| processes |" in "".join(table)
 
 
-def test_two_runs_as_markdown(
-    run_dir: str, fabricate: ModuleType, tmp_path: Path, capsys: Any
-) -> None:
+def test_two_runs_as_markdown(run_dir: str, tmp_path: Path, output: Any) -> None:
     fabricate.make_run(tmp_path / "new", [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
-    assert main(["compare", run_dir, str(tmp_path / "new"), "--markdown"]) == ExitCode.OK
-    assert "| --- |" in capsys.readouterr().out
+    assert "| --- |" in output("compare", run_dir, tmp_path / "new", "--markdown")
 
 
 @pytest.mark.parametrize("words", [["--baseline", "x"], ["--only", "x"], ["--sort", "step"]])

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from paceline.cli import data, main
 from paceline.errors import ExitCode
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_ingest_says_what_it_does_and_what_it_wrote(monkeypatch, capsys) -> None:
@@ -28,10 +24,9 @@ def test_ingest_says_what_it_does_and_what_it_wrote(monkeypatch, capsys) -> None
     ]
 
 
-def test_inspect_says_none_for_everything_that_is_empty(monkeypatch, capsys) -> None:
+def test_inspect_says_none_for_everything_that_is_empty(monkeypatch, output) -> None:
     facts = {"samples": 2, "ignored": {}, "skipped": [], "classes": {"a": 2}}
     monkeypatch.setattr(data, "inspect_dataset", lambda _: facts)
-    assert main(["data", "inspect", "set"]) == ExitCode.OK
-    assert capsys.readouterr().out == (
+    assert output("data", "inspect", "set") == (
         "samples: 2\nignored: none\nskipped: none\nclasses:\n  a: 2\n"
     )

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.cli import main
 
 
 @pytest.fixture
-def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
+def run_dir(tmp_path: Path) -> Path:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN]
     fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.01)
     return tmp_path / "run"
 
 
-def test_all_configurations_are_compared_with_the_fastest(run_dir: Path, capsys: Any) -> None:
-    assert main(["explain", str(run_dir)]) == 0
-    out = capsys.readouterr().out
+def test_all_configurations_are_compared_with_the_fastest(run_dir: Path, output: Any) -> None:
+    out = output("explain", run_dir)
     assert "Steps compared with those of" in out
     assert f"paceline explain {run_dir} --pair tiny." in out
     assert all(len(line) <= 80 for line in out.splitlines()[:-1])
 
 
-def test_a_pair_is_shown_with_parts_causes_and_evidence(run_dir: Path, capsys: Any) -> None:
-    assert main(["explain", str(run_dir), "--pair", "*.mpi.*", "*.sequential.*"]) == 0
-    out = capsys.readouterr().out
+def test_a_pair_is_shown_with_parts_causes_and_evidence(run_dir: Path, output: Any) -> None:
+    out = output("explain", run_dir, "--pair", "*.mpi.*", "*.sequential.*")
     for words in ("whole step", "fewer allocated cores", "CPU idle", "not available", "imports"):
         assert words in out
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
-def test_json_has_parts_that_add_up(run_dir: Path, capsys: Any) -> None:
-    assert main(["explain", str(run_dir), "--pair", "*.sequential.*", "*.mpi.*", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["explanations"]
+def test_json_has_parts_that_add_up(run_dir: Path, output: Any) -> None:
+    out = output("explain", run_dir, "--pair", "*.sequential.*", "*.mpi.*", "--json")
+    (found,) = json.loads(out)["explanations"]
     assert found["faster"].startswith("tiny.mpi.")
     assert found["significant"]
     whole = found["difference_s"]["mean"]
@@ -45,11 +43,9 @@ def test_json_has_parts_that_add_up(run_dir: Path, capsys: Any) -> None:
     assert {e["name"] for e in found["evidence"]} >= {"cpu_idle", "iowait", "threads", "others"}
 
 
-def test_two_trials_of_one_configuration(run_dir: Path, capsys: Any) -> None:
+def test_two_trials_of_one_configuration(run_dir: Path, output: Any) -> None:
     trials = [f"tiny.local.none.sequential.n1r1t1.fp32.r{n}" for n in (0, 1)]
-    words = ["explain", str(run_dir), "--pair", *trials]
-    assert main(words) == 0
-    assert "No cause is named" in capsys.readouterr().out
+    assert "No cause is named" in output("explain", run_dir, "--pair", *trials)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +64,7 @@ def test_wrong_use_says_what_to_do(run_dir: Path, capsys: Any, words, expected) 
     assert expected in capsys.readouterr().err
 
 
-def test_one_matching_configuration_is_explained_against_the_fastest(
-    run_dir: Path, capsys: Any
-) -> None:
-    assert main(["explain", str(run_dir), "--only", "*.sequential.*"]) == 0
-    out = capsys.readouterr().out
+def test_one_matching_configuration_is_explained_against_the_fastest(run_dir, output) -> None:
+    out = output("explain", run_dir, "--only", "*.sequential.*")
     assert "sequential takes" in " ".join(out.split())
     assert "whole step" in out

@@ -25,6 +25,11 @@ PIPELINE = dataclasses.replace(
 )
 
 
+NOTHING = dict.fromkeys(
+    ("default", "default_samples_per_s", "fastest", "fastest_samples_per_s", "ratio")
+)
+
+
 def exactly(value):
     return Interval(median=value, low=value, high=value)
 
@@ -86,11 +91,7 @@ def test_difference_without_significance_is_no_gain_and_explained(shown):
 def test_strategy_without_any_measurement_says_why(shown):
     text = shown(
         finding(
-            default=None,
-            default_samples_per_s=None,
-            fastest=None,
-            fastest_samples_per_s=None,
-            ratio=None,
+            **NOTHING,
             left_out=(LeftOut(what="default", reason="wants 4 cores, this node has 2"),),
             failures={"x": "out of memory\nand a long log"},
         )
@@ -172,10 +173,10 @@ def test_lossy_winner_is_no_longer_the_same_training(shown_communication):
 def test_trials_that_were_left_alone_are_named_with_the_reason(shown_communication):
     alone = of_communication(
         target=Target(workload="tiny", name="trials[3]"),
-        default=None, default_samples_per_s=None, fastest=None, fastest_samples_per_s=None,
-        ratio=None, candidates=0,
+        **NOTHING,
+        candidates=0,
         left_out=(LeftOut(what="all", reason="ranks share memory, " + "really " * 12),),
-    )  # fmt: skip
+    )
     text = shown_communication(of_communication(), alone)
     assert "trials[3]: left out: all: ranks share memory" in text
 

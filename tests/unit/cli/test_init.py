@@ -9,10 +9,11 @@ from paceline.spec import load_spec
 from paceline.spec.loading import shipped_experiments
 
 
-def test_written_spec_can_be_planned_and_is_never_overwritten(tmp_path, monkeypatch, capsys):
+def test_written_spec_can_be_planned_and_is_never_overwritten(
+    tmp_path, monkeypatch, capsys, output
+):
     monkeypatch.chdir(tmp_path)
-    assert main(["init"]) == ExitCode.OK
-    assert "paceline run experiment.toml" in capsys.readouterr().out
+    assert "paceline run experiment.toml" in output("init")
     trials = plan(load_spec("experiment.toml")).trials
     assert {trial.launcher for trial in trials} == {"local", "torchrun", "mpi"}
 
@@ -27,6 +28,5 @@ def test_file_that_cannot_be_written_is_wrong_usage(tmp_path, capsys):
     assert "expected a file that can be written" in capsys.readouterr().err
 
 
-def test_shipped_experiment_is_printed_as_it_is(capsys):
-    assert main(["show", "quickstart"]) == ExitCode.OK
-    assert capsys.readouterr().out == shipped_experiments()["quickstart"]
+def test_shipped_experiment_is_printed_as_it_is(output):
+    assert output("show", "quickstart") == shipped_experiments()["quickstart"]

@@ -18,10 +18,9 @@ class Pigeon(TransportDescriptor):
     summary = "RFC 1149"
 
 
-def test_every_name_has_a_line_of_its_own_in_80_columns(capsys, monkeypatch):
+def test_every_name_has_a_line_of_its_own_in_80_columns(output, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = output("list").splitlines()
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if line in KINDS] == list(KINDS)
     first_words = [line.split()[0] for line in lines if line.startswith("  ")]
@@ -29,13 +28,12 @@ def test_every_name_has_a_line_of_its_own_in_80_columns(capsys, monkeypatch):
         assert set(group.names()) <= set(first_words)
 
 
-def test_json_names_the_package_of_an_extension(capsys, monkeypatch):
+def test_json_names_the_package_of_an_extension(output, monkeypatch):
     point = EntryPoint("pigeon", f"{__name__}:Pigeon", "paceline.transports")
     group = extensions.ExtensionGroup("paceline.transports", TransportDescriptor, "transport")
     monkeypatch.setitem(extensions.GROUPS, "transports", group)
     monkeypatch.setattr(extensions, "installed_points", lambda _: [(point, "birds")])
-    assert main(["list", "transports", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
+    assert json.loads(output("list", "transports", "--json")) == {
         "schema": 2,
         "transports": [{"name": "pigeon", "summary": "RFC 1149", "package": "birds"}],
     }

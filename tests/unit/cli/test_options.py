@@ -9,6 +9,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from tests.unit.analysis import fabricate
 
 from paceline.cli import main, options
 from paceline.errors import ExitCode
@@ -47,7 +48,7 @@ def test_limit_is_a_finite_positive_number(word: str) -> None:
     assert CliRunner().invoke(command, ["--limit", word]).exit_code == ExitCode.USAGE
 
 
-def test_run_that_began_last_is_the_default(fabricate, tmp_path, monkeypatch, capsys) -> None:
+def test_run_that_began_last_is_the_default(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("b", "c", "a")):
         fabricate.make_run(tmp_path / "runs" / name, [fabricate.SEQUENTIAL, fabricate.MPI])

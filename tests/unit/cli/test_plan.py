@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,9 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "planned.toml"
 
 
-def test_a_row_for_each_configuration_then_totals(
-    spec: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_for_each_configuration_then_totals(spec: Path, output: Callable[..., str]) -> None:
     spec.write_text(SPEC.format(repeats=2, steps=20))
-    assert main(["plan", str(spec)]) == ExitCode.OK
-    shown = capsys.readouterr().out
+    shown = output("plan", spec)
     assert max(map(len, shown.splitlines())) <= 80
     lines = [line.rstrip() for line in shown.splitlines()]
     figures = r" +32 +20 \(3\) +2 +\S +\d+\.\d+"
@@ -56,12 +54,11 @@ def test_a_row_for_each_configuration_then_totals(
 
 
 def test_names_are_broken_after_a_dot_only(
-    spec: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    spec: Path, output: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "72")
     spec.write_text(SPEC.format(repeats='"auto"', steps=20))
-    assert main(["plan", str(spec)]) == ExitCode.OK
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    lines = [line.rstrip() for line in output("plan", spec).splitlines()]
     first = next(line for line in lines if line.startswith("torchrun"))
     assert first.split()[0] == "torchrun.gloo."
     assert lines[lines.index(first) + 1] == "  processes.n1r2t1"
@@ -80,10 +77,9 @@ def test_all_faults_follow_the_table(spec: Path, capsys: pytest.CaptureFixture[s
         assert "Traceback" not in shown.err
 
 
-def test_json_has_the_same(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_same(spec: Path, output: Callable[..., str]) -> None:
     spec.write_text(SPEC.format(repeats=2, steps=8))
-    assert main(["plan", str(spec), "--json"]) == ExitCode.OK
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(output("plan", spec, "--json"))
     assert [row["ranks"] for row in document["configurations"]] == [1, 2]
     assert document["configurations"][0]["steps"] == 8
     assert len(document["trials"]) == 4

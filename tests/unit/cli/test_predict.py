@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.cli import main
-from paceline.cli.predict import NodeNumbers
+from paceline.cli.predict import node_numbers
 from paceline.records.layout import RunFiles
 
 
 @pytest.fixture
-def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
+def run_dir(tmp_path: Path) -> Path:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI_GLOO]
     fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.01)
     return tmp_path / "run"
@@ -27,19 +27,18 @@ def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
     ("text", "expected"), [("4", (4,)), ("1..3", (1, 2, 3)), ("8,1..2", (1, 2, 8))]
 )
 def test_numbers_of_nodes(text: str, expected: tuple[int, ...]) -> None:
-    assert NodeNumbers().convert(text, None, None) == expected
+    assert node_numbers(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "3..1", "x", "1..9999999"])
 def test_other_numbers_are_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"as in 1\.\.64"):
-        NodeNumbers().convert(text, None, None)
+        node_numbers(text)
 
 
-def test_predictions_fit_80_columns_and_are_marked_as_such(run_dir: Path, capsys: Any) -> None:
-    words = ["predict", str(run_dir), "--nodes", "1..64", "--link", "10gbit", "--scaling", "weak"]
-    assert main(words) == 0
-    out = capsys.readouterr().out
+def test_predictions_fit_80_columns_and_are_marked_as_such(run_dir: Path, output: Any) -> None:
+    options = ("--nodes", "1..64", "--link", "10gbit", "--scaling", "weak")
+    out = output("predict", run_dir, *options)
     words = " ".join(out.split())
     assert "2 nodes, processes 2\N{MULTIPLICATION SIGN}1 over gloo: 2" in words
     assert "So they are faster." in words
@@ -49,25 +48,22 @@ def test_predictions_fit_80_columns_and_are_marked_as_such(run_dir: Path, capsys
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
-def test_json_has_predictions_and_refusals(run_dir: Path, capsys: Any) -> None:
-    words = ["predict", str(run_dir), "--nodes", "1,2", "--link", "1gbit", "--json"]
-    assert main(words) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_json_has_predictions_and_refusals(run_dir: Path, output: Any) -> None:
+    out = output("predict", run_dir, "--nodes", "1,2", "--link", "1gbit", "--json")
+    document = json.loads(out)
     assert {p["nodes"] for p in document["predictions"]} == {1, 2}
     assert [w["global_batch"] for w in document["unmeasured"]] == [4]
     assert document["confidence"] == 0.9
 
 
-def test_nothing_to_predict_is_an_error_with_what_to_measure(
-    fabricate: ModuleType, tmp_path: Path, capsys: Any
-) -> None:
+def test_nothing_to_predict_is_an_error_with_what_to_measure(tmp_path: Path, capsys: Any) -> None:
     fabricate.make_run(tmp_path / "once", [fabricate.SEQUENTIAL])
     assert main(["predict", str(tmp_path / "once"), "--nodes", "4", "--link", "1gbit"]) == 7
     assert "at least two repeats" in capsys.readouterr().err
 
 
 def test_measure_says_how_long_it_takes_and_then_answers(
-    fabricate: ModuleType, run_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[int] = []
 
@@ -98,21 +94,11 @@ def test_measure_says_how_long_it_takes_and_then_answers(
         (["--link", "fast"], "expected a rate"),
         (["--latency", "0.1"], "expected --link with it"),
         (["--transport", "pigeons"], "pigeons"),
-    ],
-)
-def test_wrong_options_say_what_was_expected(run_dir: Path, capsys: Any, words, expected) -> None:
-    assert main(["predict", str(run_dir), *words]) == 2
-    assert expected in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
         (["--latency", "0"], "0.0 is not in the range x>0"),
         (["--micro-batches", "0"], "0 is not in the range x>=1"),
         (["--global-batch", "many"], "'many' is not a valid integer range"),
     ],
 )
-def test_numbers_that_mean_nothing_are_refused(run_dir: Path, capsys: Any, words, expected) -> None:
+def test_wrong_options_say_what_was_expected(run_dir: Path, capsys: Any, words, expected) -> None:
     assert main(["predict", str(run_dir), *words]) == 2
     assert expected in capsys.readouterr().err

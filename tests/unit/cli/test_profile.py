@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis import operations as made
 
 from paceline.cli import main
@@ -16,7 +16,7 @@ MPI = "tiny.mpi.mpi.processes.n1r2t1.fp32.r0"
 
 
 @pytest.fixture
-def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
+def run_dir(tmp_path: Path) -> Path:
     run = fabricate.make_run(
         tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN]
     )
@@ -24,26 +24,23 @@ def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_several_trials_are_a_line_each(run_dir: Path, capsys: Any) -> None:
-    assert main(["profile", str(run_dir)]) == 0
-    out = capsys.readouterr().out
+def test_several_trials_are_a_line_each(run_dir: Path, output: Any) -> None:
+    out = output("profile", run_dir)
     assert [line.split()[0] for line in out.splitlines()[2:4]] == ["mpi.mpi", "torchrun.gloo"]
     assert "sequential" not in out
     assert f"--trial {MPI}" in out.replace("\n", " ")
 
 
-def test_one_trial_is_shown_in_detail(run_dir: Path, capsys: Any) -> None:
-    assert main(["profile", str(run_dir), "--trial", MPI]) == 0
-    assert "Operations in a step" in capsys.readouterr().out
+def test_one_trial_is_shown_in_detail(run_dir: Path, output: Any) -> None:
+    assert "Operations in a step" in output("profile", run_dir, "--trial", MPI)
 
 
-def test_json_has_all_or_the_one(run_dir: Path, capsys: Any) -> None:
-    assert main(["profile", str(run_dir), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_json_has_all_or_the_one(run_dir: Path, output: Any) -> None:
+    document = json.loads(output("profile", run_dir, "--json"))
     assert document["schema"] == 2
     assert [t["operations_recorded"] for t in document["trials"]] == [True, False]
-    assert main(["profile", str(run_dir), "--trial", MPI, "--json"]) == 0
-    assert [t["trial"] for t in json.loads(capsys.readouterr().out)["trials"]] == [MPI]
+    one = json.loads(output("profile", run_dir, "--trial", MPI, "--json"))
+    assert [t["trial"] for t in one["trials"]] == [MPI]
 
 
 def test_unknown_trial_is_answered_with_those_there_are(run_dir: Path, capsys: Any) -> None:
@@ -51,7 +48,7 @@ def test_unknown_trial_is_answered_with_those_there_are(run_dir: Path, capsys: A
     assert MPI in capsys.readouterr().err
 
 
-def test_run_in_which_nobody_communicates_is_bad_data(fabricate, tmp_path, capsys) -> None:
+def test_run_in_which_nobody_communicates_is_bad_data(tmp_path, capsys) -> None:
     fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
     assert main(["profile", str(tmp_path)]) == 4
     assert "a single rank does not communicate" in capsys.readouterr().err

@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 from tests.support.rows import ENDED_WELL
 from tests.support.terminal import Screen
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import compare_run
 from paceline.cli import ranking
@@ -31,7 +31,7 @@ WIDTHS = (80, 120)
 class Watched:
     """A run whose trials end one after the other."""
 
-    def __init__(self, fabricate: ModuleType, folder: Path, repeats: int = 2) -> None:
+    def __init__(self, folder: Path, repeats: int = 2) -> None:
         ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.PIPELINE, fabricate.MPI]
         self.whole = fabricate.make_run(folder / "whole", ways, repeats=repeats, jitter=0.01)
         self.trials: list[Trial] = [
@@ -48,8 +48,8 @@ class Watched:
 
 
 @pytest.fixture
-def watched(fabricate: ModuleType, tmp_path: Path) -> Watched:
-    return Watched(fabricate, tmp_path)
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def test_configurations_that_wait_have_rows_without_figures(watched: Watched) ->
     assert not any(line.startswith("\u2013") for line in look(live, watched))
 
 
-def test_a_missed_target_is_not_that_of_a_configuration_that_waits(fabricate, tmp_path) -> None:
+def test_a_missed_target_is_not_that_of_a_configuration_that_waits(tmp_path) -> None:
     target = fabricate.Target(metric="accuracy", at_least=0.6)
     case = fabricate.Case(evaluate_every_steps=2, target=target)
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL], cases=[case], repeats=2)

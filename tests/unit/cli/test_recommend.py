@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import compare_run
 from paceline.cli import main
@@ -16,32 +16,29 @@ from paceline.records.layout import RunFiles
 
 
 @pytest.fixture
-def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
+def run_dir(tmp_path: Path) -> Path:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.MPI_GLOO]
     fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.02)
     return tmp_path / "run"
 
 
 @pytest.mark.parametrize("goal", ["time", "cost", "memory"])
-def test_the_recommendation_comes_first(run_dir: Path, capsys: Any, goal: str) -> None:
-    assert main(["recommend", str(run_dir), "--goal", goal]) == 0
-    out = capsys.readouterr().out
+def test_the_recommendation_comes_first(run_dir: Path, output: Any, goal: str) -> None:
+    out = output("recommend", run_dir, "--goal", goal)
     assert out.startswith("tiny: ")
     assert f"needs the least {goal}" in " ".join(out.split())
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
-def test_measured_and_predicted_are_ranked_apart(run_dir: Path, capsys: Any) -> None:
+def test_measured_and_predicted_are_ranked_apart(run_dir: Path, output: Any) -> None:
     words = ["--nodes", "4", "--link", "10gbit", "--scaling", "weak"]
-    assert main(["recommend", str(run_dir), *words]) == 0
-    out = capsys.readouterr().out
+    out = output("recommend", run_dir, *words)
     assert out.index("measured, s per") < out.index("predicted, not measured")
     assert "on 4 nodes" in " ".join(out.split())
 
 
-def test_json_names_the_next_measurement(run_dir: Path, capsys: Any) -> None:
-    assert main(["recommend", str(run_dir), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["recommendations"]
+def test_json_names_the_next_measurement(run_dir: Path, output: Any) -> None:
+    (found,) = json.loads(output("recommend", run_dir, "--json"))["recommendations"]
     assert found["goal"] == "time"
     assert len(found["measured"]) == 3
     assert found["predicted"] == []
@@ -53,13 +50,12 @@ def test_an_unknown_goal_is_wrong_use(run_dir: Path) -> None:
 
 
 def test_the_undecided_are_repeated_as_a_block(
-    fabricate: ModuleType, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, output: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twin = dataclasses.replace(fabricate.MPI, transport="gloo")
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, twin]
     run = fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.08)
-    main(["recommend", str(run.root), "--json"])
-    (before,) = json.loads(capsys.readouterr().out)["recommendations"]
+    (before,) = json.loads(output("recommend", run.root, "--json"))["recommendations"]
     made: list[str] = []
 
     def measure(files: RunFiles, names: list[str], trials: Any, progress: Any) -> None:
@@ -71,8 +67,7 @@ def test_the_undecided_are_repeated_as_a_block(
 
     monkeypatch.setattr("paceline.cli.recommend.run_extra_block", measure)
     monkeypatch.setattr("paceline.cli.recommend.check_machine", lambda *_: None)
-    assert main(["recommend", "--measure", str(run.root), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(output("recommend", "--measure", run.root, "--json"))
     assert made == before["next_measurement"]["configurations"]
     assert document["measured"] == 3
     rows = compare_run(run).rows
@@ -80,10 +75,9 @@ def test_the_undecided_are_repeated_as_a_block(
 
 
 def test_nothing_is_measured_where_everything_is_decided(
-    fabricate: ModuleType, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, output: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     run = fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.001)
     monkeypatch.setattr("paceline.cli.recommend.run_extra_block", pytest.fail)
-    assert main(["recommend", str(run.root), "--measure"]) == 0
-    assert "Nothing was measured" in capsys.readouterr().out
+    assert "Nothing was measured" in output("recommend", run.root, "--measure")

@@ -8,10 +8,10 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from tests.support.rows import ENDED_WELL
+from tests.unit.analysis import fabricate
 
 from paceline import runner
 from paceline.cli import main
@@ -30,9 +30,7 @@ FAILED = dataclasses.replace(
 )  # fmt: skip
 
 
-def test_run_without_a_finished_trial_ends_with_the_reasons(
-    fabricate, monkeypatch, tmp_path, capsys
-) -> None:
+def test_run_without_a_finished_trial_ends_with_the_reasons(monkeypatch, tmp_path, capsys) -> None:
     for _, files in fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI]).trials():
         fabricate.edit_json(files.outcome, status="failed")
     other = dataclasses.replace(FAILED, trial_id="tiny.y.r0", message="trial tiny.y.r0: broken")
@@ -47,7 +45,7 @@ def test_run_without_a_finished_trial_ends_with_the_reasons(
 
 
 def test_run_with_some_failed_trials_shows_the_table_and_then_the_reason(
-    fabricate, monkeypatch, tmp_path, capsys
+    monkeypatch, tmp_path, capsys
 ) -> None:
     fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     monkeypatch.setattr(runner, "run", lambda *_, **__: [FAILED])
@@ -62,7 +60,7 @@ def test_run_with_some_failed_trials_shows_the_table_and_then_the_reason(
 
 @pytest.mark.parametrize(("failed", "code"), [([], ExitCode.OK), ([FAILED], ExitCode.TIMED_OUT)])
 def test_reader_that_has_ended_changes_neither_the_run_nor_its_exit_code(
-    fabricate, monkeypatch, tmp_path, failed, code
+    monkeypatch, tmp_path, failed, code
 ) -> None:
     """As in `paceline run … 2>&1 | head -1`."""
     fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
@@ -102,7 +100,7 @@ def test_user_decides_whether_a_run_goes_on(monkeypatch, tmp_path, options, expe
     assert asked == [expected]
 
 
-def test_reason_of_a_failed_trial_follows_its_line(fabricate, capsys) -> None:
+def test_reason_of_a_failed_trial_follows_its_line(capsys) -> None:
     trial = fabricate.make_trial_value(fabricate.MPI)
     with ConsoleProgress() as progress:
         progress.trial_ended(trial, FAILED)
@@ -139,7 +137,7 @@ def test_dry_run_shows_the_trials_and_runs_nothing(monkeypatch, tmp_path, capsys
     assert list(tmp_path.iterdir()) == []
 
 
-def test_result_as_json(fabricate, monkeypatch, tmp_path, capsys) -> None:
+def test_result_as_json(monkeypatch, tmp_path, capsys) -> None:
     fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     monkeypatch.setattr(runner, "run", lambda *_, **__: [])
     assert main(["run", "quickstart", "--json", "--out", str(tmp_path)]) == ExitCode.OK
@@ -148,7 +146,7 @@ def test_result_as_json(fabricate, monkeypatch, tmp_path, capsys) -> None:
     assert "report: " in shown.err
 
 
-def interrupted_run(fabricate: ModuleType, run_dir: Path) -> None:
+def interrupted_run(run_dir: Path) -> None:
     """Make a run of which two of three trials are done."""
     run = fabricate.make_run(run_dir, [fabricate.SEQUENTIAL, fabricate.MPI])
     done = [trial_id for trial_id, _ in run.trials()]
@@ -156,8 +154,8 @@ def interrupted_run(fabricate: ModuleType, run_dir: Path) -> None:
     write_json(run.manifest, {"spec_toml": text, "trials": [*done, "tiny.x.r0"]})
 
 
-def test_run_goes_on_with_the_spec_of_its_directory(fabricate, monkeypatch, tmp_path) -> None:
-    interrupted_run(fabricate, tmp_path)
+def test_run_goes_on_with_the_spec_of_its_directory(monkeypatch, tmp_path) -> None:
+    interrupted_run(tmp_path)
     asked = []
 
     def run(spec: Spec, run_dir: Path, *, resume: bool, **_: object) -> list[Outcome]:
@@ -172,8 +170,8 @@ def test_run_goes_on_with_the_spec_of_its_directory(fabricate, monkeypatch, tmp_
 @pytest.mark.parametrize(
     "words", [["quickstart"], ["--out", "x"], ["--repeats", "2"], ["--set", "seed=2"]]
 )
-def test_resumed_run_takes_no_other_spec(fabricate, tmp_path, capsys, words) -> None:
-    interrupted_run(fabricate, tmp_path)
+def test_resumed_run_takes_no_other_spec(tmp_path, capsys, words) -> None:
+    interrupted_run(tmp_path)
     assert main(["run", "--resume", str(tmp_path), *words]) == ExitCode.USAGE
     assert "the run directory holds its spec" in capsys.readouterr().err
 
@@ -183,9 +181,9 @@ def test_directory_without_a_spec_cannot_be_resumed(tmp_path, capsys) -> None:
     assert "expected a run to resume" in capsys.readouterr().err
 
 
-def test_interruption_says_how_to_go_on(fabricate, monkeypatch, tmp_path, capsys) -> None:
+def test_interruption_says_how_to_go_on(monkeypatch, tmp_path, capsys) -> None:
     def run(*_: object, **__: object) -> list[Outcome]:
-        interrupted_run(fabricate, tmp_path / "a run")
+        interrupted_run(tmp_path / "a run")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "run", run)
@@ -196,7 +194,7 @@ def test_interruption_says_how_to_go_on(fabricate, monkeypatch, tmp_path, capsys
     assert said.endswith(f"paceline: interrupted\n{continued}")
 
 
-def test_quiet_progress_shows_failed_trials_only(fabricate, capsys) -> None:
+def test_quiet_progress_shows_failed_trials_only(capsys) -> None:
     trial = fabricate.make_trial_value(fabricate.MPI)
     with ConsoleProgress(quiet=True) as progress:
         progress.stage("data set for tiny")
@@ -206,7 +204,7 @@ def test_quiet_progress_shows_failed_trials_only(fabricate, capsys) -> None:
     assert "not done within its limit" in capsys.readouterr().err
 
 
-def test_verbose_progress_shows_the_log_of_a_trial(fabricate, tmp_path, capsys) -> None:
+def test_verbose_progress_shows_the_log_of_a_trial(tmp_path, capsys) -> None:
     trial = fabricate.make_trial_value(fabricate.MPI)
     with ConsoleProgress(verbose=True) as progress:
         progress.trial_started(trial, RunFiles(tmp_path).trial(trial.id), 1, 2)

@@ -62,7 +62,7 @@ def test_defaults_serve_no_metrics_and_name_the_run_after_the_folder(parsed, tmp
         (("--listen", ":9464"), "expected HOST:PORT"),
         (("--listen", "127.0.0.1:70000"), "listen_port"),
         (("--interval", "0.01"), "interval_s"),
-        (("--pid", "0"), "pids.0: Input should be greater than 0"),
+        (("--pid", "0"), "pids[1]: input should be greater than 0, got 0"),
         (("--pid", "x"), "expected process ids, got 'x'"),
         (("--info", "trial"), "expected KEY=VALUE"),
         (("--info", "color=red"), "info: expected one of trial, workload"),

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.thread_ranks import ThreadNode
 
 from paceline.data import batches as batches_module
 from paceline.data.batches import mirror_at_random
@@ -25,45 +26,13 @@ from paceline.data.dataset import Dataset, inspect_dataset, open_dataset
 from paceline.data.images import decode
 from paceline.data.reading import Batch, Feed, SoloNode, open_feed
 from paceline.data.row_groups import ParquetSource
-from paceline.errors import DataError, EnvironmentLacks, TimedOut, UsageError
+from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.node import memory as node_module
 from paceline.plan.sample_order import SampleOrder, SampleRandom
 
 MadeDataset = Any  # of conftest.py, which cannot be imported
 SIZE = 24
 COLUMNS = {"sample_id", "label", "image", "sha256", "source"}
-
-
-class ThreadNode:
-    """The ranks of one node as threads of this process: a store with a barrier."""
-
-    def __init__(self, ranks: int) -> None:
-        self.values: dict[str, str] = {}
-        self.changed = threading.Condition()
-        self.line = threading.Barrier(ranks)
-        self.ranks = ranks
-
-    def of(self, rank: int) -> ThreadRank:
-        return ThreadRank(self, rank)
-
-
-class ThreadRank:
-    def __init__(self, node: ThreadNode, rank: int) -> None:
-        self._node, self.local_rank, self.ranks_on_node = node, rank, node.ranks
-
-    def publish(self, name: str, value: str) -> None:
-        with self._node.changed:
-            self._node.values[name] = value
-            self._node.changed.notify_all()
-
-    def lookup(self, name: str, timeout_s: float) -> str:
-        with self._node.changed:
-            if not self._node.changed.wait_for(lambda: name in self._node.values, timeout_s):
-                raise TimedOut(name)
-            return self._node.values[name]
-
-    def barrier(self, timeout_s: float) -> None:
-        self._node.line.wait(timeout_s)
 
 
 def images_of(dataset: Dataset) -> ParquetSource:

@@ -7,7 +7,7 @@ import pickle
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,6 @@ from paceline.data.register import register
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.plan.sample_order import SampleOrder
-
-if TYPE_CHECKING:
-    pass
 
 RNG = np.random.default_rng(3)
 ROWS = 23

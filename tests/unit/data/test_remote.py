@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.support.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
+from tests.support.thread_ranks import ThreadNode
 
 from paceline.data import location as location_module
 from paceline.data.dataset import inspect_dataset, open_dataset
@@ -71,82 +70,44 @@ def bytes_of_files(server: S3Server) -> int:
     return sum(n for path, n in server.read_bytes.items() if path.endswith(".parquet"))
 
 
-class ThreadRank:
-    """A rank of a node; the ranks are threads of this process."""
-
-    values: dict[str, str]
-    changed: threading.Condition
-    line: threading.Barrier
-
-    def __init__(self, rank: int) -> None:
-        self.local_rank, self.ranks_on_node = rank, RANKS
-
-    def publish(self, name: str, value: str) -> None:
-        with self.changed:
-            self.values[name] = value
-            self.changed.notify_all()
-
-    def lookup(self, name: str, timeout_s: float) -> str:
-        with self.changed:
-            assert self.changed.wait_for(lambda: name in self.values, timeout_s)
-            return self.values[name]
-
-
-@pytest.fixture
-def node() -> list[Any]:
-    shared = {"values": {}, "changed": threading.Condition(), "line": threading.Barrier(RANKS)}
-    return [type("Rank", (ThreadRank,), shared)(rank) for rank in range(RANKS)]
-
-
-def read_all(url: str, node: list[Any], cache: str | None = None) -> list[int]:
+def read_all(url: str, cache: str | None = None) -> list[int]:
     """The ids of one epoch, streamed by ranks that run at the same time."""
+    node = ThreadNode(RANKS)
 
     def run(rank: int) -> list[int]:
         dataset = open_dataset(url)
         order = SampleOrder(dataset.row_group_rows, seed=1, global_batch=6, epochs=1)
         with ExitStack() as opened:
-            copies = opened.enter_context(node_folder(dataset.location, node[rank], cache))
+            copies = opened.enter_context(node_folder(dataset.location, node.of(rank), cache))
             source = ParquetSource(dataset.with_copies(copies), "x", "y", image_size=32)
             feed = open_feed(source, order, mode="stream", rank=rank, world_size=RANKS)
             ids: list[int] = []
             for batch in opened.enter_context(feed):
                 assert np.array_equal(batch.targets, batch.sample_ids)
                 ids += batch.sample_ids.tolist()
-            node[rank].line.wait(30)
+            node.line.wait(30)
         return ids
 
     with ThreadPoolExecutor(RANKS) as pool:
         return [i for ids in pool.map(run, range(RANKS)) for i in ids]
 
 
-def test_each_file_is_read_once_per_node(server, url, files, node, tmp_path) -> None:
-    assert sorted(read_all(url, node)) == list(range(ROWS))
+def test_each_file_is_read_once_per_node(server, url, files, tmp_path) -> None:
+    assert sorted(read_all(url)) == list(range(ROWS))
     assert bytes_of_files(server) == sum(p.stat().st_size for p in files.glob("*.parquet"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_that_are_new_or_not_ours_are_left_alone(url: str, tmp_path: Path) -> None:
-    new, strange = tmp_path / "paceline-data-new", tmp_path / "paceline-data-strange"
-    new.mkdir()
-    (new / ".owner").touch()  # its owner is about to lock it
-    strange.mkdir()
-    os.mkfifo(strange / ".owner")  # to open it would wait for a writer
-    os.utime(strange / ".owner", (0, 0))
-    with node_folder(open_dataset(url).location, SoloNode(), None):
-        assert new.is_dir()
-        assert strange.is_dir()
-
-
-def test_a_cache_keeps_the_files_for_later_runs(server, url, node, tmp_path) -> None:
+def test_a_cache_keeps_the_files_for_later_runs(server, url, tmp_path) -> None:
     cache = tmp_path / "cache"
-    read_all(url, node, str(cache))
+    read_all(url, str(cache))
     once = bytes_of_files(server)
-    assert sorted(read_all(url, node, str(cache))) == list(range(ROWS))
+    assert sorted(read_all(url, str(cache))) == list(range(ROWS))
     assert bytes_of_files(server) == once
     kept = sorted(cache.glob("*.parquet"))
     assert len(kept) == 2
     kept[0].write_bytes(kept[1].read_bytes())  # a damaged copy is replaced
-    assert sorted(read_all(url, node, str(cache))) == list(range(ROWS))
+    assert sorted(read_all(url, str(cache))) == list(range(ROWS))
     assert once < bytes_of_files(server) < 2 * once
 
 
@@ -170,13 +131,8 @@ def test_the_folder_of_a_killed_process_is_removed(url: str, tmp_path: Path) -> 
     abandoned = tmp_path / "paceline-data-old"
     abandoned.mkdir()
     os.utime(abandoned, (0, 0))
-    dataset = open_dataset(url)
-    with node_folder(dataset.location, SoloNode(), None) as first:
+    with node_folder(open_dataset(url).location, SoloNode(), None):
         assert not abandoned.exists()
-        with node_folder(dataset.location, SoloNode(), None) as second:
-            assert first is not None
-            assert first.is_dir()  # it is in use
-            assert first != second
     assert list(tmp_path.iterdir()) == []
 
 

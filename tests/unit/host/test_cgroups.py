@@ -35,8 +35,7 @@ def test_v2_takes_the_tightest_limit_on_the_way_up(machine: Machine) -> None:
 
 
 def test_v2_without_limits_has_none(machine: Machine) -> None:
-    machine.mount("", "cgroup2", "rw")
-    machine.process(7, "0::/user.slice\n")
+    machine.enter("/user.slice")
     machine.file("user.slice/cpu.max", "max 100000\n")
     machine.file("user.slice/memory.max", "max\n")
     assert read_limits(7, machine.proc) == CgroupLimits(cpus=None, memory_bytes=None)
@@ -108,9 +107,7 @@ def test_groups_that_two_processes_share_are_told_from_their_own(machine: Machin
     assert second.items() <= first.items()
 
 
-def test_group_has_the_same_name_from_a_container_that_mounts_it_elsewhere(
-    tmp_path: Path,
-) -> None:
+def test_group_has_the_same_name_from_a_container_that_mounts_it_elsewhere(tmp_path: Path) -> None:
     host = Machine(tmp_path)
     host.mount("", "cgroup2", "rw")
     host.file("job/cpu.max", "200000 100000\n")
@@ -127,8 +124,7 @@ def test_without_control_groups_nothing_is_withheld(machine: Machine) -> None:
 
 
 def test_v2_usage_is_that_of_the_group_whose_limit_is_the_tightest(machine: Machine) -> None:
-    machine.mount("", "cgroup2", "rw")
-    machine.process(7, "0::/pod/container\n")
+    machine.enter("/pod/container")
     for group in ("pod", "pod/container"):
         machine.file(f"{group}/cpu.stat", "usage_usec 1\n")
         machine.file(f"{group}/memory.current", "1\n")
@@ -143,8 +139,7 @@ def test_v2_usage_is_that_of_the_group_whose_limit_is_the_tightest(machine: Mach
 
 
 def test_usage_without_limits_is_that_of_the_processs_own_group(machine: Machine) -> None:
-    machine.mount("", "cgroup2", "rw")
-    machine.process(7, "0::/slice/job\n")
+    machine.enter("/slice/job")
     for group in ("slice", "slice/job"):
         machine.file(f"{group}/cpu.stat", "usage_usec 1\n")
         machine.file(f"{group}/memory.current", "1\n")
@@ -195,8 +190,7 @@ def test_process_without_control_groups_has_no_usage(machine: Machine) -> None:
 def test_room_is_the_least_on_the_way_up_with_the_page_cache_counted_as_free(
     machine: Machine,
 ) -> None:
-    machine.mount("", "cgroup2", "rw")
-    machine.process(7, "0::/job/step\n")
+    machine.enter("/job/step")
     assert memory_room_bytes(7, machine.proc) is None
     machine.file("job/step/memory.max", "10000\n")
     machine.file("job/step/memory.current", "9000\n")

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+from tests.support.running import running
+
 from paceline.host import processes
 from paceline.host.processes import (
     TOKEN_VARIABLE,
@@ -25,18 +27,15 @@ NOBODY = 2**22 + 1  # above the kernel's largest pid
 
 def test_start_time_is_that_of_the_child():
     before = time.time()
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    after = time.time()
-    try:
+    with running("input()") as child:
+        after = time.time()
         started = process_started_unix_s(child.pid)
         assert started is not None
         assert before - 0.05 <= started <= after + 0.05
         assert parent_of(child.pid) == os.getpid()
         assert is_alive(child.pid)
-    finally:
         child.kill()
         assert wait_until(lambda: not is_alive(child.pid), 10)  # a zombie is not alive
-        child.communicate()
 
 
 def test_nobody_is_not_there():
@@ -48,33 +47,19 @@ def test_nobody_is_not_there():
 
 
 def test_command_line_keeps_words_apart():
-    child = subprocess.Popen(
-        [sys.executable, "-c", "input()", "two words", ""], stdin=subprocess.PIPE
-    )
-    try:
+    with running("input()", "two words", "") as child:
         # right after the fork the child is still a copy of us
         assert wait_until(lambda: command_line_of(child.pid)[1:3] == ["-c", "input()"], 10)
         assert command_line_of(child.pid)[3:] == ["two words", ""]
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def test_token_finds_its_own_and_nobody_else():
     def start(token):
-        environment = {**os.environ, TOKEN_VARIABLE: token}
-        return subprocess.Popen(
-            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment
-        )
+        return running("input()", **{TOKEN_VARIABLE: token})
 
-    ours, longer = start("test-abc"), start("test-abcdef")
-    try:
+    with start("test-abc") as ours, start("test-abcdef") as longer:
         assert wait_until(lambda: pids_with_token("test-abc") == {ours.pid}, 10)
         assert wait_until(lambda: pids_with_token("test-abcdef") == {longer.pid}, 10)
-    finally:
-        for child in (ours, longer):
-            child.kill()
-            child.communicate()
 
 
 def test_identity_includes_the_start_time():
@@ -94,13 +79,12 @@ def test_step_of_the_wall_clock_does_not_change_an_identity(monkeypatch):
 
 
 def test_identity_of_a_zombie_and_of_an_ended_process_is_not_alive():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    identity = Process.of(child.pid)
-    assert identity.is_alive()
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not collected yet
-    assert not identity.is_alive()
-    child.communicate()
+    with running("input()") as child:
+        identity = Process.of(child.pid)
+        assert identity.is_alive()
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not collected yet
+        assert not identity.is_alive()
     assert not identity.is_alive()
 
 
@@ -157,16 +141,13 @@ def start_parent(argv, **settings):
         "print(process.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    return running(program)
 
 
 def test_guarded_program_ends_with_its_parent():
     with start_parent(["sh", "-c", "echo 1; exec sleep 60"]) as parent:
         child = int(parent.stdout.readline())
         assert is_alive(child)
-        parent.kill()
     assert_ends(child)
 
 
@@ -174,7 +155,6 @@ def test_guarded_program_that_ignores_sigterm_is_killed():
     argv = [sys.executable, "-c", DEAF + "time.sleep(60)"]
     with start_parent(argv, kill_after_s=0.3) as parent:
         child = int(parent.stdout.readline())
-        parent.kill()
     assert_ends(child)
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.support.rows import running_rank
 
 from paceline.job.first_failure import first_failure, outcome_status, trial_end
 from paceline.job.rank_status import TERMINATED, RankEnd
 from paceline.records.files import write_json
-from paceline.records.rows import RankStatus
 
 DONE = RankEnd(rank=0)
 
 
 def status(rank, state, error=None, *, secondary=False):
-    return RankStatus(
-        rank=rank, host="h", pid=1, process_started_unix_s=0.0, state=state, error=error,
-        secondary=secondary,
-    )  # fmt: skip
+    return running_rank(rank, state=state, error=error, secondary=secondary)
 
 
 RUNNING = [status(0, "running"), status(1, "running")]
@@ -60,18 +57,17 @@ def test_end_has_the_ranks_own_error_or_the_given_reason():
     assert (end.rank, end.exit_code, end.error) == (1, 5, "RankFailed: its process was killed")
 
 
-def test_trial_whose_ranks_are_done_ended_well(make_job):
-    assert trial_end(make_job(), [DONE, dataclasses.replace(DONE, rank=1)]) == DONE
+def test_trial_whose_ranks_are_done_ended_well(job):
+    assert trial_end(job, [DONE, dataclasses.replace(DONE, rank=1)]) == DONE
 
 
-def test_trial_ends_as_the_rank_that_failed_first(make_job):
+def test_trial_ends_as_the_rank_that_failed_first(job):
     lost = RankEnd(rank=0, error="PeerLost: x", secondary=True)
     bad = RankEnd(rank=1, error="DataError: x")
-    assert trial_end(make_job(), [lost, bad]) == bad
+    assert trial_end(job, [lost, bad]) == bad
 
 
-def test_rank_without_an_end_died(make_job):
-    job = make_job()
+def test_rank_without_an_end_died(job):
     for row in (LOST_PEER, status(1, "running")):
         write_json(job.files.rank(row.rank).status, row)
     lost = RankEnd(rank=0, error="PeerLost: x", secondary=True)

@@ -15,12 +15,7 @@ from paceline.errors import DataError, ExitCode, PeerLost, RankFailed, TimedOut
 from paceline.host.processes import Process
 from paceline.job import rank as module
 from paceline.job.rank import import_train, run_rank
-from paceline.job.rank_status import (
-    RankEnd,
-    RankStatusFile,
-    is_secondary,
-    terminated,
-)
+from paceline.job.rank_status import RankEnd, RankStatusFile, is_secondary, terminated
 from paceline.job.run_directory import prepare
 from paceline.records.documents import read_statuses
 
@@ -99,12 +94,12 @@ def test_what_c_code_prints_goes_to_the_ranks_log_too(run, capfd):
 
 @pytest.mark.parametrize("parent_is_launcher", [True, False])
 def test_rank_ends_with_its_launcher_but_not_with_a_shell(
-    parent_is_launcher, make_job, job_context, monkeypatch
+    parent_is_launcher, job, job_context, monkeypatch
 ):
     bound_to = []
     monkeypatch.setattr(module, "die_with_parent", bound_to.append)
     monkeypatch.setattr(module, "_train", lambda _job, _context: None)
-    run_rank(make_job(), job_context(1), parent_is_launcher=parent_is_launcher)
+    run_rank(job, job_context(1), parent_is_launcher=parent_is_launcher)
     assert bound_to == ([os.getppid()] if parent_is_launcher else [])
 
 
@@ -115,11 +110,9 @@ def test_missing_a_peer_is_secondary(run, capfd):
     assert "another rank is the cause" in capfd.readouterr().err
 
 
-def test_rank_without_the_run_directory_says_that_it_must_be_shared(
-    make_job, job_context, monkeypatch
-):
+def test_rank_without_the_run_directory_says_that_it_must_be_shared(job, job_context, monkeypatch):
     monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)
-    end = run_rank(make_job(), job_context(1))
+    end = run_rank(job, job_context(1))
     assert end.exit_code == 3
     assert "storage that all nodes share" in end.error
 
@@ -167,7 +160,7 @@ def full_disk(monkeypatch):
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_time_limit_ends_the_process_on_a_full_disk_too(make_job, job_context, monkeypatch):
+def test_time_limit_ends_the_process_on_a_full_disk_too(job, job_context, monkeypatch):
     @contextmanager
     def limit_that_has_passed(_job, expire):
         expire()
@@ -176,16 +169,13 @@ def test_time_limit_ends_the_process_on_a_full_disk_too(make_job, job_context, m
     monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)
     monkeypatch.setattr(module, "trial_limit", limit_that_has_passed)
     with pytest.raises(ExitedError, match=f"^{int(ExitCode.TIMED_OUT)}$"):
-        run_rank(make_job(), job_context(1))
+        run_rank(job, job_context(1))
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_rank_that_is_asked_to_end_does_so_on_a_full_disk_too(make_job, job_context):
-    status = RankStatusFile(make_job(), job_context(1))
-    with (
-        pytest.raises(ExitedError, match=f"^{int(ExitCode.TERMINATED)}$"),
-        terminated(status),
-    ):
+def test_rank_that_is_asked_to_end_does_so_on_a_full_disk_too(job, job_context):
+    status = RankStatusFile(job, job_context(1))
+    with pytest.raises(ExitedError, match=f"^{int(ExitCode.TERMINATED)}$"), terminated(status):
         signal.raise_signal(signal.SIGTERM)
 
 
@@ -216,8 +206,8 @@ def test_worker_is_imported_without_the_garbage_collector(make_trial, monkeypatc
     assert seen == [("paceline.rank.train", False)]
 
 
-def test_status_identifies_the_process_or_the_one_that_stands_for_it(make_job, job_context):
-    job, parent = make_job(), os.getppid()
+def test_status_identifies_the_process_or_the_one_that_stands_for_it(job, job_context):
+    parent = os.getppid()
     status = RankStatusFile(job, job_context(1))
     status.write("running")
     (written,) = read_statuses(job.files)

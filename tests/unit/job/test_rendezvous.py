@@ -58,8 +58,8 @@ def test_hosts_apart_cannot_meet_over_loopback():
     check_reachable("lo", ["a", "a"])
 
 
-def test_rank_1_finds_the_socket_of_rank_0(make_job):
-    job, own = make_job(), listen_on("lo")
+def test_rank_1_finds_the_socket_of_rank_0(job):
+    own = listen_on("lo")
     first = exchange_address(job, 0, own, "start 1")
     second = exchange_address(job, 1, None, "start 1")
     close_listener(own)

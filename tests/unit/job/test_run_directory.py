@@ -30,8 +30,7 @@ def test_first_trial_makes_the_run(make_job):
     assert shlex.split(job.files.command.read_text()) == words
 
 
-def test_end_is_written_with_the_start_of_what_was_started_by_hand(make_job):
-    job = make_job()
+def test_end_is_written_with_the_start_of_what_was_started_by_hand(job):
     prepare(job)
     finish(job, RankEnd(rank=0))
     written = outcome(job)
@@ -50,8 +49,7 @@ def test_end_is_written_with_the_start_of_what_was_started_by_hand(make_job):
         ("TimedOut: x", 6, "timed_out"),
     ],
 )
-def test_failure_is_written_with_its_rank(error, code, status, make_job):
-    job = make_job()
+def test_failure_is_written_with_its_rank(error, code, status, job):
     prepare(job)
     finish(job, RankEnd(rank=1, error=error))
     written = outcome(job)
@@ -59,8 +57,7 @@ def test_failure_is_written_with_its_rank(error, code, status, make_job):
     assert (written["failed_rank"], written["message"]) == (1, error)
 
 
-def test_finished_trial_is_not_overwritten(make_job):
-    job = make_job()
+def test_finished_trial_is_not_overwritten(job, make_job):
     prepare(job)
     finish(job, RankEnd(rank=0))
     with pytest.raises(UsageError, match="--repeat 1, "):
@@ -72,8 +69,7 @@ def test_finished_trial_is_not_overwritten(make_job):
         prepare(job)
 
 
-def test_unfinished_attempt_is_set_aside(make_job):
-    job = make_job()
+def test_unfinished_attempt_is_set_aside(job):
     prepare(job)
     job.files.rank(0).steps.parent.mkdir(parents=True)
     job.files.rank(0).steps.write_text("old\n")

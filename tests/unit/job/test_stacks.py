@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 import time
 
 import pytest
 from tests.support.rows import running_rank
+from tests.support.running import running
 
 from paceline.job.stacks import (
     Frame,
@@ -112,13 +112,10 @@ def sleeping(tmp_path):
     notes = OperationNotes(own.operations)
     notes.begun("world", "barrier", 4, time.time())
     notes.close()
-    with subprocess.Popen(
-        [sys.executable, "-c", SLEEPING, own.root], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with running(SLEEPING, own.root) as process:
         assert process.stdout.readline() == "ready\n"
         write_json(own.status, running_rank(0, process.pid))
         yield files
-        process.kill()
 
 
 def test_a_running_rank_writes_its_stack_at_every_request(sleeping):

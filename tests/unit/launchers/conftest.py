@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.rows import running_rank
+from tests.support import rows
 from tests.support.trials import tiny_trial
 
 from paceline.plan.trial import Trial
-from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
 
 TRAINING = {
@@ -68,8 +67,7 @@ def write_status(files: TrialFiles) -> Callable[..., None]:
     """Write a rank's status."""
 
     def write(rank: int, state: str, error: str | None = None, **changes: Any) -> None:
-        usual = {"host": "elsewhere", "process_started_unix_s": time.time(), "error": error}
-        row = running_rank(rank, **{**usual, "state": state, **changes})
-        write_json(files.rank(rank).status, row)
+        usual = {"host": "elsewhere", "process_started_unix_s": time.time()}
+        rows.write_status(files, rank, state, error, **{**usual, **changes})
 
     return write

@@ -1,5 +1,7 @@
 """What each launcher starts, word for word, and what it refuses to start."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -60,31 +62,43 @@ def mpirun(path: str, implementation: Implementation | None = None) -> Mpirun:
     return Mpirun(path=Path(path), version="1", why="test", implementation=found)
 
 
-def command(trial, files) -> Command:
-    return launcher_for(trial.launcher).command(trial, files)
+@pytest.fixture
+def started(make_launch_trial, files) -> Callable[..., Command]:
+    """Return what a launcher starts for a trial."""
+
+    def command(launcher: str, **trial) -> Command:
+        return launcher_for(launcher).command(make_launch_trial(launcher, **trial), files)
+
+    return command
 
 
-def test_local_is_the_job_module_itself(make_launch_trial, files):
-    made = command(make_launch_trial("local", threads=3), files)
+@pytest.fixture
+def preflight(make_launch_trial, tmp_path) -> Callable[..., None]:
+    """Let a launcher check a trial, whose data set is there."""
+
+    def check(launcher: str, dataset: Path = tmp_path, **trial) -> None:
+        made = make_launch_trial(launcher, dataset=str(dataset), **trial)
+        launcher_for(launcher).preflight(made)
+
+    return check
+
+
+def test_local_is_the_job_module_itself(started, files):
+    made = started("local", threads=3)
     assert made.argv == (
-        "/venv/bin/python",
-        "-m",
-        "paceline.launchers.local",
-        "--trial",
-        str(files.trial),
-    )
+        "/venv/bin/python", "-m", "paceline.launchers.local", "--trial", str(files.trial),
+    )  # fmt: skip
     assert made.environment == THREADS
 
 
-def test_thread_pools_are_of_one_replica_where_a_rank_has_several(make_launch_trial, files):
-    trial = make_launch_trial("spark", ranks=1, threads=6, replicas=2, local_strategy="threads")
-    made = command(trial, files)
+def test_thread_pools_are_of_one_replica_where_a_rank_has_several(started):
+    made = started("spark", ranks=1, threads=6, replicas=2, local_strategy="threads")
     assert {k: made.environment[k] for k in THREADS} == THREADS
     assert confs(made.argv)["spark.task.cpus"] == "6"
 
 
-def test_torchrun_meets_over_a_file_and_opens_no_port(make_launch_trial, files):
-    made = command(make_launch_trial("torchrun", ranks=4, threads=3), files)
+def test_torchrun_meets_over_a_file_and_opens_no_port(started, files):
+    made = started("torchrun", ranks=4, threads=3)
     assert made.argv == (
         "/venv/bin/python", "-m", "torch.distributed.run",
         "--nnodes=1", "--nproc-per-node=4", "--max-restarts=0",
@@ -96,8 +110,8 @@ def test_torchrun_meets_over_a_file_and_opens_no_port(make_launch_trial, files):
     assert made.environment == {**THREADS, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def test_mpirun_on_one_node_keeps_to_shared_memory_and_loopback(make_launch_trial, files):
-    made = command(make_launch_trial("mpi", ranks=2, threads=3), files)
+def test_mpirun_on_one_node_keeps_to_shared_memory_and_loopback(started, files):
+    made = started("mpi", ranks=2, threads=3)
     assert made.argv == (
         "/opt/bin/mpirun", "-n", "2", "--bind-to", "none", "--host", "localhost:2",
         "--mca", "btl", "self,sm", "--pmixmca", "ptl_base_if_include", "lo",
@@ -106,16 +120,14 @@ def test_mpirun_on_one_node_keeps_to_shared_memory_and_loopback(make_launch_tria
     assert made.environment == THREADS
 
 
-def test_mpirun_offers_real_slots_only_when_oversubscribing(make_launch_trial, files):
-    argv = command(make_launch_trial("mpi", ranks=16, oversubscribe=True), files).argv
+def test_mpirun_offers_real_slots_only_when_oversubscribing(started):
+    argv = started("mpi", ranks=16, oversubscribe=True).argv
     assert argv[5:9] == ("--host", "localhost:8", "--map-by", ":OVERSUBSCRIBE")
 
 
-def test_mpirun_on_several_nodes_uses_hostfile_interface_and_arguments(make_launch_trial, files):
+def test_mpirun_on_several_nodes_uses_hostfile_interface_and_arguments(started):
     settings = {"hostfile": "/etc/hosts.mpi", "arguments": ("--mca", "pml", "ob1")}
-    made = command(
-        make_launch_trial("mpi", nodes=2, interface="eth7", launcher_options=settings), files
-    )
+    made = started("mpi", nodes=2, interface="eth7", launcher_options=settings)
     text = " ".join(made.argv)
     assert "-n 4 --bind-to none --hostfile /etc/hosts.mpi --map-by ppr:2:node --mca btl" in text
     assert "--mca btl_tcp_if_include eth7 --prtemca prte_if_include eth7" in text
@@ -135,79 +147,64 @@ def with_mpi(monkeypatch):
     return choose
 
 
-def test_open_mpi_4_has_other_names_for_the_same(make_launch_trial, files, with_mpi):
+def test_open_mpi_4_has_other_names_for_the_same(started, with_mpi):
     with_mpi(OpenMpi4())
-    made = command(make_launch_trial("mpi", ranks=2), files)
+    made = started("mpi", ranks=2)
     assert made.argv[:12] == (
         "/mpi/mpirun", "-n", "2", "--bind-to", "none", "--host", "localhost:2",
         "--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include",
     )  # fmt: skip
-    text = " ".join(command(make_launch_trial("mpi", nodes=2, interface="eth7"), files).argv)
+    text = " ".join(started("mpi", nodes=2, interface="eth7").argv)
     assert "--map-by ppr:2:node --mca btl self,vader,tcp --mca btl_tcp_if_include eth7" in text
     assert "--mca oob_tcp_if_include eth7 -x OMP_NUM_THREADS" in text
 
 
-def test_mpich_is_started_by_hydra(make_launch_trial, files, with_mpi):
+def test_mpich_is_started_by_hydra(started, with_mpi):
     with_mpi(Mpich())
-    made = command(make_launch_trial("mpi", ranks=2), files)
+    made = started("mpi", ranks=2)
     assert made.argv[:-4] == (
         "/mpi/mpirun", "-n", "2", "-bind-to", "none", "-ppn", "2", "-launcher", "fork",
         "-iface", "lo",
     )  # fmt: skip
     settings = {"hostfile": "/etc/hosts.mpi"}
-    trial = make_launch_trial("mpi", nodes=2, interface="eth7", launcher_options=settings)
-    argv = command(trial, files).argv
+    argv = started("mpi", nodes=2, interface="eth7", launcher_options=settings).argv
     assert argv[5:11] == ("-ppn", "2", "-f", "/etc/hosts.mpi", "-iface", "eth7")
 
 
-def test_intel_mpi_is_started_by_its_own_hydra(make_launch_trial, files, with_mpi):
+def test_intel_mpi_is_started_by_its_own_hydra(started, with_mpi):
     with_mpi(IntelMpi())
-    made = command(make_launch_trial("mpi", ranks=2), files)
+    made = started("mpi", ranks=2)
     assert made.argv[:-4] == (
         "/mpi/mpirun", "-n", "2", "-genv", "I_MPI_PIN", "off", "-ppn", "2", "-launcher", "fork",
         "-iface", "lo", "-genv", "I_MPI_FABRICS", "shm",
     )  # fmt: skip
 
 
-def test_mca_parameters_are_refused_where_there_are_none(make_launch_trial, with_mpi):
+def test_mca_parameters_are_refused_where_there_are_none(preflight, with_mpi):
     with_mpi(Mpich())
-    trial = make_launch_trial("mpi", launcher_options={"parameters": {"btl_tcp_links": "2"}})
     with pytest.raises(EnvironmentLacks, match="belongs to MPICH, which has no MCA parameters"):
-        launcher_for("mpi").preflight(trial)
+        preflight("mpi", launcher_options={"parameters": {"btl_tcp_links": "2"}})
 
 
-def test_mpi_parameters_become_mca_arguments_before_those_of_the_spec(make_launch_trial, files):
-    trial = make_launch_trial(
-        "mpi",
-        launcher_options={
-            "arguments": ("--mca", "pml", "ob1"),
-            "parameters": {"smsc": "^cma", "btl_sm_eager_limit": "32768"},
-        },
-    )
-    text = " ".join(command(trial, files).argv)
+def test_mpi_parameters_become_mca_arguments_before_those_of_the_spec(started):
+    settings = {
+        "arguments": ("--mca", "pml", "ob1"),
+        "parameters": {"smsc": "^cma", "btl_sm_eager_limit": "32768"},
+    }
+    text = " ".join(started("mpi", launcher_options=settings).argv)
     assert "lo --mca btl_sm_eager_limit 32768 --mca smsc ^cma --mca pml ob1 /venv" in text
 
 
-def test_parameter_that_mpirun_would_pass_over_in_silence_is_refused(
-    make_launch_trial, monkeypatch, tmp_path
-):
+def test_parameter_that_mpirun_would_pass_over_in_silence_is_refused(preflight, monkeypatch):
     monkeypatch.setattr(tools, "known_parameters", lambda _mpirun: frozenset({"btl_tcp_links"}))
-    trial = make_launch_trial(
-        "mpi", dataset=str(tmp_path), launcher_options={"parameters": {"btl_tpc_links": "2"}}
-    )
-    with pytest.raises(
-        EnvironmentLacks, match=r"no parameter btl_tpc_links, did you mean btl_tcp_"
-    ):
-        launcher_for("mpi").preflight(trial)
-    known = make_launch_trial(
-        "mpi", dataset=str(tmp_path), launcher_options={"parameters": {"btl_tcp_links": "2"}}
-    )
-    launcher_for("mpi").preflight(known)
+    with pytest.raises(EnvironmentLacks, match="no parameter btl_tpc_links, did you mean btl_tcp_"):
+        preflight("mpi", launcher_options={"parameters": {"btl_tpc_links": "2"}})
+    preflight("mpi", launcher_options={"parameters": {"btl_tcp_links": "2"}})
 
 
-def test_mpirun_is_told_twice_that_root_is_meant(make_launch_trial, files, monkeypatch):
+def test_mpirun_is_told_twice_that_root_is_meant(started, monkeypatch):
     monkeypatch.setattr(implementations.os, "geteuid", lambda: 0)
-    environment = command(make_launch_trial("mpi"), files).environment
+    environment = started("mpi").environment
     assert environment["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
     assert environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
 
@@ -215,32 +212,28 @@ def test_mpirun_is_told_twice_that_root_is_meant(make_launch_trial, files, monke
 FOLDERS = TemporaryFolders(Path("/tmp/x"), Path("/dev/shm/x"))
 
 
-def test_temporary_files_of_mpirun_are_in_the_trials_folders(make_launch_trial, files):
-    assert command(make_launch_trial("mpi"), files).temporary(FOLDERS) == {
+def test_temporary_files_of_mpirun_are_in_the_trials_folders(started):
+    assert started("mpi").temporary(FOLDERS) == {
         "PRTE_MCA_prte_tmpdir_base": "/tmp/x",
         "OMPI_MCA_btl_sm_backing_directory": "/dev/shm/x",
     }
 
 
 @pytest.mark.parametrize(("nodes", "options"), [(2, {}), (1, {"hostfile": "hosts"})])
-def test_folders_of_this_host_are_not_given_to_ranks_elsewhere(
-    make_launch_trial, files, nodes, options
-):
-    trial = make_launch_trial("mpi", nodes=nodes, launcher_options=options)
-    assert command(trial, files).temporary(FOLDERS) == {}
+def test_folders_of_this_host_are_not_given_to_ranks_elsewhere(started, nodes, options):
+    assert started("mpi", nodes=nodes, launcher_options=options).temporary(FOLDERS) == {}
 
 
-def test_temporary_files_of_spark_are_in_the_trials_folder(make_launch_trial, files, monkeypatch):
+def test_temporary_files_of_spark_are_in_the_trials_folder(started, monkeypatch):
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xint")
     monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
     java = {"SPARK_SUBMIT_OPTS": "-Xint -Djava.io.tmpdir=/tmp/x"}
-    trial = make_launch_trial("spark")
-    made = command(trial, files).temporary(FOLDERS)
+    made = started("spark").temporary(FOLDERS)
     assert made == {**java, "SPARK_LOCAL_DIRS": "/tmp/x"}
-    own = make_launch_trial("spark", launcher_options={"conf": {"spark.local.dir": "/big"}})
-    assert command(own, files).temporary(FOLDERS) == java, "the user's own folder stays"
+    own = started("spark", launcher_options={"conf": {"spark.local.dir": "/big"}})
+    assert own.temporary(FOLDERS) == java, "the user's own folder stays"
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/big")
-    assert command(trial, files).temporary(FOLDERS) == java
+    assert started("spark").temporary(FOLDERS) == java
 
 
 def confs(argv) -> dict[str, str]:
@@ -248,9 +241,9 @@ def confs(argv) -> dict[str, str]:
     return dict(item.split("=", 1) for item in given)
 
 
-def test_spark_has_a_slot_for_every_thread_and_loopback_only(make_launch_trial, files, monkeypatch):
+def test_spark_has_a_slot_for_every_thread_and_loopback_only(started, files, monkeypatch):
     monkeypatch.delenv("SPARK_LAUNCHER_OPTS", raising=False)
-    made = command(make_launch_trial("spark", ranks=2, threads=3), files)
+    made = started("spark", ranks=2, threads=3)
     assert made.argv[:3] == ("/opt/spark/bin/spark-submit", "--master", "local[6]")
     assert made.argv[-3:] == ("/jobs/spark-jobs/train.py", "--trial", str(files.trial))
     conf = confs(made.argv)
@@ -272,11 +265,11 @@ def test_spark_has_a_slot_for_every_thread_and_loopback_only(make_launch_trial, 
     }
 
 
-def test_java_of_spark_maps_its_classes_from_archives(make_launch_trial, files, monkeypatch):
+def test_java_of_spark_maps_its_classes_from_archives(started, monkeypatch):
     monkeypatch.setattr(spark, "archive_option", lambda _java, _spark: "-XX:both")
     monkeypatch.setattr(spark, "archive_option_of_java", lambda _java: "-XX:of-java")
     monkeypatch.setenv("SPARK_LAUNCHER_OPTS", "-Dmine=1")
-    made = command(make_launch_trial("spark"), files)
+    made = started("spark")
     conf = confs(made.argv)
     assert conf["spark.driver.defaultJavaOptions"] == f"{QUICK_JVM} -XX:both"
     assert conf["spark.executor.defaultJavaOptions"] == QUICK_JVM  # its Java is not known
@@ -284,7 +277,7 @@ def test_java_of_spark_maps_its_classes_from_archives(make_launch_trial, files, 
 
 
 def test_options_of_the_site_and_of_the_spec_stay_beside_those_of_spark(
-    make_launch_trial, files, monkeypatch, tmp_path
+    started, monkeypatch, tmp_path
 ):
     (tmp_path / "spark-defaults.conf").write_text(
         "# the site's\n"
@@ -295,7 +288,7 @@ def test_options_of_the_site_and_of_the_spec_stay_beside_those_of_spark(
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     monkeypatch.setattr(spark, "archive_option", lambda _java, _spark: "")
     settings = {"master": "yarn", "conf": {"spark.driver.extraJavaOptions": "-XX:+UseZGC"}}
-    conf = confs(command(make_launch_trial("spark", launcher_options=settings), files).argv)
+    conf = confs(started("spark", launcher_options=settings).argv)
     without_collector = " ".join(QUICK_JVM.replace(COLLECTOR, "").split())
     assert conf["spark.driver.defaultJavaOptions"] == f"{without_collector} -Dhdp.version=3"
     assert conf["spark.executor.defaultJavaOptions"] == without_collector
@@ -304,10 +297,9 @@ def test_options_of_the_site_and_of_the_spec_stay_beside_those_of_spark(
     assert "spark.executor.extraJavaOptions" not in conf
 
 
-def test_executors_have_room_for_the_ranks_of_a_node_also_on_one_node(make_launch_trial, files):
+def test_executors_have_room_for_the_ranks_of_a_node_also_on_one_node(started):
     def conf(**changed):
-        trial = make_launch_trial("spark", launcher_options={"master": "yarn"}, **changed)
-        return confs(command(trial, files).argv)
+        return confs(started("spark", launcher_options={"master": "yarn"}, **changed).argv)
 
     one = conf(ranks=2, threads=3)
     assert (one["spark.executor.instances"], one["spark.executor.cores"]) == ("1", "6")
@@ -322,24 +314,19 @@ def test_executors_have_room_for_the_ranks_of_a_node_also_on_one_node(make_launc
     assert limited["spark.executor.memoryOverhead"] == "6384m"
 
 
-def test_spark_has_a_slot_for_every_thread_also_where_ranks_share_cores(make_launch_trial, files):
-    trial = make_launch_trial("spark", ranks=4, oversubscribe=True, allocated_cores=2)
-    assert command(trial, files).argv[2] == "local[4]"
-    settings = {"master": "spark://head:7077"}
-    trial = make_launch_trial(
-        "spark", ranks=4, oversubscribe=True, allocated_cores=2, launcher_options=settings
-    )
-    assert confs(command(trial, files).argv)["spark.cores.max"] == "4"
+def test_spark_has_a_slot_for_every_thread_also_where_ranks_share_cores(started):
+    shared = {"ranks": 4, "oversubscribe": True, "allocated_cores": 2}
+    assert started("spark", **shared).argv[2] == "local[4]"
+    made = started("spark", **shared, launcher_options={"master": "spark://head:7077"})
+    assert confs(made.argv)["spark.cores.max"] == "4"
 
 
-def test_spark_master_passes_through_and_conf_has_the_last_word(make_launch_trial, files):
+def test_spark_master_passes_through_and_conf_has_the_last_word(started):
     settings = {
         "master": "spark://head:7077",
         "conf": {"spark.executor.cores": "9", "spark.pyspark.python": "./env/bin/python"},
     }
-    made = command(
-        make_launch_trial("spark", nodes=2, interface="eth0", launcher_options=settings), files
-    )
+    made = started("spark", nodes=2, interface="eth0", launcher_options=settings)
     conf = confs(made.argv)
     assert made.argv[2] == "spark://head:7077"
     assert conf["spark.executor.cores"] == "9"
@@ -351,14 +338,10 @@ def test_spark_master_passes_through_and_conf_has_the_last_word(make_launch_tria
     assert "SPARK_LOCAL_IP" not in made.environment
 
 
-def test_mpirun_that_was_chosen_here_is_chosen_by_the_executors(
-    make_launch_trial, files, monkeypatch
-):
+def test_mpirun_that_was_chosen_here_is_chosen_by_the_executors(started, monkeypatch):
     monkeypatch.setenv("PACELINE_MPIRUN", "/opt/mpi/bin/mpirun")
     settings = {"master": "spark://head:7077"}
-    made = command(
-        make_launch_trial("spark", nodes=2, interface="eth0", launcher_options=settings), files
-    )
+    made = started("spark", nodes=2, interface="eth0", launcher_options=settings)
     assert confs(made.argv)["spark.executorEnv.PACELINE_MPIRUN"] == "/opt/mpi/bin/mpirun"
 
 
@@ -368,48 +351,35 @@ def test_shell_line_can_be_pasted():
 
 
 @pytest.mark.parametrize("launcher", ["local", "torchrun", "mpi", "spark"])
-def test_missing_dataset_is_refused(launcher, make_launch_trial, tmp_path):
-    trial = make_launch_trial(launcher, dataset=str(tmp_path / "nothing"))
+def test_missing_dataset_is_refused(launcher, preflight, tmp_path):
     with pytest.raises(EnvironmentLacks, match="nothing: expected a directory, found none"):
-        launcher_for(launcher).preflight(trial)
+        preflight(launcher, dataset=tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("launcher", ["local", "torchrun", "mpi", "spark"])
-def test_more_threads_than_cores_are_refused_with_both_numbers(
-    launcher, make_launch_trial, tmp_path
-):
-    trial = make_launch_trial(launcher, ranks=3, threads=3, dataset=str(tmp_path))
+def test_more_threads_than_cores_are_refused_with_both_numbers(launcher, preflight):
     with pytest.raises(EnvironmentLacks, match="need 9 cores on a node, there are 8"):
-        launcher_for(launcher).preflight(trial)
-    shared = make_launch_trial(
-        launcher, ranks=3, threads=3, dataset=str(tmp_path), oversubscribe=True
-    )
-    launcher_for(launcher).preflight(shared)
+        preflight(launcher, ranks=3, threads=3)
+    preflight(launcher, ranks=3, threads=3, oversubscribe=True)
 
 
 @pytest.mark.parametrize("launcher", ["local", "torchrun", "mpi", "spark"])
-def test_cores_that_were_to_be_shared_must_be_there(launcher, make_launch_trial, tmp_path):
-    def trial(budget):
-        return make_launch_trial(
-            launcher, ranks=16, oversubscribe=True, allocated_cores=budget, dataset=str(tmp_path)
-        )
-
-    launcher_for(launcher).preflight(trial(8))
+def test_cores_that_were_to_be_shared_must_be_there(launcher, preflight):
+    preflight(launcher, ranks=16, oversubscribe=True, allocated_cores=8)
     with pytest.raises(EnvironmentLacks, match="planned to share 9 cores, there are 8"):
-        launcher_for(launcher).preflight(trial(9))
+        preflight(launcher, ranks=16, oversubscribe=True, allocated_cores=9)
 
 
-def test_mpi_of_another_kind_is_refused(make_launch_trial, monkeypatch):
+def test_mpi_of_another_kind_is_refused(preflight, monkeypatch):
     monkeypatch.setattr(mpi, "mpi_mismatch", lambda _tool: "each would think it is alone")
     with pytest.raises(EnvironmentLacks, match="alone"):
-        launcher_for("mpi").preflight(make_launch_trial("mpi"))
+        preflight("mpi")
 
 
-def test_dynamic_allocation_is_refused(make_launch_trial, tmp_path):
+def test_dynamic_allocation_is_refused(preflight):
     settings = {"conf": {"spark.dynamicAllocation.enabled": "True"}}
-    trial = make_launch_trial("spark", dataset=str(tmp_path), launcher_options=settings)
     with pytest.raises(EnvironmentLacks, match="dynamicAllocation"):
-        launcher_for("spark").preflight(trial)
+        preflight("spark", launcher_options=settings)
 
 
 @pytest.mark.parametrize(
@@ -417,14 +387,10 @@ def test_dynamic_allocation_is_refused(make_launch_trial, tmp_path):
     [("local[2]", True), ("local[*]", True), ("local[1]", False), ("local", False),
      ("local[1,4]", False), ("local[2,4]", True)],
 )  # fmt: skip
-def test_local_master_must_have_the_slots(master, fits, make_launch_trial, tmp_path):
-    settings = {"master": master}
-    trial = make_launch_trial("spark", ranks=2, dataset=str(tmp_path), launcher_options=settings)
-    if fits:
-        launcher_for("spark").preflight(trial)
-    else:
-        with pytest.raises(EnvironmentLacks, match=r"1 slot\(s\), 2 barrier tasks"):
-            launcher_for("spark").preflight(trial)
+def test_local_master_must_have_the_slots(master, fits, preflight):
+    refused = pytest.raises(EnvironmentLacks, match=r"1 slot\(s\), 2 barrier tasks")
+    with nullcontext() if fits else refused:
+        preflight("spark", ranks=2, launcher_options={"master": master})
 
 
 def test_hostfile_slots_are_read_as_open_mpi_and_mpich_read_them():
@@ -435,27 +401,18 @@ def test_hostfile_slots_are_read_as_open_mpi_and_mpich_read_them():
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [
-        ("one slots=4\n", "at least 2 nodes, found 1"),
-        ("one slots=2\ntwo\n", "1 of its hosts"),
-    ],
+    [("one slots=4\n", "at least 2 nodes, found 1"), ("one slots=2\ntwo\n", "1 of its hosts")],
 )
-def test_hostfile_with_too_little_room_is_refused(text, complaint, make_launch_trial, tmp_path):
+def test_hostfile_with_too_little_room_is_refused(text, complaint, preflight, tmp_path):
     hostfile = tmp_path / "hosts"
     hostfile.write_text(text)
-    trial = make_launch_trial(
-        "mpi", nodes=2, interface="eth0", launcher_options={"hostfile": str(hostfile)}
-    )
     with pytest.raises(EnvironmentLacks, match=complaint):
-        launcher_for("mpi").preflight(trial)
+        preflight("mpi", nodes=2, interface="eth0", launcher_options={"hostfile": str(hostfile)})
 
 
-def test_missing_hostfile_is_refused(make_launch_trial):
-    trial = make_launch_trial(
-        "mpi", nodes=2, interface="eth0", launcher_options={"hostfile": "/no/such"}
-    )
+def test_missing_hostfile_is_refused(preflight):
     with pytest.raises(EnvironmentLacks, match="/no/such"):
-        launcher_for("mpi").preflight(trial)
+        preflight("mpi", nodes=2, interface="eth0", launcher_options={"hostfile": "/no/such"})
 
 
 @pytest.mark.parametrize(

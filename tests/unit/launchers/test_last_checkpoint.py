@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
+from tests.support.running import running
 
 from paceline.host.machine import host_name
 from paceline.launchers.supervise import write_last_checkpoint
@@ -34,23 +34,16 @@ while True:
 @pytest.fixture
 def rank(files: TrialFiles, write_status: Callable[..., None]) -> Iterator[Callable[[str], None]]:
     """Start rank 0, which has trained a step."""
-    processes = []
+    with ExitStack() as stack:
 
-    def start(behaviour: str) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-c", RANK, str(files.checkpoints), behaviour],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        processes.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        write_status(0, "running", host=host_name(), pid=process.pid)
-        files.rank(0).steps.touch()
+        def start(behaviour: str) -> None:
+            process = stack.enter_context(running(RANK, files.checkpoints, behaviour))
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            write_status(0, "running", host=host_name(), pid=process.pid)
+            files.rank(0).steps.touch()
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+        yield start
 
 
 def test_new_checkpoint_is_complete(files: TrialFiles, rank: Callable[[str], None]) -> None:

@@ -4,10 +4,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support.running import running
 from tests.support.waiting import wait_for
 
 from paceline.host.machine import host_name
@@ -36,6 +38,12 @@ print(child.pid, file=pids, flush=True)
 print(os.getpid(), file=pids, flush=True)
 time.sleep(float(sys.argv[2]))
 """
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(module, "_NOTICE_S", 0.2)
+    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.05)
 
 
 def python(program: str, *arguments: object) -> Command:
@@ -96,17 +104,13 @@ def test_stragglers_of_a_launcher_that_ended_are_ended(files, tmp_path):
 
 def test_what_on_started_starts_is_left_alone(files):
     sidecars = []
+    with ExitStack() as stack:
 
-    def start(_pid):
-        sidecars.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]))
+        def start(_pid):
+            sidecars.append(stack.enter_context(running("import time; time.sleep(300)")))
 
-    try:
         supervise(python("pass"), files, limit_s=30, on_started=start)
         assert sidecars[0].poll() is None
-    finally:
-        for sidecar in sidecars:
-            sidecar.kill()
-            sidecar.wait()
 
 
 def test_time_limit_ends_the_whole_tree(files, tmp_path, monkeypatch):
@@ -153,8 +157,6 @@ def test_interrupt_ends_the_whole_tree(files, tmp_path):
 
 
 def test_dead_rank_ends_a_launcher_that_does_not_notice(files, write_status, monkeypatch):
-    monkeypatch.setattr(module, "_NOTICE_S", 0.2)
-    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.1)
     gone = subprocess.Popen([sys.executable, "-c", "pass"])
     write_status(1, "running", host=host_name(), pid=gone.pid)
     gone.wait()
@@ -167,8 +169,7 @@ def test_dead_rank_ends_a_launcher_that_does_not_notice(files, write_status, mon
     assert ended.exit_status == -signal.SIGTERM
 
 
-def test_rank_that_does_not_start_in_time_ends_the_launcher(files, write_status, monkeypatch):
-    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.05)
+def test_rank_that_does_not_start_in_time_ends_the_launcher(files, write_status):
     write_status(0, "done")
     sleeping = python("import time; time.sleep(300)")
     ended = supervise(sleeping, files, limit_s=60, start_limit=StartLimit(2, 0.5))
@@ -179,7 +180,6 @@ def test_rank_that_does_not_start_in_time_ends_the_launcher(files, write_status,
 def test_launcher_that_does_not_end_after_its_ranks_are_done_is_ended(
     files, write_status, monkeypatch
 ):
-    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.05)
     monkeypatch.setattr(module, "_EXIT_S", 0.2)
     for rank in range(2):
         write_status(rank, "done")
@@ -198,9 +198,7 @@ def test_step_of_the_wall_clock_is_no_death(files, write_status, monkeypatch):
     assert watched.dead_ranks == ()
 
 
-def test_rank_on_another_host_is_not_looked_for_here(files, write_status, monkeypatch):
-    monkeypatch.setattr(module, "_NOTICE_S", 0.1)
-    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.1)
+def test_rank_on_another_host_is_not_looked_for_here(files, write_status):
     write_status(0, "running", host="elsewhere", pid=2**22 + 1)
     ended = supervise(python("import time; time.sleep(0.8)"), files, limit_s=60)
     assert ended.exit_status == 0
@@ -219,29 +217,15 @@ def test_killed_supervisor_takes_the_launcher_along(files, tmp_path):
         "note = lambda pid: Path(sys.argv[1]).write_text(f'{pid}\\n')\n"
         "supervise(sleep, TrialFiles(Path(sys.argv[2])), limit_s=300, on_started=note)\n"
     )
-    supervisor = subprocess.Popen([sys.executable, "-c", program, str(pid_file), str(files.root)])
-    try:
-        deadline = time.monotonic() + 30
-        while not (pid_file.exists() and pid_file.read_text().endswith("\n")):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+    with running(program, pid_file, files.root):
+        wait_for(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"), 30, "a pid")
         launcher = int(pid_file.read_text())
         time.sleep(0.3)  # the guard has run, and become the program
         assert is_alive(launcher)
-    finally:
-        supervisor.kill()
-        supervisor.wait()
-    deadline = time.monotonic() + 15
-    while is_alive(launcher):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: not is_alive(launcher), 15, "the launcher gone")
 
 
-def test_rank_that_dies_after_another_gave_its_reason_is_not_called_dead(
-    files, write_status, monkeypatch
-):
-    monkeypatch.setattr(module, "_NOTICE_S", 0.2)
-    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.1)
+def test_rank_that_dies_after_another_gave_its_reason_is_not_called_dead(files, write_status):
     write_status(0, "failed", "TimedOut: rank 0: a collective did not end")
     write_status(1, "running", host=host_name(), pid=2**22 + 1)
     ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
@@ -249,10 +233,8 @@ def test_rank_that_dies_after_another_gave_its_reason_is_not_called_dead(
     assert ended.exit_status == -signal.SIGTERM
 
 
-def test_launcher_that_replaces_a_dead_rank_in_time_is_not_ended(files, monkeypatch):
+def test_launcher_that_replaces_a_dead_rank_in_time_is_not_ended(files):
     """The status of a dead process is replaced by one of a process that runs."""
-    monkeypatch.setattr(module, "_NOTICE_S", 0.1)
-    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.05)
     program = """
 import json, os, pathlib, subprocess, sys, time
 path = pathlib.Path(sys.argv[1])

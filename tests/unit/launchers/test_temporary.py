@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.running import running
 
 from paceline.host import cleaner
 from paceline.host.processes import TOKEN_VARIABLE, is_alive, parent_of, wait_until
@@ -41,15 +41,10 @@ def token() -> str:
 @pytest.fixture
 def stubborn(token: str) -> Iterator[subprocess.Popen[str]]:
     """A process of the trial that does not end when it is asked to."""
-    environment = {**os.environ, TOKEN_VARIABLE: token}
-    process = subprocess.Popen(
-        [sys.executable, "-c", STUBBORN], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    yield process
-    process.kill()
-    process.communicate()
+    with running(STUBBORN, **{TOKEN_VARIABLE: token}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
 
 
 def children() -> set[int]:
@@ -71,16 +66,10 @@ def test_folders_and_their_cleaner_are_there_only_in_the_block(token: str) -> No
 
 
 def test_folders_of_a_killed_owner_are_removed(token: str) -> None:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, token], stdout=subprocess.PIPE, text=True
-    )
-    try:
+    with running(OWNER, token) as owner:
         assert owner.stdout is not None
         folders = [Path(owner.stdout.readline().strip()) for _ in range(2)]
         assert all(folder.is_dir() for folder in folders)
-    finally:
-        owner.kill()
-        owner.communicate()
     assert wait_until(lambda: not any(folder.exists() for folder in folders), LIMIT_S)
 
 

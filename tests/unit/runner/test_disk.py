@@ -192,7 +192,7 @@ def test_a_script_has_the_steps_that_it_may_make_and_no_known_size(tmp_path, lim
     training = planned.trials[0].training
     assert known_samples(planned, training) is None
     assert planned_steps(training, None) == steps
-    assert disk.predicted_disk_use(planned).kept_bytes > 0
+    assert disk.total_disk_use(disk.disk_uses(planned)).kept_bytes > 0
 
 
 def test_too_small_disk_is_a_warning_with_both_sizes(planned, free, tmp_path):

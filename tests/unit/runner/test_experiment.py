@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.support.progress import Quiet
 from tests.support.rows import ENDED_WELL
+from tests.unit.analysis import fabricate
 
 from paceline import runner
 from paceline.analysis.statistics.looks import levels
@@ -57,21 +58,6 @@ def outcome(trial_id: str, code: ExitCode, status: str = "failed") -> Outcome:
     )  # fmt: skip
 
 
-class Silent:
-    """Progress that nobody sees."""
-
-    def __init__(self) -> None:
-        self.looks: list[int] = []  # finished trials at each call between two trials
-
-    def planned(self, summary: str, trials: object, expected_s: object) -> None: ...
-    def stage(self, text: str) -> None: ...
-    def data(self, done: int, total: int) -> None: ...
-    def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None: ...
-    def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
-    def between_trials(self, run: RunFiles) -> None:
-        self.looks.append(len(list(run.root.glob("trials/*/outcome.json"))))
-
-
 class MadeUp:
     """Runs a spec whose trials end as `faults` says, by a part of the trial's name."""
 
@@ -84,7 +70,7 @@ class MadeUp:
         self.ran: list[str] = []
         self.speeds: dict[str, float] = {}
         self.noise = 0.0
-        self.progress = Silent()
+        self.progress = Quiet()
 
     def run_trial(self, trial: Trial, files: TrialFiles) -> Outcome:
         self.ran.append(trial.id)
@@ -95,20 +81,13 @@ class MadeUp:
         return ended
 
     def run(
-        self,
-        *,
-        resume: bool = False,
-        keep_going: bool | None = None,
-        changes: Sequence[str] = (),
+        self, changes: Sequence[str] = (), *, resume: bool = False, keep_going: bool | None = None
     ) -> list[Outcome]:
         self.ran.clear()
-        self.progress = Silent()
+        self.progress = Quiet()
+        spec = load_spec(str(self.spec), changes)
         return runner.run(
-            load_spec(str(self.spec), changes),
-            self.out,
-            resume=resume,
-            progress=self.progress,
-            keep_going=keep_going,
+            spec, self.out, resume=resume, progress=self.progress, keep_going=keep_going
         )
 
 
@@ -210,7 +189,7 @@ def test_exit_code_is_that_of_a_failed_rank_or_of_the_first_fault(
 
 
 def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
-    fabricate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     trials = [
@@ -237,7 +216,7 @@ def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
 
 
 @pytest.fixture
-def measured(made_up: MadeUp, fabricate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
+def measured(made_up: MadeUp, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """A run with `repeats = "auto"` whose trials leave records; `speeds` are seconds per step."""
 
     def run_trial(trial: Trial, files: TrialFiles) -> Outcome:

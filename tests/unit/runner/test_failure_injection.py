@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from tests.support.rows import running_rank
+from tests.support.running import running
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
-from paceline.host.processes import Process, is_alive, process_started_unix_s
+from paceline.host.processes import is_alive, process_started_unix_s
 from paceline.launchers.descriptors import SparkOptions
 from paceline.records.documents import read_statuses
 from paceline.records.files import read_jsonl, write_json
@@ -93,27 +92,15 @@ def test_hosts_are_killed_in_a_lab_only(make_trial, monkeypatch):
 
 @pytest.fixture
 def rank():
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    yield process
-    process.kill()
-    process.wait(10)
+    with running("import time; time.sleep(60)") as process:
+        yield process
 
 
 def write_rank(files, pid):
-    own = files.rank(0)
-    started = process_started_unix_s(pid)
-    write_json(
-        own.status,
-        {
-            "rank": 0,
-            "host": host_name(),
-            "process_started_unix_s": started,
-            "state": "running",
-            **dataclasses.asdict(Process.of(pid)),
-        },
-    )
+    own, status = files.rank(0), status_of(0, host_name(), pid)
+    write_json(own.status, status)
     own.steps.write_text(json.dumps({"step": 0}) + "\n")
-    os.utime(own.steps, (started + 100, started + 100))
+    os.utime(own.steps, (status.process_started_unix_s + 100,) * 2)
 
 
 def test_rank_that_trains_is_killed_and_the_moment_recorded(make_trial, rank, tmp_path):
@@ -165,20 +152,15 @@ def status_of(rank, host, pid=1):
 def test_executor_above_the_rank_is_killed(make_trial):
     trial = with_master(make_trial(), "spark://host:7077")
     victims = Victims(trial, FailureSettings(mean_s=1.0), lab=None)
-    executor = subprocess.Popen(
-        [sys.executable, "-c", EXECUTOR, "org.apache.spark.executor.CoarseGrainedExecutorBackend"],
-        stdout=subprocess.PIPE,
-    )
-    rank = int(executor.stdout.readline())
-    try:
-        victims.kill("executor", status_of(0, host_name(), rank), threading.Event())
-        assert executor.wait(20) == -9
-        assert is_alive(rank)
-    finally:
-        executor.kill()
-        executor.wait(10)
-        executor.stdout.close()
-        os.kill(rank, 9)
+    backend = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+    with running(EXECUTOR, backend) as executor:
+        rank = int(executor.stdout.readline())
+        try:
+            victims.kill("executor", status_of(0, host_name(), rank), threading.Event())
+            assert executor.wait(20) == -9
+            assert is_alive(rank)
+        finally:
+            os.kill(rank, 9)
 
 
 def test_host_to_kill_is_not_the_one_of_the_launcher(make_trial):

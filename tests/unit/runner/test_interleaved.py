@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.progress import Quiet
 from tests.support.rows import ENDED_WELL
+from tests.unit.analysis import fabricate
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
 
 from paceline.analysis.explain.explanation import Explanation, explain
@@ -29,29 +31,13 @@ STREAMING = dataclasses.replace(SEQUENTIAL, full_trace=True)
 SLOW = dataclasses.replace(STREAMING, data_wait_s=0.3)
 
 
-class Quiet:
-    """Progress that is only counted."""
-
-    def __init__(self) -> None:
-        self.shown: list[tuple[int, int]] = []
-
-    def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None:
-        self.shown.append((number, of))
-
-    def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
-    def planned(self, summary: str, trials: Any, expected_s: Any) -> None: ...
-    def between_trials(self, run: RunFiles) -> None: ...
-    def stage(self, text: str) -> None: ...
-    def data(self, done: int, total: int) -> None: ...
-
-
 def outcome_of(trial: Trial, status: Any = "ok") -> Outcome:
     failed = {"exit_code": 5, "message": "it failed"} if status != "ok" else {}
     return dataclasses.replace(ENDED_WELL, trial_id=trial.id, status=status, **failed)
 
 
 @pytest.fixture
-def trials(fabricate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
+def trials(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Fabricate each trial that is run; a streaming one waits for data."""
     ran: list[tuple[str, str]] = []
 
@@ -70,16 +56,14 @@ def trials(fabricate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     return ran
 
 
-def trial_of(fabricate: ModuleType, way: Way = STREAMING, **training: Any) -> Trial:
-    trial: Trial = fabricate.make_trial_value(way)
+def trial_of(way: Way = STREAMING, **training: Any) -> Trial:
+    trial = fabricate.make_trial_value(way)
     changed = trial.training.model_copy(update={"max_steps": 12, "warmup_steps": 2, **training})
     return trial.model_copy(update={"training": changed})
 
 
-def test_sides_take_turns_and_neither_is_always_first(
-    fabricate: ModuleType, tmp_path: Path, trials: Any
-) -> None:
-    sides = {"a": trial_of(fabricate), "b": trial_of(fabricate, reading="stream")}
+def test_sides_take_turns_and_neither_is_always_first(tmp_path: Path, trials: Any) -> None:
+    sides = {"a": trial_of(), "b": trial_of(reading="stream")}
     progress = Quiet()
     files = run_interleaved(sides, tmp_path / "out", repeats=3, limit_s=1e6, progress=progress)
     assert [place for place, _ in trials] == ["a", "b", "b", "a", "a", "b"]
@@ -87,44 +71,36 @@ def test_sides_take_turns_and_neither_is_always_first(
     assert [record.trial.repeat for record in load_run(files["b"])] == [0, 1, 2]
 
 
-def test_after_the_limit_only_two_repeats_run(
-    fabricate: ModuleType, tmp_path: Path, trials: Any
-) -> None:
-    sides = {"a": trial_of(fabricate), "b": trial_of(fabricate)}
+def test_after_the_limit_only_two_repeats_run(tmp_path: Path, trials: Any) -> None:
+    sides = {"a": trial_of(), "b": trial_of()}
     run_interleaved(sides, tmp_path, repeats=9, limit_s=0.0, progress=Quiet())
     assert len(trials) == 4
 
 
-def test_a_folder_with_contents_is_refused(
-    fabricate: ModuleType, tmp_path: Path, trials: Any
-) -> None:
+def test_a_folder_with_contents_is_refused(tmp_path: Path, trials: Any) -> None:
     (tmp_path / "notes").touch()
     with pytest.raises(UsageError, match="expected a new or empty directory"):
-        run_interleaved(
-            {"a": trial_of(fabricate)}, tmp_path, repeats=2, limit_s=1, progress=Quiet()
-        )
+        run_interleaved({"a": trial_of()}, tmp_path, repeats=2, limit_s=1, progress=Quiet())
     assert trials == []
 
 
 def test_a_failed_trial_ends_the_comparison(
-    fabricate: ModuleType, tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = lambda trial, files: outcome_of(trial, "failed")  # noqa: E731
     monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", failing)
     with pytest.raises(RankFailed, match="it failed"):
-        run_interleaved(
-            {"a": trial_of(fabricate)}, tmp_path, repeats=2, limit_s=1, progress=Quiet()
-        )
+        run_interleaved({"a": trial_of()}, tmp_path, repeats=2, limit_s=1, progress=Quiet())
 
 
-def explained(fabricate: ModuleType, root: Path) -> Explanation:
+def explained(root: Path) -> Explanation:
     """A configuration that waits for data, beside one that does not."""
     case = fabricate.Case(steps=20, warmup_steps=2)
     sides = []
     for name, way in (("quick", STREAMING), ("slow", SLOW)):
         run = fabricate.make_run(root / name, [way], cases=[case], repeats=3, jitter=0.01)
         records = [
-            dataclasses.replace(r, trial=trial_of(fabricate, reading="stream", max_steps=20))
+            dataclasses.replace(r, trial=trial_of(reading="stream", max_steps=20))
             if name == "slow" else r
             for r in load_run(run)
         ]  # fmt: skip
@@ -135,10 +111,8 @@ def explained(fabricate: ModuleType, root: Path) -> Explanation:
     return explain(sides[0], sides[1], estimate(0.38, 0.01, 4))
 
 
-def test_a_slow_reader_is_supported_by_data_from_memory(
-    fabricate: ModuleType, tmp_path: Path, trials: Any
-) -> None:
-    explanation = explained(fabricate, tmp_path)
+def test_a_slow_reader_is_supported_by_data_from_memory(tmp_path: Path, trials: Any) -> None:
+    explanation = explained(tmp_path)
     assert explanation.intervention is not None
     assert explanation.intervention.cause == "slow_reader"
     found = verification.verify(explanation, tmp_path / "out", limit_s=600, progress=Quiet())
@@ -149,10 +123,8 @@ def test_a_slow_reader_is_supported_by_data_from_memory(
     assert found.repeats == 4
 
 
-def test_steps_are_left_out_or_the_limit_is_refused(
-    fabricate: ModuleType, tmp_path: Path, trials: Any
-) -> None:
-    explanation = explained(fabricate, tmp_path)
+def test_steps_are_left_out_or_the_limit_is_refused(tmp_path: Path, trials: Any) -> None:
+    explanation = explained(tmp_path)
     outside_s = 0.5 + 2 + 1 + 0.25  # launch, imports, data loading, teardown of a trial
     step_s = explanation.slower_s
     limit_s = 4 * (outside_s + 15.5 * step_s)
@@ -164,10 +136,8 @@ def test_steps_are_left_out_or_the_limit_is_refused(
         verification.verify(explanation, tmp_path / "no", limit_s=1, progress=Quiet())
 
 
-def test_without_an_intervention_the_user_is_told_what_to_do(
-    fabricate: ModuleType, tmp_path: Path, trials: Any
-) -> None:
-    explanation = dataclasses.replace(explained(fabricate, tmp_path), intervention=None)
+def test_without_an_intervention_the_user_is_told_what_to_do(tmp_path: Path, trials: Any) -> None:
+    explanation = dataclasses.replace(explained(tmp_path), intervention=None)
     with pytest.raises(NotComparable, match="remove it yourself, run the spec again"):
         verification.verify(explanation, tmp_path / "out", progress=Quiet())
     assert trials == []
@@ -175,7 +145,7 @@ def test_without_an_intervention_the_user_is_told_what_to_do(
 
 @pytest.fixture
 def finished(
-    fabricate: ModuleType, tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[RunFiles, list[Trial]]:
     """A run of three repeats, to which further ones are fabricated without a comparison."""
     monkeypatch.setattr(measure_more, "check_equivalences", lambda *_, **__: None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.runner.test_interleaved import Quiet
+from tests.support.progress import Quiet
 
 from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.errors import PacelineError

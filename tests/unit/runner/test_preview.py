@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+from tests.support.rows import ENDED_WELL
 
 from paceline.data.catalogue import ensure_dataset
 from paceline.errors import UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
-from paceline.records.rows import SCHEMA, Outcome
+from paceline.records.rows import SCHEMA
 from paceline.runner import preview_run
 from paceline.runner.planning import plan
 from paceline.runner.preview import duration
@@ -54,10 +57,8 @@ def test_configurations_have_steps_and_the_duration_of_a_former_run(planned, tmp
         files = former.trial(trial.id)
         files.root.mkdir(parents=True)
         files.trial.write_text(trial.model_dump_json())
-        outcome = Outcome(
-            schema=SCHEMA, trial_id=trial.id, status="ok", exit_code=0, launched_unix_s=0.0,
-            ended_unix_s=10.0 + 2 * number, launcher_exit_status=0, failed_rank=None, message=None,
-        )  # fmt: skip
+        ended_unix_s = 10.0 + 2 * number
+        outcome = dataclasses.replace(ENDED_WELL, trial_id=trial.id, ended_unix_s=ended_unix_s)
         write_json(files.outcome, outcome)
     found = preview_run(made, tmp_path / "runs")
     [only] = found.configurations

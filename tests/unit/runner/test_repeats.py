@@ -7,6 +7,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.trial.reading import load_run
 from paceline.runner.repeats import AutomaticRepeats
@@ -16,7 +17,7 @@ EXPERIMENT = SimpleNamespace(max_repeats=8, tie_margin=0.05, limits=SimpleNamesp
 
 
 @pytest.fixture
-def ranking(fabricate, tmp_path):
+def ranking(tmp_path):
     """Return the rates of two repeats of a baseline, an exact and a lossy configuration, and of one
     that misses the target, by the end of their names."""
 

@@ -27,6 +27,12 @@ def parsed(**values):
     return parse_spec(SPEC + "\n".join(lines) + "\n", "mine.toml")
 
 
+def trial_of(**values):
+    trials = plan_trials(parsed(**values), {"tiny": "data"}, 4)
+    (trial,) = [t for t in trials if not t.is_baseline and not t.repeat]
+    return trial
+
+
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize(
     "where",
@@ -57,21 +63,12 @@ def test_key_about_buckets_is_refused_where_there_are_none(key, where):
     ],
 )
 def test_key_about_buckets_is_kept_where_ranks_reduce_in_buckets(key, where):
-    experiment = parsed(**{key: 2}, **where)
-    (trial,) = [
-        t
-        for t in plan_trials(experiment, {"tiny": "data"}, 4)
-        if not t.is_baseline and not t.repeat
-    ]
-    assert trial.option(key) == 2
+    assert trial_of(**{key: 2}, **where).option(key) == 2
 
 
 def test_buckets_are_of_25_mb_where_nothing_is_said():
-    experiment = parsed(local_strategy="processes", transport="mpi")
-    assert {t.option("bucket_mb") for t in plan_trials(experiment, {"tiny": "data"}, 4)} == {
-        None,
-        25.0,
-    }
+    found = plan_trials(parsed(local_strategy="processes", transport="mpi"), {"tiny": "data"}, 4)
+    assert {trial.option("bucket_mb") for trial in found} == {None, 25.0}
 
 
 TWO_NODES = {"local_strategy": "sequential", "nodes": 2}
@@ -94,11 +91,8 @@ def test_factors_are_refused_where_no_gradients_are_sent(where, reason):
 def test_setting_of_factors_is_auto_and_part_of_the_name_where_it_is_not():
     settings = {}
     for setting in (None, "always", "never"):
-        experiment = parsed(
-            **TWO_NODES, **({} if setting is None else {"sufficient_factors": setting})
-        )
-        trials = plan_trials(experiment, {"tiny": "data"}, 4)
-        (trial,) = [t for t in trials if not t.is_baseline and not t.repeat]
+        said = {} if setting is None else {"sufficient_factors": setting}
+        trial = trial_of(**TWO_NODES, **said)
         settings[setting] = trial.option("sufficient_factors")
         assert ("factors" in trial.configuration) == (setting is not None)
         assert trial.is_exact

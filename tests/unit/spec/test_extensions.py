@@ -198,10 +198,6 @@ def run_python(code, **environment):
     return done.stdout.strip()
 
 
-# Names may stand in the extension's own folder and in these files.
-ALLOWED = {
-    "job/trial.py",  # what a command line without --local-strategy means
-}
 LISTS = SimpleNamespace(
     strategies=("threads", "processes", "pipeline", "hybrid", "intraop"),
     transports=("gloo", "nccl", "spark-rounds"),
@@ -215,8 +211,7 @@ def test_no_file_lists_extensions_by_name(kind):
     listing = []
     for path in sorted(PACKAGE.rglob("*.py")):
         relative = path.relative_to(PACKAGE).as_posix()
-        own = relative.split("/")[0] in ("strategies", "transports", "launchers")
-        if own or relative in ALLOWED:
+        if relative.split("/")[0] in ("strategies", "transports", "launchers"):
             continue
         for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
             if sum(f'"{name}"' in line for name in names) > 1:

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
+from paceline.plan.trial import Trial
 from paceline.spec import descriptors
 from paceline.spec.loading import check_spec
 from paceline.spec.model_facts import ModelFacts
@@ -53,16 +54,24 @@ def spec(tmp_path, monkeypatch):
     return made
 
 
+def planned(document: dict[str, Any]) -> list[Trial]:
+    folders = dict.fromkeys(("mine", "tiny", "deeplab"), "/d")
+    return plan_trials(check_spec(document, "spec"), folders, 4)
+
+
+def by_strategy(document: dict[str, Any]) -> dict[str, Trial]:
+    return {trial.local_strategy: trial for trial in planned(document)}
+
+
 def faults(document: dict[str, Any]) -> str:
     with pytest.raises(UsageError) as caught:
-        plan_trials(check_spec(document, "spec"), {"mine": "/d", "tiny": "/d"}, 4)
+        planned(document)
     return str(caught.value)
 
 
 def test_trial_names_the_file_its_checksum_and_the_options(spec, facts, tmp_path):
     asked = facts()
-    experiment = check_spec(spec(options={"width": 3}), "spec")
-    trial = plan_trials(experiment, {"mine": "/d"}, 4)[0].training
+    trial = planned(spec(options={"width": 3}))[0].training
     assert (trial.workload, trial.model) == ("mine", "Mine")
     assert trial.task == f"{tmp_path}/my_task.py:Mine"
     assert trial.task_sha256 == hashlib.sha256(b"number = 1\n").hexdigest()
@@ -89,10 +98,7 @@ def test_options_that_a_workload_does_not_have_are_refused(spec):
 
 def test_data_of_the_spec_replaces_the_samples_of_the_task(spec, facts):
     facts(items=40)
-    own, given = (
-        plan_trials(check_spec(spec(data=data), "spec"), {"mine": "/d"}, 4)[0].training
-        for data in (None, "d")
-    )
+    own, given = (planned(spec(data=data))[0].training for data in (None, "d"))
     assert (own.dataset, own.items) == ("", 40)
     assert (given.dataset, given.items) == ("/d", None)
 
@@ -105,79 +111,55 @@ def test_a_workload_is_a_script_or_a_task(spec):
 @pytest.mark.parametrize(
     ("trial", "known", "message"),
     [
-        (
-            {"local_strategy": "pipeline", "stages": 2},
-            {"splitting_fault": "it is no sequence"},
-            'local_strategy "pipeline": it is no sequence',
-        ),
-        (
-            {"local_strategy": "threads", "replicas": 2},
-            {"sharding_fault": "its optimiser is odd"},
-            ('local_strategy "threads" divides the update of Mine among workers, but its optimiser '
-            "is odd"),
-        ),
-        (
-            {"local_strategy": "hybrid", "replicas": 2, "stages": 2, "micro_batches": 4},
-            {"batch_norms": ("1.norm",)},
-            ("micro_batches: layer 1.norm of Mine normalises over the whole batch, so expected 1, "
-            "got 4"),
-        ),
-        (
-            {"local_strategy": "processes", "ranks_per_node": 2, "batch_norm": "per-replica"},
-            {"batch_norms": ()},
-            'batch_norm: Mine has no batch normalisation, so "per-replica" has no meaning',
-        ),
-        (
-            {"local_strategy": "processes", "transport": "gloo", "ranks_per_node": 2,
-             "averaging_period_steps": 2},
-            {"batch_norms": ("1.norm",)},
-            ("batch_norm: layer 1.norm of Mine normalises over the whole batch, but local SGD "
-             'computes its parts at different times; use batch_norm = "per-replica", or remove '
-             "averaging_period_steps"),
-        ),
-        (
-            {"launcher": "spark", "transport": "spark-rounds", "local_strategy": "processes",
-             "ranks_per_node": 2, "batch_norm": "per-replica"},
-            {"batch_norms": ("1.norm",)},
-            'transport "spark-rounds" sends weights only, but layer 1.norm of Mine has running',
-        ),
-        (
-            {"local_strategy": "threads", "replicas": 2},
-            {"unused_parameter": "0.scale"},
-            ("workers, but parameter 0.scale gets no gradient from the model's output; use it in "
-            "the forward, remove it, or set requires_grad=False; or use a strategy"),
-        ),
-        (
-            {"local_strategy": "pipeline", "stages": 2, "schedule": "pipedream",
-             "micro_batches": 4},
-            {"clip_norm": 1.0},
-            'clip_norm: Mine limits the norm of the whole gradient, which "pipeline" does not know',
-        ),
-        (
-            {"local_strategy": "pipeline", "stages": 2, "schedule": "pipedream",
-             "micro_batches": 4},
-            {"tied_layers": ((0, 2),)},
-            ('schedule: with "pipedream" a parameter belongs to one stage, but layers 0 and 2 of '
-            'Mine share one; use "1f1b"'),
-        ),
-        (
-            {"local_strategy": "pipeline", "split_points": [1], "schedule": "pipedream",
-             "micro_batches": 4},
-            {"tied_layers": ((0, 1),)},
-            "but layers 0 and 1 of Mine share one",
-        ),
-        (
-            {"local_strategy": "pipeline", "stages": 3, "schedule": "pipedream"},
-            {"batch_norms": ("1.norm",)},
-            ('so there is one micro-batch, but "pipedream" needs at least 2 with 3 stages; use '
-            'stages = 2, or "1f1b"'),
-        ),
-        (
-            {"launcher": "spark", "local_strategy": "processes", "transport": "spark-rounds",
-             "ranks_per_node": 2},
-            {"optimizer": "AdamW"},
-            'transport "spark-rounds" averages weights and the momentum of SGD',
-        ),
+        ({"local_strategy": "pipeline", "stages": 2},
+         {"splitting_fault": "it is no sequence"},
+         'local_strategy "pipeline": it is no sequence'),
+        ({"local_strategy": "threads", "replicas": 2},
+         {"sharding_fault": "its optimiser is odd"},
+         ('local_strategy "threads" divides the update of Mine among workers, but its optimiser '
+         "is odd")),
+        ({"local_strategy": "hybrid", "replicas": 2, "stages": 2, "micro_batches": 4},
+         {"batch_norms": ("1.norm",)},
+         ("micro_batches: layer 1.norm of Mine normalises over the whole batch, so expected 1, "
+         "got 4")),
+        ({"local_strategy": "processes", "ranks_per_node": 2, "batch_norm": "per-replica"},
+         {"batch_norms": ()},
+         'batch_norm: Mine has no batch normalisation, so "per-replica" has no meaning'),
+        ({"local_strategy": "processes", "transport": "gloo", "ranks_per_node": 2,
+          "averaging_period_steps": 2},
+         {"batch_norms": ("1.norm",)},
+         ("batch_norm: layer 1.norm of Mine normalises over the whole batch, but local SGD "
+          'computes its parts at different times; use batch_norm = "per-replica", or remove '
+          "averaging_period_steps")),
+        ({"launcher": "spark", "transport": "spark-rounds", "local_strategy": "processes",
+          "ranks_per_node": 2, "batch_norm": "per-replica"},
+         {"batch_norms": ("1.norm",)},
+         'transport "spark-rounds" sends weights only, but layer 1.norm of Mine has running'),
+        ({"local_strategy": "threads", "replicas": 2},
+         {"unused_parameter": "0.scale"},
+         ("workers, but parameter 0.scale gets no gradient from the model's output; use it in "
+         "the forward, remove it, or set requires_grad=False; or use a strategy")),
+        ({"local_strategy": "pipeline", "stages": 2, "schedule": "pipedream",
+          "micro_batches": 4},
+         {"clip_norm": 1.0},
+         'clip_norm: Mine limits the norm of the whole gradient, which "pipeline" does not know'),
+        ({"local_strategy": "pipeline", "stages": 2, "schedule": "pipedream",
+          "micro_batches": 4},
+         {"tied_layers": ((0, 2),)},
+         ('schedule: with "pipedream" a parameter belongs to one stage, but layers 0 and 2 of '
+         'Mine share one; use "1f1b"')),
+        ({"local_strategy": "pipeline", "split_points": [1], "schedule": "pipedream",
+          "micro_batches": 4},
+         {"tied_layers": ((0, 1),)},
+         "but layers 0 and 1 of Mine share one"),
+        ({"local_strategy": "pipeline", "stages": 3, "schedule": "pipedream"},
+         {"batch_norms": ("1.norm",)},
+         ('so there is one micro-batch, but "pipedream" needs at least 2 with 3 stages; use '
+         'stages = 2, or "1f1b"')),
+        ({"launcher": "spark", "local_strategy": "processes", "transport": "spark-rounds",
+          "ranks_per_node": 2},
+         {"optimizer": "AdamW"},
+         'transport "spark-rounds" averages weights and the momentum of SGD'),
     ],
 )  # fmt: skip
 def test_strategy_that_cannot_train_the_task_is_refused(spec, facts, trial, known, message):
@@ -214,13 +196,10 @@ def test_all_faults_of_asynchronous_methods_are_refused_at_once(spec, facts):
 def test_asynchronous_methods_normalise_within_a_replica_and_pipedream_over_the_batch(spec, facts):
     facts(batch_norms=("1.norm",), tied_layers=((1, 2),))
     server, hogwild = ({**each, "batch_norm": "per-replica"} for each in (SERVER, HOGWILD))
-    document = spec(server, hogwild, {**PIPEDREAM, "split_points": [1]})
-    planned = {
-        t.local_strategy: t for t in plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)
-    }
-    assert len(planned) == 4
-    assert planned["pipeline"].training.batch_norm == "global"
-    assert planned["pipeline"].option("micro_batches") == 1
+    trials = by_strategy(spec(server, hogwild, {**PIPEDREAM, "split_points": [1]}))
+    assert len(trials) == 4
+    assert trials["pipeline"].training.batch_norm == "global"
+    assert trials["pipeline"].option("micro_batches") == 1
 
 
 def test_batch_normalisation_decides_what_the_spec_leaves_open(spec, facts):
@@ -229,11 +208,10 @@ def test_batch_normalisation_decides_what_the_spec_leaves_open(spec, facts):
     own = {"launcher": "local", "local_strategy": "threads", "replicas": 2}
     document = spec({**hybrid, "oversubscribe": True}, {**own, "batch_norm": "per-replica"})
     document["training"] = {"batch_norm": "global"}
-    experiment = check_spec(document, "spec")
-    planned = {t.local_strategy: t for t in plan_trials(experiment, {"mine": "/d"}, 4)}
-    assert planned["hybrid"].option("micro_batches") == 1
-    assert planned["hybrid"].is_exact
-    threads = planned["threads"]
+    trials = by_strategy(document)
+    assert trials["hybrid"].option("micro_batches") == 1
+    assert trials["hybrid"].is_exact
+    threads = trials["threads"]
     assert threads.configuration.endswith(".bn-per-replica")
     assert threads.labels == ["own BN"]
     assert not threads.is_exact
@@ -244,20 +222,17 @@ def test_batch_normalisation_allows_micro_batches_with_statistics_of_their_own(s
     pipeline = {"launcher": "local", "local_strategy": "pipeline", "stages": 2}
     document = spec({**pipeline, "micro_batches": 4})
     document["training"] = {"batch_norm": "per-replica"}
-    planned = {
-        t.local_strategy: t for t in plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)
-    }
-    assert planned["sequential"].training.batch_norm == "global"
-    assert planned["pipeline"].training.batch_norm == "per-replica"
-    assert not planned["pipeline"].is_exact
+    trials = by_strategy(document)
+    assert trials["sequential"].training.batch_norm == "global"
+    assert trials["pipeline"].training.batch_norm == "per-replica"
+    assert not trials["pipeline"].is_exact
 
 
 def test_single_replica_normalises_over_the_global_batch_anyway(spec, facts):
     facts(batch_norms=("1.norm",))
     document = spec()
     document["training"] = {"batch_norm": "per-replica"}
-    (trial, *_) = plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)
-    assert trial.training.batch_norm == "global"
+    assert planned(document)[0].training.batch_norm == "global"
 
 
 def test_strategies_that_do_not_need_a_condition_are_planned(spec, facts):
@@ -266,8 +241,7 @@ def test_strategies_that_do_not_need_a_condition_are_planned(spec, facts):
         "launcher": "local", "local_strategy": "processes", "transport": "gloo",
         "ranks_per_node": 2,
     }  # fmt: skip
-    document = spec(gloo, {"launcher": "local", "local_strategy": "intraop"})
-    assert len(plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)) == 3 * 5
+    assert len(planned(spec(gloo, {"launcher": "local", "local_strategy": "intraop"}))) == 3 * 5
 
 
 @pytest.mark.parametrize(
@@ -275,32 +249,22 @@ def test_strategies_that_do_not_need_a_condition_are_planned(spec, facts):
     [
         ({}, None),
         ({"held_out_samples": 4}, Target(metric="loss", at_most=1)),
-        (
-            {"held_out_samples": 4, "target": {"metric": "loss", "at_most": 2}},
-            Target(metric="loss", at_most=2),
-        ),
+        ({"held_out_samples": 4, "target": {"metric": "loss", "at_most": 2}},
+         Target(metric="loss", at_most=2)),
     ],
-)
+)  # fmt: skip
 def test_target_is_that_of_the_spec_or_else_of_the_task(spec, facts, given, expected):
     facts(target=Target(metric="loss", at_most=1))
-    document = spec(**given)
-    (trial, *_) = plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)
-    assert trial.training.target == expected
+    assert planned(spec(**given))[0].training.target == expected
 
 
 def test_named_workload_has_samples_options_and_batch_normalisation_of_its_task(spec, facts):
     asked = facts(items=24, batch_norms=("low.1",), target=Target(metric="mean_iou", at_least=1))
     pipeline = {"launcher": "local", "local_strategy": "pipeline", "stages": 2}
     named = {"task": None, "name": "deeplab", "samples": 24, "held_out_samples": 4}
-    own, given = (
-        plan_trials(
-            check_spec(spec(pipeline, **named, options={"width": 8}, data=data), "spec"),
-            {"deeplab": "/d"},
-            4,
-        )
-        for data in (None, "d")
-    )
-    trials = {t.local_strategy: t for t in own}
+    named |= {"options": {"width": 8}}
+    trials = by_strategy(spec(pipeline, **named, data=None))
+    given = planned(spec(pipeline, **named, data="d"))
     assert trials["pipeline"].option("micro_batches") == 1
     training = trials["sequential"].training
     assert (training.items, training.dataset, training.options) == (24, "", {"width": 8})
@@ -328,4 +292,4 @@ def test_replica_that_would_normalise_a_single_sample_is_refused(
             "leaves one to some of 2 replicas with 1 micro-batch(es)"
         ) in faults(document)
     else:
-        assert plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)
+        assert planned(document)

@@ -17,10 +17,7 @@ SPEC: dict[str, Any] = {
     "workloads": [{"script": "my train.py", "arguments": ["--lr", "1"], "max_steps": 9}],
     "trials": [
         {"launcher": "local", "local_strategy": "sequential"},
-        {
-            "launcher": "mpi", "local_strategy": "processes", "transport": "mpi",
-            "ranks_per_node": 2,
-        },
+        {"launcher": "mpi", "local_strategy": "processes", "transport": "mpi", "ranks_per_node": 2},
     ],
 }  # fmt: skip
 

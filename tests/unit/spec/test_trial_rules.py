@@ -38,11 +38,8 @@ def faults_of(text: str) -> list[str]:
     ("way", "keys", "expected"),
     [
         # keys that a strategy knows nothing of
-        (
-            "local/threads",
-            "stages = 2",
-            'stages: has no meaning for local_strategy "threads"; remove it, or use',
-        ),
+        ("local/threads", "stages = 2",
+         'stages: has no meaning for local_strategy "threads"; remove it, or use'),
         ("local/processes", "micro_batches = 2", '= "pipeline" or "hybrid"'),
         ("local/sequential", 'schedule = "gpipe"', "schedule: has no meaning"),
         ("local/intraop", 'balance = "time"', "balance: has no meaning"),
@@ -58,11 +55,8 @@ def faults_of(text: str) -> list[str]:
         ("local/pipeline", "stages = 1", 'for one use local_strategy = "sequential"'),
         ("local/pipeline", "ranks_per_node = 1", "needs at least 2, got 1"),
         # numbers that contradict each other
-        (
-            "local/threads",
-            "replicas = 2; threads_per_rank = 3",
-            "multiple of the 2 replicas, got 3; use 4",
-        ),
+        ("local/threads", "replicas = 2; threads_per_rank = 3",
+         "multiple of the 2 replicas, got 3; use 4"),
         ("local/processes", "replicas = 2; ranks_per_node = 3", "expected 3 as ranks_per_node"),
         ("local/pipeline", "stages = 2; ranks_per_node = 3", "expected 2, got 3"),
         ("local/pipeline", "split_points = [3]; ranks_per_node = 3", "expected 2, got 3"),
@@ -73,11 +67,8 @@ def faults_of(text: str) -> list[str]:
         # split points
         ("local/pipeline", 'split_points = [3]; balance = "size"', 'remove balance = "size"'),
         ("local/pipeline", "split_points = [3, 3]", "ascending order, each once, got [3, 3]"),
-        (
-            "local/pipeline",
-            "stages = 2; split_points = [3, 5]",
-            "2 stages have 1, got 2; use stages = 3",
-        ),
+        ("local/pipeline", "stages = 2; split_points = [3, 5]",
+         "2 stages have 1, got 2; use stages = 3"),
         ("local/pipeline", "split_points = []", "split_points: "),
         ("local/pipeline", "split_points = [0]", "split_points[1]: "),
         ("local/pipeline", "split_points = [4]", "can begin at layer 2, 3, 5, 6, 8"),
@@ -89,148 +80,78 @@ def faults_of(text: str) -> list[str]:
         ("local/threads", "replicas = 5", "24 cannot be divided among 5 replicas"),
         # training without a barrier
         ("local/parameter-server", "push_period_steps = 2", '"synchronous" pushes and fetches in'),
-        (
-            "local/parameter-server",
-            'update_mode = "stale-synchronous"; fetch_period_steps = 2',
-            'use update_mode = "asynchronous" or "shat"',
-        ),
-        (
-            "local/parameter-server",
-            'update_mode = "asynchronous"; staleness_bound_steps = 2',
-            '"asynchronous" has no bound',
-        ),
+        ("local/parameter-server", 'update_mode = "stale-synchronous"; fetch_period_steps = 2',
+         'use update_mode = "asynchronous" or "shat"'),
+        ("local/parameter-server", 'update_mode = "asynchronous"; staleness_bound_steps = 2',
+         '"asynchronous" has no bound'),
         ("local/parameter-server", 'compression = "bf16"', "pushes whole gradients to servers"),
         ("mpi/parameter-server", 'sufficient_factors = "always"', "pushes whole gradients"),
         ("local/parameter-server", "ranks_per_node = 1", "needs at least 2, got 1"),
-        (
-            "local/parameter-server",
-            'transport = "shared"',
-            'does not send messages between two ranks, which "parameter-server" needs; use "gloo"',
-        ),
-        (
-            "local/parameter-server",
-            'device = "cuda"; ranks_per_node = 2; transport = "gloo"',
-            'updates weights in the memory of CPUs; use local_strategy = "processes"',
-        ),
+        ("local/parameter-server", 'transport = "shared"',
+         'does not send messages between two ranks, which "parameter-server" needs; use "gloo"'),
+        ("local/parameter-server", 'device = "cuda"; ranks_per_node = 2; transport = "gloo"',
+         'updates weights in the memory of CPUs; use local_strategy = "processes"'),
         ("mpi/hogwild", "ranks_per_node = 2; " + NODES, "shares the memory of one node, got 2"),
         ("local/hogwild", 'transport = "gloo"', "is not used within a node"),
-        (
-            "local/sharded",
-            'transport = "shared"',
-            'no process group of torch, which "sharded" needs; use "gloo"',
-        ),
+        ("local/sharded", 'transport = "shared"',
+         'no process group of torch, which "sharded" needs; use "gloo"'),
         ("local/sharded", 'transport = "gloo"; compression = "bf16"', '"sharded" has none'),
-        (
-            "mpi/sharded",
-            "ranks_per_node = 2; sufficient_factors = 'always'; " + NODES,
-            '"sharded" has none',
-        ),
-        (
-            "local/sharded",
-            'device = "cuda"; ranks_per_node = 2; transport = "gloo"',
-            'divides parameters in the memory of CPUs, expected "cpu"',
-        ),
+        ("mpi/sharded", "ranks_per_node = 2; sufficient_factors = 'always'; " + NODES,
+         '"sharded" has none'),
+        ("local/sharded", 'device = "cuda"; ranks_per_node = 2; transport = "gloo"',
+         'divides parameters in the memory of CPUs, expected "cpu"'),
         ("local/pipeline", "stages = 2; vertical_sync = true", 'schedule = "pipedream"; remove'),
-        (
-            "local/pipeline",
-            'stages = 4; micro_batches = 2; schedule = "pipedream"',
-            "need at least 3, got 2",
-        ),
+        ("local/pipeline", 'stages = 4; micro_batches = 2; schedule = "pipedream"',
+         "need at least 3, got 2"),
         ("local/hybrid", 'replicas = 2; schedule = "pipedream"', "on one node, got 2; use"),
         # transports
         ("local/threads", 'transport = "shared"', 'a single one; use "none"'),
         ("local/pipeline", 'transport = "none"', 'must average gradients; use "shared"'),
         ("local/pipeline", 'transport = "gloo"', "is not used within a node"),
         ("mpi/hybrid", 'replicas = 2; transport = "mpi"', 'through memory; use "shared"'),
-        (
-            "torchrun/processes",
-            'transport = "mpi"',
-            'needs launcher = "mpi" or "spark", got "torchrun"',
-        ),
-        (
-            "mpi/processes",
-            'transport = "none"',
-            'must average gradients; use "shared", "gloo", "paceline" or "mpi"',
-        ),
+        ("torchrun/processes", 'transport = "mpi"',
+         'needs launcher = "mpi" or "spark", got "torchrun"'),
+        ("mpi/processes", 'transport = "none"',
+         'must average gradients; use "shared", "gloo", "paceline" or "mpi"'),
         # how gradients travel
         ("mpi/processes", 'transport = "spark-rounds"', 'needs launcher = "spark", got "mpi"'),
-        (
-            "spark/pipeline",
-            'nodes = 2; stages = 2; transport = "spark-rounds"; [network]; interface = "eth0"',
-            'needs local_strategy = "processes", got "pipeline"',
-        ),
-        (
-            "mpi/processes",
-            'algorithm = "ring"',
-            'algorithm: has no meaning for transport "shared"; remove it, or use transport = "mpi"',
-        ),
-        (
-            "mpi/processes",
-            'compression = "bf16"',
-            'transport = "gloo", "paceline", "mpi" or "nccl"',
-        ),
-        (
-            "mpi/processes",
-            'transport = "gloo"; compression_rank = 2',
-            'use compression = "powersgd"',
-        ),
-        (
-            "mpi/processes",
-            'transport = "gloo"; averaging_start_step = 2',
-            "needs averaging_period_steps",
-        ),
-        (
-            "mpi/processes",
-            "averaging_period_steps = 4",
-            "expected a transport that averages weights",
-        ),
-        (
-            "mpi/processes",
-            'transport = "gloo"; averaging_period_steps = 4; compression = "bf16"',
-            "use one of the two",
-        ),
-        (
-            "mpi/processes",
-            "buckets_in_flight = 2",
-            'buckets_in_flight: has no meaning for transport "shared"',
-        ),
-        (
-            "spark/processes",
-            'mpi_parameters = {coll = "^han"}',
-            'remove it, or use launcher = "mpi"',
-        ),
+        ("spark/pipeline",
+         'nodes = 2; stages = 2; transport = "spark-rounds"; [network]; interface = "eth0"',
+         'needs local_strategy = "processes", got "pipeline"'),
+        ("mpi/processes", 'algorithm = "ring"',
+         'algorithm: has no meaning for transport "shared"; remove it, or use transport = "mpi"'),
+        ("mpi/processes", 'compression = "bf16"',
+         'transport = "gloo", "paceline", "mpi" or "nccl"'),
+        ("mpi/processes", 'transport = "gloo"; compression_rank = 2',
+         'use compression = "powersgd"'),
+        ("mpi/processes", 'transport = "gloo"; averaging_start_step = 2',
+         "needs averaging_period_steps"),
+        ("mpi/processes", "averaging_period_steps = 4",
+         "expected a transport that averages weights"),
+        ("mpi/processes", 'transport = "gloo"; averaging_period_steps = 4; compression = "bf16"',
+         "use one of the two"),
+        ("mpi/processes", "buckets_in_flight = 2",
+         'buckets_in_flight: has no meaning for transport "shared"'),
+        ("spark/processes", 'mpi_parameters = {coll = "^han"}',
+         'remove it, or use launcher = "mpi"'),
         ("local/processes", 'transport = "nccl"', 'carries the memory of "cuda" devices'),
-        (
-            "local/hybrid",
-            'device = "cuda"; replicas = 2; transport = "nccl"',
-            'got "hybrid"; use "sha',
-        ),
-        (
-            "mpi/processes",
-            'ranks_per_node = 2; transport = "shared"; ' + NODES,
-            'joins the ranks of one node, got nodes = 2; use "gloo", "paceline" or "mpi"',
-        ),
+        ("local/hybrid", 'device = "cuda"; replicas = 2; transport = "nccl"',
+         'got "hybrid"; use "sha'),
+        ("mpi/processes", 'ranks_per_node = 2; transport = "shared"; ' + NODES,
+         'joins the ranks of one node, got nodes = 2; use "gloo", "paceline" or "mpi"'),
         # reductions
         ("local/processes", 'reduction = "flat"', "is for processes on several nodes"),
-        (
-            "spark/processes",
-            'device = "cuda"; ranks_per_node = 2; reduction = "hierarchical"; ' + NODES,
-            'on GPUs use "flat"',
-        ),
+        ("spark/processes",
+         'device = "cuda"; ranks_per_node = 2; reduction = "hierarchical"; ' + NODES,
+         'on GPUs use "flat"'),
         # GPUs
         ("local/intraop", 'device = "cuda"; threads_per_rank = 2', "uses threads of the CPU"),
         ("local/threads", 'device = "cuda"; replicas = 2', "GPUs need one process each"),
         ("local/pipeline", 'device = "cuda"', "give stages as a number"),
-        (
-            "local/processes",
-            'device = "cuda"; replicas = 2; transport = "shared"',
-            'use "gloo" or "nccl"',
-        ),
-        (
-            "mpi/sequential",
-            'device = "cuda"; transport = "mpi"; ' + NODES,
-            '"mpi" carries the memory of "cpu" devices, got device = "cuda"; use "gloo"',
-        ),
+        ("local/processes", 'device = "cuda"; replicas = 2; transport = "shared"',
+         'use "gloo" or "nccl"'),
+        ("mpi/sequential", 'device = "cuda"; transport = "mpi"; ' + NODES,
+         '"mpi" carries the memory of "cpu" devices, got device = "cuda"; use "gloo"'),
         # several nodes
         ("local/threads", "replicas = 2; " + NODES, "starts ranks on this node only"),
         ("torchrun/pipeline", "stages = 2; " + NODES, "starts ranks on this node only"),
@@ -244,18 +165,11 @@ def faults_of(text: str) -> list[str]:
         ("local/best", "", "add a table [tune]"),
         ("local/best", "stages = 2; [tune]", 'stages: the search finds it for "best"'),
         ("spark/best", "nodes = 2; [tune]", "[network] interface"),
-        (
-            "mpi/best",
-            "transport = 'nccl'; " + NODES + "; [tune]",
-            'carries the memory of "cuda" devices',
-        ),
-        (
-            "local/threads",
-            "workloads = ['simple-big']",
-            '[[workloads]] (tiny), got "simple-big"',
-        ),
+        ("mpi/best", "transport = 'nccl'; " + NODES + "; [tune]",
+         'carries the memory of "cuda" devices'),
+        ("local/threads", "workloads = ['simple-big']", '[[workloads]] (tiny), got "simple-big"'),
     ],
-)
+)  # fmt: skip
 def test_combination_that_cannot_work_is_refused_with_one_reason(way, keys, expected):
     (fault,) = faults_of(spec(way, keys))
     assert expected in fault
@@ -270,10 +184,8 @@ def test_combination_that_cannot_work_is_refused_with_one_reason(way, keys, expe
         ("mpi/processes", 'replicas = "auto"; ranks_per_node = 2; transport = "shared"'),
         ("mpi/processes", 'ranks_per_node = 2; reduction = "flat"; transport = "mpi"; ' + NODES),
         ("torchrun/pipeline", 'stages = "auto"; micro_batches = "auto"; schedule = "gpipe"'),
-        (
-            "spark/pipeline",
-            "stages = 3; ranks_per_node = 3; split_points = [2, 9]; micro_batches = 24",
-        ),
+        ("spark/pipeline",
+         "stages = 3; ranks_per_node = 3; split_points = [2, 9]; micro_batches = 24"),
         ("local/hybrid", "ranks_per_node = 6; replicas = 2"),
         ("mpi/hybrid", 'replicas = 2; stages = 2; transport = "gloo"; ' + NODES),
         ("spark/threads", "replicas = 2; " + NODES),
@@ -292,7 +204,7 @@ def test_combination_that_cannot_work_is_refused_with_one_reason(way, keys, expe
         ("spark/hybrid", NODES + "; [tune]"),  # the search fills in the replicas
         ("local/threads", "workloads = ['tiny']"),
     ],
-)
+)  # fmt: skip
 def test_combination_that_works_is_read(way, keys):
     trial = parse_spec(spec(way, keys), "mine.toml").trials[1]
     assert f"{trial.launcher}/{trial.local_strategy}" == way

@@ -73,7 +73,11 @@ def test_warm_up_multiplies_the_rates_of_the_schedule():
 
 
 @pytest.mark.parametrize(
-    ("rate", "expected"), [("64000bit", 64e3), ("64kbit", 64e3), ("1.5mbit", 1.5e6), ("2gbit", 2e9)]
-)
-def test_rates_of_links_are_those_of_tc(rate, expected):
+    ("rate", "expected"),
+    [
+        ("64000bit", 64e3), ("64kbit", 64e3), ("100mbit", 1e8), ("2.5gbit", 2.5e9),
+        ("1gbps", 1e9), ("1Gbit/s", 1e9), ("10 gbit", 1e10), ("100 Mb/s", 1e8),
+    ],
+)  # fmt: skip
+def test_rates_of_links_are_read_in_common_spellings(rate, expected):
     assert bits_per_s(rate) == expected

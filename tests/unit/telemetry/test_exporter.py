@@ -10,7 +10,7 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,7 @@ from tests.support.snapshots import SNAPSHOT, served, values
 from paceline.errors import UsageError
 from paceline.records.metrics import METRICS
 from paceline.spec import TelemetrySettings
-from paceline.telemetry.exporter import (
-    LatestSnapshot,
-    MetricsServer,
-    text_of,
-    with_gauges_of,
-)
+from paceline.telemetry.exporter import LatestSnapshot, MetricsServer, text_of, with_gauges_of
 
 needs_openssl = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="the command openssl is not installed"
@@ -33,11 +28,8 @@ needs_openssl = pytest.mark.skipif(
 
 @contextmanager
 def serving(settings: TelemetrySettings | None = None) -> Iterator[int]:
-    server = MetricsServer(served(), settings or TelemetrySettings(), (0,))
-    try:
+    with closing(MetricsServer(served(), settings or TelemetrySettings(), (0,))) as server:
         yield server.port
-    finally:
-        server.close()
 
 
 def ask(
@@ -131,11 +123,8 @@ def test_scrape_is_text_and_compressed_on_request() -> None:
 def test_port_that_is_taken_gives_way_to_the_next() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = MetricsServer(served(), TelemetrySettings(), (port, 0))
-        try:
+        with closing(MetricsServer(served(), TelemetrySettings(), (port, 0))) as server:
             assert server.port not in (0, port)
-        finally:
-            server.close()
         with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
             MetricsServer(served(), TelemetrySettings(), (port,))
     for _ in range(2):  # a port is free again after closing
@@ -153,88 +142,73 @@ def test_only_clients_with_the_token_are_answered(tmp_path: Path) -> None:
         assert ask(port, Authorization="Bearer s3cret")[0] == 200
 
 
-@dataclass(frozen=True)
-class Certificate:
-    certificate: Path
-    key: Path
-
-
-def openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=30)
-
-
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Certificate]:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the certificate and the key of three names."""
     folder = tmp_path_factory.mktemp("certificates")
-    made = {}
     for name in ("server", "client", "unknown"):
-        made[name] = it = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
-        openssl(
-            "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1",
-            "-keyout", it.key, "-out", it.certificate,
-        )  # fmt: skip
-        it.key.chmod(0o600)
-    return made
+        command = [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+            "-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext",
+            "subjectAltName=IP:127.0.0.1", "-keyout", f"{name}.key", "-out", f"{name}.pem",
+        ]  # fmt: skip
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=30)
+        (folder / f"{name}.key").chmod(0o600)
+    return folder
 
 
-def over_tls(server: Certificate, **more: str) -> TelemetrySettings:
+def over_tls(folder: Path, key: str = "server.key", **more: str) -> TelemetrySettings:
     return TelemetrySettings(
-        tls_certificate=str(server.certificate), tls_key=str(server.key), **more
+        tls_certificate=str(folder / "server.pem"), tls_key=str(folder / key), **more
     )
 
 
-def trusting(server: Certificate) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=server.certificate)
+def trusting(folder: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=folder / "server.pem")
 
 
 @needs_openssl
-def test_metrics_are_served_over_tls_only(certificates: dict[str, Certificate]) -> None:
-    server = certificates["server"]
-    with serving(over_tls(server)) as port:
-        assert ask(port, trusting(server))[0] == 200
+def test_metrics_are_served_over_tls_only(certificates: Path) -> None:
+    with serving(over_tls(certificates)) as port:
+        assert ask(port, trusting(certificates))[0] == 200
         with pytest.raises((http.client.HTTPException, OSError)):
             ask(port)
-        assert ask(port, trusting(server))[0] == 200
+        assert ask(port, trusting(certificates))[0] == 200
 
 
 @needs_openssl
-def test_tls_before_1_2_is_refused(certificates: dict[str, Certificate]) -> None:
-    server = certificates["server"]
-    old = trusting(server)
+def test_tls_before_1_2_is_refused(certificates: Path) -> None:
+    old = trusting(certificates)
     old.set_ciphers("ALL:@SECLEVEL=0")
     old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         old.maximum_version = ssl.TLSVersion.TLSv1_1
-    with serving(over_tls(server)) as port, pytest.raises(ssl.SSLError):
+    with serving(over_tls(certificates)) as port, pytest.raises(ssl.SSLError):
         ask(port, old)
 
 
 @needs_openssl
-def test_clients_must_show_a_certificate_if_required(certificates) -> None:
-    server, client, other = (certificates[name] for name in ("server", "client", "unknown"))
-    known, unknown = trusting(server), trusting(server)
-    known.load_cert_chain(client.certificate, client.key)
-    unknown.load_cert_chain(other.certificate, other.key)
-    with serving(over_tls(server, tls_client_ca=str(client.certificate))) as port:
+def test_clients_must_show_a_certificate_if_required(certificates: Path) -> None:
+    known, unknown = trusting(certificates), trusting(certificates)
+    known.load_cert_chain(certificates / "client.pem", certificates / "client.key")
+    unknown.load_cert_chain(certificates / "unknown.pem", certificates / "unknown.key")
+    with serving(over_tls(certificates, tls_client_ca=str(certificates / "client.pem"))) as port:
         assert ask(port, known)[0] == 200
-        for refused in (unknown, trusting(server)):
+        for refused in (unknown, trusting(certificates)):
             with pytest.raises(OSError, match=r"alert|reset|EOF|closed"):
                 ask(port, refused)
 
 
 @needs_openssl
-def test_client_without_a_handshake_does_not_block_others(certificates) -> None:
-    server = certificates["server"]
+def test_client_without_a_handshake_does_not_block_others(certificates: Path) -> None:
     with (
-        serving(over_tls(server)) as port,
+        serving(over_tls(certificates)) as port,
         socket.create_connection(("127.0.0.1", port), timeout=5),
     ):
-        assert ask(port, trusting(server))[0] == 200
+        assert ask(port, trusting(certificates))[0] == 200
 
 
 @needs_openssl
-def test_key_of_another_certificate_is_refused(certificates: dict[str, Certificate]) -> None:
-    mixed = Certificate(certificates["server"].certificate, certificates["client"].key)
+def test_key_of_another_certificate_is_refused(certificates: Path) -> None:
     with pytest.raises(UsageError, match="expected PEM files"):
-        MetricsServer(served(), over_tls(mixed), (0,))
+        MetricsServer(served(), over_tls(certificates, key="client.key"), (0,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,17 @@ from paceline.telemetry.gpus import GpuReader
 
 class NVMLError(Exception):
     """As pynvml's."""
+
+
+# What GPUs of the fake answer, by function.
+ANSWERS: dict[str, Any] = {
+    "nvmlDeviceGetName": lambda gpu: f"GPU {gpu}",
+    "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=30 + gpu, memory=99),
+    "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(used=1000 + gpu, total=4000),
+    "nvmlDeviceGetPowerUsage": lambda gpu: 250_500,
+    "nvmlDeviceGetClockInfo": lambda gpu, kind: {1: 1500, 2: 2600}[kind],
+    "nvmlDeviceGetTemperature": lambda gpu, kind: {0: 55}[kind],
+}
 
 
 class FakeNvml:
@@ -38,19 +50,10 @@ class FakeNvml:
         return index
 
     def __getattr__(self, function: str):
-        answers = {
-            "nvmlDeviceGetName": lambda gpu: f"GPU {gpu}",
-            "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=30 + gpu, memory=99),
-            "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(used=1000 + gpu, total=4000),
-            "nvmlDeviceGetPowerUsage": lambda gpu: 250_500,
-            "nvmlDeviceGetClockInfo": lambda gpu, kind: {1: 1500, 2: 2600}[kind],
-            "nvmlDeviceGetTemperature": lambda gpu, kind: {0: 55}[kind],
-        }
-
         def answer(gpu: int, *arguments: int):
             if self.gone or (gpu == 1 and function in self.silent):
                 raise NVMLError(function)
-            return answers[function](gpu, *arguments)
+            return ANSWERS[function](gpu, *arguments)
 
         return answer
 
@@ -112,17 +115,7 @@ def test_library_that_is_missing_means_no_gpus(monkeypatch, tmp_path, caplog) ->
 def test_real_library_has_what_is_asked_of_it() -> None:
     pynvml = pytest.importorskip("pynvml")
     assert issubclass(pynvml.NVMLError, Exception)
-    for name in (
-        "nvmlInit",
-        "nvmlDeviceGetCount",
-        "nvmlDeviceGetHandleByIndex",
-        "nvmlDeviceGetName",
-        "nvmlDeviceGetUtilizationRates",
-        "nvmlDeviceGetMemoryInfo",
-        "nvmlDeviceGetPowerUsage",
-        "nvmlDeviceGetClockInfo",
-        "nvmlDeviceGetTemperature",
-    ):
+    for name in ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", *ANSWERS):
         assert callable(getattr(pynvml, name)), name
     assert {pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM} == {1, 2}
     assert pynvml.NVML_TEMPERATURE_GPU == 0

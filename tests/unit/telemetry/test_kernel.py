@@ -35,10 +35,7 @@ def test_pressure_is_in_seconds_where_the_kernel_has_it(tmp_path: Path) -> None:
         pressure__cpu="some avg10=1.50 avg60=0 avg300=0 total=2500000\n",
         pressure__io="some avg10=0 total=3000000\nfull avg10=0 total=1000000\n",
     )
-    assert read_pressure(tmp_path) == {
-        "cpu": {"some_s": 2.5},
-        "io": {"some_s": 3.0, "full_s": 1.0},
-    }
+    assert read_pressure(tmp_path) == {"cpu": {"some_s": 2.5}, "io": {"some_s": 3.0, "full_s": 1.0}}
 
 
 def test_major_page_faults_are_not_minor_ones(tmp_path: Path) -> None:
@@ -119,8 +116,7 @@ EXPECTED = {
 
 
 def test_v2_counters_are_in_seconds_and_bytes(machine: Machine) -> None:
-    machine.mount("", "cgroup2", "rw")
-    machine.process(7, "0::/job\n")
+    machine.enter("/job")
     machine.file("job/cpu.max", "150000 100000\n")
     machine.file(
         "job/cpu.stat",
@@ -148,8 +144,7 @@ def test_v1_counters_are_in_seconds_and_bytes(machine: Machine) -> None:
 
 
 def test_group_that_counts_only_cpu_time_has_only_that(machine: Machine) -> None:
-    machine.mount("", "cgroup2", "rw")
-    machine.process(7, "0::/\n")
+    machine.enter("/")
     machine.file("cpu.stat", "usage_usec 1000000\nuser_usec 1000000\nsystem_usec 0\n")
     assert reader(machine).read() == {"cpu_s": 1.0}
 
@@ -161,8 +156,7 @@ def test_without_control_groups_or_without_the_process_there_is_no_usage(machine
 
 
 def test_counters_are_read_each_time_and_limits_every_five_seconds(machine: Machine) -> None:
-    machine.mount("", "cgroup2", "rw")
-    machine.process(7, "0::/job\n")
+    machine.enter("/job")
     machine.file("job/memory.current", "10\n")
     machine.file("job/memory.max", "100\n")
     reading = reader(machine, 0.0, 4.0, 5.0)
@@ -175,8 +169,7 @@ def test_counters_are_read_each_time_and_limits_every_five_seconds(machine: Mach
 
 
 def test_process_that_moves_to_another_group_is_followed(machine: Machine) -> None:
-    machine.mount("", "cgroup2", "rw")
-    machine.process(7, "0::/a\n")
+    machine.enter("/a")
     machine.file("a/memory.current", "1\n")
     machine.file("b/memory.current", "2\n")
     reading = reader(machine, 0.0, 5.0)

@@ -16,6 +16,13 @@ def tree(table: Table, *roots: int, excluded: tuple[int, ...] = ()) -> ProcessTr
     return found
 
 
+@pytest.fixture
+def found(table: Table) -> ProcessTree:
+    """The tree of process 10, which is alone at first."""
+    table.add(10, 1)
+    return tree(table, 10)
+
+
 def identity(table: Table, pid: int) -> Process:
     return Process(pid, table.now[pid].started_ticks)
 
@@ -27,12 +34,7 @@ def read(found: ProcessTree, *, expensive: bool = False) -> Usage:
 
 def one_process(cpu_s: float) -> Usage:
     return Usage(
-        processes=1,
-        threads=1,
-        rss_bytes=1000,
-        cpu_seconds=cpu_s,
-        read_bytes=0,
-        written_bytes=0,
+        processes=1, threads=1, rss_bytes=1000, cpu_seconds=cpu_s, read_bytes=0, written_bytes=0
     )
 
 
@@ -47,9 +49,7 @@ def test_root_and_its_descendants_are_summed(table: Table) -> None:
     )
 
 
-def test_processes_that_come_later_are_found_whatever_their_order(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_processes_that_come_later_are_found_whatever_their_order(table, found) -> None:
     table.add(12, 13)
     table.add(13, 10)
     assert read(found).processes == 3
@@ -82,16 +82,12 @@ def test_cpu_time_from_before_the_watch_does_not_count(table: Table) -> None:
     assert read(found).cpu_seconds == 4.0
 
 
-def test_new_process_counts_from_its_birth(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_new_process_counts_from_its_birth(table, found) -> None:
     table.add(11, 10, cpu_s=4.0)
     assert read(found).cpu_seconds == 4.0
 
 
-def test_ended_child_that_its_parent_waited_for_counts_once_and_to_its_end(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_ended_child_that_its_parent_waited_for_counts_once_and_to_its_end(table, found) -> None:
     child = table.add(11, 10, cpu_s=4.0)
     read(found)
     child.cpu_s = 4.75  # after the last tick
@@ -100,9 +96,7 @@ def test_ended_child_that_its_parent_waited_for_counts_once_and_to_its_end(table
     assert read(found).cpu_seconds == 4.75
 
 
-def test_child_that_lives_between_two_ticks_counts(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_child_that_lives_between_two_ticks_counts(table, found) -> None:
     table.add(11, 10, cpu_s=0.5)
     table.add(12, 11, cpu_s=0.25)
     table.end(12)
@@ -110,9 +104,8 @@ def test_child_that_lives_between_two_ticks_counts(table: Table) -> None:
     assert read(found).cpu_seconds == 0.75
 
 
-def test_child_that_is_waited_for_later_counts_once(table: Table) -> None:
-    root = table.add(10, 1)
-    found = tree(table, 10)
+def test_child_that_is_waited_for_later_counts_once(table, found) -> None:
+    root = table.now[10]
     child = table.add(11, 10, cpu_s=4.0)
     read(found)
     child.cpu_s = 4.75  # after the last tick
@@ -123,9 +116,7 @@ def test_child_that_is_waited_for_later_counts_once(table: Table) -> None:
     assert read(found).cpu_seconds == 5.5
 
 
-def test_debt_of_an_ended_child_passes_to_its_parent(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_debt_of_an_ended_child_passes_to_its_parent(table, found) -> None:
     child = table.add(11, 10, cpu_s=1.0)
     table.add(12, 11, cpu_s=4.0)
     assert read(found).cpu_seconds == 5.0
@@ -147,9 +138,7 @@ def test_counter_that_falls_takes_nothing_away_and_counts_nothing_twice(table: T
     assert seen == [(4.0, 300), (4.0, 300), (4.5, 350)]
 
 
-def test_grandchild_that_ends_with_its_parent_counts_once(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_grandchild_that_ends_with_its_parent_counts_once(table, found) -> None:
     table.add(11, 10, cpu_s=1.0)
     table.add(12, 11, cpu_s=2.0)
     read(found)
@@ -158,19 +147,16 @@ def test_grandchild_that_ends_with_its_parent_counts_once(table: Table) -> None:
     assert read(found).cpu_seconds == 3.0
 
 
-def test_end_of_the_root_takes_nothing_away(table: Table) -> None:
-    root = table.add(10, 1)
-    found = tree(table, 10)
-    root.cpu_s = 3.0
+def test_end_of_the_root_takes_nothing_away(table, found) -> None:
+    table.now[10].cpu_s = 3.0
     read(found)
     table.end(10)
     assert read(found) == Usage(cpu_seconds=3.0, read_bytes=0, written_bytes=0)
     assert not found.any_alive()
 
 
-def test_zombie_has_no_threads_and_no_memory(table: Table) -> None:
-    root = table.add(10, 1)
-    found = tree(table, 10)
+def test_zombie_has_no_threads_and_no_memory(table, found) -> None:
+    root = table.now[10]
     root.is_zombie, root.cpu_s = True, 2.0
     assert read(found) == Usage(cpu_seconds=2.0, read_bytes=0, written_bytes=0)
     assert not found.any_alive()
@@ -192,11 +178,7 @@ def test_expensive_figures_are_read_only_when_asked_for(table: Table) -> None:
     table.add(11, 10, pss_bytes=7, files=3)
     found = tree(table, 10)
     usage = found.run
-    assert (usage.pss_bytes, usage.open_files, usage.voluntary_context_switches) == (
-        None,
-        None,
-        None,
-    )
+    assert (usage.pss_bytes, usage.open_files, usage.voluntary_context_switches) == (None,) * 3
     usage = read(found, expensive=True)
     assert (usage.pss_bytes, usage.open_files, usage.voluntary_context_switches) == (12, 5, 0)
 
@@ -233,18 +215,14 @@ def test_bytes_that_may_not_be_read_are_missing_not_zero(table: Table) -> None:
     assert read(found).read_bytes == 0
 
 
-def test_rank_gets_what_its_process_used_before_it_was_known(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_rank_gets_what_its_process_used_before_it_was_known(table, found) -> None:
     rank = table.add(11, 10, cpu_s=2.0)
     table.add(12, 10, cpu_s=16.0)
     read(found)
     found.set_ranks({3: identity(table, 11)})
     rank.cpu_s = 3.0
     read(found)
-    assert found.ranks == {
-        3: (11, one_process(3.0)),
-    }
+    assert found.ranks == {3: (11, one_process(3.0))}
     assert found.run.cpu_seconds == 19.0
 
 
@@ -297,9 +275,7 @@ def test_rank_has_one_more_row_after_its_end(table: Table) -> None:
     assert found.ranks == {}
 
 
-def test_rank_that_starts_again_goes_on_counting(table: Table) -> None:
-    table.add(10, 1)
-    found = tree(table, 10)
+def test_rank_that_starts_again_goes_on_counting(table, found) -> None:
     table.add(11, 10, cpu_s=1.0)
     found.set_ranks({0: identity(table, 11)})
     read(found)

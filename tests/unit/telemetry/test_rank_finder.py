@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.rows import write_status
 
 from paceline.host.processes import Process
-from paceline.records.files import write_json
-from paceline.records.rows import RankStatus
 from paceline.telemetry.sampler import RankFinder, running_processes
 
 HOST = "node-1"
@@ -25,12 +24,9 @@ def processes(finder: RankFinder) -> dict[int, Process]:
     return running_processes(finder.statuses())
 
 
-def say(finder: RankFinder, rank: int, pid: int, **changes: object) -> None:
-    status = RankStatus(
-        rank=rank, host=HOST, pid=pid, process_started_unix_s=1000.0, state="running",
-        start_ticks=100 + pid, boot_id="b",
-    )  # fmt: skip
-    write_json(finder.files.rank(rank).status, {**dataclasses.asdict(status), **changes})
+def say(finder: RankFinder, rank: int, pid: int, **changes: Any) -> None:
+    usual = {"host": HOST, "pid": pid, "start_ticks": 100 + pid, "boot_id": "b"}
+    write_status(finder.files, rank, **{**usual, **changes})
 
 
 def test_running_ranks_of_this_host_are_found(finder: RankFinder) -> None:

@@ -11,13 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.support.rows import STEP
+from tests.support.rows import STEP, write_status
 from tests.unit.telemetry.fake_processes import Table
 
-from paceline.records.files import JsonlWriter, write_json
+from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
 from paceline.records.metrics import METRICS
-from paceline.records.rows import RankStatus
 from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 from paceline.records.tables import frame_of
 from paceline.spec import TelemetrySettings
@@ -70,11 +69,9 @@ def run(clock: Clock, table: Table, tmp_path: Path) -> Iterator[Sampler]:
     del clock  # the sampler must not begin before it
     table.add(10, 1)
     table.add(11, 10, cpu_s=1.0, threads=4)
-    status = RankStatus(
-        rank=0, host=HOST, pid=11, process_started_unix_s=1000.0, state="running",
-        start_ticks=table.now[11].started_ticks, boot_id="b",
-    )  # fmt: skip
-    write_json(TrialFiles(tmp_path / "trial").rank(0).status, status)
+    ticks = table.now[11].started_ticks
+    files = TrialFiles(tmp_path / "trial")
+    write_status(files, 0, host=HOST, pid=11, start_ticks=ticks, boot_id="b")
     with closing(Sampler(request(tmp_path), HOST)) as sampler:
         yield sampler
 

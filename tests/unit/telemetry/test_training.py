@@ -6,19 +6,16 @@ import dataclasses
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support import rows
 
-from paceline.records.files import JsonlWriter, write_json
+from paceline.records.files import JsonlWriter
 from paceline.records.layout import RankFiles, TrialFiles
-from paceline.records.rows import RankStatus, StepRow
+from paceline.records.rows import StepRow
 from paceline.telemetry.sampler import RankFinder
-from paceline.telemetry.training import (
-    OperationTotals,
-    TrainingProgress,
-    TrainingTail,
-)
+from paceline.telemetry.training import OperationTotals, TrainingProgress, TrainingTail
 
 HOST = "node-1"
 STEP = dataclasses.replace(
@@ -116,11 +113,9 @@ def tail(trial: TrialFiles) -> Reader:
     return Reader(trial)
 
 
-def start(trial: TrialFiles, rank: int, host: str = HOST, **changes: object) -> RankFiles:
-    status = RankStatus(rank=rank, host=host, pid=1, process_started_unix_s=1.0, state="running")
-    files = trial.rank(rank)
-    write_json(files.status, {**dataclasses.asdict(status), **changes})
-    return files
+def start(trial: TrialFiles, rank: int, host: str = HOST, **changes: Any) -> RankFiles:
+    rows.write_status(trial, rank, host=host, **changes)
+    return trial.rank(rank)
 
 
 def append(path: Path, *rows: object) -> None:

@@ -7,18 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.processes import command_line_of
-from paceline.spec.extensions import LAUNCHERS
 
-# rank, number of ranks, rank on this host, number of ranks on this host
+# rank, number of ranks, number of ranks on this host
 _VARIABLES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun, and scripts in its style
-    (
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),  # Open MPI
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH
-)  # fmt: skip
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),  # torchrun, and scripts in its style
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),  # MPICH
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +30,10 @@ def own_place(environment: Mapping[str, str] = os.environ) -> Place:
 
     Raises EnvironmentLacks if the ranks are on several hosts.
     """
-    for rank, ranks, *local in _VARIABLES:
+    for rank, ranks, local_ranks in _VARIABLES:
         if rank not in environment or ranks not in environment:
             continue
-        count, here = int(environment[ranks]), int(environment.get(local[1], environment[ranks]))
+        count, here = int(environment[ranks]), int(environment.get(local_ranks, environment[ranks]))
         if here != count:
             raise EnvironmentLacks(
                 f"expected all ranks on this host, found {here} of {count}; use `paceline run` "
@@ -53,9 +48,3 @@ def _launcher(environment: Mapping[str, str]) -> str:
         return "torchrun"
     is_mpi = "OMPI_COMM_WORLD_SIZE" in environment or "PMI_SIZE" in environment
     return "mpi" if is_mpi else "local"
-
-
-def is_launcher() -> bool:
-    """Return whether this process runs a launcher's program, which starts ranks and is none."""
-    names = {word.rpartition("/")[2] for word in command_line_of(os.getpid())[:3]}
-    return any(names & launcher.programs for launcher in LAUNCHERS.all())

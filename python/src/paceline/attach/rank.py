@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from paceline.attach.description import planned_trial, trial_as_found
-from paceline.attach.place import Place, is_launcher, own_place
+from paceline.attach.place import own_place
 from paceline.host.machine import host_name
 from paceline.job import Job, RankContext, rank_context, say
-from paceline.job.context import launching_pid
+from paceline.job.context import is_launcher, launching_pid
 from paceline.job.rank_status import RankStatusFile
 from paceline.job.sidecars import host_sidecar
 from paceline.job.stacks import answer_requests, write_error
@@ -49,24 +49,19 @@ def record(folder: Path) -> None:
     Does nothing in a launcher, in a helper process of a rank, and for a rank whose training is
     recorded already. Raises EnvironmentLacks if the ranks are on several hosts.
     """
-    if is_launcher():
+    if is_launcher(os.getpid()):
         return
     place, files = own_place(), TrialFiles(folder)
     before = document(files.rank(place.rank).status, RankStatus)
-    if before is not None and (before.state == "done" or _is_another(before)):
+    if before is not None and (
+        before.state == "done" or (before.is_alive() and before.pid != os.getpid())
+    ):
         return
     cores = len(os.sched_getaffinity(launching_pid()))
     trial = planned_trial(files, place, cores)
     job = Job(trial=trial, files=files, run=RunFiles(folder.parent.parent))
-    _AttachedRank(job, _context(place)).begin()
-
-
-def _is_another(status: RankStatus) -> bool:
-    return status.is_alive() and status.pid != os.getpid()
-
-
-def _context(place: Place) -> RankContext:
-    return rank_context(place.rank, [host_name()] * place.ranks, None)
+    context = rank_context(place.rank, [host_name()] * place.ranks, None)
+    _AttachedRank(job, context).begin()
 
 
 class _AttachedRank:

@@ -8,15 +8,15 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TextIO
 
 import click
 
 from paceline import __version__
 from paceline.cli.signals import EndedBySignal, signals_raise
-from paceline.cli.streams import reader_may_end, say
-from paceline.errors import ExitCode, PacelineError, PacelineWarning
+from paceline.cli.streams import reader_may_end
+from paceline.errors import ExitCode, PacelineError
 from paceline.host.memory import permanent_objects
+from paceline.host.messages import say, show_warning
 from paceline.host.programs import missing_extra
 
 # Set to 1, it makes Python show the stack trace of an error of the operating system.
@@ -120,7 +120,7 @@ click.version_option(__version__, prog_name="paceline", message="%(prog)s %(vers
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. A user's mistake shows no stack trace."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = show_warning
     if _COMPLETION_VARIABLE in os.environ:
         app.main(prog_name="paceline", complete_var=_COMPLETION_VARIABLE)  # exits
     with reader_may_end("stderr"):
@@ -186,16 +186,3 @@ def _say_error(text: str, error: BaseException) -> None:
     say(text)
     for note in getattr(error, "__notes__", ()):
         print(note, file=sys.stderr)
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,  # noqa: ARG001  (the standard library's signature)
-    lineno: int,  # noqa: ARG001
-    file: TextIO | None = None,  # noqa: ARG001
-    line: str | None = None,  # noqa: ARG001
-) -> None:
-    # Warnings of libraries do not help the user; python -W error still shows them.
-    if issubclass(category, PacelineWarning):
-        say(f"warning: {message}")

@@ -24,11 +24,11 @@ from paceline.analysis.compare.run import no_finished_baseline
 from paceline.cli.console import markdown, plain_console, print_json
 from paceline.cli.options import (
     FILE,
-    RUN_DIR,
-    SHARE,
     baseline_option,
+    existing_run,
     json_option,
     list_option,
+    percentage,
     run_dir_argument,
 )
 from paceline.errors import ExitCode, NotComparable
@@ -63,7 +63,7 @@ _SORT_KEYS: dict[str, Callable[[Row], float | str]] = {
 
 @click.command("compare")
 @run_dir_argument
-@click.argument("second", metavar="[RUN_B]", type=RUN_DIR, required=False)
+@click.argument("second", metavar="[RUN_B]", type=existing_run, required=False)
 @baseline_option
 @list_option(
     "--only", "PATTERN,…", "Show only the configurations whose names match these shell patterns."
@@ -80,7 +80,7 @@ _SORT_KEYS: dict[str, Callable[[Row], float | str]] = {
     "--fail-slower",
     "limit",
     metavar="PERCENT",
-    type=SHARE,
+    type=percentage,
     help="Two runs: end with exit code 8 if a configuration of the later run is slower by more "
     "than this (for example 3%), 9 if it is not equivalent, and 7 if that is not known.",
 )

@@ -10,11 +10,11 @@ import click
 from paceline.cli.console import print_json
 from paceline.cli.options import count, json_option, pair, seed
 from paceline.cli.progress import data_progress
-from paceline.cli.streams import say
 from paceline.data.dataset import inspect_dataset
 from paceline.data.ingest import ingest
 from paceline.data.register import register
 from paceline.data.synth import synthesise
+from paceline.host.messages import say
 from paceline.spec.extensions import WORKLOADS
 
 _PATH = click.Path(path_type=Path)

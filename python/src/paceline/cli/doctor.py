@@ -175,7 +175,6 @@ def _machine(facts: Mapping[str, Any]) -> Finding:
     siblings = "" if threads == cores else f" (hardware threads of {cores})"
     return Finding(
         what="machine",
-        ok=True,
         found=f"{threads} cores{siblings}, {facts['ram_bytes'] / 2**30:.0f} GiB",
         why=f"{facts['cpu_model']}, {facts['kernel']}",
     )
@@ -185,7 +184,6 @@ def _numa(numa_cores: Mapping[str, Sequence[int]]) -> Finding:
     sizes = [len(cores) for cores in numa_cores.values()]
     return Finding(
         what="NUMA nodes",
-        ok=True,
         found=f"{len(sizes)} of {', '.join(map(str, sizes))} cores" if sizes else "unknown",
         why="the cores of a rank are on one node if they fit"
         if sizes
@@ -195,7 +193,7 @@ def _numa(numa_cores: Mapping[str, Sequence[int]]) -> Finding:
 
 def _gpus(models: Sequence[str], cuda: str | None) -> Finding:
     if not models:
-        return Finding(what="GPUs", ok=True, found="none", why='only device = "cpu" works')
+        return Finding(what="GPUs", found="none", why='only device = "cpu" works')
     return Finding(
         what="GPUs",
         ok=cuda is not None,
@@ -210,23 +208,19 @@ def _gpus(models: Sequence[str], cuda: str | None) -> Finding:
 def _shared_memory() -> Finding:
     """Check that one process can map the memory of another; local strategies need it."""
     fault = None
-    descriptor = -1
     try:
-        descriptor = os.memfd_create("paceline-doctor", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, 4)
-        subprocess.run(
-            [sys.executable, "-c", _ATTACH, f"/proc/{os.getpid()}/fd/{descriptor}"],
-            capture_output=True, text=True, timeout=_ATTACH_LIMIT_S, check=True,
-        )  # fmt: skip
-        if os.pread(descriptor, 4, 0) != b"seen":
-            fault = "what another process wrote did not arrive"
+        with os.fdopen(os.memfd_create("paceline-doctor"), "r+b", buffering=0) as memory:
+            memory.truncate(4)
+            subprocess.run(
+                [sys.executable, "-c", _ATTACH, f"/proc/{os.getpid()}/fd/{memory.fileno()}"],
+                capture_output=True, text=True, timeout=_ATTACH_LIMIT_S, check=True,
+            )  # fmt: skip
+            if memory.read() != b"seen":
+                fault = "what another process wrote did not arrive"
     except subprocess.CalledProcessError as error:
         fault = error.stderr.strip().rpartition("\n")[2]
     except (OSError, subprocess.TimeoutExpired) as error:
         fault = str(error)
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
     return Finding(
         what="shared memory",
         ok=fault is None,
@@ -245,9 +239,8 @@ def _limits() -> Finding:
         parts.append(f"{limits.cpus:g} cores")
     if limits.memory_bytes is not None:
         parts.append(f"{limits.memory_bytes / 2**30:.1f} GiB")
-    return Finding(
-        what="cgroup", ok=True, found=", ".join(parts) or "no limit", why="limits of this container"
-    )
+    found = ", ".join(parts) or "no limit"
+    return Finding(what="cgroup", found=found, why="limits of this container")
 
 
 def _python() -> Finding:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.options import count, list_option, seed
+from paceline.cli.options import all_of, count, list_option, seed
 from paceline.errors import UsageError
 from paceline.spec import Spec, load_spec
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
@@ -193,7 +193,7 @@ vary_option = click.option(
     help="Script: give each layout of several ranks this option of the script, with each value in "
     "turn. One process runs without it. May be repeated.",
 )  # fmt: skip
-_OPTIONS = (
+_takes_options = all_of(
     click.argument("spec", metavar="[SPEC | SCRIPT.py", required=False),
     click.argument("script_arguments", metavar="[ARGS...]]", nargs=-1, type=click.UNPROCESSED),
     list_option(
@@ -245,7 +245,5 @@ def takes_experiment(function: Callable[..., Any]) -> Callable[..., Any]:
         own = {f.name: values.pop(f.name) for f in fields(Request) if f.name != "script"}
         return function(Request(**own, script=ScriptOptions(**options)), **values)
 
-    decorated: Callable[..., Any] = with_request
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
+    decorated: Callable[..., Any] = _takes_options(with_request)
     return decorated

@@ -12,7 +12,7 @@ from paceline.analysis.compare.explain_run import explain_pair, explain_trials, 
 from paceline.analysis.explain.explanation import Explanation
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
-    RUN_DIR,
+    existing_run,
     json_option,
     limit_option,
     out_option,
@@ -39,7 +39,7 @@ Pair = tuple[str, str]
 
 @click.command("explain")
 @run_dir_argument
-@click.argument("second", metavar="[RUN_B]", type=RUN_DIR, required=False)
+@click.argument("second", metavar="[RUN_B]", type=existing_run, required=False)
 @click.option(
     "--pair",
     nargs=2,

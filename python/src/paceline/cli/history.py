@@ -8,13 +8,13 @@ import click
 
 from paceline.analysis.between_runs.history import history_json, read_history
 from paceline.cli.console import plain_console, print_json
-from paceline.cli.options import RUN_DIR, RUNS, json_option
+from paceline.cli.options import RUNS, existing_run, json_option
 from paceline.errors import DataError
 from paceline.report.runs import history_view
 
 
 @click.command("history")
-@click.argument("root", metavar="[DIR]", type=RUN_DIR, default=RUNS)
+@click.argument("root", metavar="[DIR]", type=existing_run, default=RUNS)
 @json_option
 def command(root: Path, as_json: bool) -> None:
     """List runs by time, and mark changes of speed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import click
 
 from paceline.cli.console import print_json
 from paceline.cli.options import json_option
-from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+from paceline.errors import EnvironmentLacks, ExitCode
 from paceline.host.processes import shell_status
 from paceline.lab import Lab, LabSettings, network, why_not
 from paceline.lab.record import LabRecord, Registry
@@ -70,27 +70,17 @@ def up(
     Without --exec the lab stays until `paceline lab down`.
     """
     lab = Lab(LabSettings(spark=not no_spark, **settings), name=name, logs=logs)
-    try:
+    with ExitStack() as stack:
+        stack.callback(lab.close)
         for abandoned in lab.make():
             _say_abandoned(abandoned)
-        if shell_line is None:
-            lab.leave()
-        else:
-            _say(_described(lab.record))
-            return _run_on_first(lab, shell_line)
-    except BaseException:
-        lab.close()
-        raise
-    finally:
         if shell_line is not None:
-            lab.close()
+            click.echo(_described(lab.record), err=True)
+            return shell_status(subprocess.call(lab.hosts[0].command("sh", "-c", shell_line)))
+        lab.leave()
+        stack.pop_all()  # it stays
     print(_described(lab.record))
     return ExitCode.OK
-
-
-def _run_on_first(lab: Lab, shell_line: str) -> int:
-    status = subprocess.call(lab.hosts[0].command("sh", "-c", shell_line))
-    return shell_status(status)
 
 
 @command.command("down")
@@ -105,10 +95,11 @@ def down(name: str) -> None:
     for each in abandoned:
         _say_abandoned(each)
     if there_was:
-        _say(f"lab {name} is removed")
+        click.echo(f"lab {name} is removed", err=True)
     else:
         others = ", ".join(registry.names())
-        _say(f"there is no lab {name}" + (f"; there are: {others}" if others else ""))
+        known = f"; there are: {others}" if others else ""
+        click.echo(f"there is no lab {name}{known}", err=True)
 
 
 @command.command("list")
@@ -126,7 +117,7 @@ def list_labs(as_json: bool) -> None:
     for name, record in found.items():
         print(f"{_described(record) if record else f'lab {name}'}\n  state   {states[name]}")
     if not found:
-        _say("there is no lab; `paceline lab up` makes one")
+        click.echo("there is no lab; `paceline lab up` makes one", err=True)
 
 
 @command.command("exec", context_settings={"allow_interspersed_args": False})
@@ -172,7 +163,7 @@ def _existing(name: str) -> LabRecord:
     record = registry.load(name)
     if record is None:
         others = ", ".join(registry.names()) or "none"
-        raise UsageError(
+        raise click.UsageError(
             f"lab {name!r}: expected one of this machine's labs, there are: {others}; "
             "`paceline lab up` makes one"
         )
@@ -220,8 +211,4 @@ def _json(name: str, record: LabRecord | None, state: str) -> dict[str, Any]:
 
 
 def _say_abandoned(name: str) -> None:
-    _say(f"removed the remains of lab {name}, whose process was killed")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    click.echo(f"removed the remains of lab {name}, whose process was killed", err=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from paceline.cli.options import run_dir_argument
-from paceline.cli.streams import say
+from paceline.host.messages import say
 from paceline.monitor.serve import monitor
 from paceline.records.layout import RunFiles
 

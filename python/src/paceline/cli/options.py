@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from paceline.cli.streams import say
+from paceline.host.messages import say
 from paceline.records.layout import RunFiles
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
@@ -21,16 +21,26 @@ count = click.IntRange(min=1)
 seed = click.IntRange(min=0)
 
 
-class _RunDirectory(click.ParamType[Path]):
-    """An existing directory. A mistyped one is wrong usage, and similar names are suggested."""
-
-    name = "run_dir"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
-        if not path.is_dir():
-            self.fail(f"{path}: expected a run directory, found none.{_similar(path)}", param, ctx)
+def existing_run(value: str | Path) -> Path:
+    """Return an existing directory. Raises click.BadParameter, which suggests a similar name."""
+    path = Path(value)
+    if path.is_dir():
         return path
+    siblings = [each.name for each in path.parent.glob("*") if each.is_dir()]
+    close = get_close_matches(path.name, siblings)
+    similar = f" Did you mean {path.parent / close[0]}?" if close else ""
+    raise click.BadParameter(f"{path}: expected a run directory, found none.{similar}")
+
+
+def percentage(value: Any) -> float:
+    """Return a number of percent with its sign as a share of 1. Raises click.BadParameter."""
+    try:
+        number = float(str(value).removesuffix("%")) / 100
+    except ValueError:
+        number = math.nan
+    if not str(value).endswith("%") or not 0 <= number < 1:
+        raise click.BadParameter(f"{value}: expected a percentage below 100 such as 3%.")
+    return number
 
 
 class _FiniteFloat(click.FloatRange):
@@ -45,34 +55,9 @@ class _FiniteFloat(click.FloatRange):
         return number
 
 
-class _Share(click.ParamType[float]):
-    """A number of percent with its sign, as a share of 1."""
-
-    name = "percent"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            number = float(str(value).removesuffix("%")) / 100
-        except ValueError:
-            number = math.nan
-        if not str(value).endswith("%") or not 0 <= number < 1:
-            self.fail(f"{value}: expected a percentage below 100 such as 3%.", param, ctx)
-        return number
-
-
-RUN_DIR = _RunDirectory()
 FILE = click.Path(dir_okay=False, path_type=Path)
-SHARE = _Share()
 positive = _FiniteFloat(min=0, min_open=True)
 poll_seconds = _FiniteFloat(min=0.2, max=60)
-
-
-def _similar(path: Path) -> str:
-    siblings = [each.name for each in path.parent.glob("*") if each.is_dir()]
-    close = get_close_matches(path.name, siblings)
-    return f" Did you mean {path.parent / close[0]}?" if close else ""
 
 
 def newest_run() -> Path:
@@ -123,10 +108,10 @@ class _Pair(click.ParamType[tuple[str, str]]):
 pair = _Pair()
 # The help of a verb says so, because arguments have no help text.
 run_dir_argument: Decorator[Any] = click.argument(
-    "run_dir", type=RUN_DIR, metavar="[RUN_DIR]", required=False, callback=or_newest
+    "run_dir", type=existing_run, metavar="[RUN_DIR]", required=False, callback=or_newest
 )
 run_dirs_argument: Decorator[Any] = click.argument(
-    "run_dirs", type=RUN_DIR, metavar="[RUN_DIR]...", nargs=-1, callback=or_newest
+    "run_dirs", type=existing_run, metavar="[RUN_DIR]...", nargs=-1, callback=or_newest
 )
 spec_argument: Decorator[Any] = click.argument("spec", metavar="SPEC")
 json_option: Decorator[Any] = click.option(
@@ -138,6 +123,17 @@ baseline_option: Decorator[Any] = click.option(
     help="Show speedups over this configuration, or over the fastest one that matches this shell "
     "pattern; default: that of the spec, else the sequential one.",
 )
+
+
+def all_of(*options: Decorator[Any]) -> Decorator[Any]:
+    """Return the decorator that adds all these options, in this order."""
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 def out_option(metavar: str, text: str, *, required: bool = False) -> Decorator[Any]:

@@ -19,7 +19,14 @@ from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Predictions, Request, ShareMeasurement
 from paceline.analysis.trial.reading import load_manifest
 from paceline.cli.console import plain_console
-from paceline.cli.options import count, json_option, list_option, positive, run_dirs_argument
+from paceline.cli.options import (
+    all_of,
+    count,
+    json_option,
+    list_option,
+    positive,
+    run_dirs_argument,
+)
 from paceline.cli.progress import ConsoleProgress
 from paceline.errors import NotComparable
 from paceline.export.run_data import RunData, finished_trials
@@ -35,28 +42,19 @@ _MOST_NODES = 100_000
 _NUMBERS = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
 
-class NodeNumbers(click.ParamType[tuple[int, ...]]):
-    """Numbers of nodes such as `1..64` or `1,2,4`."""
-
-    name = "numbers"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        found: set[int] = set()
-        for part in str(value).split(","):
-            match = _NUMBERS.fullmatch(part.strip())
-            first = int(match[1]) if match else 0
-            last = int(match[2] or first) if match else 0
-            if not 1 <= first <= last <= _MOST_NODES:
-                self.fail(
-                    f"expected numbers from 1 to {_MOST_NODES}, as in 1..64 or 1,2,4, got "
-                    f"{value!r}",
-                    param,
-                    ctx,
-                )
-            found.update(range(first, last + 1))
-        return tuple(sorted(found))
+def node_numbers(value: str) -> tuple[int, ...]:
+    """Return numbers such as `1..64` or `1,2,4`. Raises click.BadParameter."""
+    found: set[int] = set()
+    for part in value.split(","):
+        match = _NUMBERS.fullmatch(part.strip())
+        first = int(match[1]) if match else 0
+        last = int(match[2] or first) if match else 0
+        if not 1 <= first <= last <= _MOST_NODES:
+            raise click.BadParameter(
+                f"expected numbers from 1 to {_MOST_NODES}, as in 1..64 or 1,2,4, got {value!r}"
+            )
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
 
 
 def predictions_of(run_dirs: Sequence[Path], request: Request) -> Predictions:
@@ -69,8 +67,8 @@ def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[...,
 
     nodes: a help text; a request without numbers of nodes has none.
     """
-    options = (
-        click.option("--nodes", metavar="N,…", type=NodeNumbers(), help=nodes),
+    options = all_of(
+        click.option("--nodes", metavar="N,…", type=node_numbers, help=nodes),
         click.option(
             "--link", metavar="RATE",
             help="Link between nodes, as in 10gbit or 1 Gbit/s; default: as measured in the runs.",
@@ -107,9 +105,7 @@ def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[...,
             )
             return function(request=request, **values)
 
-        decorated: Callable[..., Any] = with_request
-        for option in reversed(options):
-            decorated = option(decorated)
+        decorated: Callable[..., Any] = options(with_request)
         return decorated
 
     return decorate

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from paceline.cli.options import count, out_option, positive, spec_argument
-from paceline.cli.streams import say
+from paceline.cli.options import all_of, count, out_option, positive, spec_argument
 from paceline.errors import UsageError
+from paceline.host.messages import say
 from paceline.launchers.schedulers.files import Places, Rendered
 from paceline.launchers.schedulers.kubernetes import (
     MOUNT,
@@ -34,7 +33,7 @@ def command() -> None:
     """Write the trials of a spec as jobs of a scheduler."""
 
 
-_RUN = (
+_takes_run = all_of(
     spec_argument,
     out_option("DIR", "Write the files here; default: NAME-SCHEDULER."),
     click.option("--run-dir", metavar="RUN_DIR", help="Run directory on the nodes."),
@@ -43,32 +42,27 @@ _RUN = (
         help="Cores of a node, for `auto`; default: those of this machine.",
     ),
 )  # fmt: skip
-_DATA_DIR = click.option(
+_takes_data_dir = click.option(
     "--data-dir", metavar="DIR", help="Folder on the nodes with a data set for each workload."
 )
-_PYTHON = click.option(
+_takes_python = click.option(
     "--python", metavar="PATH", default=sys.executable,
     help="Python on the nodes; default: this one.",
 )  # fmt: skip
-_QSUB = click.option(
-    "--qsub", "qsub_options", metavar="OPTION", multiple=True,
-    help="Option of qsub without its dash, such as 'A NAME'; may be repeated.",
+_takes_qsub = all_of(
+    _takes_run,
+    _takes_python,
+    click.option(
+        "--qsub", "qsub_options", metavar="OPTION", multiple=True,
+        help="Option of qsub without its dash, such as 'A NAME'; may be repeated.",
+    ),
 )  # fmt: skip
 
 
-def _takes(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Add options that several schedulers have."""
-
-    def decorated(function: Any) -> Any:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorated
-
-
 @command.command("slurm")
-@_takes(*_RUN, _DATA_DIR, _PYTHON)
+@_takes_run
+@_takes_data_dir
+@_takes_python
 @click.option(
     "--sbatch",
     "sbatch_options",
@@ -114,11 +108,11 @@ def slurm(
 
 
 def _options_of_slurm(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the options without `--`. Raises UsageError for other text and for further lines."""
+    """Return the options without `--`. Raises click.UsageError for other text, and for lines."""
     options = tuple(option.removeprefix("--") for option in given)
     for option in options:
         if re.fullmatch(r"[a-z][a-z-]*(=.+)?", option) is None:
-            raise UsageError(
+            raise click.UsageError(
                 f"expected an option of Slurm with its value, such as account=NAME, got {option!r}"
             )
     return options
@@ -129,7 +123,7 @@ def _run_dir(given: str | None, experiment: Experiment) -> str:
 
 
 @command.command("pbs")
-@_takes(*_RUN, _PYTHON, _QSUB)
+@_takes_qsub
 def pbs(spec: str, out: Path | None, cores: int | None, **given: Any) -> None:
     """Write a job for PBS that runs all trials; submit nothing.
 
@@ -141,7 +135,7 @@ def pbs(spec: str, out: Path | None, cores: int | None, **given: Any) -> None:
 
 
 @command.command("sge")
-@_takes(*_RUN, _PYTHON, _QSUB)
+@_takes_qsub
 @click.option(
     "--pe", "parallel_environment", metavar="NAME", required=True,
     help="Parallel environment that gives a job as many slots on each host as --cores.",
@@ -185,7 +179,8 @@ def _settings_of_qsub(
 
 
 @command.command("kubernetes")
-@_takes(*_RUN, _DATA_DIR)
+@_takes_run
+@_takes_data_dir
 @click.option(
     "--claim",
     metavar="NAME",
@@ -269,7 +264,7 @@ def kubernetes(
 def _label(text: str) -> tuple[str, str]:
     key, found, value = text.partition("=")
     if not key or not found:
-        raise UsageError(f"--node-selector: expected KEY=VALUE, got {text!r}")
+        raise click.UsageError(f"--node-selector: expected KEY=VALUE, got {text!r}")
     return key, value
 
 

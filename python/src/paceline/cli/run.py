@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import click
@@ -15,10 +15,10 @@ from paceline.cli.compare import print_table
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
 from paceline.cli.findings import print_findings
-from paceline.cli.options import RUN_DIR, json_option, out_option
+from paceline.cli.options import existing_run, json_option, out_option
 from paceline.cli.plan import show_plan
 from paceline.cli.progress import ConsoleProgress
-from paceline.cli.signals import EndedBySignal
+from paceline.cli.signals import continued_by
 from paceline.cli.streams import reader_may_end
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
@@ -32,7 +32,7 @@ from paceline.spec.loading import shipped_experiments
 @click.option(
     "--resume",
     metavar="RUN_DIR",
-    type=RUN_DIR,
+    type=existing_run,
     help="Run the failed and missing trials of this run, which holds its own spec.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would run, as `paceline plan`.")
@@ -71,8 +71,9 @@ def command(
         show_plan(spec, as_json=as_json, commands=False)
         return
     run_dir = resume or out or runner.default_run_dir(spec.experiment.name)
-    progress = ConsoleProgress(quiet=quiet, verbose=verbose)
-    with _interruption_says_how_to_continue(RunFiles(run_dir)), progress:
+    progress, files = ConsoleProgress(quiet=quiet, verbose=verbose), RunFiles(run_dir)
+    how = partial(runner.how_to_continue, files)
+    with continued_by(how, files.manifest, files.tune.manifest), progress:
         finished = api.run(
             spec,
             run_dir,
@@ -81,16 +82,6 @@ def command(
             progress=progress,
         )
     _show(finished, as_json=as_json)
-
-
-@contextmanager
-def _interruption_says_how_to_continue(files: RunFiles) -> Iterator[None]:
-    try:
-        yield
-    except (KeyboardInterrupt, EndedBySignal) as error:
-        if files.manifest.exists() or files.tune.manifest.exists():
-            error.add_note(runner.how_to_continue(files))
-        raise
 
 
 def _show(finished: Run, *, as_json: bool) -> None:

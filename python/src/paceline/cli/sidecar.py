@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from paceline.cli.options import limit_option, list_option, out_option, pair
 from paceline.records.metrics import RUN_FACTS
 from paceline.spec import TelemetrySettings
+from paceline.spec.sentences import sentences
 from paceline.telemetry.request import DEFAULT_MAX_LIFETIME_S, NO_METRICS, SidecarRequest
 from paceline.telemetry.sidecar import run_sidecar
 
@@ -99,15 +100,8 @@ def command(
             max_lifetime_s=limit_s or DEFAULT_MAX_LIFETIME_S,
         )
     except ValidationError as error:
-        raise click.UsageError(f"sidecar: {'; '.join(_faults(error))}") from error
+        raise click.UsageError(f"sidecar: {'; '.join(sentences(error.errors()))}") from error
     run_sidecar(request)
-
-
-def _faults(error: ValidationError) -> list[str]:
-    return [
-        f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
-        for fault in error.errors(include_url=False)
-    ]
 
 
 def _address(text: str | None) -> tuple[str, int]:

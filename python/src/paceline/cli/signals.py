@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from paceline.host.processes import SIGNAL_BASE
@@ -54,6 +55,17 @@ def signals_raise() -> Iterator[None]:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+@contextmanager
+def continued_by(how: Callable[[], str], *manifests: Path) -> Iterator[None]:
+    """Say how to continue what a signal has ended, if one of its manifests is written."""
+    try:
+        yield
+    except (KeyboardInterrupt, EndedBySignal) as error:
+        if any(manifest.exists() for manifest in manifests):
+            error.add_note(how())
+        raise
 
 
 class _EndOnce:

@@ -1,4 +1,4 @@
-"""Messages, and streams whose reader may end before the command, as in `paceline run … | head`."""
+"""Streams whose reader may end before the command, as in `paceline run … | head`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TextIO
-
-
-def say(text: str) -> None:
-    """Print a message beside the output."""
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,16 @@ from paceline import runner
 from paceline.cli.console import print_json
 from paceline.cli.findings import print_batch_findings, print_findings
 from paceline.cli.options import (
-    RUN_DIR,
+    all_of,
     count,
+    existing_run,
     json_option,
     limit_option,
     out_option,
     spec_argument,
 )
 from paceline.cli.progress import ConsoleProgress
-from paceline.cli.signals import EndedBySignal
+from paceline.cli.signals import continued_by
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
 from paceline.spec import Spec, load_spec
@@ -35,22 +35,16 @@ def command() -> None:
     """Find the fastest settings, or the largest batch, by short trials."""
 
 
-def _takes_search(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments and options of a search."""
-    for option in reversed(
-        (
-            click.argument("spec", metavar="[SPEC]", required=False),
-            out_option("DIR", "Write the search here; default: runs/NAME-tune…-DATE-TIME."),
-            click.option(
-                "--resume", metavar="DIR", type=RUN_DIR,
-                help="Continue the search in this directory, which holds its own spec.",
-            ),
-            limit_option("Start no short trial after this time."),
-            json_option,
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+_takes_search = all_of(
+    click.argument("spec", metavar="[SPEC]", required=False),
+    out_option("DIR", "Write the search here; default: runs/NAME-tune…-DATE-TIME."),
+    click.option(
+        "--resume", metavar="DIR", type=existing_run,
+        help="Continue the search in this directory, which holds its own spec.",
+    ),
+    limit_option("Start no short trial after this time."),
+    json_option,
+)  # fmt: skip
 
 
 @command.command("local")
@@ -86,7 +80,8 @@ def _search(
 ) -> None:
     """Search, and show what was found."""
     checked, files = _searched(spec, out, resume, suffix)
-    with _continued_by(action, files), ConsoleProgress() as progress:
+    how = f"Continue with: paceline tune {action} --resume {files.root}"
+    with continued_by(lambda: how, files.manifest), ConsoleProgress() as progress:
         found = search(
             checked, files.root, resume=resume is not None, progress=progress, budget_s=limit_s
         )
@@ -137,14 +132,3 @@ def _searched(
     checked = load_spec(spec or "")
     default = runner.default_run_dir(f"{checked.experiment.name}-{suffix}")
     return checked, RunFiles(out or default)
-
-
-@contextmanager
-def _continued_by(action: str, files: RunFiles) -> Iterator[None]:
-    """Say how to continue a search that a signal has ended."""
-    try:
-        yield
-    except (KeyboardInterrupt, EndedBySignal) as error:
-        if files.manifest.exists():
-            error.add_note(f"Continue with: paceline tune {action} --resume {files.root}")
-        raise

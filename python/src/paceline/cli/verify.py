@@ -25,11 +25,7 @@ from paceline.spec import load_spec
 
 _STEPS = 4
 _MARKS = {True: ("✓", "yes"), False: ("✗", "no"), None: ("?", "unknown")}
-_CODES = {
-    True: ExitCode.OK,
-    False: ExitCode.NOT_EQUIVALENT,
-    None: ExitCode.NOT_COMPARABLE,
-}
+_CODES = {True: ExitCode.OK, False: ExitCode.NOT_EQUIVALENT, None: ExitCode.NOT_COMPARABLE}
 
 
 @click.command("verify", cls=ExperimentCommand)

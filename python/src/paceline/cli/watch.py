@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.panel import Panel
 
-from paceline.cli.attach import attach
+from paceline import api, runner
 from paceline.cli.console import plain_console
-from paceline.cli.options import RUN_DIR, or_newest, out_option, poll_seconds
+from paceline.cli.options import existing_run, or_newest, out_option, poll_seconds
+from paceline.errors import PacelineError
+from paceline.host.messages import say
 from paceline.monitor.watch import watch
+from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
+from paceline.report.attached import attached_section
+from paceline.report.section import detail_of, terminal_view
+from paceline.report.verdict import comparison_document
 
 _COMMAND = "command"  # key of the words after `--`
+_WIDTH = 100  # of the box, at most
+_NOT_RECORDED = (
+    "nothing was recorded: expected a Python process of the command to make a step of an optimiser "
+    "of torch. Its Python needs Paceline (`pip install paceline`), and reads PYTHONPATH (no -I, "
+    "no -E)"
+)
 
 
 class _WatchCommand(click.Command):
@@ -33,7 +47,11 @@ def _run_dir(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
 
 @click.command("watch", cls=_WatchCommand)
 @click.argument(
-    "run_dir", type=RUN_DIR, metavar="[RUN_DIR | -- COMMAND...]", required=False, callback=_run_dir
+    "run_dir",
+    type=existing_run,
+    metavar="[RUN_DIR | -- COMMAND...]",
+    required=False,
+    callback=_run_dir,
 )
 @click.option("--once", is_flag=True, help="Print once and exit.")
 @click.option(
@@ -62,7 +80,7 @@ def command(
         return _watch(run_dir, out, once=once, interval_s=interval_s)
     if not words or run_dir is not None or once:
         raise click.UsageError("expected `paceline watch [--out RUN_DIR] -- COMMAND...`")
-    return attach(words, out)
+    return _record(words, out)
 
 
 def _watch(run_dir: Path, out: Path | None, *, once: bool, interval_s: float) -> int:
@@ -71,3 +89,28 @@ def _watch(run_dir: Path, out: Path | None, *, once: bool, interval_s: float) ->
     with suppress(KeyboardInterrupt):  # the usual way to stop watching
         watch(RunFiles(run_dir), plain_console(), once=once, interval_s=interval_s)
     return 0
+
+
+def _record(command: Sequence[str], out: Path | None) -> int:
+    """Run and record a command; return its exit code."""
+    run_dir = out or runner.default_run_dir(runner.name_of_command(command))
+    say(f"records into {run_dir}")
+    attached = runner.attach(command, run_dir)
+    if not attached.trained:
+        say(_NOT_RECORDED)
+        return attached.exit_code
+    try:
+        _show(api.Run(run_dir))
+    except PacelineError as error:  # the exit code is that of the command
+        say(str(error))
+    return attached.exit_code
+
+
+def _show(run: api.Run) -> None:
+    """Print the verdict in a box, and write comparison and report."""
+    comparison = run.comparison
+    write_json(run.files.comparison, comparison_document(comparison))
+    console = plain_console()
+    view = terminal_view(attached_section(comparison), detail_of(console.width))
+    console.print(Panel(view, title=comparison.experiment, width=min(console.width, _WIDTH)))
+    console.print(f"report: {run.to_html()}", soft_wrap=True)

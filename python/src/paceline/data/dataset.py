@@ -81,7 +81,7 @@ class Dataset:
             assert self.copies is not None, "a remote data set is read from copies"
             return fetched(self.location, file, self.copies)
         self.verify_file(file)
-        return self.location.local_path(file.path)
+        return Path(self.location.root, file.path)
 
     def verify_file(self, file: DataFile) -> None:
         """Read a file where it is and compare it with its checksum. Raises DataError,

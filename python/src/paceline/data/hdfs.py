@@ -46,18 +46,12 @@ def native_hdfs(host: str) -> fs.FileSystem:
 
 
 def web_hdfs(host: str, options: dict[str, str]) -> fs.FileSystem:
-    """Return HDFS over HTTP; opens no connection. See `web_hdfs_files`."""
-    return fs.PyFileSystem(fs.FSSpecHandler(web_hdfs_files(host, options)))
-
-
-def web_hdfs_files(host: str, options: dict[str, str] | None = None) -> Any:
-    """Return HDFS over HTTP as a file system of fsspec; opens no connection.
+    """Return HDFS over HTTP; opens no connection.
 
     host: [USER@]HOST[:PORT] of the NameNode's web page or of an HttpFS gateway. options:
     `kerberos=true` (needs requests_kerberos), `use_https=true`. Raises ValueError for others,
     EnvironmentLacks if a package is missing.
     """
-    options = options or {}
     unknown = options.keys() - set(_SWITCHES)
     if unknown:
         raise ValueError(f"{min(unknown)}; the options are {', '.join(_SWITCHES)}")
@@ -78,7 +72,7 @@ def web_hdfs_files(host: str, options: dict[str, str] | None = None) -> Any:
         ) from error
     for scheme in ("http://", "https://"):
         files.session.mount(scheme, _limited_adapter())
-    return files
+    return fs.PyFileSystem(fs.FSSpecHandler(files))
 
 
 def _limited_adapter() -> Any:

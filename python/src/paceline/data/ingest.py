@@ -40,6 +40,7 @@ from paceline.data.manifest import (
 )
 from paceline.errors import DataError, PacelineWarning, UsageError
 from paceline.plan.sample_order import share_bounds
+from paceline.spec.sentences import first_of
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -109,9 +110,8 @@ def ingest(
 
 
 def _left_out(folder: ImageFolder) -> str:
-    shown = ", ".join(printable(path) for path in folder.others[:3])
-    more = f" and {len(folder.others) - 3} more" if len(folder.others) > 3 else ""
-    return f"{folder.root}: left out what is no image by its suffix: {shown}{more}"
+    shown = first_of([printable(path) for path in folder.others], 3)
+    return f"{folder.root}: left out what is no image by its suffix: {shown}"
 
 
 def plan_row_groups(
@@ -281,12 +281,7 @@ def _read_back(
             raise DataError(f"{url}: expected samples {first}..{last} in a file of their own")
         size_bytes, sha256 = files[file := names.pop()]
         groups.append(
-            DataFile(
-                path=file,
-                row_group_rows=(len(group),),
-                size_bytes=size_bytes,
-                sha256=sha256,
-            )
+            DataFile(path=file, row_group_rows=(len(group),), size_bytes=size_bytes, sha256=sha256)
         )
     content = hashlib.sha256()
     for row in rows:

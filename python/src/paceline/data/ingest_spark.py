@@ -16,7 +16,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -291,11 +291,8 @@ class Target:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file into the temporary data set."""
-        stream = self._files.create(self._path(self._partial, name), True)
-        try:
+        with closing(self._files.create(self._path(self._partial, name), True)) as stream:
             stream.write(bytearray(content))
-        finally:
-            stream.close()
 
     def commit(self) -> None:
         """Rename the temporary data set to its final name."""

@@ -55,10 +55,6 @@ class Location:
     def is_local(self) -> bool:
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
-    def local_path(self, path: str) -> Path:
-        """Return the path of a file of a local folder."""
-        return Path(self.root) / path
-
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of every file below the folder, by relative path.
 

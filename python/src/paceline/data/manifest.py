@@ -17,6 +17,7 @@ from pydantic import Field as Value
 
 from paceline.data.fields import Field
 from paceline.errors import DataError
+from paceline.spec.sentences import first_of
 
 MANIFEST_NAME = "_paceline_manifest.json"
 SCHEMA_VERSION = 2
@@ -104,10 +105,9 @@ class DatasetManifest(_Model):
         """The content in one line, for example `60 images, 2 classes (a 30, b 30)`."""
         parts = [f"{self.samples} {'samples' if self.image_stats is None else 'images'}"]
         if self.classes:
-            counts = list(zip(self.classes, self.class_counts, strict=True))
-            listed = ", ".join(f"{name} {count}" for name, count in counts[:_MOST_CLASSES])
-            more = f" and {len(counts) - _MOST_CLASSES} more" if counts[_MOST_CLASSES:] else ""
-            parts.append(f"{len(counts)} classes ({listed}{more})")
+            counts = zip(self.classes, self.class_counts, strict=True)
+            listed = first_of([f"{name} {count}" for name, count in counts], _MOST_CLASSES)
+            parts.append(f"{len(self.classes)} classes ({listed})")
         if self.image_stats is not None and self.image_stats.reencoded:
             parts.append(f"{self.image_stats.reencoded} re-encoded")
         if self.skipped:

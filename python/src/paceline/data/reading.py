@@ -96,7 +96,9 @@ class MemoryFeed(Feed):
         memory = memory_for_samples(share, size, _ATTACH_S)
         self._inputs = _array(memory, source.inputs, samples, 0)
         self._targets = _array(memory, source.targets, samples, targets_at)
-        self._fill(source, self._row_groups_to_decode(share, memory))
+        groups = order.row_groups_of(self._used)
+        own = groups[share.local_rank :: share.ranks_on_node] if memory.shared else groups
+        self._fill(source, own)
         if memory.shared:
             share.barrier(timeout_s)
         super().__init__(self._batches, options.prefetch_batches)
@@ -105,11 +107,6 @@ class MemoryFeed(Feed):
         """End the thread and release the memory. Raises TimedOut if the thread hangs."""
         super().close()
         self._inputs, self._targets = self._inputs[:0].copy(), self._targets[:0].copy()
-
-    def _row_groups_to_decode(self, share: NodeShare, memory: NodeMemory) -> list[int]:
-        """Return every k-th of the used row groups, or all if the memory is not shared."""
-        used = self._order.row_groups_of(self._used)
-        return used[share.local_rank :: share.ranks_on_node] if memory.shared else used
 
     def _fill(self, source: Source, groups: Sequence[int]) -> None:
         with ThreadPoolExecutor(self._options.decode_threads, "paceline-decode") as pool:

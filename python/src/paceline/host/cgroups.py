@@ -154,7 +154,7 @@ def _first_file(folders: list[Path], *names: str) -> Path | None:
 
 
 def _mounts(mountinfo: Path) -> Iterator[_Mount]:
-    for line in _text(mountinfo).splitlines():
+    for line in readable_text(mountinfo).splitlines():
         place, separator, kind = line.partition(" - ")
         fields, about = place.split(), kind.split()
         if not separator or len(fields) < 5 or len(about) < 3:
@@ -168,16 +168,16 @@ def _mounts(mountinfo: Path) -> Iterator[_Mount]:
 
 def _groups(cgroup: Path) -> Iterator[tuple[frozenset[str], PurePosixPath]]:
     """Yield (controllers, path) for each line; no controllers for v2."""
-    for line in _text(cgroup).splitlines():
+    for line in readable_text(cgroup).splitlines():
         _, controllers, path = line.split(":", 2)
         yield frozenset(filter(None, controllers.split(","))), PurePosixPath(path)
 
 
 def _cpu_limit(folder: Path) -> Iterator[float]:
-    quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+    quota, _, period = readable_text(folder / "cpu.max").strip().partition(" ")
     if not quota:
-        quota = _text(folder / "cpu.cfs_quota_us").strip()
-        period = _text(folder / "cpu.cfs_period_us").strip()
+        quota = readable_text(folder / "cpu.cfs_quota_us").strip()
+        period = readable_text(folder / "cpu.cfs_period_us").strip()
     # "max" (v2) and -1 (v1) are no limit.
     if quota.isdigit() and period.isdigit() and int(period) > 0:
         yield int(quota) / int(period)
@@ -185,13 +185,13 @@ def _cpu_limit(folder: Path) -> Iterator[float]:
 
 def _memory_limit(folder: Path) -> Iterator[int]:
     for name in ("memory.max", "memory.limit_in_bytes"):
-        text = _text(folder / name).strip()
+        text = readable_text(folder / name).strip()
         if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
             yield int(text)
 
 
 def _memory_used(folder: Path) -> int:
-    texts = (_text(folder / name) for name in ("memory.current", "memory.usage_in_bytes"))
+    texts = (readable_text(folder / name) for name in ("memory.current", "memory.usage_in_bytes"))
     return next((int(text) for text in texts if text.strip().isdigit()), 0)
 
 
@@ -199,12 +199,14 @@ def _file_cache(memory_stat: Path) -> int:
     """Return the page cache that the kernel can free, of the group and the groups below it:
     inactive_file in v2, total_inactive_file in v1."""
     names = ("inactive_file ", "total_inactive_file ")
-    lines = _text(memory_stat).splitlines()
+    lines = readable_text(memory_stat).splitlines()
     return max((int(line.split()[1]) for line in lines if line.startswith(names)), default=0)
 
 
-def _text(path: Path) -> str:
-    """Return the file's text; empty if it does not exist or may not be read."""
+def readable_text(path: Path | None) -> str:
+    """Return the file's text; empty if there is none, or if it may not be read."""
+    if path is None:
+        return ""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

@@ -49,7 +49,7 @@ class Finding:
     """One result of `paceline doctor`; `why` says where it was found, or how to get it."""
 
     what: str
-    ok: bool
+    ok: bool = True
     found: str
     why: str
 
@@ -60,7 +60,7 @@ def tool_finding(what: str, find: Callable[[], Tool]) -> Finding:
         tool = find()
     except EnvironmentLacks as error:
         return Finding(what=what, ok=False, found="missing", why=str(error))
-    return Finding(what=what, ok=True, found=tool.version, why=f"{tool.why}: {tool.path}")
+    return Finding(what=what, found=tool.version, why=f"{tool.why}: {tool.path}")
 
 
 def first_program(

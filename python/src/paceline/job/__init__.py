@@ -21,10 +21,11 @@ worker. This is the interface for the job side, the same for built-in and third-
 launcher.
 """
 
+from paceline.host.messages import say
 from paceline.job.context import check_started_once, nodes_of, rank_context
 from paceline.job.first_failure import trial_end
 from paceline.job.job import Job, parse_job
-from paceline.job.messages import run_guarded, say
+from paceline.job.messages import run_guarded
 from paceline.job.rank import run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, listen_on

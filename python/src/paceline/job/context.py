@@ -73,18 +73,20 @@ def rank_environment(trial: Trial) -> dict[str, str]:
 _TASK_OF_SLURM = "slurmstepd"  # the parent of what srun starts
 
 
+def is_launcher(pid: int) -> bool:
+    """Return whether a process runs a launcher's program, which starts ranks and is none."""
+    # three words, because of `python -m torch.distributed.run`
+    names = {word.rpartition("/")[2] for word in command_line_of(pid)[:3]}
+    return any(names & launcher.programs for launcher in LAUNCHERS.all())
+
+
 def launching_pid() -> int:
     """Return the process that the user started: the parent if it is a launcher's program.
 
     If the parent is another program, such as a shell, the user started this process itself.
     """
     parent = parent_of(os.getpid())
-    if parent is None:
-        return os.getpid()
-    words = command_line_of(parent)
-    names = {word.rpartition("/")[2] for word in words[:3]}  # `python -m torch.distributed.run`
-    is_launcher = any(names & launcher.programs for launcher in LAUNCHERS.all())
-    return parent if is_launcher else os.getpid()
+    return os.getpid() if parent is None or not is_launcher(parent) else parent
 
 
 def launched_unix_s() -> float:

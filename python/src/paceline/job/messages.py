@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import TextIO
 
-from paceline.errors import ExitCode, PacelineError, PacelineWarning
+from paceline.errors import ExitCode, PacelineError
+from paceline.host.messages import say, show_warning
 
 # The line by which a job script names the rank that failed first.
 RANK_FAILED_LINE = re.compile(r"^paceline: rank (\d+) of \d+ (?:failed: )?(.*)$", re.MULTILINE)
-
-
-def say(text: str) -> None:
-    """Print one message on standard error and flush it."""
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
 
 
 def rank_failed_line(rank: int, ranks: int, error: str) -> str:
@@ -27,7 +21,7 @@ def rank_failed_line(rank: int, ranks: int, error: str) -> str:
 
 def run_guarded(main: Callable[[], int]) -> int:
     """Run a job script's `main` and return its exit code; a PacelineError gets no stack trace."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = show_warning
     try:
         return main()
     except PacelineError as error:
@@ -40,16 +34,3 @@ def run_guarded(main: Callable[[], int]) -> int:
         traceback.print_exc()
         say(f"unexpected {type(error).__name__}: {error}; see the stack trace above")
         return ExitCode.RANK_FAILED
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    del filename, lineno, file, line  # our warnings are about the machine, not about a line of code
-    if issubclass(category, PacelineWarning):
-        say(f"warning: {message}")

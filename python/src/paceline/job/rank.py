@@ -11,11 +11,12 @@ from types import ModuleType
 
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError, TimedOut
 from paceline.host.memory import permanent_objects
+from paceline.host.messages import say
 from paceline.host.processes import die_with_parent
 from paceline.host.programs import missing_extra
 from paceline.job.checks import check_inputs
 from paceline.job.job import Job
-from paceline.job.messages import rank_failed_line, say
+from paceline.job.messages import rank_failed_line
 from paceline.job.rank_status import (
     RankEnd,
     RankStatusFile,

@@ -14,9 +14,10 @@ from types import FrameType
 from typing import Literal
 
 from paceline.errors import ExitCode, TimedOut
+from paceline.host.messages import say
 from paceline.host.processes import Process
 from paceline.job.job import Job
-from paceline.job.messages import rank_failed_line, say
+from paceline.job.messages import rank_failed_line
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.documents import error_text, exit_code_of

@@ -225,8 +225,3 @@ class Registry:
 
     def forget(self, name: str) -> None:
         self.file(name).unlink(missing_ok=True)
-
-
-def is_owned(record: LabRecord) -> bool:
-    """Check if the process that will remove the lab is alive."""
-    return record.owner is not None and record.owner.is_alive()

@@ -15,14 +15,7 @@ from paceline.host.processes import (
     wait_until,
 )
 from paceline.lab import network
-from paceline.lab.record import (
-    NAME_VARIABLE,
-    LabRecord,
-    Registry,
-    hub_of,
-    is_owned,
-    namespaces_among,
-)
+from paceline.lab.record import NAME_VARIABLE, LabRecord, Registry, hub_of, namespaces_among
 
 _TERMINATION_S = 3.0
 _KILL_S = 10.0
@@ -56,7 +49,7 @@ def is_abandoned(record: LabRecord | None) -> bool:
     if record is None:
         return True
     if record.owner is not None:
-        return not is_owned(record)
+        return not record.owner.is_alive()
     return hub_of(record.name) not in network.namespaces()
 
 

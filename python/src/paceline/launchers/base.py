@@ -24,11 +24,6 @@ class TemporaryFolders:
     memory: Path  # in shared memory if there is some
 
 
-def _no_variables(folders: TemporaryFolders) -> Mapping[str, str]:
-    del folders
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A program with its arguments, and the variables to set on top of our own environment."""
@@ -36,7 +31,7 @@ class Command:
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     # Returns the variables by which the program puts its temporary files into these folders.
-    temporary: Callable[[TemporaryFolders], Mapping[str, str]] = _no_variables
+    temporary: Callable[[TemporaryFolders], Mapping[str, str]] = lambda _folders: {}
 
     def shell_line(self) -> str:
         """Return a line that can be pasted into a shell; secrets of a site's JVMs are left out."""

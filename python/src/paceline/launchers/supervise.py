@@ -256,14 +256,12 @@ def wait_for_ranks(files: TrialFiles, limit_s: float) -> None:
 
     Ranks on other hosts may run as long as their last status says so.
     """
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
+
+    def have_ended() -> bool:
         running = [s for s in read_statuses(files) if s.state == "running"]
-        if not any(s.is_alive() for s in running if _runs_here(s)) and all(
-            map(_runs_here, running)
-        ):
-            return
-        time.sleep(_POLL_S)
+        return all(_runs_here(s) and not s.is_alive() for s in running)
+
+    wait_until(have_ended, limit_s, _POLL_S)
 
 
 def _living_ranks(files: TrialFiles) -> set[int]:
@@ -277,19 +275,14 @@ def write_last_checkpoint(files: TrialFiles, limit_s: float = _CHECKPOINT_S) -> 
     Rank 0 decides after which step it is written. It has to run on this host.
     """
     folder = CheckpointFolder(files.checkpoints)
-    training = [
-        status for status in read_statuses(files) if _runs_here(status) and status.is_alive()
-    ]
+    first = [s for s in read_statuses(files) if s.rank == 0 and _runs_here(s) and s.is_alive()]
     # Before its first step, a rank would be ended by the signal, and has nothing to write.
-    ready = [s.pid for s in training if s.rank == 0 and files.rank(0).steps.exists()]
-    if not ready:
+    if not (first and files.rank(0).steps.exists()):
         return False
     newest = _newest_steps(folder)
-    send(ready, CHECKPOINT_SIGNAL)
-    return (
-        wait_until(lambda: _newest_steps(folder) > newest or not is_alive(ready[0]), limit_s)
-        and _newest_steps(folder) > newest
-    )
+    send([first[0].pid], CHECKPOINT_SIGNAL)
+    wait_until(lambda: _newest_steps(folder) > newest or not is_alive(first[0].pid), limit_s)
+    return _newest_steps(folder) > newest
 
 
 def _newest_steps(folder: CheckpointFolder) -> int:

@@ -54,14 +54,12 @@ def exit_code(findings: Sequence[Finding]) -> ExitCode:
 
 def _hosts(seen: Observed) -> Finding:
     faults = [f"{seen.names[n]}: {fault.why}" for n, fault in seen.faults.items()]
-    return Finding(
-        what="hosts",
-        ok=not faults,
-        found=f"{len(seen.facts)} of {len(seen.names)} answer",
-        why=f"{_listed(faults)}; the remote shell must start this Python at the same path, without "
-        "a password"
-        if faults
-        else ", ".join(facts.host for facts in seen.facts.values()),
+    return _checked(
+        "hosts",
+        f"{len(seen.facts)} of {len(seen.names)} answer",
+        faults,
+        "; the remote shell must start this Python at the same path, without a password",
+        ", ".join(facts.host for facts in seen.facts.values()),
     )
 
 
@@ -72,14 +70,13 @@ def _names(seen: Observed) -> Finding:
         for m, name in enumerate(seen.names)
         if (address := facts.resolved.get(name)) is None or (m != n and address.startswith("127."))
     ]
-    return Finding(
-        what="names",
-        ok=not unknown,
-        found=f"{len(unknown)} unknown" if unknown else "known",
-        why=f"{_listed(unknown)} has no address that other hosts can use; add it to DNS or to "
-        "/etc/hosts of every host, or use addresses"
-        if unknown
-        else "every host finds the address of every other one",
+    return _checked(
+        "names",
+        f"{len(unknown)} unknown" if unknown else "known",
+        unknown,
+        " has no address that other hosts can use; add it to DNS or to /etc/hosts of every host, "
+        "or use addresses",
+        "every host finds the address of every other one",
     )
 
 
@@ -117,13 +114,12 @@ def _interface(seen: Observed) -> Finding:
         for address, hosts in owners.items()
         if len(hosts) > 1
     ]
-    return Finding(
-        what="interface",
-        ok=not faults,
-        found=f"{seen.interface} on {len(seen.facts) - lacking} of {len(seen.facts)}",
-        why=_listed(faults)
-        if faults
-        else ", ".join(str(facts.address) for facts in seen.facts.values()),
+    return _checked(
+        "interface",
+        f"{seen.interface} on {len(seen.facts) - lacking} of {len(seen.facts)}",
+        faults,
+        "",
+        ", ".join(str(facts.address) for facts in seen.facts.values()),
     )
 
 
@@ -136,14 +132,13 @@ def _ports(seen: Observed) -> Finding:
     listed = [f"{_listed(pairs)}: {why}" for why, pairs in faults.items()]
     tried = len(seen.links)
     reached = sum(isinstance(link, Link) for link in seen.links.values())
-    return Finding(
-        what="ports",
-        ok=not faults,
-        found=f"{reached} of {tried} ways" if tried else "not tried",
-        why=f"{_listed(listed)}; allow TCP on all ports between these hosts (firewall, security "
-        "group), in both directions"
-        if faults
-        else "ranks choose free ports; each host reaches each other one",
+    return _checked(
+        "ports",
+        f"{reached} of {tried} ways" if tried else "not tried",
+        listed,
+        "; allow TCP on all ports between these hosts (firewall, security group), in both "
+        "directions",
+        "ranks choose free ports; each host reaches each other one",
     )
 
 
@@ -151,7 +146,6 @@ def _latency(seen: Observed) -> Finding:
     values = [link.latency_s for link in seen.links.values() if isinstance(link, Link)]
     return Finding(
         what="latency",
-        ok=True,
         found=_range([f"{value * 1e3:.2g}" for value in sorted(values)], "ms"),
         why="one way, of short messages",
     )
@@ -199,7 +193,7 @@ def _slow_links(seen: Observed, slow: set[Pair], measured: set[Pair]) -> str:
 def _all_reduce(seen: Observed) -> Finding:
     result = seen.all_reduce
     if result is None:
-        return Finding(what="all-reduce", ok=True, found="not tried", why=_NOT_REACHED)
+        return Finding(what="all-reduce", found="not tried", why=_NOT_REACHED)
     if isinstance(result, NoAnswer):
         return Finding(what="all-reduce", ok=False, found="fails", why=result.why)
     share = result.limit_s / result.seconds
@@ -222,7 +216,7 @@ def _clocks(seen: Observed) -> Finding:
         if pair[1] == min(seen.facts) and isinstance(link, Link)
     }
     if not measured:
-        return Finding(what="clocks", ok=True, found="not tried", why=_NOT_REACHED)
+        return Finding(what="clocks", found="not tried", why=_NOT_REACHED)
     ahead_s = {n: -link.offset_s for n, link in measured.items()} | {min(seen.facts): 0.0}
     error_s = max(link.offset_error_s for link in measured.values())
     middle_s = statistics.median_low(list(ahead_s.values()))
@@ -232,14 +226,12 @@ def _clocks(seen: Observed) -> Finding:
         if abs(value - middle_s) - error_s > SYNCHRONISED_S
     }
     spread_s = max(ahead_s.values()) - min(ahead_s.values())
-    listed = [f"{seen.names[n]} is {value:+.3f} s off" for n, value in wrong.items()]
-    return Finding(
-        what="clocks",
-        ok=not wrong,
-        found=f"{spread_s * 1e3:.3g} ms apart",
-        why=f"{_listed(listed)} (uncertainty {error_s * 1e3:.2g} ms); synchronise it (chrony, NTP)"
-        if wrong
-        else f"measured within {error_s * 1e3:.2g} ms; records are corrected by the difference",
+    return _checked(
+        "clocks",
+        f"{spread_s * 1e3:.3g} ms apart",
+        [f"{seen.names[n]} is {value:+.3f} s off" for n, value in wrong.items()],
+        f" (uncertainty {error_s * 1e3:.2g} ms); synchronise it (chrony, NTP)",
+        f"measured within {error_s * 1e3:.2g} ms; records are corrected by the difference",
     )
 
 
@@ -251,14 +243,12 @@ def _versions(seen: Observed) -> Finding:
         if len(set(values.values())) > 1:
             differing[name] = _by_value(seen, values)
     versions = next(iter(facts.values())).versions
-    return Finding(
-        what="versions",
-        ok=not differing,
-        found=f"{_listed(list(differing))} differ" if differing else "equal",
-        why=f"{_listed([f'{name} {text}' for name, text in differing.items()])}; install the same "
-        "environment at the same path on every host"
-        if differing
-        else f"Python {versions['python']}, torch {versions.get('torch', 'missing')}, Paceline "
+    return _checked(
+        "versions",
+        f"{_listed(list(differing))} differ" if differing else "equal",
+        [f"{name} {text}" for name, text in differing.items()],
+        "; install the same environment at the same path on every host",
+        f"Python {versions['python']}, torch {versions.get('torch', 'missing')}, Paceline "
         f"{versions.get('paceline', 'missing')}",
     )
 
@@ -271,14 +261,12 @@ def _cores(seen: Observed) -> Finding:
         for what, values in (("cores", cores), ("thread variables", threads))
         if len(set(values.values())) > 1
     ]
-    return Finding(
-        what="cores",
-        ok=not unequal,
-        found=_range(sorted(cores.values(), key=int), "a host"),
-        why=f"{_listed(unequal)}; every host gets the same ranks, so give all the same cores and "
-        "settings"
-        if unequal
-        else _limits(seen.facts.values()),
+    return _checked(
+        "cores",
+        _range(sorted(cores.values(), key=int), "a host"),
+        unequal,
+        "; every host gets the same ranks, so give all the same cores and settings",
+        _limits(seen.facts.values()),
     )
 
 
@@ -324,14 +312,19 @@ def _slots(seen: Observed, wanted: Mapping[int, int]) -> Finding:
         cores = min(facts.cores, facts.cgroup_cores or facts.cores)
         if cores < count:
             lacking.append(f"{seen.names[number]} has {cores:g} cores for {count}")
-    return Finding(
-        what="slots",
-        ok=not lacking,
-        found="too few" if lacking else f"{sum(wanted.values())}",
-        why=f"{_listed(lacking)}; use fewer slots there, or give it more cores (affinity, cgroup)"
-        if lacking
-        else "each host has as many cores",
+    return _checked(
+        "slots",
+        "too few" if lacking else f"{sum(wanted.values())}",
+        lacking,
+        "; use fewer slots there, or give it more cores (affinity, cgroup)",
+        "each host has as many cores",
     )
+
+
+def _checked(what: str, found: str, faults: Sequence[str], fix: str, otherwise: str) -> Finding:
+    """Return the finding of a check: its faults with what corrects them, or `otherwise`."""
+    why = f"{_listed(faults)}{fix}" if faults else otherwise
+    return Finding(what=what, ok=not faults, found=found, why=why)
 
 
 def _by_value(seen: Observed, values: Mapping[int, str]) -> str:

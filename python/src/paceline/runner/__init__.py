@@ -22,7 +22,7 @@ from paceline.runner.directory import (
     only_runner,
     recorded_spec,
 )
-from paceline.runner.disk import DiskUse, predicted_disk_use
+from paceline.runner.disk import DiskUse
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import preflight, run
 from paceline.runner.planning import Planned, Progress, make_datasets, manifest_of, plan
@@ -57,7 +57,6 @@ __all__ = [
     "name_of_command",
     "only_runner",
     "plan",
-    "predicted_disk_use",
     "preflight",
     "preview_run",
     "recorded_spec",

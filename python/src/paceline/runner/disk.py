@@ -50,11 +50,6 @@ class DiskUse:
         return self.kept_bytes + self.training_bytes + self.trace_training_bytes_per_s * training_s
 
 
-def predicted_disk_use(planned: Planned) -> DiskUse:
-    """Return the disk use of the run; asks for facts of the models, 1 to 2 s for each."""
-    return total_disk_use(disk_uses(planned))
-
-
 def total_disk_use(trials: Sequence[DiskUse]) -> DiskUse:
     """Return the disk use of a run, whose trials train one after the other."""
     return DiskUse(
@@ -77,7 +72,7 @@ def warn_of_small_disk(planned: Planned, folder: Path) -> None:
     trial_s = max(trial.limits.trial_s for trial in planned.trials)
     if total_disk_use(disk_uses(planned, _largest_parameters)).peak_bytes(trial_s) <= free:
         return
-    needed = predicted_disk_use(planned).peak_bytes(trial_s)
+    needed = total_disk_use(disk_uses(planned)).peak_bytes(trial_s)
     if needed > free:
         message = (
             f"{folder}: the run may need {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free; "
@@ -140,7 +135,10 @@ def _largest_parameters(training: Training) -> Parameters:
 def disk_uses(
     planned: Planned, parameters_of: Callable[[Training], Parameters] = _parameters
 ) -> list[DiskUse]:
-    """Return the disk use of each trial; asks for facts of the models unless told otherwise."""
+    """Return the disk use of each trial.
+
+    Unless told otherwise, it asks for facts of the models, 1 to 2 s for each.
+    """
     known: dict[str, tuple[int, Parameters]] = {}
     with_baseline: set[tuple[str, int, str]] = set()
     found = []

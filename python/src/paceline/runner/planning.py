@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.data.catalogue import (
-    ensure_dataset,
-    expected_datasets,
-    samples_of,
-    with_dataset,
-)
+from paceline.data.catalogue import ensure_dataset, expected_datasets, samples_of, with_dataset
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.host.machine import all_packages, machine_facts, package_versions, usable_cores
 from paceline.host.programs import repository_state

@@ -3,21 +3,14 @@
 from paceline.spec.loading import Spec, SpecSource, load_spec, shipped_experiments
 from paceline.spec.models import (
     Experiment,
-    Limits,
     TelemetrySettings,
     TrialRequest,
     TuneSettings,
     WorkloadRequest,
 )
-from paceline.spec.values import Device, MemoryFormat, Precision, ReadingMode
 
 __all__ = [
-    "Device",
     "Experiment",
-    "Limits",
-    "MemoryFormat",
-    "Precision",
-    "ReadingMode",
     "Spec",
     "SpecSource",
     "TelemetrySettings",

@@ -294,10 +294,6 @@ class LauncherDescriptor(Descriptor):
     render_slurm: ClassVar[str | None] = None  # "module:function", None: cannot be rendered
     render_kubernetes: ClassVar[str | None] = None
 
-    def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
-        """Yield combinations that cannot work, beyond `spans_nodes`."""
-        yield from ()
-
     def executor_program(self, options: Any) -> str | None:
         """Return the end of an argument of the processes that hold ranks (executors).
 

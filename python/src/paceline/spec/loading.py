@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _EXAMPLES = "training.max_steps=8, workloads.0.global_batch=16"
-PLACEHOLDER = BASELINE  # stands for a faulty trial while the rules check the others
 
 
 def shipped_experiments() -> dict[str, str]:
@@ -118,7 +117,7 @@ def check_spec(
 def _rule_faults_of_the_rest(document: dict[str, Any], details: list[ErrorDetails]) -> list[str]:
     """Return the rules' faults of everything that pydantic did not refuse.
 
-    A faulty trial is replaced by a placeholder, another faulty value is removed.
+    A faulty trial is replaced by the baseline, another faulty value is removed.
     """
     skip: set[int] = set()
     locations = [detail["loc"] for detail in details]
@@ -128,7 +127,7 @@ def _rule_faults_of_the_rest(document: dict[str, Any], details: list[ErrorDetail
         if any(other[: len(location)] == location for other in locations if other != location):
             continue  # a list that counts as too short, because its entries are faulty
         if location[0] == "trials" and len(location) > 1:
-            document["trials"][location[1]] = PLACEHOLDER
+            document["trials"][location[1]] = BASELINE
             skip.add(int(location[1]) + 1)
         else:
             _remove(document, location)

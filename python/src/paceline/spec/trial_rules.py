@@ -98,10 +98,8 @@ def _combination_faults(request: TrialRequest, experiment: Experiment) -> Iterat
             yield from _cuda_faults(request)
     if request.local_strategy != BEST or request.nodes > 1:
         yield from transport_faults(request)
-    launcher = LAUNCHERS.get(request.launcher)
     if request.nodes > 1:
         yield from _multi_node_faults(request, experiment, has_count_faults=bool(counts))
-    yield from launcher.faults(request, experiment)
     transport = transport_of(request)
     if transport is not None:
         yield from TRANSPORTS.get(transport).key_faults(request)

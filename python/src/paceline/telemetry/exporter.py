@@ -54,11 +54,11 @@ class LatestSnapshot:
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = tuple(metrics)
-        self._snapshot: Snapshot | None = None
+        self.snapshot: Snapshot | None = None  # with the last value of each column
 
     def update(self, snapshot: Snapshot) -> None:
         """Replace the snapshot; columns without a value keep their last one."""
-        before = self._snapshot
+        before = self.snapshot
         if before is not None:
             ranks = {
                 rank: _newest(row, snapshot.ranks.get(rank)) for rank, row in before.ranks.items()
@@ -68,17 +68,12 @@ class LatestSnapshot:
                 row=_newest(before.row, snapshot.row),
                 ranks={**snapshot.ranks, **ranks},
             )
-        self._snapshot = snapshot
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The last snapshot, with the last value of each column."""
-        return self._snapshot
+        self.snapshot = snapshot
 
     def collect(self) -> Iterator[Family]:
         """Yield all series; none before the first snapshot."""
-        if self._snapshot is not None:
-            yield from families(self._metrics, self._snapshot)
+        if self.snapshot is not None:
+            yield from families(self._metrics, self.snapshot)
 
 
 def families(metrics: Iterable[Metric], snapshot: Snapshot) -> Iterator[Family]:

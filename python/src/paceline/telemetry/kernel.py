@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.host.cgroups import CgroupPlaces, find_places
+from paceline.host.cgroups import CgroupPlaces, find_places, readable_text
 
 PROC = Path("/proc")
 _RESOURCES = ("cpu", "memory", "io")
@@ -69,7 +69,7 @@ def read_pressure(proc: Path = PROC) -> dict[str, dict[str, float]]:
     """
     found = {}
     for resource in _RESOURCES:
-        lines = _text(proc / "pressure" / resource).splitlines()
+        lines = readable_text(proc / "pressure" / resource).splitlines()
         totals = {f"{line.split()[0]}_s": _total_s(line) for line in lines if "total=" in line}
         if totals:
             found[resource] = totals
@@ -78,7 +78,7 @@ def read_pressure(proc: Path = PROC) -> dict[str, dict[str, float]]:
 
 def read_page_faults(proc: Path = PROC) -> dict[str, int]:
     """Return the page faults since boot by kind; empty where the kernel does not count them."""
-    counters = _keyed(_text(proc / "vmstat"))
+    counters = _keyed(readable_text(proc / "vmstat"))
     if "pgfault" not in counters or "pgmajfault" not in counters:
         return {}
     major = counters["pgmajfault"]
@@ -90,7 +90,7 @@ def read_thread_switches(pid: int, proc: Path = PROC) -> dict[int, tuple[int, in
     process's main thread. Threads that end meanwhile are left out."""
     found = {}
     for status in (proc / str(pid) / "task").glob("*/status"):
-        _, marker, rest = _text(status).rpartition("\nvoluntary_ctxt_switches:")
+        _, marker, rest = readable_text(status).rpartition("\nvoluntary_ctxt_switches:")
         numbers = [int(word) for word in rest.split() if word.isdigit()]
         if marker and len(numbers) >= 2:
             found[int(status.parent.name)] = numbers[0], numbers[1]
@@ -117,8 +117,8 @@ class CgroupReader:
             self._places = find_places(self._pid, self._proc)
             self._places_until_s = now_s + _PLACES_EVERY_S
         places = self._places
-        cpu_time, throttling = _text(places.cpu_time), _text(places.throttling)
-        memory = _text(places.memory).strip()
+        cpu_time, throttling = readable_text(places.cpu_time), readable_text(places.throttling)
+        memory = readable_text(places.memory).strip()
         if not (cpu_time or throttling or memory):
             return {}
         throttled = _keyed(throttling)
@@ -156,13 +156,3 @@ def _keyed(text: str) -> dict[str, int]:
     """Parse lines "name number"."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
-def _text(path: Path | None) -> str:
-    """Return the file's text; empty if it does not exist or may not be read."""
-    if path is None:
-        return ""
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

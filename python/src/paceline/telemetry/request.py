@@ -12,14 +12,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    ValidationError,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
 
 from paceline.errors import UsageError
 from paceline.records.files import write_text

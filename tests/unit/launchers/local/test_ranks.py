@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.rows import running_rank
 
 from paceline.launchers.local import __main__ as node
 from paceline.records.files import write_json
-from paceline.records.rows import RankStatus
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -44,10 +44,7 @@ def run(make_job, monkeypatch):
 
 
 def failed(rank, error, *, secondary=False):
-    return RankStatus(
-        rank=rank, host="elsewhere", pid=1, process_started_unix_s=0.0, state="failed",
-        error=error, secondary=secondary,
-    )  # fmt: skip
+    return running_rank(rank, host="elsewhere", state="failed", error=error, secondary=secondary)
 
 
 def test_ranks_that_end_well_are_a_good_end(run):

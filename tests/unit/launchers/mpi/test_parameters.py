@@ -1,6 +1,7 @@
 """What an Open MPI says of its parameters, read from a made-up `ompi_info`."""
 
 import pytest
+from tests.support.fake_programs import program
 
 from paceline.launchers.mpi.tools import known_parameters, unknown_parameters
 
@@ -17,10 +18,7 @@ mca:smsc:base:param:smsc_base_verbose:enumerator:value:-1:none
 @pytest.fixture
 def mpirun(tmp_path):
     """Beside it, an `ompi_info` that says SAID."""
-    (tmp_path / "said").write_text(SAID)
-    program = tmp_path / "ompi_info"
-    program.write_text(f"#!/bin/sh\ncat '{tmp_path}/said'\n")
-    program.chmod(0o755)
+    program(tmp_path / "ompi_info", SAID)
     return tmp_path / "mpirun"
 
 
@@ -37,7 +35,6 @@ def test_unknown_name_is_told_with_one_like_it(mpirun):
 @pytest.mark.parametrize("said", [None, "", "no such thing"])
 def test_mpi_that_does_not_say_is_not_asked_again(tmp_path, said):
     if said is not None:
-        (tmp_path / "ompi_info").write_text(f"#!/bin/sh\necho '{said}'\n")
-        (tmp_path / "ompi_info").chmod(0o755)
+        program(tmp_path / "ompi_info", said)
     assert known_parameters(tmp_path / "mpirun") is None
     assert unknown_parameters(["anything"], tmp_path / "mpirun") is None

@@ -55,8 +55,8 @@ def test_program_that_is_no_mpirun_is_refused(tmp_path, no_wheels):
         tools.find_mpirun(str(strange), {})
 
 
-def of_open_mpi_5(path: Path) -> tools.Mpirun:
-    return tools.Mpirun(path=path, version="5.0.11", why="test", implementation=OpenMpi5())
+def mpirun_of(implementation, path=Path("/none/bin/mpirun"), version="5.0.11"):
+    return tools.Mpirun(path=path, version=version, why="test", implementation=implementation)
 
 
 @pytest.mark.parametrize(
@@ -84,20 +84,18 @@ def test_mpi4py_loads_the_library_beside_mpirun(tmp_path):
     library = tmp_path / "lib64" / "libmpi.so.40"
     library.parent.mkdir()
     library.touch()
-    mpirun = of_open_mpi_5(tmp_path / "bin" / "mpirun")
+    mpirun = mpirun_of(OpenMpi5(), tmp_path / "bin" / "mpirun")
     expected = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": str(library)}
     assert tools.library_environment(mpirun, {}) == expected
     assert tools.library_environment(mpirun, {"MPI4PY_LIBMPI": "/own"}) == {}
-    assert tools.library_environment(of_open_mpi_5(Path("/none/bin/mpirun")), {}) == {}
+    assert tools.library_environment(mpirun_of(OpenMpi5()), {}) == {}
 
 
 def test_library_of_intel_is_on_the_search_path(tmp_path):
     library = tmp_path / "lib" / "libmpi.so.12"
     library.parent.mkdir()
     library.touch()
-    mpirun = tools.Mpirun(
-        path=tmp_path / "bin" / "mpirun", version="2021.13", why="test", implementation=IntelMpi()
-    )
+    mpirun = mpirun_of(IntelMpi(), tmp_path / "bin" / "mpirun", "2021.13")
     assert tools.library_environment(mpirun, {"LD_LIBRARY_PATH": "/other"}) == {
         "MPI4PY_MPIABI": "mpich",
         "MPI4PY_LIBMPI": str(library),
@@ -110,9 +108,7 @@ def test_mpich_of_debian_gets_the_usual_name(tmp_path, monkeypatch):
     library.parent.mkdir()
     library.touch()
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    mpirun = tools.Mpirun(
-        path=tmp_path / "bin" / "mpirun", version="4.0.2", why="test", implementation=Mpich()
-    )
+    mpirun = mpirun_of(Mpich(), tmp_path / "bin" / "mpirun", "4.0.2")
     for _ in range(2):  # the second call finds the link
         found = tools.library_environment(mpirun, {"LD_LIBRARY_PATH": "/other"})
     link = Path(found["MPI4PY_LIBMPI"])
@@ -134,5 +130,5 @@ def test_mpich_of_debian_gets_the_usual_name(tmp_path, monkeypatch):
 )
 def test_mpi_that_mpi4py_loads_must_be_mpiruns(answer, complaint, monkeypatch):
     monkeypatch.setattr(tools.subprocess, "run", lambda *_a, **_k: answer)
-    told = tools.mpi_mismatch(of_open_mpi_5(Path("/none/bin/mpirun")))
+    told = tools.mpi_mismatch(mpirun_of(OpenMpi5()))
     assert (told is None) if complaint is None else (complaint in told)

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from tests.support.rows import write_status
 
 from paceline.errors import EnvironmentLacks
 from paceline.job.rank_status import TERMINATED, RankEnd
@@ -17,8 +18,11 @@ from paceline.launchers.spark.barrier import (
     failed_stage,
     run_barrier_rank,
 )
-from paceline.records.files import write_json
-from paceline.records.rows import RankStatus
+
+
+@pytest.fixture
+def job(make_job):
+    return make_job(launcher="spark")
 
 
 def stage(all_gather, *, in_one_executor: bool = False) -> Stage:
@@ -34,12 +38,11 @@ def test_ranks_on_more_nodes_than_recorded_are_refused(make_job):
         barrier.check_placement(job, ["b", "a"])
 
 
-def test_missing_interface_is_an_error_of_the_rank_and_not_a_killed_worker(make_job, monkeypatch):
+def test_missing_interface_is_an_error_of_the_rank_and_not_a_killed_worker(job, monkeypatch):
     def listen_on(_interface):
         raise EnvironmentLacks("interface 'ib0' on host h: expected one with an IPv4 address")
 
     monkeypatch.setattr(barrier, "listen_on", listen_on)
-    job = make_job(launcher="spark")
     with pytest.raises(BarrierTaskFailed) as caught:
         run_barrier_rank(job, 1, stage(pytest.fail))
     end = failed_stage(job, f"BarrierTaskFailed: {caught.value}\n")
@@ -86,7 +89,7 @@ class Gather:
 
 
 @pytest.mark.parametrize("in_one_executor", [False, True])
-def test_tasks_meet_once_at_rank_0s_socket(make_job, monkeypatch, in_one_executor):
+def test_tasks_meet_once_at_rank_0s_socket(job, monkeypatch, in_one_executor):
     contexts = {}
 
     def run(_job, context, watched):
@@ -94,7 +97,7 @@ def test_tasks_meet_once_at_rank_0s_socket(make_job, monkeypatch, in_one_executo
         return RankEnd(rank=context.rank)
 
     monkeypatch.setattr(barrier, "run_rank", run)
-    job, gather = make_job(launcher="spark"), Gather(2)
+    gather = Gather(2)
     job.files.root.mkdir(parents=True)
     job.files.trial.touch()
     tasks = [
@@ -117,19 +120,17 @@ def test_tasks_meet_once_at_rank_0s_socket(make_job, monkeypatch, in_one_executo
     barrier.close_listener(first.store)
 
 
-def test_secret_of_a_stage_is_not_in_its_files(make_job, monkeypatch):
+def test_secret_of_a_stage_is_not_in_its_files(job, monkeypatch):
     monkeypatch.setattr(barrier, "run_rank", lambda *_args: RankEnd(rank=0))
-    job = make_job(launcher="spark")
     job.files.root.mkdir(parents=True)
     job.files.trial.touch()
     run_barrier_rank(job, 0, stage(pytest.fail, in_one_executor=True))
     assert "secret" not in (job.files.root / "rendezvous.json").read_text()
 
 
-def test_failed_task_carries_its_end_to_the_driver(make_job, monkeypatch):
+def test_failed_task_carries_its_end_to_the_driver(job, monkeypatch):
     end = RankEnd(rank=0, error='DataError: a "quoted"\nphoto')
     monkeypatch.setattr(barrier, "run_rank", lambda *_args: end)
-    job = make_job(launcher="spark", ranks=2)
     gather = lambda message: [message, message]  # noqa: E731
     with pytest.raises(BarrierTaskFailed) as caught:
         run_barrier_rank(job, 0, stage(gather))
@@ -139,8 +140,7 @@ def test_failed_task_carries_its_end_to_the_driver(make_job, monkeypatch):
     assert failed_stage(job, wrapped) == end
 
 
-def test_rank_that_missed_its_peer_does_not_hide_the_lost_one(make_job):
-    job = make_job(launcher="spark")
+def test_rank_that_missed_its_peer_does_not_hide_the_lost_one(job):
     content = {"error": "PeerLost: x", "secondary": True}
     message = (
         f"BarrierTaskFailed: paceline rank 0 ended {json.dumps(content)}\n"
@@ -151,35 +151,31 @@ def test_rank_that_missed_its_peer_does_not_hide_the_lost_one(make_job):
     assert "killed or crashed" in end.error
 
 
-def test_reason_of_a_lost_executor_is_reported(make_job):
+def test_reason_of_a_lost_executor_is_reported(job):
     message = (
         "because barrier task ResultTask(0, 1) finished unsuccessfully.\n"
         "ExecutorLostFailure (executor 2 exited caused by one of the running tasks) Reason: "
         "Container killed by YARN for exceeding physical memory limits. 578.1 MB of 576 MB used.\n"
     )
-    end = failed_stage(make_job(launcher="spark"), message)
+    end = failed_stage(job, message)
     assert end.rank == 1
     assert end.error.endswith(
         "crashed; Spark lost the executor: " + message.split("Reason: ")[1][:-1]
     )
 
 
-def test_reason_of_a_failed_call_is_reported(make_job):
+def test_reason_of_a_failed_call_is_reported(job):
     message = (
         "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
         ": org.apache.spark.SparkException: Job 0 cancelled because SparkContext shut down\n\tat"
     )
-    end = failed_stage(make_job(launcher="spark"), message)
+    end = failed_stage(job, message)
     assert end.error == f"RankFailed: {message.splitlines()[1][2:]}"
 
 
-def test_lost_rank_is_the_one_that_wrote_no_end(make_job):
-    job = make_job(launcher="spark")
+def test_lost_rank_is_the_one_that_wrote_no_end(job):
     for rank, state in ((0, "failed"), (1, "running")):
-        status = RankStatus(
-            rank=rank, host="h", pid=1, process_started_unix_s=0.0, state=state, secondary=True
-        )
-        write_json(job.files.rank(rank).status, status)
+        write_status(job.files, rank, state, secondary=True)
     content = {"error": "PeerLost: x", "secondary": True}
     end = failed_stage(job, f"BarrierTaskFailed: paceline rank 0 ended {json.dumps(content)}\n")
     assert (end.rank, end.exit_code) == (1, 5)
@@ -189,27 +185,19 @@ def test_lost_rank_is_the_one_that_wrote_no_end(make_job):
 def test_lost_task_is_named_although_its_rank_could_still_write_that_it_was_ended(make_job):
     job = make_job(transport="mpi", launcher="spark")
     for rank in (0, 1):
-        status = RankStatus(
-            rank=rank, host="h", pid=1, process_started_unix_s=0.0, state="failed",
-            error=TERMINATED, secondary=True,
-        )  # fmt: skip
-        write_json(job.files.rank(rank).status, status)
+        write_status(job.files, rank, "failed", TERMINATED, secondary=True)
     end = failed_stage(job, "because barrier task ResultTask(0, 1) finished unsuccessfully")
     assert (end.rank, end.error) == (
         1, "RankFailed: the Python of its barrier task was killed or crashed",
     )  # fmt: skip
 
 
-def test_what_a_rank_wrote_itself_outweighs_sparks_words(make_job):
-    job = make_job(launcher="spark")
-    status = RankStatus(
-        rank=1, host="h", pid=1, process_started_unix_s=0.0, state="failed", error="DataError: bad"
-    )
-    write_json(job.files.rank(1).status, status)
+def test_what_a_rank_wrote_itself_outweighs_sparks_words(job):
+    write_status(job.files, 1, "failed", "DataError: bad")
     end = failed_stage(job, "because barrier task ResultTask(0, 0) finished unsuccessfully")
     assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: bad")
 
 
-def test_stage_that_fails_for_sparks_own_reasons_says_them(make_job):
-    end = failed_stage(make_job(launcher="spark"), "\n  An error: out of disk\nmore\n")
+def test_stage_that_fails_for_sparks_own_reasons_says_them(job):
+    end = failed_stage(job, "\n  An error: out of disk\nmore\n")
     assert (end.exit_code, end.error) == (5, "RankFailed: An error: out of disk")

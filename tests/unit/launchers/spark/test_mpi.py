@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support import rows
 from typing_extensions import Buffer
 
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
@@ -21,13 +22,7 @@ from paceline.launchers.mpi.rank import EnclosingJob, train
 from paceline.launchers.spark.mpi import agent as spark_mpi_agent
 from paceline.launchers.spark.mpi import barrier_task as spark_mpi
 from paceline.launchers.spark.mpi import mpirun as spark_mpirun
-from paceline.launchers.spark.mpi.agent import (
-    DaemonStart,
-    Peer,
-    accept,
-    connect,
-    read_command,
-)
+from paceline.launchers.spark.mpi.agent import DaemonStart, Peer, accept, connect, read_command
 from paceline.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.mpirun import (
     daemon_command,
@@ -37,7 +32,6 @@ from paceline.launchers.spark.mpi.mpirun import (
     run_mpirun,
 )
 from paceline.launchers.supervise import Watched
-from paceline.records.files import write_json
 
 TOKEN = "the-token"
 ENDED = Watched(ended_by_itself=True)
@@ -90,7 +84,7 @@ def test_daemon_beside_this_hosts_mpirun_is_taken(tmp_path):
         daemon_command(start, tmp_path / "none" / "mpirun", {})
 
 
-def test_environment_forgets_other_jobs_and_finds_python_and_package(make_job, monkeypatch):
+def test_environment_forgets_other_jobs_and_finds_python_and_package(job, monkeypatch):
     monkeypatch.setattr("sys.executable", "/container/7/bin/python")
     monkeypatch.setattr("paceline.__file__", "/spark/files/paceline.zip/paceline/__init__.py")
     own = {
@@ -99,7 +93,7 @@ def test_environment_forgets_other_jobs_and_finds_python_and_package(make_job, m
         "OMPI_MCA_btl_tcp_links": "2", "OMP_NUM_THREADS": "8",
     }  # fmt: skip
     enclosing = EnclosingJob("spark", [0, 2], [4711])
-    made = environment_of_ranks(make_job().trial, enclosing, own)
+    made = environment_of_ranks(job.trial, enclosing, own)
     assert made["PATH"] == "/container/7/bin:/usr/bin"
     assert made["PYTHONPATH"] == "/spark/files/paceline.zip:/spark/pyspark.zip"
     monkeypatch.setattr("os.environ", made)
@@ -161,10 +155,7 @@ def connecting(listener, token, hello):
 
 
 def test_only_who_knows_the_token_is_heard(listener):
-    with (
-        connecting(listener, "wrong", {"rank": 7}),
-        connecting(listener, TOKEN, {"rank": 1}),
-    ):
+    with connecting(listener, "wrong", {"rank": 7}), connecting(listener, TOKEN, {"rank": 1}):
         came = accept(listener, TOKEN, 20.0)
         assert came is not None
         with came[0]:
@@ -322,9 +313,7 @@ def test_tasks_hold_their_slots_until_task_0_ends(far_job, monkeypatch):
 
 def test_task_that_does_not_come_is_named(far_job):
     address = listen_on("lo")
-    limits = far_job.trial.limits.model_copy(update={"rendezvous_s": 0.1})
-    trial = far_job.trial.model_copy(update={"limits": limits})
-    job = Job(trial=trial, files=far_job.files, run=None)
+    job = limited(far_job, rendezvous_s=0.1)
     with pytest.raises(EnvironmentLacks, match=r"task\(s\) 1 \(on b\) did not reach task 0"):
         run_mpi_task(job, 0, places([address, address], ["a", "b"]), address, TOKEN)
 
@@ -336,24 +325,18 @@ def test_run_directory_that_a_host_does_not_see_is_told(far_job):
         run_mpi_task(far_job, 1, places([address, address], ["a", "b"]), address, TOKEN)
 
 
-def write_status(job, rank, state, error=None, *, secondary=False, host="h") -> None:
-    row = {
-        "rank": rank, "host": host, "pid": 7, "process_started_unix_s": 0.0,
-        "state": state, "error": error, "secondary": secondary,
-    }  # fmt: skip
-    write_json(job.files.rank(rank).status, row)
+def write_status(job, rank, state, error=None, **changes) -> None:
+    rows.write_status(job.files, rank, state, error, **{"host": "h", "pid": 7, **changes})
 
 
-def test_ranks_that_are_done_are_a_good_end(make_job):
-    job = make_job()
+def test_ranks_that_are_done_are_a_good_end(job):
     write_status(job, 0, "done")
     assert end_of_mpirun(job, 0, [], ENDED).exit_code == 5  # where is rank 1?
     write_status(job, 1, "done")
     assert end_of_mpirun(job, 0, [], ENDED).error is None
 
 
-def test_killed_rank_is_named_from_mpiruns_words(make_job):
-    job = make_job()
+def test_killed_rank_is_named_from_mpiruns_words(job):
     write_status(job, 0, "failed", "Terminated: x", secondary=True)
     write_status(job, 1, "running")
     said = ["prterun noticed that process rank 1 with PID 7 on node h exited on signal 9"]
@@ -362,16 +345,14 @@ def test_killed_rank_is_named_from_mpiruns_words(make_job):
     assert "(host h, pid 7) was killed or crashed" in end.error
 
 
-def test_error_of_a_rank_outweighs_mpiruns_words(make_job):
-    job = make_job()
+def test_error_of_a_rank_outweighs_mpiruns_words(job):
     write_status(job, 0, "failed", "PeerLost: x", secondary=True)
     write_status(job, 1, "failed", "DataError: photo 3 is damaged")
     end = end_of_mpirun(job, 4, ["MPI_ABORT was invoked on rank 0"], ENDED)
     assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: photo 3 is damaged")
 
 
-def test_lost_daemon_is_told_with_the_ranks_of_its_host(make_job):
-    job = make_job()
+def test_lost_daemon_is_told_with_the_ranks_of_its_host(job):
     write_status(job, 0, "running", host="first.cluster")
     write_status(job, 1, "failed", "Terminated: x", secondary=True, host="second.cluster")
     said = [
@@ -384,22 +365,21 @@ def test_lost_daemon_is_told_with_the_ranks_of_its_host(make_job):
     assert "daemon on host second was lost, and its ranks (1) with it" in end.error
 
 
-def test_refusal_before_any_rank_could_write_is_quoted(make_job):
+def test_refusal_before_any_rank_could_write_is_quoted(job):
     said = ["x", "paceline: world size: expected 2 ranks, the launcher made 1", "more"]
-    end = end_of_mpirun(make_job(), 3, said, ENDED)
+    end = end_of_mpirun(job, 3, said, ENDED)
     assert (end.exit_code, end.error) == (
         3, "EnvironmentLacks: world size: expected 2 ranks, the launcher made 1",
     )  # fmt: skip
 
 
-def test_mpirun_that_cannot_start_ranks_says_so(make_job):
-    end = end_of_mpirun(make_job(), 213, ["", "No network interfaces were found"], ENDED)
+def test_mpirun_that_cannot_start_ranks_says_so(job):
+    end = end_of_mpirun(job, 213, ["", "No network interfaces were found"], ENDED)
     assert end.exit_code == 5
     assert end.error == "RankFailed: mpirun ended with 213: No network interfaces were found"
 
 
-def test_limit_is_reported_with_the_first_rank_that_is_not_done(make_job):
-    job = make_job()
+def test_limit_is_reported_with_the_first_rank_that_is_not_done(job):
     write_status(job, 0, "done")
     end = end_of_mpirun(job, -15, [], Watched(timed_out=True))
     assert (end.rank, end.exit_code) == (1, 6)
@@ -411,23 +391,22 @@ def limited(job: Job, **limits: float) -> Job:
     return Job(trial=trial, files=job.files, run=None)
 
 
-def test_ranks_that_never_start_end_mpirun(make_job):
-    job = limited(make_job(), rendezvous_s=0.2, trial_s=60.0)
+def test_ranks_that_never_start_end_mpirun(job):
+    job = limited(job, rendezvous_s=0.2, trial_s=60.0)
     write_status(job, 1, "running")
     end = run_mpirun(job, ["sleep", "60"], {"PATH": "/usr/bin:/bin"})
     assert (end.exit_code, end.rank) == (6, 0)
     assert "rank(s) 0 did not start within 0.2 s" in end.error
 
 
-def test_trial_that_takes_too_long_is_ended(make_job):
-    job = limited(make_job(), trial_s=0.2)
+def test_trial_that_takes_too_long_is_ended(job):
+    job = limited(job, trial_s=0.2)
     end = run_mpirun(job, ["sleep", "60"], {"PATH": "/usr/bin:/bin"})
     assert end.exit_code == 6
     assert end.error.startswith("TimedOut: not done within its limit of 0.2 s")
 
 
-def test_what_mpirun_says_is_passed_on(make_job, capsys):
-    job = make_job()
+def test_what_mpirun_says_is_passed_on(job, capsys):
     end = run_mpirun(job, ["sh", "-c", "echo no slots; exit 9"], {"PATH": "/usr/bin:/bin"})
     assert end.error == "RankFailed: mpirun ended with 9: no slots"
     assert capsys.readouterr().err == "no slots\n"

@@ -14,6 +14,7 @@ from types import FrameType
 
 from paceline.errors import ExitCode, RankFailed
 from paceline.host.machine import host_name
+from paceline.host.messages import say
 from paceline.host.processes import end_processes, guarded
 from paceline.job import (
     Job,
@@ -28,7 +29,7 @@ from paceline.job import (
 )
 from paceline.job.context import rank_environment
 from paceline.job.first_failure import first_failure
-from paceline.job.messages import rank_failed_line, say
+from paceline.job.messages import rank_failed_line
 from paceline.job.rank_status import RankEnd, trial_timed_out
 from paceline.job.rendezvous import close_listener, listen_on
 from paceline.launchers.supervise import wait_for_end

@@ -27,11 +27,7 @@ from paceline.host.programs import (
     version_of,
     why_it_failed,
 )
-from paceline.launchers.mpi.implementations import (
-    Implementation,
-    implementation_of,
-    library_of,
-)
+from paceline.launchers.mpi.implementations import Implementation, implementation_of, library_of
 
 MPIRUN_VARIABLE = "PACELINE_MPIRUN"
 _PRINT_LIBRARY = """

@@ -21,9 +21,9 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql.utils import is_remote
 
 from paceline.errors import EnvironmentLacks
+from paceline.host.messages import say
 from paceline.host.processes import wait_until
 from paceline.job.context import launched_unix_s, rank_environment
-from paceline.job.messages import say
 from paceline.launchers.descriptors import is_local
 from paceline.launchers.spark.configuration import check_conf, job_defaults, lacking_settings
 from paceline.launchers.spark.mpi.agent import new_token

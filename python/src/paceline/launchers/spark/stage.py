@@ -15,10 +15,11 @@ from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, Broadcast, SparkContext, TaskContext
 
 from paceline.errors import EnvironmentLacks
+from paceline.host.messages import say
 from paceline.job.context import check_started_once
 from paceline.job.first_failure import RESTARTED_CODES
 from paceline.job.job import Job, parse_job
-from paceline.job.messages import rank_failed_line, say
+from paceline.job.messages import rank_failed_line
 from paceline.job.rank_status import RankEnd
 from paceline.job.run_directory import finish, prepare
 from paceline.launchers.spark.barrier import Stage, failed_stage, run_barrier_rank

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.support.rows import STEP
+from tests.support.rows import STEP, write_status
 
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark.barrier import task_failed
@@ -18,8 +18,6 @@ from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.driver import RoundFailed, failed_round, run_rounds
 from paceline.launchers.spark.rounds.executors import Executors
 from paceline.rank.rounds.exchange import Carry, RankReport, Report
-from paceline.records.files import write_json
-from paceline.records.rows import RankStatus
 
 ROUNDS = 3
 STEPS = 5  # in rounds of 2, 2 and 1
@@ -153,10 +151,7 @@ def test_executor_lost_in_its_first_round_says_sparks_reason(job):
 
 
 def test_what_a_task_said_itself_outweighs_sparks_words(job):
-    status = RankStatus(
-        rank=1, host="h", pid=1, process_started_unix_s=0.0, state="failed", error="DataError: bad"
-    )
-    write_json(job.files.rank(1).status, status)
+    write_status(job.files, 1, "failed", "DataError: bad")
     end = run(job, failing(lost(0)))
     assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: bad")
 

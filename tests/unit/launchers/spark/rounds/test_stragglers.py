@@ -6,14 +6,13 @@ import dataclasses
 import threading
 
 import pytest
+from tests.support.rows import write_status
 
 from paceline.launchers.spark.rounds import executors as module
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.launchers.spark.rounds.executors import Executors, Stragglers
 from paceline.rank.rounds.exchange import RankReport
-from paceline.records.files import write_json
-from paceline.records.rows import RankStatus
 
 
 @pytest.fixture
@@ -22,8 +21,7 @@ def job(make_job, monkeypatch):
     monkeypatch.setattr(module, "heartbeat_s", lambda _trial: 0)
     limits = {"collective_s": 0.2, "rendezvous_s": 0.2}
     made = make_job(transport="spark-rounds", launcher="spark", **limits)
-    status = RankStatus(rank=1, host="beta", pid=1, process_started_unix_s=0.0, state="running")
-    write_json(made.files.rank(1).status, status)
+    write_status(made.files, 1, host="beta")
     return made
 
 

@@ -26,13 +26,7 @@ from paceline.job.rank import check_shared
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.mpi.rank import EnclosingJob
 from paceline.launchers.mpi.tools import find_mpirun
-from paceline.launchers.spark.mpi.agent import (
-    AGENT_VARIABLE,
-    DaemonStart,
-    Peer,
-    accept,
-    connect,
-)
+from paceline.launchers.spark.mpi.agent import AGENT_VARIABLE, DaemonStart, Peer, accept, connect
 from paceline.launchers.spark.mpi.mpirun import (
     daemon_command,
     end_in_task,

@@ -10,7 +10,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
 
 from paceline.errors import PacelineError
 from paceline.job.context import rank_context
@@ -24,6 +23,7 @@ from paceline.rank.rounds.exchange import Carry, Clock, Orders, RankReport, Repo
 from paceline.records.documents import read_statuses
 from paceline.training.resources import RankCores, check_node
 
+RunRound = Callable[[Orders, State | None], Report]  # one task for each rank; raises RoundFailed
 # Spark's message for a lost Python worker or executor: the task's partition, and the reason.
 _LOST_TASK = re.compile(
     r"Task (\d+) in stage [\d.]+ failed \d+ times?, most recent failure: (?:Lost task [^:]*: )?"
@@ -37,12 +37,6 @@ _LOST_EXECUTOR = re.compile(
 
 class RoundFailed(Exception):  # noqa: N818  (the job script converts Spark's error)
     """Spark could not complete a round; the message is Spark's."""
-
-
-class RunRound(Protocol):
-    """Runs one task for each rank; raises RoundFailed."""
-
-    def __call__(self, orders: Orders, state: State | None) -> Report: ...
 
 
 def run_rounds(
