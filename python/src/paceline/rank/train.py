@@ -39,6 +39,7 @@ from paceline.records.checkpoints import Checkpoint
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RankFiles, TrialFiles
 from paceline.records.rows import Replayed, StepRow
+from paceline.spec.extensions import STRATEGIES
 from paceline.strategies import LocalStrategy, create_strategy
 from paceline.torch_internals import compiler
 from paceline.training.checkpointing import checkpoint_activations
@@ -226,7 +227,7 @@ class _TaskRank:
     def _prepare(self, strategy: LocalStrategy, task: Task, first: NodeModel | None) -> None:
         """Build the model and set up the strategy, then write the actual environment."""
         trial = self.trial
-        model = self._build_model(strategy, task) if first is None else first.build()
+        model = self._build_model(task) if first is None else first.build()
         initial = sha256_of(model.state_dict())
         checkpoint_activations(task, model, trial)
         strategy.prepare(task, model, self.context, trial, self.peers)
@@ -238,10 +239,11 @@ class _TaskRank:
             self.context, trial, self.own, initial, self.peers.clock, strategy.workers()
         )
 
-    def _build_model(self, strategy: LocalStrategy, task: Task) -> nn.Module:
+    def _build_model(self, task: Task) -> nn.Module:
         """Return the model with its first weights in their memory format; if no rank has room for
         it, in a file."""
-        if strategy.shards_model:  # a copy in another format has no room either
+        if not STRATEGIES.get(self.trial.local_strategy).holds_whole_model:
+            # a copy in another format has no room either
             with FileMemory().for_new_tensors():
                 return build_model(task)
         model = build_model(task)
@@ -308,7 +310,7 @@ class _TaskRank:
             strategy=strategy.describe(),
             transport=self.peers.describe(),
         )
-        initial = self._build_model(strategy, task)
+        initial = self._build_model(task)
         write_task_result(self.trial, self.files, end, task, weights, initial, self._replay)
 
     def _replay(self) -> Replayed:

@@ -51,8 +51,6 @@ from paceline.training.task import Task
 class FullyShardedStrategy(LocalStrategy):
     """One replica per rank, whose parameters lie on all ranks."""
 
-    shards_model = True
-
     def __init__(self) -> None:
         self._optimizer: TaskOptimizer | None = None  # None if this rank owns no row
         self._communication = PassCommunication()
