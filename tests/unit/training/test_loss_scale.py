@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.training.loss_scale import LossScale, unscaled
+from paceline.training.loss_scale import LOSS_SCALE, LossScale
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.task import Task, TaskSettings
 
@@ -65,10 +65,10 @@ def test_restored_scale_continues_and_a_missing_one_changes_nothing():
         scale.update(1.0)
     other.restore(None)
     assert other.value == 2.0**16
-    other.restore(scale.state)
-    assert other.state == scale.state == [2.0**15, 7]
+    other.restore(scale.state[LOSS_SCALE])
+    assert other.state == scale.state == {LOSS_SCALE: [2.0**15, 7]}
 
 
 def test_gradients_are_compared_without_the_scale():
-    found = unscaled({"w": torch.full((2,), 2.0**16)}, LossScale())
+    found = LossScale().unscaled({"w": torch.full((2,), 2.0**16)})
     assert found["w"].tolist() == [1.0, 1.0]

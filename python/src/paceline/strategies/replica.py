@@ -42,7 +42,7 @@ from paceline.training.devices import (
     synchronize,
     use_device,
 )
-from paceline.training.loss_scale import LOSS_SCALE, LossScale, unscaled
+from paceline.training.loss_scale import LOSS_SCALE, LossScale
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import run_passes, working_dtype
@@ -155,7 +155,7 @@ class ReplicaStrategy(LocalStrategy):
             mover=self._mover,
             accumulating=self._no_reduction,
             communication=self._pass_communication,
-            scale=1.0 if self._scale is None else self._scale.value,
+            scale=self._scale.value,
         )
         if self._buckets is None:
             return passed.result(alone=True)
@@ -193,7 +193,7 @@ class ReplicaStrategy(LocalStrategy):
         The norm needs all gradients. Clipping needs it, and the scale of the loss under fp16.
         """
         squared_norm, waited_s = None, 0.0
-        if self._task.clip_norm is not None or self._scale is not None:
+        if self._task.clip_norm is not None or self._scale.is_used:
             waited_s = self._wait_for_buckets()
             squared_norm = sum(optimizer.squared_norm() for optimizer in self._optimizers)
         if self._factors_optimizer is not None:
@@ -201,8 +201,7 @@ class ReplicaStrategy(LocalStrategy):
         waited_s += self._wait_for_buckets()
         if self._optimizer is not None:
             self._optimizer.step(squared_norm)
-        if self._scale is not None and squared_norm is not None:
-            self._scale.update(squared_norm)
+        self._scale.update(squared_norm)
         synchronize(self._device)
         if self._factors_optimizer is None:
             return None
@@ -219,7 +218,7 @@ class ReplicaStrategy(LocalStrategy):
     def gradients(self) -> dict[str, Tensor]:
         self._wait_for_buckets()
         gradients = gradients_of(self._model.named_parameters())
-        return on_cpu(unscaled(gradients, self._scale))
+        return on_cpu(self._scale.unscaled(gradients))
 
     def state_dict(self) -> dict[str, Tensor]:
         return on_cpu(self._model.state_dict())
@@ -232,27 +231,20 @@ class ReplicaStrategy(LocalStrategy):
             state.add_model(self._model)
             for optimizer in self._optimizers:
                 state.add_optimizer(optimizer)
-            if self._scale is not None:
-                state.values[LOSS_SCALE] = self._scale.state
+            state.values.update(self._scale.state)
         return state
 
     def restore(self, saved: SavedState) -> None:
         restore_model(self._model, saved)
         for optimizer in self._optimizers:
             restore_optimizer(optimizer, saved)
-        if self._scale is not None:
-            self._scale.restore(saved.value(LOSS_SCALE))
+        self._scale.restore(saved.value(LOSS_SCALE))
 
     def describe(self) -> StrategyResult:
-        settings = self._device_settings
-        if self._scale is not None:
-            settings = {**settings, **self._scale.describe()}
+        settings: StrategyResult = {**self._device_settings, **self._scale.describe()}
         if self._buckets is None:
             return settings
-        return {
-            **settings,
-            **self._factors.with_traffic(self._buckets.describe()),
-        }
+        return {**settings, **self._factors.with_traffic(self._buckets.describe())}
 
     def close(self, *, failed: bool) -> None:
         """Close the gradient sum. The process group belongs to the transport."""

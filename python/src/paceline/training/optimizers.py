@@ -47,7 +47,7 @@ class TaskOptimizer:
     ) -> None:
         """parameters: with the names of the model; at least one. scale: of the gradients."""
         self._task = task
-        self._scale = scale
+        self._scale = scale or LossScale(is_used=False)
         self._named = list(parameters)
         self._parameters = [parameter for _, parameter in self._named]
         self._clip_norm = task.clip_norm
@@ -68,9 +68,9 @@ class TaskOptimizer:
         parameters are the whole model. Under fp16 a gradient that is not finite changes nothing.
         """
         is_finite = True
-        if self._clip_norm is not None or self._scale is not None:
+        if self._clip_norm is not None or self._scale.is_used:
             norm = math.sqrt(self.squared_norm() if squared_norm is None else squared_norm)
-            is_finite = self._scale is None or math.isfinite(norm)
+            is_finite = not self._scale.is_used or math.isfinite(norm)
             self._multiply(self._factor(norm))
         if is_finite:
             self._step_with(1.0)
@@ -112,11 +112,10 @@ class TaskOptimizer:
 
     def squared_norm(self) -> float:
         """Return the squared L2 norm of the gradients of these parameters, together."""
-        scale = 1.0 if self._scale is None else self._scale.value
         norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in self._gradients()]
         # all values at once, because a GPU is waited for
         squares = sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
-        return float(squares) / scale**2
+        return float(squares) / self._scale.value**2
 
     @property
     def has_stepped(self) -> bool:
@@ -174,7 +173,7 @@ class TaskOptimizer:
 
     def _factor(self, norm: float) -> float:
         """Return the factor that undoes the scale of the gradients, and clips them."""
-        factor = 1.0 if self._scale is None else 1 / self._scale.value
+        factor = 1 / self._scale.value
         if self._clip_norm is not None:
             factor *= min(1.0, self._clip_norm / (norm + _EPSILON))
         return factor

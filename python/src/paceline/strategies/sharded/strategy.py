@@ -31,7 +31,7 @@ from paceline.strategies.sharded.units import find_units
 from paceline.torch_internals import all_gather_single, reduce_scatter_single
 from paceline.torch_internals.fsdp import AllGather, ReduceScatter
 from paceline.training.batch_norm import batch_norms, synchronise
-from paceline.training.loss_scale import LOSS_SCALE, LossScale, unscaled
+from paceline.training.loss_scale import LOSS_SCALE, LossScale
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import run_passes
@@ -120,7 +120,7 @@ class FullyShardedStrategy(LocalStrategy):
             batch,
             self._trial.training,
             communication=self._communication,
-            scale=1.0 if self._scale is None else self._scale.value,
+            scale=self._scale.value,
         )
         for name, sharded in self._sharded.items():
             if sharded.grad is None:
@@ -133,12 +133,11 @@ class FullyShardedStrategy(LocalStrategy):
         squared_norm = self._squared_norm()
         if self._optimizer is not None:
             self._optimizer.step(squared_norm)
-        if self._scale is not None and squared_norm is not None:
-            self._scale.update(squared_norm)
+        self._scale.update(squared_norm)
 
     def _squared_norm(self) -> float | None:
         """Return the squared norm of the whole gradient; None if no update depends on it."""
-        if self._task.clip_norm is None and self._scale is None:
+        if self._task.clip_norm is None and not self._scale.is_used:
             return None
         own = 0.0 if self._optimizer is None else self._optimizer.squared_norm()
         total = torch.tensor([own], dtype=torch.float64)
@@ -148,7 +147,7 @@ class FullyShardedStrategy(LocalStrategy):
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients, in the memory of a file."""
         own = {n: cast("DTensor", p.grad).to_local() for n, p in self._sharded.items()}
-        return gathered(self._shards, unscaled(own, self._scale))
+        return gathered(self._shards, self._scale.unscaled(own))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights, in the memory of a file."""
@@ -173,8 +172,7 @@ class FullyShardedStrategy(LocalStrategy):
             )
         if self._is_first:
             state.add_buffers(persistent_buffers(self._model))
-            if self._scale is not None:
-                state.values[LOSS_SCALE] = self._scale.state
+            state.values.update(self._scale.state)
         return state
 
     @torch.no_grad()
@@ -185,8 +183,7 @@ class FullyShardedStrategy(LocalStrategy):
         restore_buffers(persistent_buffers(self._model), saved)
         if self._optimizer is not None:
             restore_optimizer(self._optimizer, saved, self._own_part)
-        if self._scale is not None:
-            self._scale.restore(saved.value(LOSS_SCALE))
+        self._scale.restore(saved.value(LOSS_SCALE))
 
     def _own_part(self, name: str, tensor: Tensor) -> Tensor:
         """Return this rank's rows of an optimiser's saved tensor."""
@@ -199,8 +196,7 @@ class FullyShardedStrategy(LocalStrategy):
         return shard.rows_of(tensor).contiguous()
 
     def describe(self) -> StrategyResult:
-        found: StrategyResult = {"unit_bytes": self._unit_bytes}
-        return found if self._scale is None else {**found, **self._scale.describe()}
+        return {"unit_bytes": self._unit_bytes, **self._scale.describe()}
 
     def close(self, *, failed: bool) -> None:
         """Do nothing: the process group belongs to the transport."""
