@@ -17,9 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,10 +26,10 @@ from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
 from paceline.strategies.reduction.buckets import Buckets
 from paceline.strategies.reduction.factor_choice import setting_of
-from paceline.strategies.reduction.factor_exchange import ReplicaFactors, open_group
+from paceline.strategies.reduction.factor_exchange import ReplicaFactors
 from paceline.strategies.reduction.optimizer_shard import gradients_of
+from paceline.strategies.reduction.shared_sums import synchronise_ranks
 from paceline.torch_internals import exclude_from_ddp
-from paceline.training.batch_norm import batch_norms, synchronise
 from paceline.training.compilation import compile_model
 from paceline.training.devices import (
     InputMover,
@@ -93,16 +91,11 @@ class ReplicaStrategy(LocalStrategy):
             self._create_optimizers(elsewhere=frozenset())
             compile_model(self._model, trial.training)
             return
-        # Compressed buckets, or a limit of buckets in flight, may start sums of gradients at other
-        # times on each rank, so statistics in the same group could meet gradients.
-        training, limit_s = trial.training, trial.limits.collective_s
-        sums_statistics = training.batch_norm == "global" and bool(batch_norms(model))
-        group = open_group(limit_s) if sums_statistics else None
-        self._pass_communication = synchronise(model, partial(_total, group), training.batch_norm)
+        self._pass_communication = synchronise_ranks(model, trial)
         self._factors = factors = ReplicaFactors(setting_of(trial))
         if factors.choice.setting != "never":
-            samples = trial.placement.samples_of_a_replica(training.global_batch)
-            dtype = working_dtype(training)
+            samples = trial.placement.samples_of_a_replica(trial.training.global_batch)
+            dtype, limit_s = working_dtype(trial.training), trial.limits.collective_s
             factors.join(model, task.example_input(), samples, dtype, limit_s)
             factors.capture()
         self._create_optimizers(elsewhere=factors.parameter_names)
@@ -250,10 +243,3 @@ class ReplicaStrategy(LocalStrategy):
         """Close the gradient sum. The process group belongs to the transport."""
         if self._buckets is not None:
             self._buckets.gradient_sum.close(failed=failed)
-
-
-def _total(group: dist.ProcessGroup | None, values: Tensor) -> Tensor:
-    """Sum a small vector over all ranks."""
-    summed = values.clone()
-    dist.all_reduce(summed, group=group)
-    return summed

@@ -24,13 +24,12 @@ from paceline.errors import DataError, UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
-from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
+from paceline.strategies.reduction.shared_sums import synchronise_ranks
 from paceline.strategies.sharded.shards import ShardedTensor, gathered
 from paceline.strategies.sharded.units import find_units
 from paceline.torch_internals import all_gather_single, reduce_scatter_single
 from paceline.torch_internals.fsdp import AllGather, ReduceScatter
-from paceline.training.batch_norm import batch_norms, synchronise
 from paceline.training.loss_scale import LOSS_SCALE, LossScale
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 from paceline.training.pass_communication import PassCommunication
@@ -69,7 +68,7 @@ class FullyShardedStrategy(LocalStrategy):
         self._is_first = context.is_first
         self._scale = LossScale.of(trial.training)
         _check(task, model)
-        self._synchronise_statistics()
+        synchronise_ranks(model, trial, self._communication)
         self._unit_bytes = self._shard(find_units(model, task.example_input()))
         named = {n: cast("DTensor", p) for n, p in trained_parameters(model).items()}
         self._shards = {name: ShardedTensor.of(name, p) for name, p in named.items()}
@@ -77,19 +76,6 @@ class FullyShardedStrategy(LocalStrategy):
         self._own = {n: nn.Parameter(s.own) for n, s in self._shards.items() if len(s.own)}
         if self._own:
             self._optimizer = TaskOptimizer(task, self._own.items(), self._scale)
-
-    def _synchronise_statistics(self) -> None:
-        """Let layers use the statistics of all ranks, in a group without other messages."""
-        training, limit_s = self._trial.training, self._trial.limits.collective_s
-        is_global = training.batch_norm == "global" and bool(batch_norms(self._model))
-        group = open_group(limit_s) if is_global else None
-
-        def total(values: Tensor) -> Tensor:
-            summed = values.clone()
-            all_reduce_tensors([summed], group)
-            return summed
-
-        synchronise(self._model, total, training.batch_norm, self._communication)
 
     def _shard(self, units: list[nn.Module]) -> list[int]:
         """Shard the units, and what is outside of them as one more. Return their bytes."""
