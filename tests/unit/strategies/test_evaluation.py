@@ -44,12 +44,7 @@ class HeldOutFeed(contextlib.AbstractContextManager):
 
 
 def evaluation(**changes):
-    values = {
-        "held_out_samples": HELD_OUT,
-        "split_seed": 0,
-        "every_steps": 2,
-        "every_epochs": None,
-    }
+    values = {"held_out_samples": HELD_OUT, "split_seed": 0, "every_steps": 2, "every_epochs": None}
     return Evaluation(**{**values, **changes})
 
 
@@ -174,11 +169,7 @@ def test_stream_mode_reads_the_samples_again(tmp_path, solo):
         trial.model_copy(update={"training": training}), task, build_model(task), ORDER, solo,
         open_feed, tmp_path / "rows.jsonl",
     )  # fmt: skip
-    train(
-        trial,
-        RESNET_SIZES[:2],
-        after_step=lambda s, _, p, step: made.run(s, step, 0, p),
-    )
+    train(trial, RESNET_SIZES[:2], after_step=lambda s, _, p, step: made.run(s, step, 0, p))
     assert len(opened) == 3  # the check before the training, and two evaluations
 
 
@@ -237,14 +228,8 @@ def test_default_leaves_accuracy_out_where_outputs_are_no_scores():
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (
-            None,
-            r"Mine.evaluate: expected a dictionary with at least one metric, got None",
-        ),
-        (
-            {"f1": torch.ones(())},
-            r"evaluate\['f1'\]: .* shape \(4,\), .* got shape \(\)",
-        ),
+        (None, r"Mine.evaluate: expected a dictionary with at least one metric, got None"),
+        ({"f1": torch.ones(())}, r"evaluate\['f1'\]: .* shape \(4,\), .* got shape \(\)"),
         ({"f1": 0.5}, r"expected one value for each sample, or a sum and a count"),
         ({"f1": (torch.ones(2), torch.ones(3))}, r"a sum and a count of equal shape"),
     ],

@@ -190,10 +190,7 @@ class ProcessesStrategy(ShardedStrategy):
 
     def describe(self) -> StrategyResult:
         sizes = [4 * sum(s.elements for s in shards) for shards in self._shards_by_rank]
-        return {
-            "shard_bytes": sizes,
-            **super().describe(),
-        }
+        return {"shard_bytes": sizes, **super().describe()}
 
     def _reduce(self) -> None:
         """Sum this rank's shards over the node's processes, or compute them from sufficient

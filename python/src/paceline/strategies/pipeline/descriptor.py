@@ -298,10 +298,7 @@ class Hybrid(Pipeline):
         return f"{workers}{_TIMES}{placement.threads_per_worker} m{options.micro_batches}"
 
     def layout_keys(self, placement: Placement, options: PipelineOptions) -> dict[str, Any]:
-        return {
-            "replicas": placement.replicas_per_node,
-            **super().layout_keys(placement, options),
-        }
+        return {"replicas": placement.replicas_per_node, **super().layout_keys(placement, options)}
 
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         for replicas, stages, threads in searched_layouts(cores):

@@ -147,10 +147,7 @@ class CompressedSum:
         return summed
 
     def describe(self) -> StrategyResult:
-        method: CompressionResult = {
-            "method": self._compressor.name,
-            **self._compressor.describe(),
-        }
+        method: CompressionResult = {"method": self._compressor.name, **self._compressor.describe()}
         return {"compression": method, **self._meter.describe()}
 
     def close(self, *, failed: bool) -> None:

@@ -20,11 +20,7 @@ from torch import Tensor
 
 from paceline.errors import PacelineError
 from paceline.records.communication import TransportResult
-from paceline.torch_internals import (
-    PrefixStore,
-    Store,
-    register_backend,
-)
+from paceline.torch_internals import PrefixStore, Store, register_backend
 from paceline.transports.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.all_reduce import AllReduce, CollectiveStatistics
 from paceline.transports.mpi.collectives import Collectives
