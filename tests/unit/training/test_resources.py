@@ -142,7 +142,8 @@ PROGRAM = """
 import dataclasses, json, os, sys
 from paceline.plan.trial import Trial
 from paceline.plan.rank_context import RankContext
-from paceline.training.resources import apply_resources, read_back, set_threads
+from paceline.training.resources import actual_environment, apply_resources, check_environment
+from paceline.training.resources import set_threads
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 trial = Trial.model_validate_json(sys.argv[1])
 context = RankContext(rank=0, world_size=1, local_rank=0, ranks_on_node=1, node_index=0,
@@ -151,7 +152,9 @@ apply_resources(context, trial)
 assert "torch" not in sys.modules
 import torch
 set_threads(trial.placement.threads_per_worker)
-row = read_back(context, trial, clock_offset_s=0.5, clock_error_s=0.1, initial_weights_sha256="w")
+facts = {"clock_offset_s": 0.5, "clock_error_s": 0.1, "initial_weights_sha256": "w"}
+row = actual_environment(context, trial, **facts)
+check_environment(row, trial)
 print(json.dumps(dataclasses.asdict(row)))
 """
 
