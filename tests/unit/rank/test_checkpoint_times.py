@@ -16,7 +16,6 @@ from paceline.rank.checkpoint_times import (
     Announcements,
     DalyInterval,
     EverySeconds,
-    EverySteps,
     daly_interval_s,
 )
 
@@ -45,11 +44,6 @@ def clock(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(checkpoint_times.time, "monotonic", lambda: now[0])
     return now
-
-
-def test_every_third_step():
-    times = EverySteps(3)
-    assert [d for d in range(1, 10) if times.is_due(d, 0.1, idle=True)] == [3, 6, 9]
 
 
 def test_single_rank_is_due_as_soon_as_the_seconds_have_passed(clock):
