@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from tests.support.trials import rank_context
 from tests.unit.node.rank_program import FileShare
 
 from paceline.errors import PacelineError
-from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.workloads.build import build_model, task_of
@@ -61,13 +60,10 @@ def main():
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     trial = Trial.model_validate_json((folder / "trial.json").read_text())
-    context = RankContext(
-        rank=rank, world_size=ranks, local_rank=rank, ranks_on_node=ranks, node_index=0,
-        host="alpha", process_started_unix_s=time.time(),
-    )  # fmt: skip
     task = task_of(trial.training, classes=3)
     strategy = create_strategy(trial)
-    strategy.prepare(task, build_model(task), context, trial, Node(folder, rank, ranks))
+    node = Node(folder, rank, ranks)
+    strategy.prepare(task, build_model(task), rank_context(rank, ranks), trial, node)
     try:
         train(strategy, rank, ranks)
     except (ArithmeticError, PacelineError) as error:

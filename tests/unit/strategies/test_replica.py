@@ -15,19 +15,10 @@ from paceline.training.task import Task
 from paceline.workloads.build import build_model, task_of
 
 
-class Nobody:
-    """A rank without peers."""
-
-    def node(self, _purpose):
-        return None
-
-    world = node
-
-
 def gradient_of(trial, context):
     """Compute the gradient of four samples of a task."""
     strategy, task = create_strategy(trial), task_of(trial.training, classes=3)
-    strategy.prepare(task, build_model(task), context, trial, Nobody())
+    strategy.prepare(task, build_model(task), context, trial, None)
     return strategy.gradient(
         TrainBatch(
             step=0,

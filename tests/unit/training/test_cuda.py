@@ -18,15 +18,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 STEPS = 20
 
 
-class Nobody:
-    """A rank without peers."""
-
-    def node(self, _purpose):
-        return None
-
-    world = node
-
-
 @pytest.fixture
 def gpu(make_trial, solo):
     return device_of(on_gpu(make_trial()), solo)
@@ -52,7 +43,7 @@ def trained(trial, context, model_name, steps):
     """First step's gradients, and weights after `steps` of a batch of 8, 7, 8, 7…"""
     strategy = create_strategy(trial)
     model = build_model(make_task(model_name, classes=3, dropout=trial.training.dropout, seed=3))
-    strategy.prepare(task_of(trial.training, classes=3), model, context, trial, Nobody())
+    strategy.prepare(task_of(trial.training, classes=3), model, context, trial, None)
     first = {}
     for step in range(steps):
         result = strategy.gradient(batch_of(8 - step % 2, step))
@@ -132,6 +123,6 @@ def test_empty_share_takes_part_with_no_weight(make_trial, solo):
     trial = on_gpu(make_trial())
     strategy = create_strategy(trial)
     model = build_model(make_task("tiny", classes=3, dropout=True, seed=3))
-    strategy.prepare(task_of(trial.training, classes=3), model, solo, trial, Nobody())
+    strategy.prepare(task_of(trial.training, classes=3), model, solo, trial, None)
     assert strategy.gradient(batch_of(0)).loss_sum == 0.0
     assert not any(g.any() for g in strategy.gradients().values())

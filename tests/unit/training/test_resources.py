@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.trials import rank_context
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.topology import numa_nodes_of
-from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Placement
 from paceline.records.rows import WorkerEnvironment
 from paceline.training.resources import (
@@ -22,13 +22,6 @@ from paceline.training.resources import (
 )
 
 
-def context(local_rank=0, ranks_on_node=1):
-    return RankContext(
-        rank=local_rank, world_size=ranks_on_node, local_rank=local_rank,
-        ranks_on_node=ranks_on_node, node_index=0, host="alpha", process_started_unix_s=0.0,
-    )  # fmt: skip
-
-
 def placement(ranks, threads, oversubscribe=False):
     return Placement(
         nodes=1, ranks_per_node=ranks, threads_per_rank=threads, oversubscribe=oversubscribe
@@ -37,10 +30,10 @@ def placement(ranks, threads, oversubscribe=False):
 
 def test_shared_cores_are_found_unless_oversubscribed():
     apart, same = [RankCores([0], {}), RankCores([1], {})], [RankCores([4], {})] * 2
-    check_node(context(0, 2), placement(2, 1), apart)
-    check_node(context(0, 2), placement(2, 1, oversubscribe=True), same)
+    check_node(rank_context(0, 2), placement(2, 1), apart)
+    check_node(rank_context(0, 2), placement(2, 1, oversubscribe=True), same)
     with pytest.raises(EnvironmentLacks, match="share cores 4"):
-        check_node(context(0, 2), placement(2, 1), same)
+        check_node(rank_context(0, 2), placement(2, 1), same)
 
 
 def in_groups(*quotas):
@@ -51,21 +44,21 @@ def in_groups(*quotas):
 def test_quota_of_a_group_is_for_all_ranks_in_it():
     together = in_groups({"job": 3.0}, {"job": 3.0})
     with pytest.raises(EnvironmentLacks, match=r"2 ranks on it of 2 threads need 4 .* allows 3;"):
-        check_node(context(0, 2), placement(2, 2), together)
-    check_node(context(0, 2), placement(2, 2, oversubscribe=True), together)
-    check_node(context(0, 2), placement(2, 2), in_groups({"job": 4.0}, {"job": 4.0}))
+        check_node(rank_context(0, 2), placement(2, 2), together)
+    check_node(rank_context(0, 2), placement(2, 2, oversubscribe=True), together)
+    check_node(rank_context(0, 2), placement(2, 2), in_groups({"job": 4.0}, {"job": 4.0}))
 
 
 def test_ranks_with_groups_of_their_own_have_a_quota_each():
-    check_node(context(0, 2), placement(2, 2), in_groups({"a": 2.0}, {"b": 2.0}))
+    check_node(rank_context(0, 2), placement(2, 2), in_groups({"a": 2.0}, {"b": 2.0}))
     both = in_groups({"a": 2.0, "job": 3.5}, {"b": 2.0, "job": 3.5})
     with pytest.raises(EnvironmentLacks, match=r"allows 3\.5"):
-        check_node(context(0, 2), placement(2, 2), both)
+        check_node(rank_context(0, 2), placement(2, 2), both)
 
 
 def test_rank_whose_own_group_allows_less_is_told_before_it_meets_the_others():
     with pytest.raises(EnvironmentLacks, match=r"rank 1 of 2 threads need 2 cores.* allows 1\.5"):
-        check_quotas(context(1, 2), placement(2, 2), in_groups({"a": 1.5}))
+        check_quotas(rank_context(1, 2), placement(2, 2), in_groups({"a": 1.5}))
 
 
 def test_what_a_rank_tells_the_others_arrives():

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.job.rendezvous import listen_on
 from paceline.node.memory import gather
 from paceline.plan.rank_context import StoreAddress
 from paceline.transports.network import GlooTransport
@@ -24,14 +25,8 @@ from paceline.transports.store import (
 )
 
 
-def served():
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    return StoreAddress(host="127.0.0.1", port=port, listen_fd=listener.detach())
-
-
 def test_peer_reads_what_the_first_rank_wrote(context_of):
-    address = served()
+    address = listen_on("lo")
     first = open_store(context_of(0, 2, store=address), 5.0)
     first.set("key", "value")
     peer = StoreAddress(host="127.0.0.1", port=address.port)
@@ -67,7 +62,7 @@ def test_missing_interface_is_answered_with_those_there_are(make_trial, context_
 
 @pytest.fixture
 def store(context_of):
-    return open_store(context_of(0, 1, store=served()), 5.0)
+    return open_store(context_of(0, 1, store=listen_on("lo")), 5.0)
 
 
 def test_answers_that_come_are_not_held_up(store):

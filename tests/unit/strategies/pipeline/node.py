@@ -10,10 +10,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from tests.support import oracle
-from tests.support.trials import tiny_trial
+from tests.support.trials import rank_context, tiny_trial
 
 from paceline.errors import TimedOut
-from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import share_bounds
 from paceline.spec.models import Limits
 from paceline.strategies import TrainBatch, create_strategy
@@ -92,13 +91,6 @@ def pipeline_trial(stages, micro_batches, replicas=1, pipeline=None, **training)
     )
 
 
-def context_of(local_rank, ranks):
-    return RankContext(
-        rank=local_rank, world_size=ranks, local_rank=local_rank, ranks_on_node=ranks,
-        node_index=0, host="alpha", process_started_unix_s=1000.0,
-    )  # fmt: skip
-
-
 def batch_of(trial, step, samples):
     """The whole global batch of a step."""
     generator = torch.Generator().manual_seed(100 + step)
@@ -148,7 +140,7 @@ def run_ranks(trial, body):
     def rank(local_rank):
         strategy = create_strategy(trial)
         try:
-            context, peers = context_of(local_rank, ranks), BoardPeers(board, local_rank, ranks)
+            context, peers = rank_context(local_rank, ranks), BoardPeers(board, local_rank, ranks)
             strategy.prepare(task_for(trial), models[local_rank], context, trial, peers)
             result = body(strategy, context, peers)
         except BaseException:
