@@ -141,11 +141,7 @@ class Loop:
             comm_s=comm_s,
             comm_ready_unix_s=comm_ready_unix_s,
             optimizer_s=optimizer_s,
-            other_s=step_s
-            - data_wait_s
-            - gradient_s
-            - (0.0 if within_step is None else within_step.comm_s)
-            - optimizer_s,
+            other_s=step_s - data_wait_s - gradient_s - (stepped_s - optimizing_s),
             step_s=step_s,
             bubble_s=result.bubble_s,
             pass_comm_s=result.pass_comm_s,

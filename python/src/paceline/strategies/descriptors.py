@@ -22,16 +22,27 @@ Reduction = Literal["flat", "hierarchical"]
 DEFAULT_PERIOD_STEPS = 10
 
 
-class Sequential(StrategyDescriptor):
+class ReplicaPerNode(StrategyDescriptor):
+    """One process on a node with one replica."""
+
+    implementation = "paceline.strategies.replica:ReplicaStrategy"
+    runs_scripts = True
+    can_compile = True
+    can_scale_loss = True
+
+    def reduces_in_buckets(self, request: TrialRequest) -> bool:
+        return request.nodes > 1
+
+    def exchange(self, options: Any) -> Exchange:
+        return Exchange(among="nodes", overlaps=True)
+
+
+class Sequential(ReplicaPerNode):
     """One replica per node, one thread each."""
 
     name = "sequential"
     summary = "one process, one thread"
     position = 10
-    implementation = "paceline.strategies.replica:ReplicaStrategy"
-    runs_scripts = True
-    can_compile = True
-    can_scale_loss = True
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         return NodeCounts(ranks=1, threads_per_rank=1)
@@ -43,27 +54,17 @@ class Sequential(StrategyDescriptor):
                 'use local_strategy = "intraop" for the threads of the framework'
             )
 
-    def reduces_in_buckets(self, request: TrialRequest) -> bool:
-        return request.nodes > 1
-
-    def exchange(self, options: Any) -> Exchange:
-        return Exchange(among="nodes", overlaps=True)
-
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
         return {}
 
 
-class Intraop(StrategyDescriptor):
+class Intraop(ReplicaPerNode):
     """One replica per node on all of its cores."""
 
     name = "intraop"
     summary = "one process, the framework's own threads"
     position = 20
-    implementation = "paceline.strategies.replica:ReplicaStrategy"
     count_key = "threads_per_rank"
-    runs_scripts = True
-    can_compile = True
-    can_scale_loss = True
     without_cuda = (
         '"intraop" uses threads of the CPU, expected "cpu", got "cuda"; use local_strategy = '
         '"sequential" for one GPU'
@@ -71,12 +72,6 @@ class Intraop(StrategyDescriptor):
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         return NodeCounts(ranks=1, threads_per_rank=number(request.threads_per_rank) or cores)
-
-    def reduces_in_buckets(self, request: TrialRequest) -> bool:
-        return request.nodes > 1
-
-    def exchange(self, options: Any) -> Exchange:
-        return Exchange(among="nodes", overlaps=True)
 
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         yield {"threads_per_rank": cores}

@@ -16,7 +16,7 @@ from paceline.data.masks import ImagesWithMasks, Pair
 from paceline.errors import UsageError
 from paceline.plan.sample_order import SampleRandom
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
-from paceline.workloads.resnet import EXPANSION, residual_layers
+from paceline.workloads.resnet import EXPANSION, convolution, residual_layers
 
 if TYPE_CHECKING:
     from paceline.data.items import MapStyleDataset
@@ -224,26 +224,18 @@ def scaled_crop(pixels: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
     return pixels[np.ix_(rows, columns)]
 
 
-def _convolution(inputs: int, outputs: int, kernel: int = 1, rate: int = 1) -> nn.Sequential:
-    """Return a convolution that keeps the size, normalised, and ReLU."""
-    padding = rate * (kernel // 2)
-    layer = nn.Conv2d(inputs, outputs, kernel, padding=padding, dilation=rate, bias=False)
-    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())
-
-
 class _Pyramid(nn.Module):
     """Atrous spatial pyramid pooling: convolutions of several rates, and the mean of the image."""
 
     def __init__(self, inputs: int, outputs: int, side: int) -> None:
         super().__init__()
-        self.branches = nn.ModuleList(
-            [_convolution(inputs, outputs), *(_convolution(inputs, outputs, 3, r) for r in RATES)]
-        )
+        atrous = (convolution(inputs, outputs, rate=rate) for rate in RATES)
+        self.branches = nn.ModuleList([convolution(inputs, outputs, 1), *atrous])
         # Without normalisation: over one value per sample it would enlarge rounding errors.
         self.image = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, outputs, 1), nn.ReLU(), nn.Upsample(side)
         )
-        self.project = _convolution((len(RATES) + 2) * outputs, outputs)
+        self.project = convolution((len(RATES) + 2) * outputs, outputs, 1)
 
     def forward(self, units: Tensor) -> Tensor:
         found = [branch(units) for branch in self.branches]
@@ -267,10 +259,10 @@ class _Network(nn.Module):
         self.low, self.high = low, high
         self.pyramid = _Pyramid(channels[1], width, side // _STRIDE)
         self.enlarge = nn.Upsample(scale_factor=4, mode="bilinear")
-        self.reduce = _convolution(channels[0], 3 * width // 16)
+        self.reduce = convolution(channels[0], 3 * width // 16, 1)
         self.decoder = nn.Sequential(
-            _convolution(width + 3 * width // 16, width, 3),
-            _convolution(width, width, 3),
+            convolution(width + 3 * width // 16, width),
+            convolution(width, width),
             nn.Conv2d(width, options.classes, 1),
             nn.Upsample(scale_factor=4, mode="bilinear"),
         )

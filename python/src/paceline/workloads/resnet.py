@@ -99,3 +99,12 @@ class _Network(nn.Module):
         for layer in self.children():
             images = layer(images)
         return images
+
+
+def convolution(
+    inputs: int, outputs: int, kernel: int = 3, stride: int = 1, rate: int = 1
+) -> nn.Sequential:
+    """Return a convolution that keeps the size with stride 1, normalised, and ReLU."""
+    padding = rate * (kernel // 2)
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding, rate, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())

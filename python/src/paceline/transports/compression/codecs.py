@@ -17,7 +17,7 @@ again. So two ranks use this variant.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -105,21 +105,11 @@ class Blockwise:
         return {"block": self.block}
 
 
-class Codec(Protocol):
-    """Encodes float32 numbers as fewer bytes. Encoding twice gives the same bytes."""
-
-    name: str
-    block: int  # the number of elements of a part is a multiple of this
-    feeds_back: bool  # whether the error is added to the next step (error feedback)
-
-    def encode(self, parts: Tensor) -> Tensor:
-        """Encode parts of shape (m, elements), each by itself. Return uint8 of shape (m, bytes)."""
-
-    def decode(self, encoded: Tensor) -> Tensor:
-        """Return a new tensor of shape (m, elements)."""
-
-    def describe(self) -> CompressionResult:
-        """Return the settings."""
+# Encodes float32 numbers as fewer bytes; encoding twice gives the same bytes. `encode` takes parts
+# of shape (m, elements), each by itself, and returns uint8 of shape (m, bytes); `decode` returns a
+# new tensor of shape (m, elements). block: the number of elements of a part is a multiple of this.
+# feeds_back: whether the error is added to the next step (error feedback).
+Codec = Half | Blockwise
 
 
 class CodecCompressor:
