@@ -72,7 +72,8 @@ class ReplicateGroup:
         """
         if trial.placement.nodes == 1:
             return cls(trial)
-        own, limit_s = None, trial.limits.collective_s
+        limit_s = trial.limits.collective_s
+        own: dist.ProcessGroup | None = None
         for ranks in group_by_local_rank(_places(context, peers, limit_s)):
             group = None
             if len(ranks) > 1:
