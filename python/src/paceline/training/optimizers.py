@@ -71,7 +71,12 @@ class TaskOptimizer:
         if self._clip_norm is not None or self._scale.is_used:
             norm = math.sqrt(self.squared_norm() if squared_norm is None else squared_norm)
             is_finite = not self._scale.is_used or math.isfinite(norm)
-            self._multiply(self._factor(norm))
+            factor = 1 / self._scale.value
+            if self._clip_norm is not None:
+                factor *= min(1.0, self._clip_norm / (norm + _EPSILON))
+            if factor != 1:
+                for gradient in self._gradients():
+                    gradient.mul_(factor)
         if is_finite:
             self._step_with(1.0)
         self._end_step()
@@ -170,18 +175,6 @@ class TaskOptimizer:
             g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"])
         )
         return any(group.get("fused") or group.get("capturable") for group in groups)
-
-    def _factor(self, norm: float) -> float:
-        """Return the factor that undoes the scale of the gradients, and clips them."""
-        factor = 1 / self._scale.value
-        if self._clip_norm is not None:
-            factor *= min(1.0, self._clip_norm / (norm + _EPSILON))
-        return factor
-
-    def _multiply(self, factor: float) -> None:
-        if factor != 1:
-            for gradient in self._gradients():
-                gradient.mul_(factor)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters if p.grad is not None]
