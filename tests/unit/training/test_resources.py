@@ -158,12 +158,8 @@ def test_process_really_gets_what_was_asked_whatever_the_launcher_set(make_trial
         "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "7", "MKL_NUM_THREADS": "7",
         "OMP_PROC_BIND": "close", "GOMP_CPU_AFFINITY": "0", "KMP_BLOCKTIME": "1",
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, trial.model_dump_json()],
-        env=environment, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    row = json.loads(done.stdout)
+    command = [sys.executable, "-c", PROGRAM, trial.model_dump_json()]
+    row = json.loads(subprocess.check_output(command, env=environment, timeout=60))
     assert (row["intraop_threads"], row["interop_threads"]) == (1, 1)
     assert len(row["affinity"]) == 1
     assert row["omp_environment"] == {
@@ -198,12 +194,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_large_tensors_are_not_cleared_by_the_kernel_anew_each_time():
     faults = {}
     for mode in ("keep", "keep small blocks", "usual"):
-        done = subprocess.run(
-            [sys.executable, "-c", ALLOCATING, mode],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        faults[mode] = int(done.stdout)
+        command = [sys.executable, "-c", ALLOCATING, mode]
+        faults[mode] = int(subprocess.check_output(command, timeout=60))
     assert faults["usual"] > 3 * 15_000
     assert faults["keep small blocks"] > 3 * 15_000
     assert faults["keep"] < 3 * 1500
