@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tests.support.batches import train_batch
 from tests.support.trials import rank_context
 from tests.unit.node.rank_program import FileShare
 
 from paceline.errors import PacelineError
 from paceline.plan.trial import Trial
-from paceline.strategies import TrainBatch, create_strategy
+from paceline.strategies import create_strategy
 from paceline.workloads.build import build_model, task_of
 
 SAMPLES = 4  # of a rank in a step
@@ -44,14 +45,10 @@ def train(strategy, rank, ranks):
     for step in range(STEPS):
         if (rank, step) == (FAILING_RANK, FAILING_STEP):
             raise ZeroDivisionError
-        batch = TrainBatch(
-            step=step,
-            epoch=0,
-            inputs=torch.zeros(SAMPLES, 3, 32, 32),
-            targets=torch.zeros(SAMPLES, dtype=torch.int64),
-            sample_ids=np.arange(SAMPLES) + SAMPLES * rank,
+        batch = train_batch(
+            SAMPLES, step=step, sample_ids=np.arange(SAMPLES) + SAMPLES * rank,
             global_samples=SAMPLES * ranks,
-        )
+        )  # fmt: skip
         assert strategy.gradient(batch).comm_s > 0
         strategy.step()
 

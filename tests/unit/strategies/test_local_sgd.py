@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.support.batches import train_batch
 from tests.support.trials import changed
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from paceline.strategies import TrainBatch, create_strategy, local_sgd
+from paceline.strategies import create_strategy, local_sgd
 from paceline.strategies.local_sgd import LocalReplica
 from paceline.strategies.reduction.flat_replica import FlatReplica
 from paceline.training.optimizers import TaskOptimizer
@@ -20,15 +21,8 @@ from paceline.training.transforms import put_in_memory_format
 from paceline.workloads.build import build_model, make_task, task_of
 
 
-def batch_of(*, is_last):
-    return TrainBatch(
-        step=0, epoch=0, inputs=torch.randn(4, 3, 32, 32), targets=torch.arange(4) % 3,
-        sample_ids=np.arange(4), global_samples=4, is_last=is_last,
-    )  # fmt: skip
-
-
 def test_rank_without_peers_trains_as_a_sequential_one(make_trial, solo):
-    batch = batch_of(is_last=True)
+    batch = train_batch(4, is_last=True)
     weights = []
     for averaging in (None, {"period_steps": 2}):
         trial = changed(make_trial(), local_strategy="processes", averaging=averaging)
@@ -58,7 +52,7 @@ def test_bytes_per_step_do_not_count_the_steps_before_a_restart(
         strategy.restore(SimpleNamespace(steps=restored_steps, of_replica=lambda *_: None))
         assert "sent_bytes_per_step" not in strategy.describe()
         for _ in range(4):
-            strategy.gradient(batch_of(is_last=False))
+            strategy.gradient(train_batch(4))
             strategy.step()
         sent.append(strategy.describe()["sent_bytes_per_step"])
     assert sent[0] == sent[1] > 0
@@ -76,7 +70,7 @@ def test_weights_are_averaged_after_each_period_and_after_the_last_step(
         monkeypatch.setattr(
             local_sgd, "all_reduce_tensors", lambda _, step=step: averaged_after.append(step)
         )
-        strategy.gradient(batch_of(is_last=step == 4))
+        strategy.gradient(train_batch(4, is_last=step == 4))
         strategy.step()
     assert averaged_after == [1, 3, 4]
 
@@ -86,15 +80,11 @@ IMAGES = torch.from_numpy(RNG.standard_normal((6, 3, 32, 32), dtype=np.float32))
 LABELS = torch.from_numpy(RNG.integers(0, 3, 6))
 
 
-def batch(low, high, global_samples=12):
-    return TrainBatch(
-        step=0,
-        epoch=0,
-        inputs=IMAGES[low:high],
-        targets=LABELS[low:high],
-        sample_ids=np.arange(low, high),
-        global_samples=global_samples,
-    )
+def batch(low, high):
+    return train_batch(
+        high - low, inputs=IMAGES[low:high], targets=LABELS[low:high],
+        sample_ids=np.arange(low, high), global_samples=12,
+    )  # fmt: skip
 
 
 def weights_by_hand(momentum, divisors=(4, 2)):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.batches import train_batch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from paceline.errors import UsageError
-from paceline.strategies import TrainBatch, create_strategy
+from paceline.strategies import create_strategy
 from paceline.training.task import Task
 from paceline.workloads.build import build_model, task_of
 
@@ -19,16 +19,7 @@ def gradient_of(trial, context):
     """Compute the gradient of four samples of a task."""
     strategy, task = create_strategy(trial), task_of(trial.training, classes=3)
     strategy.prepare(task, build_model(task), context, trial, None)
-    return strategy.gradient(
-        TrainBatch(
-            step=0,
-            epoch=0,
-            inputs=torch.randn(4, 3, 32, 32),
-            targets=torch.arange(4) % 3,
-            sample_ids=np.arange(4),
-            global_samples=4,
-        )
-    )
+    return strategy.gradient(train_batch(4))
 
 
 class Unused(Task):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from tests.support import oracle
+from tests.support.batches import train_batch
 from tests.support.trials import rank_context, tiny_trial
 
 from paceline.errors import TimedOut
 from paceline.plan.sample_order import share_bounds
 from paceline.spec.models import Limits
-from paceline.strategies import TrainBatch, create_strategy
+from paceline.strategies import create_strategy
 from paceline.strategies.pipeline.descriptor import PipelineOptions
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
@@ -96,13 +97,12 @@ def batch_of(trial, step, samples):
     generator = torch.Generator().manual_seed(100 + step)
     size = trial.training.image_size
     images = torch.randn(samples, 3, size, size, generator=generator)
-    return TrainBatch(
+    return train_batch(
+        samples,
         step=step,
-        epoch=0,
         inputs=images.contiguous(memory_format=torch_memory_format(trial.training.memory_format)),
         targets=torch.randint(CLASSES, (samples,), generator=generator),
         sample_ids=100 * step + np.arange(samples),
-        global_samples=samples,
     )
 
 
@@ -110,13 +110,11 @@ def share(trial, local_rank, batch):
     """What a rank gets: pixels for the first stage only."""
     replica, stage = divmod(local_rank, trial.placement.stages)
     low, high = share_bounds(len(batch.sample_ids), replica, trial.placement.replicas)
-    return TrainBatch(
-        step=batch.step,
-        epoch=batch.epoch,
+    return replace(
+        batch,
         inputs=batch.inputs[low:high] if stage == 0 else batch.inputs[low:high, :, :0, :0],
         targets=batch.targets[low:high],
         sample_ids=batch.sample_ids[low:high],
-        global_samples=batch.global_samples,
     )
 
 
