@@ -43,7 +43,6 @@ _USUAL_MMAP_MAX = 65536  # glibc's default
 # of 1 MiB, 256 KiB and 64 KiB. Parameters and gradients of its units have 2 to 24 MB.
 _LARGEST_KEPT_BYTES = 2**20
 # Settings that were applied before the import of torch, for `actual_environment`.
-_KEEPS_FREED_MEMORY = "keeps_freed_memory"
 _APPLIED: dict[str, bool] = {}
 
 
@@ -90,7 +89,7 @@ def keep_freed_memory(largest_bytes: int | None = None) -> bool:
         and libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
         and libc.mallopt(_M_ARENA_MAX, 1)
     )
-    _APPLIED[_KEEPS_FREED_MEMORY] = keeps
+    _APPLIED["keeps_freed_memory"] = keeps
     return keeps
 
 
@@ -232,7 +231,7 @@ def actual_environment(
         device=device_name(device_of(trial, context)),
         numa_nodes=numa_nodes_of(affinity),
         workers=list(workers),
-        keeps_freed_memory=_APPLIED.get(_KEEPS_FREED_MEMORY),
+        keeps_freed_memory=_APPLIED.get("keeps_freed_memory"),
         float32_matmul_precision=torch.get_float32_matmul_precision(),
     )
 

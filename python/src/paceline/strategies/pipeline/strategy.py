@@ -208,7 +208,8 @@ class PipelineStrategy(ShardedStrategy):
         return replace(passed, comm_s=time.perf_counter() - ready_s, comm_ready_unix_s=ready_unix_s)
 
     def step(self) -> None:
-        self._weights.step(self._squared_norm())
+        self._weights.shard.step(self._squared_norm())
+        self._weights.exchange()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights in shared memory, and the buffers of all stages."""
