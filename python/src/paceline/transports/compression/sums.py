@@ -62,7 +62,7 @@ class InFlight:
             devices=None if buffer.is_cpu else [buffer.device]
         )
         # Only a chained future raises an error as such (set_exception stores it as a value).
-        chained: torch.futures.Future[Tensor] = summed.then(_value)
+        chained: torch.futures.Future[Tensor] = summed.then(lambda future: future.value())
         with self._lock:
             self._waiting.append((bucket, summed))
         self._start_waiting()
@@ -106,10 +106,6 @@ class InFlight:
             future = torch.futures.Future()
             future.set_exception(error)
         future.then(ended)
-
-
-def _value(future: torch.futures.Future[Tensor]) -> Tensor:
-    return future.value()
 
 
 _CLOSE_LIMIT_S = 10.0
