@@ -321,7 +321,7 @@ class CheckpointWriter:
         """
         started_s, started_unix_s = time.perf_counter(), time.time()
         if not self.wait_until_idle(limit_s):
-            self._report(f"the checkpoint before is not written after {limit_s:g} s")
+            _warn(f"the checkpoint before is not written after {limit_s:g} s")
             return
         copied = self._copies.copy(state)
         row = CheckpointRow(
@@ -347,7 +347,7 @@ class CheckpointWriter:
             try:
                 task()
             except Exception as problem:  # noqa: BLE001  (the training goes on)
-                self._report(f"no checkpoint: {type(problem).__name__}: {problem}")
+                _warn(f"no checkpoint: {type(problem).__name__}: {problem}")
             finally:
                 self._tasks.task_done()
 
@@ -366,7 +366,7 @@ class CheckpointWriter:
             return
         except OSError as problem:
             error = f"{problem.strerror or problem}"
-            self._report(
+            _warn(
                 f"no checkpoint after {row.steps} steps: {self._folder.root}: {error}; the "
                 "training goes on, and a failure loses the steps since the checkpoint before"
             )
@@ -374,13 +374,9 @@ class CheckpointWriter:
         try:
             self._rows.write(replace(row, ended_unix_s=time.time()))
         except OSError as problem:
-            self._report(f"no record of a checkpoint: {problem}")
+            _warn(f"no record of a checkpoint: {problem}")
 
     def _content(self, file: HashedFile, state: RankState, position: Position) -> None:
         for _ in write_state(file, state, position):
             if self._stopped.is_set():
                 raise _Stopped
-
-    @staticmethod
-    def _report(message: str) -> None:
-        warnings.warn(message, PacelineWarning, stacklevel=2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -103,7 +103,9 @@ class _TaskRank:
         with ExitStack() as opened:
             with limited_memory(self.trial.limits.rank_memory_mib, self.context.rank):
                 with self.spans("data_load"):
-                    samples = opened.enter_context(self._open_samples())
+                    share = self.peers.node("files") or SoloNode()
+                    found = open_samples(self.trial.training, self.files.root, share)
+                    samples = opened.enter_context(found)
                     chosen = choose_checkpoint(self.trial, self.files, self.peers)
                     if chosen is not None:
                         samples = samples.since(chosen.steps)
@@ -185,10 +187,6 @@ class _TaskRank:
     @property
     def _stage(self) -> int:
         return self.context.local_rank % self.trial.placement.stages
-
-    def _open_samples(self) -> AbstractContextManager[Samples]:
-        share = self.peers.node("files") or SoloNode()
-        return open_samples(self.trial.training, self.files.root, share)
 
     def _open_feed(self, samples: Samples, purpose: str = "samples") -> Feed:
         context, place = self.context, self.trial.placement
