@@ -66,6 +66,11 @@ def _with(model: OptionModel, options: dict[str, Any]) -> OptionModel:
     return type(model).model_validate(model.model_dump() | own)
 
 
+def placement(ranks: int, threads: int, **others: Any) -> Placement:
+    """Return the placement of ranks on one node; threads: of each. others: further fields."""
+    return Placement(nodes=1, ranks_per_node=ranks, threads_per_rank=threads, **others)
+
+
 def rank_context(rank: int = 0, ranks: int = 1, **others: Any) -> RankContext:
     """Return the place of one of the ranks of a node; others: fields with other values."""
     usual = {

@@ -7,10 +7,9 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.support.trials import changed
+from tests.support.trials import changed, placement
 
 from paceline.analysis.equivalence.check import check_equivalence
-from paceline.plan.trial import Placement
 from paceline.rank import train as worker
 from paceline.records.documents import write_trial
 from paceline.records.files import read_json, write_json
@@ -47,10 +46,7 @@ def run(photos, make_trial, solo, tmp_path):
         trial = make_trial(
             epochs=LONG, max_steps=steps, task=f"{path}:Mine", dropout=False, **training
         )
-        place = Placement(
-            nodes=1, ranks_per_node=1, threads_per_rank=replicas, replicas_per_node=replicas,
-            oversubscribe=True,
-        )  # fmt: skip
+        place = placement(1, replicas, replicas_per_node=replicas, oversubscribe=True)
         trial = changed(trial, id=name, local_strategy=strategy, placement=place)
         files = RunFiles(tmp_path).trial(name)
         write_trial(trial, files)

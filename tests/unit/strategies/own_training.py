@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from tests.support.trials import placement
 from tests.unit.strategies.pipeline.node import (
     batch_of,
     copied,
@@ -14,7 +15,6 @@ from tests.unit.strategies.pipeline.node import (
     train_alone,
 )
 
-from paceline.plan.trial import Placement
 from paceline.training import passes
 
 TASK = Path(__file__).parents[3] / "examples" / "own-task" / "my_task.py"
@@ -34,14 +34,10 @@ def trial_of(strategy, ranks=1, replicas=1, stages=1, task=f"{TASK}:MyTask", **t
         "local_strategy": strategy,
         "transport": "shared" if ranks > 1 else "none",
         "strategy_options": base.strategy_options.model_dump() if stages > 1 else {},
-        "placement": Placement(
-            nodes=1,
-            ranks_per_node=ranks,
-            threads_per_rank=replicas if strategy == "threads" else 1,
-            replicas_per_node=replicas,
-            stages=stages,
-            oversubscribe=True,
-        ).model_dump(),
+        "placement": placement(
+            ranks, replicas if strategy == "threads" else 1, replicas_per_node=replicas,
+            stages=stages, oversubscribe=True,
+        ).model_dump(),  # fmt: skip
     }
     return type(base).model_validate(rows)
 

@@ -3,21 +3,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.trials import rank_context
+from tests.support.trials import placement, rank_context
 from tests.unit.fabricated_system import fabricate_system, two_sockets
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.topology import PhysicalCore
-from paceline.plan.trial import Placement
 from paceline.training import cores
 from paceline.training.cores import choose_cores, deal, worker_cores
-
-
-def placement(ranks, threads, oversubscribe=False, allocated_cores=None):
-    return Placement(
-        nodes=1, ranks_per_node=ranks, threads_per_rank=threads, oversubscribe=oversubscribe,
-        allocated_cores=allocated_cores,
-    )  # fmt: skip
 
 
 def dealt(allowed, ranks, threads, system):

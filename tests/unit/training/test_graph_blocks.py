@@ -73,9 +73,7 @@ def test_blocks_in_turn_are_the_forward_and_its_gradients():
     torch.manual_seed(1)
     model = ResNet().eval()
     x = torch.randn(4, 3, 16, 16)
-    y = x
-    for _, block in graph_blocks(model, IMAGE):
-        y = block(y)
+    y = nn.Sequential(*(block for _, block in graph_blocks(model, IMAGE)))(x)
     wanted = model(x)
     assert torch.equal(y, wanted)
     found = torch.autograd.grad(y.sum(), list(model.parameters()))
@@ -128,10 +126,7 @@ def test_branches_stay_together_and_untraceable_layers_whole():
     assert list(blocks) == ["stem", "left", "odd", "head"]
     assert blocks["odd"] is model.odd
     x = torch.randn(3, 4)
-    y = x
-    for block in blocks.values():
-        y = block(y)
-    assert torch.equal(y, model(x))
+    assert torch.equal(nn.Sequential(*blocks.values())(x), model(x))
 
 
 class Twice(nn.Module):
@@ -174,10 +169,7 @@ def test_optional_inputs_have_their_defaults():
     blocks = graph_blocks(model, torch.zeros(1, 4))
     assert [name for name, _ in blocks] == ["first", "second", "mul"]
     x = torch.randn(3, 4)
-    y = x
-    for _, block in blocks:
-        y = block(y)
-    assert torch.equal(y, model(x))
+    assert torch.equal(nn.Sequential(*(block for _, block in blocks))(x), model(x))
 
 
 class FromStartToEnd(nn.Module):

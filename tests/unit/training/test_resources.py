@@ -7,11 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from tests.support.trials import rank_context
+from tests.support.trials import placement, rank_context
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.topology import numa_nodes_of
-from paceline.plan.trial import Placement
 from paceline.records.rows import WorkerEnvironment
 from paceline.training.resources import (
     RankCores,
@@ -20,12 +19,6 @@ from paceline.training.resources import (
     check_rank,
     check_workers,
 )
-
-
-def placement(ranks, threads, oversubscribe=False):
-    return Placement(
-        nodes=1, ranks_per_node=ranks, threads_per_rank=threads, oversubscribe=oversubscribe
-    )
 
 
 def test_shared_cores_are_found_unless_oversubscribed():
@@ -78,14 +71,8 @@ def threads_trial(make_trial):
     """One rank of two replicas, two threads each."""
 
     def make(oversubscribe=False):
-        trial = make_trial()
-        return trial.model_copy(
-            update={
-                "placement": placement(1, 4, oversubscribe).model_copy(
-                    update={"replicas_per_node": 2}
-                )
-            }
-        )
+        place = placement(1, 4, replicas_per_node=2, oversubscribe=oversubscribe)
+        return make_trial().model_copy(update={"placement": place})
 
     return make
 

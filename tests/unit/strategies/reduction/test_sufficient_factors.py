@@ -126,12 +126,17 @@ def test_shared_factors_give_back_what_was_stored_in_the_step(model, dtype):
             assert all(map(torch.equal, found[name], factors))
 
 
-def test_low_precision_weights_follow_what_is_refreshed(model):
+def in_low_precision(model):
+    """Return the layout of the model, and a copy of its linear layers' weights."""
     parameters = dict(model.named_parameters())
     layout = FlatLayout.of(parameters.items())
     flat = torch.zeros(layout.elements)
     layout.bind(parameters, flat, copy=True)
-    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows(model))
+    return layout, LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows(model))
+
+
+def test_low_precision_weights_follow_what_is_refreshed(model):
+    layout, low = in_low_precision(model)
     assert torch.equal(low.of("2.weight"), model[2].weight.to(torch.bfloat16))
     first, second = layout.shards(2, rows(model))
     before = low.of("2.weight").clone()
@@ -145,13 +150,9 @@ def test_low_precision_weights_follow_what_is_refreshed(model):
 
 
 def test_passes_in_low_precision_are_those_of_autocast(model):
-    parameters = dict(model.named_parameters())
-    layout = FlatLayout.of(parameters.items())
-    flat = torch.zeros(layout.elements)
-    layout.bind(parameters, flat, copy=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted = model(images(4))
-    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows(model))
+    _, low = in_low_precision(model)
     kept = {}
     capture(layers_of(model), lambda layer, *factors: kept.update({layer: factors}), low)
     with torch.autocast("cpu", dtype=torch.bfloat16):
