@@ -12,14 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tests.support.batches import train_batch
+from tests.support.strategies import prepared, train_batch
 from tests.support.trials import rank_context
 from tests.unit.node.rank_program import FileShare
 
 from paceline.errors import PacelineError
 from paceline.plan.trial import Trial
-from paceline.strategies import create_strategy
-from paceline.workloads.build import build_model, task_of
 
 SAMPLES = 4  # of a rank in a step
 STEPS = 20
@@ -57,10 +55,7 @@ def main():
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     trial = Trial.model_validate_json((folder / "trial.json").read_text())
-    task = task_of(trial.training, classes=3)
-    strategy = create_strategy(trial)
-    node = Node(folder, rank, ranks)
-    strategy.prepare(task, build_model(task), rank_context(rank, ranks), trial, node)
+    strategy = prepared(trial, rank_context(rank, ranks), Node(folder, rank, ranks))
     try:
         train(strategy, rank, ranks)
     except (ArithmeticError, PacelineError) as error:

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.support.batches import train_batch
+from tests.support.strategies import prepared, train_batch
 from tests.support.trials import changed
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from paceline.strategies import create_strategy, local_sgd
+from paceline.strategies import local_sgd
 from paceline.strategies.local_sgd import LocalReplica
 from paceline.strategies.reduction.flat_replica import FlatReplica
 from paceline.training.optimizers import TaskOptimizer
@@ -26,9 +26,7 @@ def test_rank_without_peers_trains_as_a_sequential_one(make_trial, solo):
     weights = []
     for averaging in (None, {"period_steps": 2}):
         trial = changed(make_trial(), local_strategy="processes", averaging=averaging)
-        strategy = create_strategy(trial)
-        model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
-        strategy.prepare(task_of(trial.training, classes=3), model, solo, trial, None)
+        strategy = prepared(trial, solo)
         result = strategy.gradient(batch)
         assert result.comm_s is None
         assert strategy.step() is None
@@ -45,9 +43,7 @@ def test_bytes_per_step_do_not_count_the_steps_before_a_restart(
     trial = changed(make_trial(ranks=2), local_strategy="processes", averaging=averaging)
     sent = []
     for restored_steps in (0, 100):
-        strategy = create_strategy(trial)
-        model = build_model(make_task("tiny", classes=3, dropout=True, seed=3))
-        strategy.prepare(task_of(trial.training, classes=3), model, context_of(0, 2), trial, None)
+        strategy = prepared(trial, context_of(0, 2))
         monkeypatch.setattr(strategy._replica, "restore", lambda _: None)
         strategy.restore(SimpleNamespace(steps=restored_steps, of_replica=lambda *_: None))
         assert "sent_bytes_per_step" not in strategy.describe()
@@ -63,9 +59,7 @@ def test_weights_are_averaged_after_each_period_and_after_the_last_step(
 ):
     averaged_after = []
     trial = changed(make_trial(ranks=2), local_strategy="processes", averaging={"period_steps": 2})
-    strategy = create_strategy(trial)
-    model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
-    strategy.prepare(task_of(trial.training, classes=3), model, context_of(0, 2), trial, None)
+    strategy = prepared(trial, context_of(0, 2))
     for step in range(5):
         monkeypatch.setattr(
             local_sgd, "all_reduce_tensors", lambda _, step=step: averaged_after.append(step)

@@ -5,21 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from tests.support.batches import train_batch
+from tests.support.strategies import prepared, train_batch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from paceline.errors import UsageError
-from paceline.strategies import create_strategy
 from paceline.training.task import Task
-from paceline.workloads.build import build_model, task_of
-
-
-def gradient_of(trial, context):
-    """Compute the gradient of four samples of a task."""
-    strategy, task = create_strategy(trial), task_of(trial.training, classes=3)
-    strategy.prepare(task, build_model(task), context, trial, None)
-    return strategy.gradient(train_batch(4))
 
 
 class Unused(Task):
@@ -41,7 +32,7 @@ def test_parameter_without_gradient_is_named_before_peers_wait_for_it(
 ):
     trial = make_trial(ranks=2, task=f"{__name__}:Unused")
     with pytest.raises(UsageError, match=r"parameter scale: expected a gradient, got none"):
-        gradient_of(trial, context_of(0, 2))
+        prepared(trial, context_of(0, 2)).gradient(train_batch(4))
 
 
 class MeanLoss(Task):
@@ -57,4 +48,4 @@ def test_loss_that_is_not_of_each_sample_is_refused(make_trial, solo):
         r"MeanLoss.loss: expected one loss for each of 4 samples.*got shape \(\); use reduction"
     )
     with pytest.raises(UsageError, match=message):
-        gradient_of(make_trial(task=f"{__name__}:MeanLoss"), solo)
+        prepared(make_trial(task=f"{__name__}:MeanLoss"), solo).gradient(train_batch(4))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.batches import train_batch
 from tests.support.models import TINY_VGG
+from tests.support.strategies import prepared, train_batch
 
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.strategies import create_strategy
@@ -109,8 +109,6 @@ def test_bf16_computes_in_bfloat16_on_the_gpu(make_trial, solo):
 
 def test_empty_share_takes_part_with_no_weight(make_trial, solo):
     trial = on_gpu(make_trial())
-    strategy = create_strategy(trial)
-    model = build_model(make_task("tiny", classes=3, dropout=True, seed=3))
-    strategy.prepare(task_of(trial.training, classes=3), model, solo, trial, None)
+    strategy = prepared(trial, solo)
     assert strategy.gradient(train_batch(0, global_samples=8)).loss_sum == 0.0
     assert not any(g.any() for g in strategy.gradients().values())

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.support.batches import train_batch
+from tests.support.strategies import train_batch
 from tests.unit.strategies.own_training import trial_of
 from torch import nn
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from tests.support import oracle
-from tests.support.batches import train_batch
+from tests.support.strategies import train_batch
 from tests.support.trials import rank_context, tiny_trial
 
 from paceline.errors import TimedOut

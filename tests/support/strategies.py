@@ -1,4 +1,4 @@
-"""Make batches in tests."""
+"""Make strategies and their batches in tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.plan.rank_context import RankContext
+from paceline.plan.trial import Trial
+from paceline.strategies import LocalStrategy, create_strategy
 from paceline.training.strategy import TrainBatch
+from paceline.workloads.build import build_model, task_of
+
+
+def prepared(trial: Trial, context: RankContext, peers: Any = None) -> LocalStrategy:
+    """Return the strategy of a trial with its first model."""
+    strategy, task = create_strategy(trial), task_of(trial.training, classes=3)
+    strategy.prepare(task, build_model(task), context, trial, peers)
+    return strategy
 
 
 def train_batch(samples: int, **others: Any) -> TrainBatch:
