@@ -54,9 +54,8 @@ class Position(_Strict):
 
     steps: int  # optimiser steps done
     task_sha256: str  # of everything that the state depends on; see rank.checkpoints
-    replicas: Annotated[
-        int, Field(ge=1, le=1_000_000)
-    ]  # with weights or optimiser state of their own; 1 if all are equal
+    # with weights or optimiser state of their own; 1 if all are equal
+    replicas: Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class _Place(_Strict):

@@ -16,7 +16,7 @@ from paceline.data.masks import ImagesWithMasks, Pair
 from paceline.errors import UsageError
 from paceline.plan.sample_order import SampleRandom
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
-from paceline.workloads.resnet import EXPANSION, convolution, residual_layers
+from paceline.workloads.resnet import EXPANSION, convolution, residual_layers, shortcut
 
 if TYPE_CHECKING:
     from paceline.data.items import MapStyleDataset
@@ -48,11 +48,7 @@ class _Block(nn.Module):
         self.convolutions = nn.Sequential(
             _separable(inputs, outputs), _separable(outputs, outputs), last
         )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.shortcut = shortcut(inputs, outputs, stride)
 
     def forward(self, units: Tensor) -> Tensor:
         return relu(self.convolutions(units) + self.shortcut(units))
@@ -66,12 +62,8 @@ def xception(width: int, middle_blocks: int) -> tuple[nn.Sequential, nn.Sequenti
     """
     first, wide = width // 2, 728 * width // 64
     low = nn.Sequential(
-        nn.Conv2d(3, first, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(first),
-        nn.ReLU(),
-        nn.Conv2d(first, width, 3, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
+        *convolution(3, first, stride=2),
+        *convolution(first, width),
         _Block(width, 2 * width, stride=2),
     )
     high = nn.Sequential(
