@@ -39,10 +39,6 @@ class ShardedStrategy(LocalStrategy):
     def _wait_for_node(self) -> None:
         """Wait for the other ranks of the node."""
 
-    def _running(self) -> SharedNode:
-        assert self._shared is not None, "prepare comes first"
-        return self._shared
-
     def _sum_over_nodes(self) -> None:
         """Sum the shards over the replicate group, except for those computed from factors.
 
