@@ -259,13 +259,7 @@ class _TaskRank:
         if self.trial.checkpoint is None:
             return None
         found = Checkpoints(
-            self.trial,
-            self.context,
-            self.files,
-            samples.order,
-            strategy,
-            self.peers,
-            chosen,
+            self.trial, self.context, self.files, samples.order, strategy, self.peers, chosen
         )
         opened.callback(found.close)
         opened.enter_context(found.on_signal())

@@ -190,9 +190,7 @@ class LocalSgdStrategy(LocalStrategy):
         started_s, ready_unix_s = time.perf_counter(), time.time()
         self._all_reduce(list(self._replica.gradients().values()))
         return replace(
-            computed,
-            comm_s=time.perf_counter() - started_s,
-            comm_ready_unix_s=ready_unix_s,
+            computed, comm_s=time.perf_counter() - started_s, comm_ready_unix_s=ready_unix_s
         )
 
     def step(self) -> StepCommunication | None:
@@ -206,8 +204,7 @@ class LocalSgdStrategy(LocalStrategy):
         weights /= self._ranks
         synchronize(self._device)
         return StepCommunication(
-            comm_s=time.perf_counter() - started_s,
-            comm_ready_unix_s=ready_unix_s,
+            comm_s=time.perf_counter() - started_s, comm_ready_unix_s=ready_unix_s
         )
 
     def gradients(self) -> dict[str, Tensor]:

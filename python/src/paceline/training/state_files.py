@@ -91,10 +91,8 @@ def write_state(file: HashedFile, state: RankState, position: Position) -> Itera
         values = tensor.values
         begin, end = end, end + values.numel() * values.element_size()
         header[str(number)] = {
-            "dtype": _TYPES[values.dtype],
-            "shape": [values.numel()],
-            "data_offsets": [begin, end],
-        }
+            "dtype": _TYPES[values.dtype], "shape": [values.numel()], "data_offsets": [begin, end],
+        }  # fmt: skip
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)

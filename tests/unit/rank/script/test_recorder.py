@@ -89,10 +89,8 @@ def test_a_report_belongs_to_its_step_whether_before_or_after_it(tmp_path, when)
 
     rows = Run(tmp_path).train(3, **{when: report})
     assert [(row["samples"], row["loss_sum"]) for row in rows] == [
-        (10, 5.0),
-        (11, 16.5),
-        (12, 30.0),
-    ]
+        (10, 5.0), (11, 16.5), (12, 30.0),
+    ]  # fmt: skip
 
 
 def test_stated_samples_are_shared_among_the_ranks(tmp_path):

@@ -14,16 +14,10 @@ from paceline.strategies.reduction.factor_choice import ChoiceContext, choose, s
 LARGE = LinearShape(inputs=4096, outputs=4096)
 SMALL = LinearShape(inputs=256, outputs=3)
 SLOW_LINK = Speeds(
-    latency_s=1e-4,
-    all_reduce_bytes_per_s=1e7,
-    all_gather_bytes_per_s=1e7,
-    product_flop_per_s=5e10,
+    latency_s=1e-4, all_reduce_bytes_per_s=1e7, all_gather_bytes_per_s=1e7, product_flop_per_s=5e10
 )
 SLOW_CORE = Speeds(
-    latency_s=1e-4,
-    all_reduce_bytes_per_s=1e10,
-    all_gather_bytes_per_s=1e10,
-    product_flop_per_s=1e9,
+    latency_s=1e-4, all_reduce_bytes_per_s=1e10, all_gather_bytes_per_s=1e10, product_flop_per_s=1e9
 )
 
 
