@@ -41,9 +41,7 @@ VGG16 = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "published"), [("simple-big", ALEXNET), ("complex-small", VGG16)]
-)
+@pytest.mark.parametrize(("name", "published"), [("simple-big", ALEXNET), ("complex-small", VGG16)])
 def test_names_and_shapes_are_those_published(name, published):
     model = build_model(make_task(name, classes=1000, dropout=True, seed=1))
     found = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
