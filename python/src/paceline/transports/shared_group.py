@@ -99,7 +99,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
         def call() -> None:
             for tensor in tensors:
                 flat = wire_buffer(tensor)
-                self._levels.all_gather({root: byte_view(flat)})
+                self._levels.host.segments.all_gather({root: byte_view(flat)})
                 if root != self._own_rank:
                     copy_back(flat, tensor)
 
@@ -178,7 +178,8 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Wait until every rank has called this."""
         if self._levels.hosts > 1:
             return self._by_gloo("barrier", opts)
-        return self._submit("barrier", self._levels.barrier, [], [], opts)
+        call = partial(self._levels.host.synchronise, "barrier")
+        return self._submit("barrier", call, [], [], opts)
 
     # Names of these operations before torch 2.13, which some callers still use.
     _allgather_base = all_gather_single
@@ -222,14 +223,15 @@ class SharedMemoryGroup(RecordedProcessGroup):
     def _gather_parts(self, outputs: Sequence[Tensor], own: Tensor) -> None:
         buffers = [wire_buffer(output) for output in outputs]
         buffers[self._own_rank].copy_(wire_buffer(own))
-        self._levels.all_gather(dict(enumerate(map(byte_view, buffers))))
+        self._levels.host.segments.all_gather(dict(enumerate(map(byte_view, buffers))))
         for buffer, output in zip(buffers, outputs, strict=True):
             copy_back(buffer, output)
 
     def _scatter_sum(self, output: Tensor, parts: Sequence[Tensor], reduction: Reduction) -> None:
         own = parts[self._own_rank].clone()  # the inputs stay unchanged
         arrays = {rank: array_of(part) for rank, part in enumerate(parts)}
-        self._levels.reduce_scatter({**arrays, self._own_rank: array_of(own)}, reduction.ufunc)
+        arrays[self._own_rank] = array_of(own)
+        self._levels.host.segments.reduce_scatter(arrays, reduction.ufunc)
         reduction.end(own, self._ranks)
         copy_back(own, output)
 
