@@ -89,7 +89,7 @@ def write_state(file: HashedFile, state: RankState, position: Position) -> Itera
     end = 0
     for number, tensor in enumerate(state.tensors):
         values = tensor.values
-        begin, end = end, end + values.numel() * values.element_size()
+        begin, end = end, end + values.nbytes
         header[str(number)] = {
             "dtype": _TYPES[values.dtype], "shape": [values.numel()], "data_offsets": [begin, end],
         }  # fmt: skip

@@ -30,12 +30,7 @@ from paceline.transports.buffers import (
     is_on_host,
     wire_buffer,
 )
-from paceline.transports.gloo_group import (
-    DEVICES,
-    RecordedProcessGroup,
-    create_gloo,
-    register_gloo,
-)
+from paceline.transports.gloo_group import DEVICES, RecordedProcessGroup, create_gloo, register_gloo
 from paceline.transports.levels import LIBRARY, Levels
 from paceline.transports.profile_events import begin_profile_event
 from paceline.transports.recorder import begin_operation, is_recording, payload_bytes

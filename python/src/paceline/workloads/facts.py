@@ -60,7 +60,7 @@ def derive_facts(
     layers = () if unsplit else tuple(task.blocks(built))
     return ModelFacts(
         parameters=sum(p.numel() for p in parameters),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        parameter_bytes=sum(p.nbytes for p in parameters),
         split_points=tuple(legal_split_points(layers)),
         batch_norms=tuple(batch_norms(built)),
         batch_norms_of_several=batch_norms_of_several(task, built),

@@ -93,7 +93,7 @@ def layer_bytes(layers: Layers, activations: list[Activation], samples: int) -> 
     An in-place layer needs no memory for its output.
     """
     return [
-        sum(p.numel() * p.element_size() for p in layer.parameters())
+        sum(p.nbytes for p in layer.parameters())
         + (0 if getattr(layer, "inplace", False) else samples * activation.bytes_per_sample)
         for (_, layer), activation in zip(layers, activations, strict=True)
     ]

@@ -235,12 +235,12 @@ class ModelState:
     def __init__(self, shared: SharedNode, model: nn.Module, stage: Layers) -> None:
         """stage: the layers of this worker. Collective over the node."""
         buffers = persistent_buffers(model)
-        sizes = {name: whole_lines(b.numel() * b.element_size()) for name, b in buffers.items()}
+        sizes = {name: whole_lines(b.nbytes) for name, b in buffers.items()}
         memory = torch.from_numpy(shared.memory("buffers", max(1, sum(sizes.values()))))
         self._buffers: dict[str, Tensor] = {}
         start = 0
         for name, buffer in buffers.items():
-            part = memory[start : start + buffer.numel() * buffer.element_size()]
+            part = memory[start : start + buffer.nbytes]
             self._buffers[name] = part.view(buffer.dtype).view(buffer.shape)
             start += sizes[name]
         names = {id(buffer): name for name, buffer in buffers.items()}

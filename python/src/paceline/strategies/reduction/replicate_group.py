@@ -90,7 +90,7 @@ class ReplicateGroup:
         """
         if self._trial is None:
             return
-        self._sizes_bytes = [g.numel() * g.element_size() for g in gradients]
+        self._sizes_bytes = [g.nbytes for g in gradients]
         if self._gradient_sum is None:
             all_reduce_tensors(gradients, self.group)
             return

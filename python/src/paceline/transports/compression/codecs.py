@@ -32,7 +32,6 @@ from paceline.transports.compression.bucket import (
     Residuals,
     all_gather,
     all_to_all,
-    bytes_of,
 )
 
 BLOCK = 256  # elements that share a scale, which takes 4 bytes
@@ -139,7 +138,7 @@ class CodecCompressor:
         for other in others:
             first += other
         flat.copy_(first[: flat.numel()])
-        return all_gather_bytes(bytes_of(encoded), self._ranks)
+        return all_gather_bytes(encoded.nbytes, self._ranks)
 
     def _sum_parts(self, flat: Tensor, residual: Tensor | None) -> float:
         encoded = self._codec.encode(self._parts(flat, self._ranks))
@@ -150,9 +149,8 @@ class CodecCompressor:
             self._keep(residual, flat, encoded, total - self._codec.decode(own))
         gathered = all_gather(own.view(-1), self._group)
         flat.copy_(self._codec.decode(gathered).view(-1)[: flat.numel()])
-        return exchange_bytes(bytes_of(encoded), self._ranks) + all_gather_bytes(
-            bytes_of(own), self._ranks
-        )
+        sent = exchange_bytes(encoded.nbytes, self._ranks)
+        return sent + all_gather_bytes(own.nbytes, self._ranks)
 
     def describe(self) -> CompressionResult:
         return {**self._codec.describe(), "error_feedback": self._codec.feeds_back}
