@@ -8,14 +8,11 @@ import torch
 from tests.support.trials import placement
 from tests.unit.strategies.pipeline.node import (
     batch_of,
-    copied,
     distance,
     pipeline_trial,
-    run_ranks,
     train_alone,
+    train_ranks,
 )
-
-from paceline.training import passes
 
 TASK = Path(__file__).parents[3] / "examples" / "own-task" / "my_task.py"
 SIZES = [8, 8, 3, 1]
@@ -53,26 +50,10 @@ TRIALS = {
 }
 
 
-def train(trial, sizes=SIZES, make_batch=batch_of, after_step=lambda *_: None, results=None):
-    """Weights after a step of each size, on every rank; ranks are threads of this process.
-
-    after_step: called with strategy, context, peers and step. results: list to which the results
-    of all ranks are added."""
-
-    def body(strategy, context, peers):
-        replica, stages = context.local_rank // trial.placement.stages, trial.placement.stages
-        for step, samples in enumerate(sizes):
-            batch = make_batch(trial, step, samples)
-            share = passes.share_of(batch, replica, context.ranks_on_node // stages)
-            result = strategy.gradient(share)
-            if results is not None:
-                results.append(result)
-            gradients = copied(strategy.gradients())
-            strategy.step()
-            after_step(strategy, context, peers, step)
-        return gradients, copied(strategy.state_dict())
-
-    return run_ranks(trial, body)
+def train(trial, sizes=SIZES, make_batch=batch_of, after_step=lambda *_: None):
+    """The gradients of the last step, and the weights, on every rank; see `train_ranks`."""
+    ranks = train_ranks(trial, sizes, make_batch, after_step)
+    return [(rank.gradients, rank.weights) for rank in ranks]
 
 
 def train_by_hand(trial, sizes=SIZES, make_batch=batch_of):

@@ -107,12 +107,13 @@ def batch_of(trial, step, samples):
 
 
 def share(trial, local_rank, batch):
-    """What a rank gets: pixels for the first stage only."""
+    """What a rank gets: inputs for the first stage only."""
     replica, stage = divmod(local_rank, trial.placement.stages)
-    low, high = share_bounds(len(batch.sample_ids), replica, trial.placement.replicas)
+    replicas = trial.placement.ranks_per_node // trial.placement.stages
+    low, high = share_bounds(len(batch.sample_ids), replica, replicas)
     return replace(
         batch,
-        inputs=batch.inputs[low:high] if stage == 0 else batch.inputs[low:high, :, :0, :0],
+        inputs=batch.inputs[low:high] if stage == 0 else torch.empty(high - low, 0),
         targets=batch.targets[low:high],
         sample_ids=batch.sample_ids[low:high],
     )
@@ -154,16 +155,19 @@ def run_ranks(trial, body):
         return [future.result() for future in [pool.submit(rank, r) for r in range(ranks)]]
 
 
-def train(trial, batch_sizes):
-    """Trains on batches of these sizes; a Trained for each rank."""
+def train_ranks(trial, sizes, make_batch=batch_of, after_step=lambda *_: None):
+    """Trains on batches of these sizes; a Trained for each rank, which is a thread of this process.
 
-    def body(strategy, context, _peers):
+    after_step: called with strategy, context, peers and step."""
+
+    def body(strategy, context, peers):
         gradients, results = {}, []
-        for step, samples in enumerate(batch_sizes):
-            batch = share(trial, context.local_rank, batch_of(trial, step, samples))
+        for step, samples in enumerate(sizes):
+            batch = share(trial, context.local_rank, make_batch(trial, step, samples))
             results.append(strategy.gradient(batch))
             gradients = copied(strategy.gradients())
             strategy.step()
+            after_step(strategy, context, peers, step)
         return Trained(gradients, copied(strategy.state_dict()), results, strategy.describe())
 
     return run_ranks(trial, body)
