@@ -29,8 +29,7 @@ from tests.unit.strategies.own_training import (
 )
 from tests.unit.strategies.pipeline.node import (
     LIMIT_S,
-    Board,
-    BoardPeers,
+    ThreadPeers,
     batch_of,
     copied,
     distance,
@@ -177,7 +176,8 @@ def train_rank(rank, trial, sizes, folder):
         strategy, context = create_strategy(trial), rank_context(rank, ranks)
         model = model_of(trial)
         checkpoint_activations(task_for(trial), model, trial)
-        strategy.prepare(task_for(trial), model, context, trial, BoardPeers(Board(), 0, 1))
+        peers = ThreadPeers(dist.HashStore(), 0, 1)
+        strategy.prepare(task_for(trial), model, context, trial, peers)
         gradients = {}
         for step, samples in enumerate(sizes):
             strategy.gradient(passes.share_of(batch_of(trial, step, samples), rank, ranks))

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from tests.support import oracle
 from tests.support.strategies import train_batch
 from tests.support.trials import rank_context, tiny_trial
 
-from paceline.errors import TimedOut
 from paceline.plan.sample_order import share_bounds
 from paceline.spec.models import Limits
 from paceline.strategies import create_strategy
 from paceline.strategies.pipeline.descriptor import PipelineOptions
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
+from paceline.transports.store import GroupStore
 from paceline.workloads.build import build_model, task_of
 
 CLASSES = 3
@@ -27,50 +27,18 @@ LIMIT_S = 20.0
 
 
 @dataclass
-class Board:
-    """What ranks have published."""
+class ThreadPeers:
+    """The ranks of a node, which are threads of this process."""
 
-    values: dict = field(default_factory=dict)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-
-@dataclass
-class BoardShare:
-    board: Board
-    purpose: str
-    local_rank: int
-    ranks_on_node: int
-
-    def publish(self, name, value):
-        with self.board.changed:
-            self.board.values[self.purpose, name] = value
-            self.board.changed.notify_all()
-
-    def lookup(self, name, timeout_s):
-        key = (self.purpose, name)
-        with self.board.changed:
-            if not self.board.changed.wait_for(lambda: key in self.board.values, timeout_s):
-                raise TimedOut(f"nobody published {key}")
-            return self.board.values[key]
-
-    def barrier(self, timeout_s):
-        """Once for each purpose."""
-        self.publish(f"barrier/{self.local_rank}", "")
-        for rank in range(self.ranks_on_node):
-            self.lookup(f"barrier/{rank}", timeout_s)
-
-
-@dataclass
-class BoardPeers:
-    board: Board
+    store: dist.Store
     local_rank: int
     ranks: int
 
     def node(self, purpose):
-        return BoardShare(self.board, f"node/{purpose}", self.local_rank, self.ranks)
+        return GroupStore(self.store, self.local_rank, self.ranks, f"node/{purpose}")
 
     def world(self, purpose):
-        return BoardShare(self.board, f"world/{purpose}", self.local_rank, self.ranks)
+        return GroupStore(self.store, self.local_rank, self.ranks, f"world/{purpose}")
 
 
 def pipeline_trial(stages, micro_batches, replicas=1, pipeline=None, **training):
@@ -131,7 +99,7 @@ class Trained:
 
 def run_ranks(trial, body):
     """body(strategy, context, peers) on each rank, prepared; returns their results, or raises."""
-    ranks, board, task = trial.placement.ranks_per_node, Board(), task_for(trial)
+    ranks, store, task = trial.placement.ranks_per_node, dist.HashStore(), task_for(trial)
     models = [model_of(trial) for _ in range(ranks)]  # torch's generator is the process's
     for model in models:
         checkpoint_activations(task, model, trial)
@@ -139,7 +107,7 @@ def run_ranks(trial, body):
     def rank(local_rank):
         strategy = create_strategy(trial)
         try:
-            context, peers = rank_context(local_rank, ranks), BoardPeers(board, local_rank, ranks)
+            context, peers = rank_context(local_rank, ranks), ThreadPeers(store, local_rank, ranks)
             strategy.prepare(task_for(trial), models[local_rank], context, trial, peers)
             result = body(strategy, context, peers)
         except BaseException:
