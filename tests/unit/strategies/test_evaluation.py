@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 import numpy as np
 import pytest
 import torch
+from tests.support.fabricated_samples import IMAGES, LABELS, FakeFeed
 from tests.unit.strategies.own_models import resnet_trial
 from tests.unit.strategies.own_training import RESNET_SIZES, TRIALS, train
 from tests.unit.strategies.pipeline.node import task_for
 from torch.nn.functional import cross_entropy
 
-from paceline.data.reading import Batch
 from paceline.errors import UsageError
 from paceline.plan.sample_order import SampleOrder
 from paceline.plan.trial import Evaluation
@@ -25,22 +24,7 @@ from paceline.training.task import Task
 from paceline.workloads.build import build_model
 
 HELD_OUT = 7  # with four ranks some have two samples, and of two batches the last has three
-IMAGES = np.random.default_rng(4).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
-LABELS = np.random.default_rng(5).integers(0, 3, 20)
 ORDER = SampleOrder([20], seed=1, global_batch=4, epochs=9, held_out_samples=HELD_OUT)
-
-
-class HeldOutFeed(contextlib.AbstractContextManager):
-    def __init__(self, order, rank, ranks):
-        self.order, self.place = order, (rank, ranks)
-
-    def __iter__(self):
-        for number in range(self.order.steps):
-            ids = self.order.step(number).share(*self.place)
-            yield Batch(number, 0, ids, IMAGES[ids], LABELS[ids])
-
-    def __exit__(self, *_):
-        return None
 
 
 def evaluation(**changes):
@@ -53,7 +37,7 @@ def evaluator(trial, context, rows, **changes):
     task = task_for(trial)
     return Evaluator(
         trial.model_copy(update={"training": training}), task, build_model(task), ORDER, context,
-        lambda: HeldOutFeed(ORDER.held_out(), context.rank, context.world_size), rows,
+        lambda: FakeFeed(ORDER.held_out(), rank=context.rank, world_size=context.world_size), rows,
     )  # fmt: skip
 
 
@@ -161,7 +145,7 @@ def test_stream_mode_reads_the_samples_again(tmp_path, solo):
     opened = []
 
     def open_feed():
-        opened.append(HeldOutFeed(ORDER.held_out(), 0, 1))
+        opened.append(FakeFeed(ORDER.held_out()))
         return opened[-1]
 
     task = task_for(trial)
