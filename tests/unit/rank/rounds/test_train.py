@@ -23,7 +23,7 @@ from paceline.workloads.build import build_model, make_task
 
 
 @pytest.fixture
-def opened(monkeypatch):
+def opened(monkeypatch, one_thread):
     """Replaces the data set; returns (rank, feed) of each feed that was opened."""
     feeds = []
 
@@ -32,10 +32,6 @@ def opened(monkeypatch):
         return feeds[-1][1]
 
     monkeypatch.setattr(module, "open_samples", opening(ROWS, make_feed))
-    # pytest's process has threads of its own
-    monkeypatch.setattr(module, "set_threads", lambda _: None)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(torch, "get_num_interop_threads", lambda: 1)
     return feeds
 
 
