@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -138,23 +139,13 @@ def test_evaluations_use_all_threads_of_the_rank(tmp_path, monkeypatch):
     assert seen[1:] == [2, 1]  # after the check before the training
 
 
-def test_stream_mode_reads_the_samples_again(tmp_path, solo):
-    trial = resnet_trial("sequential")
-    changes = {"reading": "stream", "evaluation": evaluation()}
-    training = trial.training.model_copy(update=changes)
-    opened = []
-
-    def open_feed():
-        opened.append(FakeFeed(ORDER.held_out()))
-        return opened[-1]
-
-    task = task_for(trial)
-    made = Evaluator(
-        trial.model_copy(update={"training": training}), task, build_model(task), ORDER, solo,
-        open_feed, tmp_path / "rows.jsonl",
-    )  # fmt: skip
+def test_stream_mode_reads_the_samples_again(tmp_path, solo, monkeypatch):
+    opened = Mock(wraps=FakeFeed)
+    monkeypatch.setitem(globals(), "FakeFeed", opened)
+    trial = resnet_trial("sequential", reading="stream")
+    made = evaluator(trial, solo, tmp_path / "rows.jsonl")
     train(trial, RESNET_SIZES[:2], after_step=lambda s, _, p, step: made.run(s, step, 0, p))
-    assert len(opened) == 3  # the check before the training, and two evaluations
+    assert opened.call_count == 3  # the check before the training, and two evaluations
 
 
 def test_evaluations_are_due_by_steps_or_epochs_and_at_the_end():

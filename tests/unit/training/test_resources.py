@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.support.trials import placement, rank_context
+from tests.support.trials import placement, rank_context, tiny_trial
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.topology import numa_nodes_of
@@ -66,18 +66,12 @@ def worker(number, affinity, threads=2):
     )
 
 
-@pytest.fixture
-def threads_trial(make_trial):
+def threads_trial(**place):
     """One rank of two replicas, two threads each."""
-
-    def make(oversubscribe=False):
-        place = placement(1, 4, replicas_per_node=2, oversubscribe=oversubscribe)
-        return make_trial().model_copy(update={"placement": place})
-
-    return make
+    return tiny_trial({"threads_per_rank": 4, "replicas_per_node": 2, **place})
 
 
-def test_replicas_with_cores_of_their_own_are_as_asked(threads_trial):
+def test_replicas_with_cores_of_their_own_are_as_asked():
     workers = [worker(0, [0, 1]), worker(1, [2, 3])]
     check_workers(0, threads_trial(), workers, [0, 1, 2, 3])
 
@@ -92,12 +86,12 @@ def test_replicas_with_cores_of_their_own_are_as_asked(threads_trial):
         ([worker(0, [0, 1]), worker(1, [3, 4])], r"replica 1: .* out of its rank's .*\[3, 4\]"),
     ],
 )
-def test_replica_without_what_was_asked_is_named(threads_trial, workers, fault):
+def test_replica_without_what_was_asked_is_named(workers, fault):
     with pytest.raises(EnvironmentLacks, match=fault):
         check_workers(0, threads_trial(), workers, [0, 1, 2, 3])
 
 
-def test_oversubscribed_replicas_may_share_but_not_leave_their_rank(threads_trial):
+def test_oversubscribed_replicas_may_share_but_not_leave_their_rank():
     trial = threads_trial(oversubscribe=True)
     check_workers(0, trial, [worker(0, [0, 1]), worker(1, [0, 1])], [0, 1])
     with pytest.raises(EnvironmentLacks, match="out of its rank"):
@@ -110,7 +104,7 @@ def test_rank_without_replica_threads_has_no_workers(make_trial):
         check_workers(0, make_trial(), [worker(0, [0])], [0])
 
 
-def test_main_thread_of_a_rank_with_replicas_has_the_threads_of_one(threads_trial):
+def test_main_thread_of_a_rank_with_replicas_has_the_threads_of_one():
     check_rank(0, threads_trial(), (2, 1), [0, 1, 2, 3])
     with pytest.raises(EnvironmentLacks, match="expected 2 intra-op"):
         check_rank(0, threads_trial(), (4, 1), [0, 1, 2, 3])

@@ -75,19 +75,14 @@ def train(workers, facts=None):
     return together(*(w.finish(r, orders, lambda: state) for r, w in enumerate(workers)))
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_rounds_of_one_step_are_the_training_of_one_process(rounds_of, momentum):
-    trial, files, workers = rounds_of(1, momentum=momentum)
+@pytest.mark.parametrize(
+    "training", [{"momentum": 0.0}, {"momentum": 0.9}, {"activation_checkpointing": True}]
+)
+def test_rounds_of_one_step_are_the_training_of_one_process(rounds_of, training):
+    trial, files, workers = rounds_of(1, **training)
     train(workers)
-    found, expected = load_file(files.weights), train_alone(trial, 5)[1]
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=3e-7)
-
-
-def test_activations_are_computed_again_if_the_trial_says_so(rounds_of):
-    trial, files, workers = rounds_of(1, activation_checkpointing=True)
-    train(workers)
-    assert all(isinstance(worker._replica.model.forward, Segments) for worker in workers)
+    recomputed = [isinstance(worker._replica.model.forward, Segments) for worker in workers]
+    assert recomputed == [trial.training.activation_checkpointing] * 2
     found, expected = load_file(files.weights), train_alone(trial, 5)[1]
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=3e-7)
