@@ -9,10 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from tests.support import oracle
 
 from paceline.data.reading import Batch
 from paceline.plan.sample_order import sample_order_of
-from paceline.workloads.build import task_of
+from paceline.plan.trial import Trial
+from paceline.training.transforms import to_input
+from paceline.workloads.build import build_model, task_of
 
 ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
 RNG = np.random.default_rng(5)
@@ -70,3 +74,19 @@ def _samples(order: Any, task: Any, make_feed: Callable[..., Any]) -> Any:
             replace(order, first_step=first, max_steps=stop), task, make_feed
         ),
     )
+
+
+def train_alone(trial: Trial, steps: int, loss: Any = oracle.mean_cross_entropy) -> tuple[Any, Any]:
+    """Train on the global batches with torch alone; return each step's gradients, and the weights.
+
+    loss: mean loss of a batch from outputs and targets.
+    """
+    training = trial.training
+    model = build_model(task_of(training, classes=3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=training.momentum)
+    batches = oracle.global_batches(
+        ROWS, training.seed, training.global_batch, steps,
+        to_input(IMAGES, "contiguous"), torch.from_numpy(LABELS),
+    )  # fmt: skip
+    gradients = oracle.train_alone(model, batches, optimizer, seed=training.seed, loss=loss)
+    return gradients, model.state_dict()

@@ -1,10 +1,11 @@
-"""Make and change trials in tests, whatever extension an option belongs to."""
+"""Make and change trials in tests, whatever extension an option belongs to; places of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.descriptors import OptionModel
 
@@ -63,3 +64,17 @@ def _with(model: OptionModel, options: dict[str, Any]) -> OptionModel:
     """Return the model with those of the options that it has; they are taken out of `options`."""
     own = {key: options.pop(key) for key in list(options) if key in type(model).model_fields}
     return type(model).model_validate(model.model_dump() | own)
+
+
+def placement(ranks: int, threads: int, **others: Any) -> Placement:
+    """Return the placement of ranks on one node; threads: of each. others: further fields."""
+    return Placement(nodes=1, ranks_per_node=ranks, threads_per_rank=threads, **others)
+
+
+def rank_context(rank: int = 0, ranks: int = 1, **others: Any) -> RankContext:
+    """Return the place of one of the ranks of a node; others: fields with other values."""
+    usual = {
+        "rank": rank, "world_size": ranks, "local_rank": rank, "ranks_on_node": ranks,
+        "node_index": 0, "host": "alpha", "process_started_unix_s": 1000.0,
+    }  # fmt: skip
+    return RankContext(**{**usual, **others})

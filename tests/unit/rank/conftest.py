@@ -7,10 +7,20 @@ import torch
 from tests.support.fabricated_samples import ROWS, FakeFeed, opening
 
 from paceline.rank import train as worker
+from paceline.rank.rounds import train as rounds
 
 
 @pytest.fixture
-def photos(monkeypatch):
+def one_thread(monkeypatch):
+    """Pytest's process has threads of its own; test_resources.py looks at a fresh one."""
+    for module in (worker, rounds):
+        monkeypatch.setattr(module, "set_threads", lambda _: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(torch, "get_num_interop_threads", lambda: 1)
+
+
+@pytest.fixture
+def photos(monkeypatch, one_thread):
     """Replaces the data set; returns the sample orders that the worker made."""
     orders = []
 
@@ -19,8 +29,4 @@ def photos(monkeypatch):
         return FakeFeed(order)
 
     monkeypatch.setattr(worker, "open_samples", opening(ROWS, make_feed))
-    # pytest's process has threads of its own; test_resources.py looks at a fresh one.
-    monkeypatch.setattr(worker, "set_threads", lambda _: None)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(torch, "get_num_interop_threads", lambda: 1)
     return orders

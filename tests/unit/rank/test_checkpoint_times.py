@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import Counter
 
 import pytest
 
@@ -16,28 +15,9 @@ from paceline.rank.checkpoint_times import (
     Announcements,
     DalyInterval,
     EverySeconds,
-    EverySteps,
     daly_interval_s,
 )
-
-
-class FakeStore:
-    def __init__(self):
-        self.values = {}
-        self.counters = Counter()
-
-    def add(self, key, amount):
-        self.counters[key] += amount
-        return self.counters[key]
-
-    def set(self, key, value):
-        self.values[key] = value.encode()
-
-    def check(self, keys):
-        return all(key in self.values for key in keys)
-
-    def get(self, key):
-        return self.values[key]
+from paceline.torch_internals import HashStore
 
 
 @pytest.fixture
@@ -45,11 +25,6 @@ def clock(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(checkpoint_times.time, "monotonic", lambda: now[0])
     return now
-
-
-def test_every_third_step():
-    times = EverySteps(3)
-    assert [d for d in range(1, 10) if times.is_due(d, 0.1, idle=True)] == [3, 6, 9]
 
 
 def test_single_rank_is_due_as_soon_as_the_seconds_have_passed(clock):
@@ -70,7 +45,7 @@ def test_no_checkpoint_is_due_while_one_is_being_written(clock):
 
 
 def test_other_ranks_follow_a_step_that_lies_ahead(clock):
-    store = FakeStore()
+    store = HashStore()
     first = EverySeconds(10.0, Announcements(store).announce)
     heard = Announcements(store)
     due = []
@@ -93,7 +68,7 @@ def test_request_is_due_once_and_without_any_interval(clock):
 
 
 def test_request_is_announced_to_the_other_ranks(clock):
-    store = FakeStore()
+    store = HashStore()
     first = EverySeconds(None, Announcements(store).announce)
     first.request()
     assert [d for d in range(1, 10) if first.is_due(d, 0.5, idle=True)] == [4]
@@ -141,7 +116,7 @@ def test_interval_follows_from_the_delay_of_the_steps():
 
 
 def test_next_announcement_is_none_until_it_is_there():
-    store = FakeStore()
+    store = HashStore()
     heard, said = Announcements(store), Announcements(store)
     assert heard.next() is None
     said.announce(5)
@@ -151,7 +126,7 @@ def test_next_announcement_is_none_until_it_is_there():
 
 @pytest.mark.parametrize(("late", "stops"), [(0, True), (1, False), (2, False)])
 def test_no_rank_stops_unless_all_others_heard_in_time(late, stops):
-    store = FakeStore()
+    store = HashStore()
     others = [Agreement(store, 2, 10.0) for _ in range(2)]
     for number, other in enumerate(others):
         other.answer(7, in_time=number >= late)
@@ -162,12 +137,12 @@ def test_no_rank_stops_unless_all_others_heard_in_time(late, stops):
 
 
 def test_missing_answers_are_waited_for_until_the_limit():
-    assert not Agreement(FakeStore(), 1, 0.0).reached(3)
+    assert not Agreement(HashStore(), 1, 0.0).reached(3)
 
 
 def test_rank_that_has_passed_an_announced_step_says_so(monkeypatch):
     monkeypatch.setattr(checkpoint_times, "_POLL_S", 0.001)
-    store, steps = FakeStore(), iter([])
+    store, steps = HashStore(), iter([])
     times = AnnouncedSteps(lambda: next(steps, None), Agreement(store, 1, 10.0))
     assert not times.is_due(5, 0.1, idle=True)
     times._note(5)
@@ -179,7 +154,7 @@ def test_rank_that_has_passed_an_announced_step_says_so(monkeypatch):
 
 
 def test_first_rank_announces_again_if_another_one_was_late(clock):
-    store = FakeStore()
+    store = HashStore()
     answers = {4: False, 8: True}
     for step, in_time in answers.items():
         Agreement(store, 1, 10.0).answer(step, in_time=in_time)
@@ -189,7 +164,7 @@ def test_first_rank_announces_again_if_another_one_was_late(clock):
 
 
 def test_announced_step_is_ahead_of_the_fastest_rank(clock):
-    store = FakeStore()
+    store = HashStore()
     first = EverySeconds(None, Announcements(store).announce, None, lambda: 10)
     for done in range(1, 10):
         first.is_due(done, 0.5, idle=True)

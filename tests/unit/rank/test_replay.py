@@ -7,10 +7,9 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.support.trials import changed
+from tests.support.trials import changed, placement
 
 from paceline.analysis.equivalence.check import check_equivalence
-from paceline.plan.trial import Placement
 from paceline.rank import train as worker
 from paceline.records.documents import write_trial
 from paceline.records.files import read_json, write_json
@@ -47,10 +46,7 @@ def run(photos, make_trial, solo, tmp_path):
         trial = make_trial(
             epochs=LONG, max_steps=steps, task=f"{path}:Mine", dropout=False, **training
         )
-        place = Placement(
-            nodes=1, ranks_per_node=1, threads_per_rank=replicas, replicas_per_node=replicas,
-            oversubscribe=True,
-        )  # fmt: skip
+        place = placement(1, replicas, replicas_per_node=replicas, oversubscribe=True)
         trial = changed(trial, id=name, local_strategy=strategy, placement=place)
         files = RunFiles(tmp_path).trial(name)
         write_trial(trial, files)
@@ -77,61 +73,46 @@ def test_exact_training_is_equivalent_as_a_whole(run, seed, steps):
     assert (equivalence.grade, faults) == ("whole", "")
 
 
-def lose_one_update(optimizer, share, plain):
+def lose_one_update(plain, optimizer, share):
     if optimizer._steps != 17:
         plain(optimizer, share)
 
 
-def halve_late_rates(optimizer, share, plain):
+def halve_late_rates(plain, optimizer, share):
     plain(optimizer, share / 2 if optimizer._steps >= LONG // 2 else share)
 
 
+def stop_schedule(_plain, optimizer):
+    optimizer._steps += 1
+    if optimizer._steps < LONG // 2:
+        optimizer._schedule.step()
+
+
+def double_late_gradients(plain, strategy, batch):
+    result = plain(strategy, batch)
+    if batch.step >= LONG // 2:
+        for parameter in strategy._model.parameters():
+            parameter.grad *= 2
+    return result
+
+
 @pytest.mark.parametrize(
-    ("steps", "fault", "word"),
+    ("steps", "owner", "name", "fault", "word"),
     [
-        (SHORT, lose_one_update, "did not change in step 17: an update was lost"),
-        (LONG, lose_one_update, "did not change in step 17: an update was lost"),
-        (LONG, halve_late_rates, "times the distance that training moved"),
+        (SHORT, TaskOptimizer, "_step_with", lose_one_update, "in step 17: an update was lost"),
+        (LONG, TaskOptimizer, "_step_with", lose_one_update, "in step 17: an update was lost"),
+        (LONG, TaskOptimizer, "_step_with", halve_late_rates, "the distance that training moved"),
+        (LONG, TaskOptimizer, "_end_step", stop_schedule, "98 steps 0.weight had learning rate"),
+        (LONG, ReplicaStrategy, "gradient", double_late_gradients, "times its gradient's norm"),
     ],
 )
-def test_wrong_update_after_the_first_steps_is_found(run, monkeypatch, steps, fault, word):
+def test_wrong_step_after_the_first_is_found(run, monkeypatch, steps, owner, name, fault, word):
     base = run("base", steps)
-    plain = TaskOptimizer._step_with
-    monkeypatch.setattr(TaskOptimizer, "_step_with", lambda own, share: fault(own, share, plain))
+    plain = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given: fault(plain, *given))
     equivalence, faults = found(run("other", steps, "intraop"), base)
     assert equivalence.equivalent is False
     assert word in faults
-
-
-def test_schedule_that_stops_in_the_middle_is_found(run, monkeypatch):
-    base = run("base", LONG)
-
-    def end_step(own):
-        own._steps += 1
-        if own._steps < LONG // 2:
-            own._schedule.step()
-
-    monkeypatch.setattr(TaskOptimizer, "_end_step", end_step)
-    equivalence, faults = found(run("other", LONG, "intraop"), base)
-    assert equivalence.equivalent is False
-    assert "after 98 steps 0.weight had learning rate" in faults
-
-
-def test_gradient_that_is_wrong_only_late_is_found(run, monkeypatch):
-    base = run("base", LONG)
-    plain = ReplicaStrategy.gradient
-
-    def gradient(own, batch):
-        result = plain(own, batch)
-        if batch.step >= LONG // 2:
-            for parameter in own._model.parameters():
-                parameter.grad *= 2
-        return result
-
-    monkeypatch.setattr(ReplicaStrategy, "gradient", gradient)
-    equivalence, faults = found(run("other", LONG, "intraop"), base)
-    assert equivalence.equivalent is False
-    assert "times its gradient's norm" in faults
 
 
 def test_without_the_baselines_states_only_the_first_steps_are_shown(run, tmp_path):

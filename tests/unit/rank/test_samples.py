@@ -56,16 +56,8 @@ def training_of(tmp_path, make_trial):
     register(tmp_path / "set")
 
     def make(task, **changes):
-        values = {
-            "task": f"{tmp_path}/tasks.py:{task}",
-            "dataset": str(tmp_path / "set"),
-            "global_batch": 4,
-            "epochs": 1,
-            **changes,
-        }
-        trial = make_trial()
-        training = trial.training.model_copy(update=values)
-        return trial.model_copy(update={"training": training})
+        values = {"dataset": str(tmp_path / "set"), "global_batch": 4, **changes}
+        return make_trial(task=f"{tmp_path}/tasks.py:{task}", **values)
 
     return make
 

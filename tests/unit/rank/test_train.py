@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support.fabricated_samples import IMAGES, LABELS, ROWS, FakeFeed, opening
+from tests.support.fabricated_samples import ROWS, FakeFeed, opening, train_alone
 from torch.nn.functional import cross_entropy
 
 from paceline.analysis.equivalence.tensors import tensor_differences
@@ -22,37 +22,20 @@ from paceline.records.documents import write_trial
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.spec.tables import Target
-from paceline.training.dropout import set_sample_keys
-from paceline.training.transforms import to_input
-from paceline.workloads.build import build_model, make_task
-
-
-def by_hand(trial, order):
-    """The same training, written out with torch alone."""
-    training = trial.training
-    model = build_model(make_task("tiny", classes=3, dropout=training.dropout, seed=training.seed))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    gradients, losses = [], []
-    for number in range(order.steps):
-        step = order.step(number)
-        set_sample_keys(model, training.seed, step.epoch, step.sample_ids)
-        optimizer.zero_grad()
-        labels = torch.from_numpy(LABELS[step.sample_ids])
-        images = to_input(IMAGES[step.sample_ids], "contiguous")
-        loss = cross_entropy(model(images), labels)
-        loss.backward()
-        gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
-        losses.append(loss.item())
-        optimizer.step()
-    return gradients, losses, model.state_dict()
 
 
 def test_trial_trains_as_by_hand_and_leaves_its_records(photos, make_trial, solo, tmp_path):
     trial = make_trial(epochs=2)
     files = TrialFiles(tmp_path)
     worker.train(trial, solo, files)
-    gradients, losses, weights = by_hand(trial, photos[0])
+    losses = []
 
+    def loss(outputs, targets):
+        value = cross_entropy(outputs, targets)
+        losses.append(value.item())
+        return value
+
+    gradients, weights = train_alone(trial, 6, loss)
     for name, gradient in load_file(files.gradient).items():
         torch.testing.assert_close(gradient, gradients[0][name])
     for name, tensor in load_file(files.weights).items():

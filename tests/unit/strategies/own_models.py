@@ -78,16 +78,18 @@ class LayerNormed(Task):
         )
 
 
+def of_images(*layers):
+    """A model of images, whose first linear layer has 16 units."""
+    return nn.Sequential(nn.Conv2d(3, 4, 8, stride=8), nn.Flatten(1), nn.Linear(64, 16), *layers)
+
+
 class Tied(Task):
     """The first and the last linear layer share their weight, across the stages of a pipeline."""
 
     clip_norm = 0.5
 
     def model(self):
-        model = nn.Sequential(
-            nn.Conv2d(3, 4, 8, stride=8),
-            nn.Flatten(1),
-            nn.Linear(64, 16),
+        model = of_images(
             nn.Linear(16, 16),
             nn.Tanh(),
             nn.Linear(16, 16, bias=False),
@@ -104,16 +106,8 @@ class Repeated(Task):
 
     def model(self):
         tanh, dropout = nn.Tanh(), nn.Dropout(0.3)
-        return nn.Sequential(
-            nn.Conv2d(3, 4, 8, stride=8),
-            nn.Flatten(1),
-            nn.Linear(64, 16),
-            tanh,
-            dropout,
-            nn.Linear(16, 16),
-            tanh,
-            dropout,
-            nn.Linear(16, self.settings.classes),
+        return of_images(
+            tanh, dropout, nn.Linear(16, 16), tanh, dropout, nn.Linear(16, self.settings.classes)
         )
 
 
@@ -249,14 +243,8 @@ class FineTuned(Task):
     clip_norm = 0.5
 
     def model(self):
-        model = nn.Sequential(
-            nn.Conv2d(3, 4, 8, stride=8),
-            nn.Flatten(1),
-            nn.Linear(64, 16),
-            nn.Tanh(),
-            nn.Linear(16, 16),
-            nn.Tanh(),
-            nn.Linear(16, self.settings.classes),
+        model = of_images(
+            nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, self.settings.classes)
         )
         for name in ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight"):
             model.get_parameter(name).requires_grad = False

@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from tests.support.trials import placement
 from tests.unit.strategies.pipeline.node import (
     batch_of,
-    copied,
     distance,
     pipeline_trial,
-    run_ranks,
     train_alone,
+    train_ranks,
 )
-
-from paceline.plan.trial import Placement
-from paceline.training import passes
 
 TASK = Path(__file__).parents[3] / "examples" / "own-task" / "my_task.py"
 SIZES = [8, 8, 3, 1]
@@ -34,14 +31,10 @@ def trial_of(strategy, ranks=1, replicas=1, stages=1, task=f"{TASK}:MyTask", **t
         "local_strategy": strategy,
         "transport": "shared" if ranks > 1 else "none",
         "strategy_options": base.strategy_options.model_dump() if stages > 1 else {},
-        "placement": Placement(
-            nodes=1,
-            ranks_per_node=ranks,
-            threads_per_rank=replicas if strategy == "threads" else 1,
-            replicas_per_node=replicas,
-            stages=stages,
-            oversubscribe=True,
-        ).model_dump(),
+        "placement": placement(
+            ranks, replicas if strategy == "threads" else 1, replicas_per_node=replicas,
+            stages=stages, oversubscribe=True,
+        ).model_dump(),  # fmt: skip
     }
     return type(base).model_validate(rows)
 
@@ -57,26 +50,10 @@ TRIALS = {
 }
 
 
-def train(trial, sizes=SIZES, make_batch=batch_of, after_step=lambda *_: None, results=None):
-    """Weights after a step of each size, on every rank; ranks are threads of this process.
-
-    after_step: called with strategy, context, peers and step. results: list to which the results
-    of all ranks are added."""
-
-    def body(strategy, context, peers):
-        replica, stages = context.local_rank // trial.placement.stages, trial.placement.stages
-        for step, samples in enumerate(sizes):
-            batch = make_batch(trial, step, samples)
-            share = passes.share_of(batch, replica, context.ranks_on_node // stages)
-            result = strategy.gradient(share)
-            if results is not None:
-                results.append(result)
-            gradients = copied(strategy.gradients())
-            strategy.step()
-            after_step(strategy, context, peers, step)
-        return gradients, copied(strategy.state_dict())
-
-    return run_ranks(trial, body)
+def train(trial, sizes=SIZES, make_batch=batch_of, after_step=lambda *_: None):
+    """The gradients of the last step, and the weights, on every rank; see `train_ranks`."""
+    ranks = train_ranks(trial, sizes, make_batch, after_step)
+    return [(rank.gradients, rank.weights) for rank in ranks]
 
 
 def train_by_hand(trial, sizes=SIZES, make_batch=batch_of):

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from tests.support.strategies import prepared, train_batch
+from tests.support.trials import rank_context
 from tests.unit.node.rank_program import FileShare
 
 from paceline.errors import PacelineError
-from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
-from paceline.strategies import TrainBatch, create_strategy
-from paceline.workloads.build import build_model, task_of
 
 SAMPLES = 4  # of a rank in a step
 STEPS = 20
@@ -45,14 +43,10 @@ def train(strategy, rank, ranks):
     for step in range(STEPS):
         if (rank, step) == (FAILING_RANK, FAILING_STEP):
             raise ZeroDivisionError
-        batch = TrainBatch(
-            step=step,
-            epoch=0,
-            inputs=torch.zeros(SAMPLES, 3, 32, 32),
-            targets=torch.zeros(SAMPLES, dtype=torch.int64),
-            sample_ids=np.arange(SAMPLES) + SAMPLES * rank,
+        batch = train_batch(
+            SAMPLES, step=step, sample_ids=np.arange(SAMPLES) + SAMPLES * rank,
             global_samples=SAMPLES * ranks,
-        )
+        )  # fmt: skip
         assert strategy.gradient(batch).comm_s > 0
         strategy.step()
 
@@ -61,13 +55,7 @@ def main():
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     trial = Trial.model_validate_json((folder / "trial.json").read_text())
-    context = RankContext(
-        rank=rank, world_size=ranks, local_rank=rank, ranks_on_node=ranks, node_index=0,
-        host="alpha", process_started_unix_s=time.time(),
-    )  # fmt: skip
-    task = task_of(trial.training, classes=3)
-    strategy = create_strategy(trial)
-    strategy.prepare(task, build_model(task), context, trial, Node(folder, rank, ranks))
+    strategy = prepared(trial, rank_context(rank, ranks), Node(folder, rank, ranks))
     try:
         train(strategy, rank, ranks)
     except (ArithmeticError, PacelineError) as error:

@@ -16,7 +16,7 @@ from tests.unit.strategies.own_training import (
     trial_of,
     with_options,
 )
-from tests.unit.strategies.pipeline.node import batch_of, distance, task_for
+from tests.unit.strategies.pipeline.node import batch_of, distance, task_for, train_ranks
 
 from paceline.errors import RankFailed, UsageError
 from paceline.strategies.local_sgd import LocalReplica
@@ -34,15 +34,17 @@ def resnet_by_hand():
 @pytest.mark.parametrize("name", TRIALS)
 def test_batch_norm_over_the_global_batch_is_equivalent(name, resnet_by_hand):
     gradients, weights = resnet_by_hand
-    trial, results = resnet_trial(name), []
-    ranks = train(trial, RESNET_SIZES, results=results)
+    trial = resnet_trial(name)
+    ranks = train_ranks(trial, RESNET_SIZES)
+    results = [result for rank in ranks for result in rank.results]
     # the statistics are communication, and of the stages of a pipeline some have no such layer
     measured = [result.pass_comm_s for result in results if result.pass_comm_s is not None]
     assert bool(measured) == (trial.placement.replicas > 1)
     assert all(seconds > 0 for seconds in measured)
     if measured and trial.placement.stages == 1:
         assert len(measured) == len(results)
-    assert_normalised_equivalently(ranks, gradients, weights)
+    found = [(rank.gradients, rank.weights) for rank in ranks]
+    assert_normalised_equivalently(found, gradients, weights)
 
 
 def test_stage_without_samples_takes_part_in_the_statistics():

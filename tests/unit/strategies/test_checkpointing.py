@@ -82,12 +82,11 @@ def test_tied_weights_of_tokens_are_equivalent(name, recomputed):
 
 @pytest.mark.parametrize("name", ["threads-2", "processes-3", "pipeline-2"])
 def test_bf16_is_that_without_checkpointing(name):
-    trial = checkpointed(name, f"{own.TASK}:MyTask")
-    training = trial.training.model_copy(update={"precision": "bf16"})
-    trial = trial.model_copy(update={"training": training})
-    plain = training.model_copy(update={"activation_checkpointing": False})
-    wanted = own.train(trial.model_copy(update={"training": plain}))
-    for (_, found), (_, other) in zip(own.train(trial), wanted, strict=True):
+    ours, plain = (
+        own.train(own.trial_of(**TRIALS[name], precision="bf16", activation_checkpointing=whether))
+        for whether in (True, False)
+    )
+    for (_, found), (_, other) in zip(ours, plain, strict=True):
         assert distance(found, other) < TOLERANCE
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from tests.support.fabricated_samples import IMAGES, LABELS, FakeFeed
 from tests.unit.strategies.own_models import resnet_trial
 from tests.unit.strategies.own_training import RESNET_SIZES, TRIALS, train
 from tests.unit.strategies.pipeline.node import task_for
 from torch.nn.functional import cross_entropy
 
-from paceline.data.reading import Batch
 from paceline.errors import UsageError
 from paceline.plan.sample_order import SampleOrder
 from paceline.plan.trial import Evaluation
@@ -25,31 +25,11 @@ from paceline.training.task import Task
 from paceline.workloads.build import build_model
 
 HELD_OUT = 7  # with four ranks some have two samples, and of two batches the last has three
-IMAGES = np.random.default_rng(4).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
-LABELS = np.random.default_rng(5).integers(0, 3, 20)
 ORDER = SampleOrder([20], seed=1, global_batch=4, epochs=9, held_out_samples=HELD_OUT)
 
 
-class HeldOutFeed(contextlib.AbstractContextManager):
-    def __init__(self, order, rank, ranks):
-        self.order, self.place = order, (rank, ranks)
-
-    def __iter__(self):
-        for number in range(self.order.steps):
-            ids = self.order.step(number).share(*self.place)
-            yield Batch(number, 0, ids, IMAGES[ids], LABELS[ids])
-
-    def __exit__(self, *_):
-        return None
-
-
 def evaluation(**changes):
-    values = {
-        "held_out_samples": HELD_OUT,
-        "split_seed": 0,
-        "every_steps": 2,
-        "every_epochs": None,
-    }
+    values = {"held_out_samples": HELD_OUT, "split_seed": 0, "every_steps": 2, "every_epochs": None}
     return Evaluation(**{**values, **changes})
 
 
@@ -58,7 +38,7 @@ def evaluator(trial, context, rows, **changes):
     task = task_for(trial)
     return Evaluator(
         trial.model_copy(update={"training": training}), task, build_model(task), ORDER, context,
-        lambda: HeldOutFeed(ORDER.held_out(), context.rank, context.world_size), rows,
+        lambda: FakeFeed(ORDER.held_out(), rank=context.rank, world_size=context.world_size), rows,
     )  # fmt: skip
 
 
@@ -159,27 +139,13 @@ def test_evaluations_use_all_threads_of_the_rank(tmp_path, monkeypatch):
     assert seen[1:] == [2, 1]  # after the check before the training
 
 
-def test_stream_mode_reads_the_samples_again(tmp_path, solo):
-    trial = resnet_trial("sequential")
-    changes = {"reading": "stream", "evaluation": evaluation()}
-    training = trial.training.model_copy(update=changes)
-    opened = []
-
-    def open_feed():
-        opened.append(HeldOutFeed(ORDER.held_out(), 0, 1))
-        return opened[-1]
-
-    task = task_for(trial)
-    made = Evaluator(
-        trial.model_copy(update={"training": training}), task, build_model(task), ORDER, solo,
-        open_feed, tmp_path / "rows.jsonl",
-    )  # fmt: skip
-    train(
-        trial,
-        RESNET_SIZES[:2],
-        after_step=lambda s, _, p, step: made.run(s, step, 0, p),
-    )
-    assert len(opened) == 3  # the check before the training, and two evaluations
+def test_stream_mode_reads_the_samples_again(tmp_path, solo, monkeypatch):
+    opened = Mock(wraps=FakeFeed)
+    monkeypatch.setitem(globals(), "FakeFeed", opened)
+    trial = resnet_trial("sequential", reading="stream")
+    made = evaluator(trial, solo, tmp_path / "rows.jsonl")
+    train(trial, RESNET_SIZES[:2], after_step=lambda s, _, p, step: made.run(s, step, 0, p))
+    assert opened.call_count == 3  # the check before the training, and two evaluations
 
 
 def test_evaluations_are_due_by_steps_or_epochs_and_at_the_end():
@@ -237,14 +203,8 @@ def test_default_leaves_accuracy_out_where_outputs_are_no_scores():
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (
-            None,
-            r"Mine.evaluate: expected a dictionary with at least one metric, got None",
-        ),
-        (
-            {"f1": torch.ones(())},
-            r"evaluate\['f1'\]: .* shape \(4,\), .* got shape \(\)",
-        ),
+        (None, r"Mine.evaluate: expected a dictionary with at least one metric, got None"),
+        ({"f1": torch.ones(())}, r"evaluate\['f1'\]: .* shape \(4,\), .* got shape \(\)"),
         ({"f1": 0.5}, r"expected one value for each sample, or a sum and a count"),
         ({"f1": (torch.ones(2), torch.ones(3))}, r"a sum and a count of equal shape"),
     ],

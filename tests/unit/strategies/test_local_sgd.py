@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.support.strategies import prepared, train_batch
 from tests.support.trials import changed
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from paceline.strategies import TrainBatch, create_strategy, local_sgd
+from paceline.strategies import local_sgd
 from paceline.strategies.local_sgd import LocalReplica
 from paceline.strategies.reduction.flat_replica import FlatReplica
 from paceline.training.optimizers import TaskOptimizer
@@ -20,21 +21,12 @@ from paceline.training.transforms import put_in_memory_format
 from paceline.workloads.build import build_model, make_task, task_of
 
 
-def batch_of(*, is_last):
-    return TrainBatch(
-        step=0, epoch=0, inputs=torch.randn(4, 3, 32, 32), targets=torch.arange(4) % 3,
-        sample_ids=np.arange(4), global_samples=4, is_last=is_last,
-    )  # fmt: skip
-
-
 def test_rank_without_peers_trains_as_a_sequential_one(make_trial, solo):
-    batch = batch_of(is_last=True)
+    batch = train_batch(4, is_last=True)
     weights = []
     for averaging in (None, {"period_steps": 2}):
         trial = changed(make_trial(), local_strategy="processes", averaging=averaging)
-        strategy = create_strategy(trial)
-        model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
-        strategy.prepare(task_of(trial.training, classes=3), model, solo, trial, None)
+        strategy = prepared(trial, solo)
         result = strategy.gradient(batch)
         assert result.comm_s is None
         assert strategy.step() is None
@@ -51,14 +43,12 @@ def test_bytes_per_step_do_not_count_the_steps_before_a_restart(
     trial = changed(make_trial(ranks=2), local_strategy="processes", averaging=averaging)
     sent = []
     for restored_steps in (0, 100):
-        strategy = create_strategy(trial)
-        model = build_model(make_task("tiny", classes=3, dropout=True, seed=3))
-        strategy.prepare(task_of(trial.training, classes=3), model, context_of(0, 2), trial, None)
+        strategy = prepared(trial, context_of(0, 2))
         monkeypatch.setattr(strategy._replica, "restore", lambda _: None)
         strategy.restore(SimpleNamespace(steps=restored_steps, of_replica=lambda *_: None))
         assert "sent_bytes_per_step" not in strategy.describe()
         for _ in range(4):
-            strategy.gradient(batch_of(is_last=False))
+            strategy.gradient(train_batch(4))
             strategy.step()
         sent.append(strategy.describe()["sent_bytes_per_step"])
     assert sent[0] == sent[1] > 0
@@ -69,14 +59,12 @@ def test_weights_are_averaged_after_each_period_and_after_the_last_step(
 ):
     averaged_after = []
     trial = changed(make_trial(ranks=2), local_strategy="processes", averaging={"period_steps": 2})
-    strategy = create_strategy(trial)
-    model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
-    strategy.prepare(task_of(trial.training, classes=3), model, context_of(0, 2), trial, None)
+    strategy = prepared(trial, context_of(0, 2))
     for step in range(5):
         monkeypatch.setattr(
             local_sgd, "all_reduce_tensors", lambda _, step=step: averaged_after.append(step)
         )
-        strategy.gradient(batch_of(is_last=step == 4))
+        strategy.gradient(train_batch(4, is_last=step == 4))
         strategy.step()
     assert averaged_after == [1, 3, 4]
 
@@ -86,15 +74,11 @@ IMAGES = torch.from_numpy(RNG.standard_normal((6, 3, 32, 32), dtype=np.float32))
 LABELS = torch.from_numpy(RNG.integers(0, 3, 6))
 
 
-def batch(low, high, global_samples=12):
-    return TrainBatch(
-        step=0,
-        epoch=0,
-        inputs=IMAGES[low:high],
-        targets=LABELS[low:high],
-        sample_ids=np.arange(low, high),
-        global_samples=global_samples,
-    )
+def batch(low, high):
+    return train_batch(
+        high - low, inputs=IMAGES[low:high], targets=LABELS[low:high],
+        sample_ids=np.arange(low, high), global_samples=12,
+    )  # fmt: skip
 
 
 def weights_by_hand(momentum, divisors=(4, 2)):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.support.mock_gpu import COMPILE_LIMIT_S, NAME
+from tests.support.trials import rank_context
 from tests.unit.strategies import own_models
 from tests.unit.strategies.own_models import resnet_trial
 from tests.unit.strategies.own_training import (
@@ -28,10 +29,8 @@ from tests.unit.strategies.own_training import (
 )
 from tests.unit.strategies.pipeline.node import (
     LIMIT_S,
-    Board,
-    BoardPeers,
+    ThreadPeers,
     batch_of,
-    context_of,
     copied,
     distance,
     layers_of,
@@ -174,10 +173,11 @@ def train_rank(rank, trial, sizes, folder):
     backend = gloo_group.BACKEND if trial.device == "cpu" else mock_nccl.BACKEND
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     try:
-        strategy, context = create_strategy(trial), context_of(rank, ranks)
+        strategy, context = create_strategy(trial), rank_context(rank, ranks)
         model = model_of(trial)
         checkpoint_activations(task_for(trial), model, trial)
-        strategy.prepare(task_for(trial), model, context, trial, BoardPeers(Board(), 0, 1))
+        peers = ThreadPeers(dist.HashStore(), 0, 1)
+        strategy.prepare(task_for(trial), model, context, trial, peers)
         gradients = {}
         for step, samples in enumerate(sizes):
             strategy.gradient(passes.share_of(batch_of(trial, step, samples), rank, ranks))

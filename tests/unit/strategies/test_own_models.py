@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from tests.unit.strategies import own_models
@@ -26,6 +28,7 @@ MODELS = own_models.__name__
 WITH_TWO_REPLICAS = [
     name for name in TRIALS if name not in {"sequential", "threads-3", "processes-3"}
 ]
+STAGED = ["pipeline-2", "hybrid-2x2"]
 
 
 @pytest.mark.parametrize("name", [n for n in TRIALS if n != "sequential"])
@@ -35,7 +38,7 @@ def test_weights_that_stages_share_are_equivalent(name):
     assert_equivalent(trial)
 
 
-@pytest.mark.parametrize("name", ["pipeline-2", "hybrid-2x2"])
+@pytest.mark.parametrize("name", STAGED)
 @pytest.mark.parametrize(
     ("task", "split", "make_batch"), [("Tied", 8, batch_of), ("TiedHead", 3, tokens_of)]
 )
@@ -46,35 +49,29 @@ def test_weights_that_layers_of_a_stage_share_are_equivalent(name, task, split, 
 
 
 @pytest.mark.parametrize("name", WITH_TWO_REPLICAS)
-@pytest.mark.parametrize("task", ["Repeated", "ComputedWeights"])
-def test_layers_used_twice_and_computed_weights_are_equivalent(name, task):
-    trial = trial_of(**TRIALS[name], task=f"{MODELS}:{task}")
-    assert_equivalent(trial)
+# layers used twice; computed weights; attention, layer normalisation and tied weights
+@pytest.mark.parametrize("task", ["Repeated", "ComputedWeights", "Transformer"])
+def test_layers_of_several_kinds_are_equivalent(name, task):
+    assert_equivalent(trial_of(**TRIALS[name], task=f"{MODELS}:{task}"))
 
 
 @pytest.mark.parametrize(
-    ("name", "balance"),
+    ("task", "name", "balance"),
     [
-        *((name, "size") for name in WITH_TWO_REPLICAS),
-        ("pipeline-2", "time"),
-        ("hybrid-2x2", "time"),
+        ("GPT", "threads-2", "size"),
+        ("GPT", "processes-2", "size"),
+        *product(("GPT", "PlainGPTTask"), STAGED, ("size", "time")),
     ],
 )
-def test_small_gpt_on_tokens_is_equivalent(name, balance):
-    trial = trial_of(**TRIALS[name], task=f"{MODELS}:GPT")
+def test_small_gpt_on_tokens_is_equivalent_with_or_without_blocks(task, name, balance):
+    trial = trial_of(**TRIALS[name], task=f"{MODELS}:{task}")
     trial = with_options(trial, balance=balance)
     assert_equivalent(trial, make_batch=tokens_of, tolerance=10 * TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["pipeline-2", "hybrid-2x2"])
+@pytest.mark.parametrize("name", STAGED)
 def test_blocks_in_another_order_than_the_parameters_are_equivalent(name):
     trial = trial_of(**TRIALS[name], task=f"{MODELS}:Blocks")
-    assert_equivalent(trial)
-
-
-@pytest.mark.parametrize("name", WITH_TWO_REPLICAS)
-def test_attention_layer_norm_and_tied_weights_are_equivalent(name):
-    trial = trial_of(**TRIALS[name], task=f"{MODELS}:Transformer")
     assert_equivalent(trial)
 
 
@@ -98,18 +95,10 @@ def test_parameters_that_are_not_trained_keep_their_values(name, split):
 
 
 @pytest.mark.parametrize("split", [1, 3, 6, 8])
-@pytest.mark.parametrize("name", ["pipeline-2", "hybrid-2x2"])
+@pytest.mark.parametrize("name", STAGED)
 def test_residual_network_without_blocks_is_split_equivalently(name, split):
     trial = trial_of(**TRIALS[name], task=f"{MODELS}:PlainResNetTask")
     trial = with_options(trial, split_points=(split,), balance=None, micro_batches=1)
     gradients, weights = train_by_hand(trial, RESNET_SIZES)
     ranks = train(trial, RESNET_SIZES)
     assert_normalised_equivalently(ranks, gradients, weights)
-
-
-@pytest.mark.parametrize("balance", ["size", "time"])
-@pytest.mark.parametrize("name", ["pipeline-2", "hybrid-2x2"])
-def test_tied_weights_of_a_model_without_blocks_are_equivalent(name, balance):
-    trial = trial_of(**TRIALS[name], task=f"{MODELS}:PlainGPTTask")
-    trial = with_options(trial, balance=balance)
-    assert_equivalent(trial, make_batch=tokens_of, tolerance=10 * TOLERANCE)

@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.strategies import prepared, train_batch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from paceline.errors import UsageError
-from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.task import Task
-from paceline.workloads.build import build_model, task_of
-
-
-class Nobody:
-    """A rank without peers."""
-
-    def node(self, _purpose):
-        return None
-
-    world = node
-
-
-def gradient_of(trial, context):
-    """Compute the gradient of four samples of a task."""
-    strategy, task = create_strategy(trial), task_of(trial.training, classes=3)
-    strategy.prepare(task, build_model(task), context, trial, Nobody())
-    return strategy.gradient(
-        TrainBatch(
-            step=0,
-            epoch=0,
-            inputs=torch.randn(4, 3, 32, 32),
-            targets=torch.arange(4) % 3,
-            sample_ids=np.arange(4),
-            global_samples=4,
-        )
-    )
 
 
 class Unused(Task):
@@ -59,7 +32,7 @@ def test_parameter_without_gradient_is_named_before_peers_wait_for_it(
 ):
     trial = make_trial(ranks=2, task=f"{__name__}:Unused")
     with pytest.raises(UsageError, match=r"parameter scale: expected a gradient, got none"):
-        gradient_of(trial, context_of(0, 2))
+        prepared(trial, context_of(0, 2)).gradient(train_batch(4))
 
 
 class MeanLoss(Task):
@@ -75,4 +48,4 @@ def test_loss_that_is_not_of_each_sample_is_refused(make_trial, solo):
         r"MeanLoss.loss: expected one loss for each of 4 samples.*got shape \(\); use reduction"
     )
     with pytest.raises(UsageError, match=message):
-        gradient_of(make_trial(task=f"{__name__}:MeanLoss"), solo)
+        prepared(make_trial(task=f"{__name__}:MeanLoss"), solo).gradient(train_batch(4))

@@ -59,10 +59,7 @@ def test_every_thread_prepares_a_part_of_the_images(make_strategy_trial, prepare
     strategy = prepare(make_strategy_trial("threads", 2))
     done = {}
     strategy.for_parts(7, lambda part: done.update({threading.current_thread().name: part}))
-    assert done == {
-        "paceline-replica-0": slice(0, 4),
-        "paceline-replica-1": slice(4, 7),
-    }
+    assert done == {"paceline-replica-0": slice(0, 4), "paceline-replica-1": slice(4, 7)}
 
 
 def test_times_add_up_to_the_call(make_strategy_trial, prepare):

@@ -140,10 +140,7 @@ def test_ddp_gives_its_hook_the_buckets_and_ignores_excluded_parameters(group: N
         future.set_result(bucket.buffer())
         return future
 
-    hook.__annotations__ = {
-        "bucket": GradBucket,
-        "return": torch.futures.Future[torch.Tensor],
-    }
+    hook.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
     torch_internals.exclude_from_ddp(model, ["0.weight"])
     parallel = DistributedDataParallel(model)

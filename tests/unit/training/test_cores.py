@@ -3,33 +3,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.trials import placement, rank_context
 from tests.unit.fabricated_system import fabricate_system, two_sockets
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.topology import PhysicalCore
-from paceline.plan.rank_context import RankContext
-from paceline.plan.trial import Placement
 from paceline.training import cores
 from paceline.training.cores import choose_cores, deal, worker_cores
 
 
-def context(local_rank=0, ranks_on_node=1):
-    return RankContext(
-        rank=local_rank, world_size=ranks_on_node, local_rank=local_rank,
-        ranks_on_node=ranks_on_node, node_index=0, host="alpha", process_started_unix_s=0.0,
-    )  # fmt: skip
-
-
-def placement(ranks, threads, oversubscribe=False, allocated_cores=None):
-    return Placement(
-        nodes=1, ranks_per_node=ranks, threads_per_rank=threads, oversubscribe=oversubscribe,
-        allocated_cores=allocated_cores,
-    )  # fmt: skip
-
-
 def dealt(allowed, ranks, threads, system):
     return [
-        choose_cores(allowed, context(rank, ranks), placement(ranks, threads), system)
+        choose_cores(allowed, rank_context(rank, ranks), placement(ranks, threads), system)
         for rank in range(ranks)
     ]
 
@@ -45,30 +30,30 @@ def test_cores_are_dealt_out_in_ascending_order_where_the_kernel_says_nothing(un
 
 
 def test_rank_bound_by_its_launcher_keeps_its_own_cores(unknown):
-    assert choose_cores([5], context(1, 2), placement(2, 1), unknown) == [5]
+    assert choose_cores([5], rank_context(1, 2), placement(2, 1), unknown) == [5]
 
 
 def test_oversubscribed_ranks_share_all_cores(unknown):
     shared = placement(3, 1, oversubscribe=True)
-    assert choose_cores([0, 1], context(2, 3), shared, unknown) == [0, 1]
+    assert choose_cores([0, 1], rank_context(2, 3), shared, unknown) == [0, 1]
 
 
 def test_oversubscribed_ranks_share_the_core_budget(tmp_path):
     system = two_sockets(tmp_path)
     shared = placement(4, 1, oversubscribe=True, allocated_cores=2)
-    got = [choose_cores(range(16), context(rank, 4), shared, system) for rank in range(4)]
+    got = [choose_cores(range(16), rank_context(rank, 4), shared, system) for rank in range(4)]
     assert got == [[0, 1]] * 4
 
 
 def test_core_budget_beyond_the_machine_is_the_machine(unknown):
     shared = placement(8, 1, oversubscribe=True, allocated_cores=4)
-    assert choose_cores([0, 1], context(0, 8), shared, unknown) == [0, 1]
+    assert choose_cores([0, 1], rank_context(0, 8), shared, unknown) == [0, 1]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_too_few_cores_names_both_numbers(ranks, unknown):
     with pytest.raises(EnvironmentLacks, match=rf"need {3 * ranks} cores.*may use 2 "):
-        choose_cores([0, 1], context(0, ranks), placement(ranks, 3), unknown)
+        choose_cores([0, 1], rank_context(0, ranks), placement(ranks, 3), unknown)
 
 
 # Two sockets of four cores: 0-3 and 4-7, with their second hardware threads 8-11 and 12-15.

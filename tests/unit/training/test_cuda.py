@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from tests.support.models import TINY_VGG
+from tests.support.strategies import prepared, train_batch
 
 from paceline.analysis.equivalence.tolerances import tolerance
-from paceline.strategies import TrainBatch, create_strategy
+from paceline.strategies import create_strategy
 from paceline.training.devices import InputMover, Stopwatch, device_of, use_device
 from paceline.training.tensors import sha256_of
 from paceline.workloads.build import build_model, make_task, task_of
@@ -16,15 +16,6 @@ from paceline.workloads.build import build_model, make_task, task_of
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 STEPS = 20
-
-
-class Nobody:
-    """A rank without peers."""
-
-    def node(self, _purpose):
-        return None
-
-    world = node
 
 
 @pytest.fixture
@@ -36,26 +27,14 @@ def on_gpu(trial):
     return trial.model_copy(update={"device": "cuda"})
 
 
-def batch_of(samples, step=0):
-    generator = torch.Generator().manual_seed(step)
-    return TrainBatch(
-        step=step,
-        epoch=0,
-        inputs=torch.randn(samples, 3, 32, 32, generator=generator),
-        targets=torch.arange(samples) % 3,
-        sample_ids=np.arange(samples),
-        global_samples=8,
-    )
-
-
 def trained(trial, context, model_name, steps):
     """First step's gradients, and weights after `steps` of a batch of 8, 7, 8, 7…"""
     strategy = create_strategy(trial)
     model = build_model(make_task(model_name, classes=3, dropout=trial.training.dropout, seed=3))
-    strategy.prepare(task_of(trial.training, classes=3), model, context, trial, Nobody())
+    strategy.prepare(task_of(trial.training, classes=3), model, context, trial, None)
     first = {}
     for step in range(steps):
-        result = strategy.gradient(batch_of(8 - step % 2, step))
+        result = strategy.gradient(train_batch(8 - step % 2, step=step, global_samples=8))
         assert min(result.forward_s, result.backward_s) > 0
         if step == 0:
             first = {name: g.clone() for name, g in strategy.gradients().items()}
@@ -130,8 +109,6 @@ def test_bf16_computes_in_bfloat16_on_the_gpu(make_trial, solo):
 
 def test_empty_share_takes_part_with_no_weight(make_trial, solo):
     trial = on_gpu(make_trial())
-    strategy = create_strategy(trial)
-    model = build_model(make_task("tiny", classes=3, dropout=True, seed=3))
-    strategy.prepare(task_of(trial.training, classes=3), model, solo, trial, Nobody())
-    assert strategy.gradient(batch_of(0)).loss_sum == 0.0
+    strategy = prepared(trial, solo)
+    assert strategy.gradient(train_batch(0, global_samples=8)).loss_sum == 0.0
     assert not any(g.any() for g in strategy.gradients().values())

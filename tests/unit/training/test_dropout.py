@@ -55,11 +55,7 @@ def test_units_are_dropped_at_the_rate_asked_and_the_rest_scaled(p):
 
 def test_masks_of_samples_epochs_and_layers_are_independent():
     first = masks([1], units=10_000)
-    for other in (
-        masks([2], 10_000),
-        masks([1], 10_000, layer=1),
-        masks([1], 10_000, epoch=1),
-    ):
+    for other in (masks([2], 10_000), masks([1], 10_000, layer=1), masks([1], 10_000, epoch=1)):
         assert (first == other).float().mean().item() == pytest.approx(0.5, abs=0.03)
 
 

@@ -73,9 +73,7 @@ def test_blocks_in_turn_are_the_forward_and_its_gradients():
     torch.manual_seed(1)
     model = ResNet().eval()
     x = torch.randn(4, 3, 16, 16)
-    y = x
-    for _, block in graph_blocks(model, IMAGE):
-        y = block(y)
+    y = nn.Sequential(*(block for _, block in graph_blocks(model, IMAGE)))(x)
     wanted = model(x)
     assert torch.equal(y, wanted)
     found = torch.autograd.grad(y.sum(), list(model.parameters()))
@@ -128,10 +126,7 @@ def test_branches_stay_together_and_untraceable_layers_whole():
     assert list(blocks) == ["stem", "left", "odd", "head"]
     assert blocks["odd"] is model.odd
     x = torch.randn(3, 4)
-    y = x
-    for block in blocks.values():
-        y = block(y)
-    assert torch.equal(y, model(x))
+    assert torch.equal(nn.Sequential(*blocks.values())(x), model(x))
 
 
 class Twice(nn.Module):
@@ -174,10 +169,7 @@ def test_optional_inputs_have_their_defaults():
     blocks = graph_blocks(model, torch.zeros(1, 4))
     assert [name for name, _ in blocks] == ["first", "second", "mul"]
     x = torch.randn(3, 4)
-    y = x
-    for _, block in blocks:
-        y = block(y)
-    assert torch.equal(y, model(x))
+    assert torch.equal(nn.Sequential(*(block for _, block in blocks))(x), model(x))
 
 
 class FromStartToEnd(nn.Module):
@@ -196,23 +188,14 @@ class TwoInputs(nn.Module):
         return x + y
 
 
-class TwoOutputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
+class TwoOutputs(nn.Linear):
     def forward(self, x):
-        x = self.linear(x)
-        return x, x + 1
+        return super().forward(x), x
 
 
 class ByValue(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
     def forward(self, x):
-        return self.linear(x) if x.sum() > 0 else x
+        return -x if x.sum() > 0 else x
 
 
 @pytest.mark.parametrize(
@@ -220,7 +203,7 @@ class ByValue(nn.Module):
     [
         (FromStartToEnd(), r"no place has a single tensor alive: its input is used again by .*cat"),
         (TwoInputs(), r"its forward has 2 inputs, expected one"),
-        (TwoOutputs(), r"its forward returns more than one tensor"),
+        (TwoOutputs(4, 4), r"its forward returns more than one tensor"),
         (ByValue(), r"torch.fx cannot trace ByValue: "),
     ],
 )
@@ -229,18 +212,9 @@ def test_what_makes_splitting_impossible_is_named(model, message):
         graph_blocks(model, torch.zeros(1, 4))
 
 
-class Silent(nn.Module):
+class OnlyOne(nn.Module):
     """Fails without a message."""
 
-    def __init__(self):
-        super().__init__()
-        self.inner, self.head = OnlyOne(), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.head(self.inner(x))
-
-
-class OnlyOne(nn.Module):
     def forward(self, x):
         if x.shape[0] != 1:
             raise WordlessError
@@ -254,7 +228,7 @@ class WordlessError(Exception):
 
 def test_error_without_a_message_is_named_by_its_type():
     with pytest.raises(UsageError, match=r"example_input\(\) \(WordlessError\); define"):
-        graph_blocks(Silent(), torch.zeros(1, 4))
+        graph_blocks(nn.Sequential(OnlyOne(), nn.Linear(4, 2)), torch.zeros(1, 4))
 
 
 class Tokens(nn.Module):

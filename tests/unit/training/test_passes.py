@@ -6,15 +6,14 @@ import itertools
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
+from tests.support.strategies import train_batch
 from tests.unit.strategies.own_training import trial_of
 from torch import nn
 
 from paceline.training.pass_communication import PassCommunication, is_awaiting
 from paceline.training.passes import Passes, run_passes
-from paceline.training.strategy import TrainBatch
 from paceline.training.task import Task
 from paceline.workloads.build import build_model, task_of
 
@@ -73,14 +72,8 @@ def test_an_empty_share_has_gradients_of_zero_whatever_the_loss() -> None:
     trial = trial_of("sequential", task=f"{__name__}:LogOfTarget")
     task = task_of(trial.training, classes=3)
     model = build_model(task)
-    batch = TrainBatch(
-        step=0,
-        epoch=0,
-        inputs=torch.ones(0, 3, 2, 2),
-        targets=torch.ones(0, 1),
-        sample_ids=np.zeros(0, dtype=np.int64),
-        global_samples=1,
-    )
+    images, targets = torch.ones(0, 3, 2, 2), torch.ones(0, 1)
+    batch = train_batch(0, inputs=images, targets=targets, global_samples=1)
     assert run_passes(task, model, batch, trial.training).loss_sum == 0.0
     for parameter in model.parameters():
         assert parameter.grad is not None
@@ -100,10 +93,7 @@ def test_loss_is_read_after_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -
     task = task_of(trial.training, classes=3)
     model = build_model(task)
     next(model.parameters()).register_hook(lambda _: happened.append("backward pass"))
-    batch = TrainBatch(
-        step=0, epoch=0, inputs=torch.randn(2, 3, 32, 32), targets=torch.tensor([0, 1]),
-        sample_ids=np.arange(2), global_samples=2,
-    )  # fmt: skip
+    batch = train_batch(2)
     monkeypatch.setattr(torch.Tensor, "__float__", watched)
     passed = run_passes(task, model, batch, trial.training)
     assert passed.loss_sum > 0

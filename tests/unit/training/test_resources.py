@@ -7,11 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.trials import placement, rank_context, tiny_trial
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.topology import numa_nodes_of
-from paceline.plan.rank_context import RankContext
-from paceline.plan.trial import Placement
 from paceline.records.rows import WorkerEnvironment
 from paceline.training.resources import (
     RankCores,
@@ -22,25 +21,12 @@ from paceline.training.resources import (
 )
 
 
-def context(local_rank=0, ranks_on_node=1):
-    return RankContext(
-        rank=local_rank, world_size=ranks_on_node, local_rank=local_rank,
-        ranks_on_node=ranks_on_node, node_index=0, host="alpha", process_started_unix_s=0.0,
-    )  # fmt: skip
-
-
-def placement(ranks, threads, oversubscribe=False):
-    return Placement(
-        nodes=1, ranks_per_node=ranks, threads_per_rank=threads, oversubscribe=oversubscribe
-    )
-
-
 def test_shared_cores_are_found_unless_oversubscribed():
     apart, same = [RankCores([0], {}), RankCores([1], {})], [RankCores([4], {})] * 2
-    check_node(context(0, 2), placement(2, 1), apart)
-    check_node(context(0, 2), placement(2, 1, oversubscribe=True), same)
+    check_node(rank_context(0, 2), placement(2, 1), apart)
+    check_node(rank_context(0, 2), placement(2, 1, oversubscribe=True), same)
     with pytest.raises(EnvironmentLacks, match="share cores 4"):
-        check_node(context(0, 2), placement(2, 1), same)
+        check_node(rank_context(0, 2), placement(2, 1), same)
 
 
 def in_groups(*quotas):
@@ -51,21 +37,21 @@ def in_groups(*quotas):
 def test_quota_of_a_group_is_for_all_ranks_in_it():
     together = in_groups({"job": 3.0}, {"job": 3.0})
     with pytest.raises(EnvironmentLacks, match=r"2 ranks on it of 2 threads need 4 .* allows 3;"):
-        check_node(context(0, 2), placement(2, 2), together)
-    check_node(context(0, 2), placement(2, 2, oversubscribe=True), together)
-    check_node(context(0, 2), placement(2, 2), in_groups({"job": 4.0}, {"job": 4.0}))
+        check_node(rank_context(0, 2), placement(2, 2), together)
+    check_node(rank_context(0, 2), placement(2, 2, oversubscribe=True), together)
+    check_node(rank_context(0, 2), placement(2, 2), in_groups({"job": 4.0}, {"job": 4.0}))
 
 
 def test_ranks_with_groups_of_their_own_have_a_quota_each():
-    check_node(context(0, 2), placement(2, 2), in_groups({"a": 2.0}, {"b": 2.0}))
+    check_node(rank_context(0, 2), placement(2, 2), in_groups({"a": 2.0}, {"b": 2.0}))
     both = in_groups({"a": 2.0, "job": 3.5}, {"b": 2.0, "job": 3.5})
     with pytest.raises(EnvironmentLacks, match=r"allows 3\.5"):
-        check_node(context(0, 2), placement(2, 2), both)
+        check_node(rank_context(0, 2), placement(2, 2), both)
 
 
 def test_rank_whose_own_group_allows_less_is_told_before_it_meets_the_others():
     with pytest.raises(EnvironmentLacks, match=r"rank 1 of 2 threads need 2 cores.* allows 1\.5"):
-        check_quotas(context(1, 2), placement(2, 2), in_groups({"a": 1.5}))
+        check_quotas(rank_context(1, 2), placement(2, 2), in_groups({"a": 1.5}))
 
 
 def test_what_a_rank_tells_the_others_arrives():
@@ -80,24 +66,12 @@ def worker(number, affinity, threads=2):
     )
 
 
-@pytest.fixture
-def threads_trial(make_trial):
+def threads_trial(**place):
     """One rank of two replicas, two threads each."""
-
-    def make(oversubscribe=False):
-        trial = make_trial()
-        return trial.model_copy(
-            update={
-                "placement": placement(1, 4, oversubscribe).model_copy(
-                    update={"replicas_per_node": 2}
-                )
-            }
-        )
-
-    return make
+    return tiny_trial({"threads_per_rank": 4, "replicas_per_node": 2, **place})
 
 
-def test_replicas_with_cores_of_their_own_are_as_asked(threads_trial):
+def test_replicas_with_cores_of_their_own_are_as_asked():
     workers = [worker(0, [0, 1]), worker(1, [2, 3])]
     check_workers(0, threads_trial(), workers, [0, 1, 2, 3])
 
@@ -112,12 +86,12 @@ def test_replicas_with_cores_of_their_own_are_as_asked(threads_trial):
         ([worker(0, [0, 1]), worker(1, [3, 4])], r"replica 1: .* out of its rank's .*\[3, 4\]"),
     ],
 )
-def test_replica_without_what_was_asked_is_named(threads_trial, workers, fault):
+def test_replica_without_what_was_asked_is_named(workers, fault):
     with pytest.raises(EnvironmentLacks, match=fault):
         check_workers(0, threads_trial(), workers, [0, 1, 2, 3])
 
 
-def test_oversubscribed_replicas_may_share_but_not_leave_their_rank(threads_trial):
+def test_oversubscribed_replicas_may_share_but_not_leave_their_rank():
     trial = threads_trial(oversubscribe=True)
     check_workers(0, trial, [worker(0, [0, 1]), worker(1, [0, 1])], [0, 1])
     with pytest.raises(EnvironmentLacks, match="out of its rank"):
@@ -130,7 +104,7 @@ def test_rank_without_replica_threads_has_no_workers(make_trial):
         check_workers(0, make_trial(), [worker(0, [0])], [0])
 
 
-def test_main_thread_of_a_rank_with_replicas_has_the_threads_of_one(threads_trial):
+def test_main_thread_of_a_rank_with_replicas_has_the_threads_of_one():
     check_rank(0, threads_trial(), (2, 1), [0, 1, 2, 3])
     with pytest.raises(EnvironmentLacks, match="expected 2 intra-op"):
         check_rank(0, threads_trial(), (4, 1), [0, 1, 2, 3])
@@ -142,7 +116,8 @@ PROGRAM = """
 import dataclasses, json, os, sys
 from paceline.plan.trial import Trial
 from paceline.plan.rank_context import RankContext
-from paceline.training.resources import apply_resources, read_back, set_threads
+from paceline.training.resources import actual_environment, apply_resources, check_environment
+from paceline.training.resources import set_threads
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 trial = Trial.model_validate_json(sys.argv[1])
 context = RankContext(rank=0, world_size=1, local_rank=0, ranks_on_node=1, node_index=0,
@@ -151,7 +126,9 @@ apply_resources(context, trial)
 assert "torch" not in sys.modules
 import torch
 set_threads(trial.placement.threads_per_worker)
-row = read_back(context, trial, clock_offset_s=0.5, clock_error_s=0.1, initial_weights_sha256="w")
+facts = {"clock_offset_s": 0.5, "clock_error_s": 0.1, "initial_weights_sha256": "w"}
+row = actual_environment(context, trial, **facts)
+check_environment(row, trial)
 print(json.dumps(dataclasses.asdict(row)))
 """
 
@@ -162,12 +139,8 @@ def test_process_really_gets_what_was_asked_whatever_the_launcher_set(make_trial
         "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "7", "MKL_NUM_THREADS": "7",
         "OMP_PROC_BIND": "close", "GOMP_CPU_AFFINITY": "0", "KMP_BLOCKTIME": "1",
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, trial.model_dump_json()],
-        env=environment, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    row = json.loads(done.stdout)
+    command = [sys.executable, "-c", PROGRAM, trial.model_dump_json()]
+    row = json.loads(subprocess.check_output(command, env=environment, timeout=60))
     assert (row["intraop_threads"], row["interop_threads"]) == (1, 1)
     assert len(row["affinity"]) == 1
     assert row["omp_environment"] == {
@@ -202,12 +175,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_large_tensors_are_not_cleared_by_the_kernel_anew_each_time():
     faults = {}
     for mode in ("keep", "keep small blocks", "usual"):
-        done = subprocess.run(
-            [sys.executable, "-c", ALLOCATING, mode],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        faults[mode] = int(done.stdout)
+        command = [sys.executable, "-c", ALLOCATING, mode]
+        faults[mode] = int(subprocess.check_output(command, timeout=60))
     assert faults["usual"] > 3 * 15_000
     assert faults["keep small blocks"] > 3 * 15_000
     assert faults["keep"] < 3 * 1500

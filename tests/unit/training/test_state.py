@@ -23,16 +23,11 @@ from paceline.training.task import Task, TaskSettings
 POSITION = Position(steps=3, task_sha256="a", replicas=1)
 
 
-def write_all(file, state, position):
-    for _ in write_state(file, state, position):
-        pass
-
-
 def saved(tmp_path, *states, position=POSITION):
     folder = CheckpointFolder(tmp_path)
     for rank, state in enumerate(states):
-        content = partial(write_all, state=state, position=position)
-        folder.write(position.steps, rank, len(states), content)
+        parts = partial(write_state, state=state, position=position)
+        folder.write(position.steps, rank, len(states), lambda file, parts=parts: list(parts(file)))
     return StateFiles(folder.complete()[0])
 
 

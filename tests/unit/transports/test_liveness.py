@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from paceline.errors import PeerLost, RankFailed, TimedOut
+from paceline.job.rendezvous import listen_on
 from paceline.plan.rank_context import StoreAddress
 from paceline.transports import liveness
 from paceline.transports.liveness import LivenessProbe, ProbeResult, with_probe_result
@@ -83,9 +84,8 @@ class Ranks:
     """Ranks that have joined."""
 
     def __init__(self, context_of, clean_up):
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.port = listener.getsockname()[1]
-        address = StoreAddress(host="127.0.0.1", port=self.port, listen_fd=listener.detach())
+        address = listen_on("lo")
+        self.port = address.port
         self._context_of, self._clean_up = context_of, clean_up
         self._server = open_store(context_of(0, 3, store=address), LIMIT_S)
 

@@ -19,10 +19,11 @@ def test_time_out_of_a_library_says_whose_limit_it_was():
     )
 
 
-def test_closed_connection_is_a_lost_peer():
-    error = GlooTransport().explain(RuntimeError("Connection closed by peer\nframe: timeout"))
+@pytest.mark.parametrize("text", ["Connection closed by peer", "Connection reset by peer"])
+def test_closed_connection_is_a_lost_peer(text):
+    error = GlooTransport().explain(RuntimeError(f"{text}\nframe: timeout"))
     assert type(error) is PeerLost
-    assert str(error).endswith("Gloo reports: Connection closed by peer")
+    assert str(error).endswith(f"Gloo reports: {text}")
 
 
 def test_other_words_mean_nothing():

@@ -90,10 +90,8 @@ def test_group_of_gloo_records_by_itself(group: object, tmp_path: Path) -> None:
         dist.barrier()
     assert torch.equal(gathered[0], torch.ones(5))
     assert [(r["operation"], r["payload_bytes"], r["ranks"]) for r in rows(file)] == [
-        ("allreduce", 20, 1),
-        ("allgather", 20, 1),
-        ("barrier", 0, 1),
-    ]
+        ("allreduce", 20, 1), ("allgather", 20, 1), ("barrier", 0, 1),
+    ]  # fmt: skip
 
 
 def test_reduce_scatter_of_gloo_is_recorded_once_it_is_waited_for(

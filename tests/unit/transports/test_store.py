@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from paceline.errors import EnvironmentLacks, PeerLost, TimedOut, UsageError
+from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.job.rendezvous import listen_on
 from paceline.node.memory import gather
 from paceline.plan.rank_context import StoreAddress
-from paceline.transports import create_transport
 from paceline.transports.network import GlooTransport
 from paceline.transports.store import (
     GroupStore,
@@ -25,14 +25,8 @@ from paceline.transports.store import (
 )
 
 
-def served():
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    return StoreAddress(host="127.0.0.1", port=port, listen_fd=listener.detach())
-
-
 def test_peer_reads_what_the_first_rank_wrote(context_of):
-    address = served()
+    address = listen_on("lo")
     first = open_store(context_of(0, 2, store=address), 5.0)
     first.set("key", "value")
     peer = StoreAddress(host="127.0.0.1", port=address.port)
@@ -59,16 +53,6 @@ def test_barrier_names_the_ranks_that_did_not_come():
         store_barrier(store, "start", 0, range(3), 0.1)
 
 
-def test_single_rank_has_no_transport(make_trial):
-    assert create_transport(make_trial()) is None
-
-
-def test_no_transport_for_several_ranks_is_refused(make_trial):
-    trial = make_trial(ranks=2).model_copy(update={"transport": "none"})
-    with pytest.raises(UsageError, match='use "gloo", "paceline" or "mpi"'):
-        create_transport(trial)
-
-
 def test_missing_interface_is_answered_with_those_there_are(make_trial, context_of, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # so that it is restored: the transport sets it
     trial = make_trial(ranks=2).model_copy(update={"interface": "eth77"})
@@ -76,26 +60,9 @@ def test_missing_interface_is_answered_with_those_there_are(make_trial, context_
         GlooTransport().open(context_of(0, 2), trial, dist.HashStore())
 
 
-@pytest.mark.parametrize(
-    ("text", "meaning"),
-    [
-        ("Timed out waiting 2000ms for recv operation to complete", TimedOut),
-        ("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1", PeerLost),
-        ("Connection reset by peer", PeerLost),
-        ("shape mismatch", None),
-    ],
-)
-def test_gloo_errors_are_told_apart(text, meaning):
-    explained = GlooTransport().explain(RuntimeError(text))
-    assert explained is None if meaning is None else type(explained) is meaning
-
-
 @pytest.fixture
 def store(context_of):
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    address = StoreAddress(host="127.0.0.1", port=port, listen_fd=listener.detach())
-    return open_store(context_of(0, 1, store=address), 5.0)
+    return open_store(context_of(0, 1, store=listen_on("lo")), 5.0)
 
 
 def test_answers_that_come_are_not_held_up(store):

@@ -41,15 +41,11 @@ VGG16 = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "published", "parameters"),
-    [("simple-big", ALEXNET, 61_100_840), ("complex-small", VGG16, 138_357_544)],
-)
-def test_names_shapes_and_counts_are_those_published(name, published, parameters):
+@pytest.mark.parametrize(("name", "published"), [("simple-big", ALEXNET), ("complex-small", VGG16)])
+def test_names_and_shapes_are_those_published(name, published):
     model = build_model(make_task(name, classes=1000, dropout=True, seed=1))
     found = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     assert list(found.items()) == list(published.items())
-    assert sum(p.numel() for p in model.parameters()) == parameters
 
 
 class OneWeightPerClass(Task):

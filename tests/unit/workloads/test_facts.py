@@ -51,14 +51,9 @@ def test_another_process_derives_the_same_and_torch_stays_out_of_this_one() -> N
         "print(WORKLOADS.get('tiny').facts().model_dump_json())\n"
         "assert not {'torch', 'numpy'} & sys.modules.keys()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert (
-        done.stdout.strip()
-        == derive_facts("paceline.workloads.convolutional:TinyAlexNet").model_dump_json()
-    )
+    found = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=120)
+    expected = derive_facts("paceline.workloads.convolutional:TinyAlexNet")
+    assert found.strip() == expected.model_dump_json()
 
 
 def test_a_model_that_cannot_be_built_is_reported_with_the_reason() -> None:

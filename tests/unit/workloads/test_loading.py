@@ -150,10 +150,7 @@ def test_copy_in_the_trials_folder_is_preferred(file, tmp_path):
     ("path", "message"),
     [
         ("nowhere.py:Small", r"expected the file nowhere.py, got: No such file"),
-        (
-            "{file}:Missing",
-            r"expected a subclass .* name Missing, found none; .* Small",
-        ),
+        ("{file}:Missing", r"expected a subclass .* name Missing, found none; .* Small"),
         ("{file}:number", r"found int"),
         ("{file}:Net", r"expected a subclass of paceline.Task"),
         ("my_task.py", r'expected "file.py:Class" or "module:Class", got "my_task.py"'),

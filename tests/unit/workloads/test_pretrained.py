@@ -67,11 +67,8 @@ def test_weights_and_running_statistics_come_from_the_file(name, weights, tmp_pa
 
 def test_new_parameters_keep_the_weights_of_the_model(weights, tmp_path):
     other_head = {
-        **weights,
-        "2.weight": torch.ones(9, 4),
-        "2.bias": torch.ones(9),
-        "2.x": torch.ones(1),
-    }
+        **weights, "2.weight": torch.ones(9, 4), "2.bias": torch.ones(9), "2.x": torch.ones(1),
+    }  # fmt: skip
     save_file(other_head, tmp_path / "w.safetensors")
     model = build_model(task_of(NewHead, tmp_path / "w.safetensors"))
     plain = build_model(Small(TaskSettings()))

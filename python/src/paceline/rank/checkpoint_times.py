@@ -60,16 +60,6 @@ class Times:
         """End threads, if there are any."""
 
 
-class EverySteps(Times):
-    """After a multiple of a number of steps."""
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-
-    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:  # noqa: ARG002
-        return done % self._every == 0
-
-
 class EverySeconds(Times):
     """On rank 0, or on a single rank: after some seconds, and on request.
 

@@ -36,7 +36,6 @@ from paceline.rank.checkpoint_times import (
     Announcements,
     DalyInterval,
     EverySeconds,
-    EverySteps,
     Times,
 )
 from paceline.rank.peers import Peers
@@ -87,6 +86,7 @@ class Checkpoints:
         self._task_sha256 = training_sha256(trial, order)
         self._replicas = trial.placement.replicas if strategy.has_replica_state else 1
         assert trial.checkpoint is not None, "else there is nothing to do"
+        self._every_steps = trial.checkpoint.every_steps
         self._times = self._new_times(trial.checkpoint)
         self._writer = CheckpointWriter(
             self._folder, context.rank, context.world_size, files.rank(context.rank).checkpoints
@@ -121,9 +121,9 @@ class Checkpoints:
     def updated(self, step: int) -> None:
         """Write a checkpoint, if one is due after this step; call it after the optimiser."""
         done = step + 1
-        idle = self._writer.is_idle
-        due = [t.is_due(done, self._step_s, idle=idle) for t in self._times]
-        if done == self._order.steps or not (self._pending or any(due)):
+        is_due = self._times.is_due(done, self._step_s, idle=self._writer.is_idle)
+        is_due |= self._every_steps is not None and done % self._every_steps == 0
+        if done == self._order.steps or not (self._pending or is_due):
             return
         pauses = self._strategy.pauses_for_checkpoints
         if pauses:  # no rank changes the state until all have copied it
@@ -134,9 +134,8 @@ class Checkpoints:
             return
         _add_random(state, self._context.rank)
         limit_s = self._limits.collective_s
-        interval_s = next((t.interval_s for t in self._times if t.interval_s is not None), None)
         position = Position(steps=done, task_sha256=self._task_sha256, replicas=self._replicas)
-        self._writer.write(state, position, limit_s, interval_s)
+        self._writer.write(state, position, limit_s, self._times.interval_s)
         world = self._peers.world(f"checkpoint/{done}") if pauses else None
         if world is not None:
             world.barrier(2 * limit_s)  # others may first wait for the checkpoint before
@@ -158,8 +157,7 @@ class Checkpoints:
             return
 
         def request(_number: int, _frame: FrameType | None) -> None:
-            for times in self._times:
-                times.request()
+            self._times.request()
 
         before = signal.signal(CHECKPOINT_SIGNAL, request)
         try:
@@ -169,18 +167,11 @@ class Checkpoints:
 
     def close(self) -> None:
         """End the threads. A checkpoint that is not complete is given up."""
-        for times in self._times:
-            times.close()
+        self._times.close()
         self._writer.close()
 
-    def _new_times(self, settings: CheckpointSettings) -> list[Times]:
-        found: list[Times] = []
-        if settings.every_steps is not None:
-            found.append(EverySteps(settings.every_steps))
-        found.append(self._by_seconds(settings))  # also without seconds: it takes requests
-        return found
-
-    def _by_seconds(self, settings: CheckpointSettings) -> Times:
+    def _new_times(self, settings: CheckpointSettings) -> Times:
+        """Return what decides beside the number of steps; without seconds, it takes requests."""
         store = self._peers.second_store()
         announcements = agreement = None
         if store is not None:
@@ -330,7 +321,7 @@ class CheckpointWriter:
         """
         started_s, started_unix_s = time.perf_counter(), time.time()
         if not self.wait_until_idle(limit_s):
-            self._report(f"the checkpoint before is not written after {limit_s:g} s")
+            _warn(f"the checkpoint before is not written after {limit_s:g} s")
             return
         copied = self._copies.copy(state)
         row = CheckpointRow(
@@ -356,7 +347,7 @@ class CheckpointWriter:
             try:
                 task()
             except Exception as problem:  # noqa: BLE001  (the training goes on)
-                self._report(f"no checkpoint: {type(problem).__name__}: {problem}")
+                _warn(f"no checkpoint: {type(problem).__name__}: {problem}")
             finally:
                 self._tasks.task_done()
 
@@ -375,7 +366,7 @@ class CheckpointWriter:
             return
         except OSError as problem:
             error = f"{problem.strerror or problem}"
-            self._report(
+            _warn(
                 f"no checkpoint after {row.steps} steps: {self._folder.root}: {error}; the "
                 "training goes on, and a failure loses the steps since the checkpoint before"
             )
@@ -383,13 +374,9 @@ class CheckpointWriter:
         try:
             self._rows.write(replace(row, ended_unix_s=time.time()))
         except OSError as problem:
-            self._report(f"no record of a checkpoint: {problem}")
+            _warn(f"no record of a checkpoint: {problem}")
 
     def _content(self, file: HashedFile, state: RankState, position: Position) -> None:
         for _ in write_state(file, state, position):
             if self._stopped.is_set():
                 raise _Stopped
-
-    @staticmethod
-    def _report(message: str) -> None:
-        warnings.warn(message, PacelineWarning, stacklevel=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 # Called with step and epoch; returns whether it used time, which then belongs to no step.
 Evaluate = Callable[[int, int], bool]
-
-
-def _no_evaluation(step: int, epoch: int) -> bool:  # noqa: ARG001
-    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +45,7 @@ class Loop:
     on_update: Callable[[int], None] = lambda _step: None
     on_step_end: Callable[[StepRow], None] = lambda _row: None
 
-    def run(
-        self, batches: Iterable[Batch], files: RankFiles, evaluate: Evaluate = _no_evaluation
-    ) -> int:
+    def run(self, batches: Iterable[Batch], files: RankFiles, evaluate: Evaluate) -> int:
         """Train on `batches`, one for each step, and return the number of steps.
 
         evaluate: called after each step, when its rows are written.
@@ -70,7 +64,7 @@ class Loop:
         self,
         batches: Iterable[Batch],
         started_s: float | None = None,
-        evaluate: Evaluate = _no_evaluation,
+        evaluate: Evaluate = lambda _step, _epoch: False,
     ) -> Iterator[tuple[StepRow, SampleLogRow]]:
         """Take the steps one by one, for a caller that writes the rows.
 
@@ -119,36 +113,28 @@ class Loop:
         ended_s = time.perf_counter()
         step_s = ended_s - started_s
         data_wait_s = waited_s - started_s
-        comm_s, comm_ready_unix_s = result.comm_s, result.comm_ready_unix_s
         optimizer_s = stepped_s - optimizing_s
         gradient_s = result.forward_s + result.backward_s
         gradient_s += (result.bubble_s or 0.0) + (result.comm_s or 0.0)
         gradient_s += result.pass_comm_s or 0.0
         if within_step is not None:
             optimizer_s -= within_step.comm_s
-            comm_s = (comm_s or 0.0) + within_step.comm_s
-            comm_ready_unix_s = within_step.comm_ready_unix_s
+            result = replace(
+                result,
+                comm_s=(result.comm_s or 0.0) + within_step.comm_s,
+                comm_ready_unix_s=within_step.comm_ready_unix_s,
+            )
         row = StepRow(
             step=batch.step,
             epoch=batch.epoch,
             started_unix_s=started_s + unix_offset_s,
             samples=len(batch.sample_ids) if self.counts_samples else 0,
             global_samples=global_samples,
-            loss_sum=result.loss_sum,
             data_wait_s=data_wait_s,
-            forward_s=result.forward_s,
-            backward_s=result.backward_s,
-            comm_s=comm_s,
-            comm_ready_unix_s=comm_ready_unix_s,
             optimizer_s=optimizer_s,
-            other_s=step_s
-            - data_wait_s
-            - gradient_s
-            - (0.0 if within_step is None else within_step.comm_s)
-            - optimizer_s,
+            other_s=step_s - data_wait_s - gradient_s - (stepped_s - optimizing_s),
             step_s=step_s,
-            bubble_s=result.bubble_s,
-            pass_comm_s=result.pass_comm_s,
+            **asdict(result),
         )
         return row, ended_s
 

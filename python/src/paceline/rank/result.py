@@ -17,7 +17,7 @@ from paceline.records.layout import RankFiles, TrialFiles
 from paceline.records.rows import RankWeights, Replayed, TrainingResult, WorkerEnvironment
 from paceline.training.batch_norm import batch_norms
 from paceline.training.linear import linear_parameters
-from paceline.training.resources import read_back
+from paceline.training.resources import actual_environment, check_environment
 from paceline.training.task import Task
 from paceline.training.tensors import save_tensors, update_l2
 from paceline.workloads.build import on_meta_device
@@ -71,7 +71,7 @@ def write_environment(
 
     first_batch_sha256: of a script, where samples are counted from its batches.
     """
-    environment = read_back(
+    environment = actual_environment(
         context,
         trial,
         clock_offset_s=clock.offset_s,
@@ -79,6 +79,7 @@ def write_environment(
         initial_weights_sha256=initial_weights_sha256,
         workers=workers,
     )
+    check_environment(environment, trial)
     write_json(files.environment, replace(environment, first_batch_sha256=first_batch_sha256))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,7 @@ from paceline.records.checkpoints import Checkpoint
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RankFiles, TrialFiles
 from paceline.records.rows import Replayed, StepRow
+from paceline.spec.extensions import STRATEGIES
 from paceline.strategies import LocalStrategy, create_strategy
 from paceline.torch_internals import compiler
 from paceline.training.checkpointing import checkpoint_activations
@@ -102,7 +103,9 @@ class _TaskRank:
         with ExitStack() as opened:
             with limited_memory(self.trial.limits.rank_memory_mib, self.context.rank):
                 with self.spans("data_load"):
-                    samples = opened.enter_context(self._open_samples())
+                    share = self.peers.node("files") or SoloNode()
+                    found = open_samples(self.trial.training, self.files.root, share)
+                    samples = opened.enter_context(found)
                     chosen = choose_checkpoint(self.trial, self.files, self.peers)
                     if chosen is not None:
                         samples = samples.since(chosen.steps)
@@ -185,10 +188,6 @@ class _TaskRank:
     def _stage(self) -> int:
         return self.context.local_rank % self.trial.placement.stages
 
-    def _open_samples(self) -> AbstractContextManager[Samples]:
-        share = self.peers.node("files") or SoloNode()
-        return open_samples(self.trial.training, self.files.root, share)
-
     def _open_feed(self, samples: Samples, purpose: str = "samples") -> Feed:
         context, place = self.context, self.trial.placement
         shares_on_node = context.ranks_on_node // place.stages
@@ -226,7 +225,7 @@ class _TaskRank:
     def _prepare(self, strategy: LocalStrategy, task: Task, first: NodeModel | None) -> None:
         """Build the model and set up the strategy, then write the actual environment."""
         trial = self.trial
-        model = self._build_model(strategy, task) if first is None else first.build()
+        model = self._build_model(task) if first is None else first.build()
         initial = sha256_of(model.state_dict())
         checkpoint_activations(task, model, trial)
         strategy.prepare(task, model, self.context, trial, self.peers)
@@ -238,10 +237,11 @@ class _TaskRank:
             self.context, trial, self.own, initial, self.peers.clock, strategy.workers()
         )
 
-    def _build_model(self, strategy: LocalStrategy, task: Task) -> nn.Module:
+    def _build_model(self, task: Task) -> nn.Module:
         """Return the model with its first weights in their memory format; if no rank has room for
         it, in a file."""
-        if strategy.shards_model:  # a copy in another format has no room either
+        if not STRATEGIES.get(self.trial.local_strategy).holds_whole_model:
+            # a copy in another format has no room either
             with FileMemory().for_new_tensors():
                 return build_model(task)
         model = build_model(task)
@@ -259,13 +259,7 @@ class _TaskRank:
         if self.trial.checkpoint is None:
             return None
         found = Checkpoints(
-            self.trial,
-            self.context,
-            self.files,
-            samples.order,
-            strategy,
-            self.peers,
-            chosen,
+            self.trial, self.context, self.files, samples.order, strategy, self.peers, chosen
         )
         opened.callback(found.close)
         opened.enter_context(found.on_signal())
@@ -308,7 +302,7 @@ class _TaskRank:
             strategy=strategy.describe(),
             transport=self.peers.describe(),
         )
-        initial = self._build_model(strategy, task)
+        initial = self._build_model(task)
         write_task_result(self.trial, self.files, end, task, weights, initial, self._replay)
 
     def _replay(self) -> Replayed:

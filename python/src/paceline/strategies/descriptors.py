@@ -22,16 +22,32 @@ Reduction = Literal["flat", "hierarchical"]
 DEFAULT_PERIOD_STEPS = 10
 
 
-class Sequential(StrategyDescriptor):
+def needs_two(key: str, strategy: str, *, instead: str) -> str:
+    """Return the fault of a key that is 1. instead: the strategy for one."""
+    return f'{key}: "{strategy}" needs at least 2, got 1; for one use local_strategy = "{instead}"'
+
+
+class ReplicaPerNode(StrategyDescriptor):
+    """One process on a node with one replica."""
+
+    implementation = "paceline.strategies.replica:ReplicaStrategy"
+    runs_scripts = True
+    can_compile = True
+    can_scale_loss = True
+
+    def reduces_in_buckets(self, request: TrialRequest) -> bool:
+        return request.nodes > 1
+
+    def exchange(self, options: Any) -> Exchange:
+        return Exchange(among="nodes", overlaps=True)
+
+
+class Sequential(ReplicaPerNode):
     """One replica per node, one thread each."""
 
     name = "sequential"
     summary = "one process, one thread"
     position = 10
-    implementation = "paceline.strategies.replica:ReplicaStrategy"
-    runs_scripts = True
-    can_compile = True
-    can_scale_loss = True
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         return NodeCounts(ranks=1, threads_per_rank=1)
@@ -43,27 +59,17 @@ class Sequential(StrategyDescriptor):
                 'use local_strategy = "intraop" for the threads of the framework'
             )
 
-    def reduces_in_buckets(self, request: TrialRequest) -> bool:
-        return request.nodes > 1
-
-    def exchange(self, options: Any) -> Exchange:
-        return Exchange(among="nodes", overlaps=True)
-
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
         return {}
 
 
-class Intraop(StrategyDescriptor):
+class Intraop(ReplicaPerNode):
     """One replica per node on all of its cores."""
 
     name = "intraop"
     summary = "one process, the framework's own threads"
     position = 20
-    implementation = "paceline.strategies.replica:ReplicaStrategy"
     count_key = "threads_per_rank"
-    runs_scripts = True
-    can_compile = True
-    can_scale_loss = True
     without_cuda = (
         '"intraop" uses threads of the CPU, expected "cpu", got "cuda"; use local_strategy = '
         '"sequential" for one GPU'
@@ -71,12 +77,6 @@ class Intraop(StrategyDescriptor):
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         return NodeCounts(ranks=1, threads_per_rank=number(request.threads_per_rank) or cores)
-
-    def reduces_in_buckets(self, request: TrialRequest) -> bool:
-        return request.nodes > 1
-
-    def exchange(self, options: Any) -> Exchange:
-        return Exchange(among="nodes", overlaps=True)
 
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         yield {"threads_per_rank": cores}
@@ -121,10 +121,7 @@ class Threads(StrategyDescriptor):
         replicas = number(request.keys(ThreadsKeys).replicas)
         threads = number(request.threads_per_rank)
         if replicas == 1:
-            yield (
-                'replicas: "threads" needs at least 2, got 1; for one use '
-                'local_strategy = "sequential"'
-            )
+            yield needs_two("replicas", self.name, instead="sequential")
         elif replicas is None and threads == 1:
             yield (
                 'threads_per_rank: "threads" needs at least 2, one for each replica, got 1; use 2 '
@@ -143,10 +140,7 @@ class Threads(StrategyDescriptor):
         return Exchange(among="nodes", overlaps=False)
 
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
-        return {
-            "replicas": placement.replicas_per_node,
-            "threads_per_rank": placement.threads_per_rank,
-        }
+        return {"replicas": placement.replicas_per_node, **super().layout_keys(placement, options)}
 
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         for replicas in divisors(cores):
@@ -170,10 +164,8 @@ class ProcessPerReplica(StrategyDescriptor):
         return NodeCounts(ranks=ranks, threads_per_rank=threads, replicas=ranks)
 
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
-        return {
-            "ranks_per_node": placement.ranks_per_node,
-            "threads_per_rank": placement.threads_per_rank,
-        }
+        own = {"ranks_per_node": placement.ranks_per_node}
+        return own | super().layout_keys(placement, options)
 
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         for ranks in divisors(cores):
@@ -267,10 +259,7 @@ class Processes(ProcessPerReplica):
     def count_faults(self, request: TrialRequest) -> Iterator[str]:
         ranks, replicas = number(request.ranks_per_node), request.keys(ProcessesKeys).replicas
         if replicas == 1:
-            yield (
-                'replicas: "processes" needs at least 2, got 1; for one use '
-                'local_strategy = "sequential"'
-            )
+            yield needs_two("replicas", self.name, instead="sequential")
         elif ranks and number(replicas) and ranks != replicas:
             yield (
                 f"replicas: each process is one, expected {ranks} as ranks_per_node, got "
@@ -444,11 +433,6 @@ class Hogwild(ProcessPerReplica):
                 f'nodes: "hogwild" shares the memory of one node, got {request.nodes}; use '
                 'local_strategy = "parameter-server" with update_mode = "asynchronous"'
             )
-
-    def options(
-        self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
-    ) -> HogwildOptions:
-        return HogwildOptions()
 
     def updates_by_part(self, options: Any) -> bool:
         return True

@@ -135,10 +135,6 @@ class HogwildStrategy(LocalStrategy):
     def steps_ahead(self) -> int:
         return int(self._counters.max() - self._counters[self._rank])
 
-    def settle(self) -> None:
-        """Wait until all processes have finished this step."""
-        self._wait_for_all()
-
     def rank_state(self) -> RankState:
         """Return a shard of the weights, and the optimiser of this process."""
         state, layout = RankState(), self._replica.layout
@@ -173,10 +169,10 @@ class HogwildStrategy(LocalStrategy):
 
     def _synchronise(self) -> None:
         """Wait until all processes have made as many updates as this one, and for each other."""
-        self._wait_for_all()
+        self.settle()
         self._barrier.wait()
 
-    def _wait_for_all(self) -> None:
+    def settle(self) -> None:
         """Wait until all processes have made as many updates as this one.
 
         A slow one may take long, so the limit counts from its last update. Raises TimedOut if there

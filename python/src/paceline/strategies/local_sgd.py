@@ -55,7 +55,6 @@ from paceline.training.strategy import (
     TrainBatch,
 )
 from paceline.training.task import Task
-from paceline.transports.compression.bucket import bytes_of
 
 _NO_GRADIENT = GradientResult(
     loss_sum=0.0, forward_s=0.0, backward_s=0.0, comm_s=None, comm_ready_unix_s=None
@@ -190,9 +189,7 @@ class LocalSgdStrategy(LocalStrategy):
         started_s, ready_unix_s = time.perf_counter(), time.time()
         self._all_reduce(list(self._replica.gradients().values()))
         return replace(
-            computed,
-            comm_s=time.perf_counter() - started_s,
-            comm_ready_unix_s=ready_unix_s,
+            computed, comm_s=time.perf_counter() - started_s, comm_ready_unix_s=ready_unix_s
         )
 
     def step(self) -> StepCommunication | None:
@@ -206,8 +203,7 @@ class LocalSgdStrategy(LocalStrategy):
         weights /= self._ranks
         synchronize(self._device)
         return StepCommunication(
-            comm_s=time.perf_counter() - started_s,
-            comm_ready_unix_s=ready_unix_s,
+            comm_s=time.perf_counter() - started_s, comm_ready_unix_s=ready_unix_s
         )
 
     def gradients(self) -> dict[str, Tensor]:
@@ -280,5 +276,5 @@ class LocalSgdStrategy(LocalStrategy):
     def _all_reduce(self, tensors: list[Tensor]) -> None:
         """Sum the tensors in place over all ranks."""
         all_reduce_tensors(tensors)
-        self._sent_bytes += sum(all_reduce_bytes(bytes_of(t), self._ranks) for t in tensors)
+        self._sent_bytes += sum(all_reduce_bytes(t.nbytes, self._ranks) for t in tensors)
         synchronize(self._device)

@@ -157,7 +157,7 @@ class ProcessesStrategy(ShardedStrategy):
             self._trial.training,
             accumulating=self._accumulating,
             communication=self._pass_communication,
-            scale=1.0 if self._scale is None else self._scale.value,
+            scale=self._scale.value,
         )
         for layer, of_all_nodes in self._node_factors.gathered().items():
             factors.store(layer, *of_all_nodes)
@@ -175,8 +175,7 @@ class ProcessesStrategy(ShardedStrategy):
         """Step the optimiser; ends when the slowest rank of the node has stepped."""
         squared_norm = self._squared_norm()
         self._shards[0].step(squared_norm)
-        if self._scale is not None and squared_norm is not None:
-            self._scale.update(squared_norm)
+        self._scale.update(squared_norm)
         self._barrier.wait()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -191,10 +190,7 @@ class ProcessesStrategy(ShardedStrategy):
 
     def describe(self) -> StrategyResult:
         sizes = [4 * sum(s.elements for s in shards) for shards in self._shards_by_rank]
-        return {
-            "shard_bytes": sizes,
-            **super().describe(),
-        }
+        return {"shard_bytes": sizes, **super().describe()}
 
     def _reduce(self) -> None:
         """Sum this rank's shards over the node's processes, or compute them from sufficient

@@ -17,9 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,10 +26,10 @@ from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
 from paceline.strategies.reduction.buckets import Buckets
 from paceline.strategies.reduction.factor_choice import setting_of
-from paceline.strategies.reduction.factor_exchange import ReplicaFactors, open_group
+from paceline.strategies.reduction.factor_exchange import ReplicaFactors
 from paceline.strategies.reduction.optimizer_shard import gradients_of
+from paceline.strategies.reduction.shared_sums import synchronise_ranks
 from paceline.torch_internals import exclude_from_ddp
-from paceline.training.batch_norm import batch_norms, synchronise
 from paceline.training.compilation import compile_model
 from paceline.training.devices import (
     InputMover,
@@ -42,7 +40,7 @@ from paceline.training.devices import (
     synchronize,
     use_device,
 )
-from paceline.training.loss_scale import LOSS_SCALE, LossScale, unscaled
+from paceline.training.loss_scale import LOSS_SCALE, LossScale
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import run_passes, working_dtype
@@ -93,16 +91,11 @@ class ReplicaStrategy(LocalStrategy):
             self._create_optimizers(elsewhere=frozenset())
             compile_model(self._model, trial.training)
             return
-        # Compressed buckets, or a limit of buckets in flight, may start sums of gradients at other
-        # times on each rank, so statistics in the same group could meet gradients.
-        training, limit_s = trial.training, trial.limits.collective_s
-        sums_statistics = training.batch_norm == "global" and bool(batch_norms(model))
-        group = open_group(limit_s) if sums_statistics else None
-        self._pass_communication = synchronise(model, partial(_total, group), training.batch_norm)
+        self._pass_communication = synchronise_ranks(model, trial)
         self._factors = factors = ReplicaFactors(setting_of(trial))
         if factors.choice.setting != "never":
-            samples = trial.placement.samples_of_a_replica(training.global_batch)
-            dtype = working_dtype(training)
+            samples = trial.placement.samples_of_a_replica(trial.training.global_batch)
+            dtype, limit_s = working_dtype(trial.training), trial.limits.collective_s
             factors.join(model, task.example_input(), samples, dtype, limit_s)
             factors.capture()
         self._create_optimizers(elsewhere=factors.parameter_names)
@@ -155,7 +148,7 @@ class ReplicaStrategy(LocalStrategy):
             mover=self._mover,
             accumulating=self._no_reduction,
             communication=self._pass_communication,
-            scale=1.0 if self._scale is None else self._scale.value,
+            scale=self._scale.value,
         )
         if self._buckets is None:
             return passed.result(alone=True)
@@ -193,7 +186,7 @@ class ReplicaStrategy(LocalStrategy):
         The norm needs all gradients. Clipping needs it, and the scale of the loss under fp16.
         """
         squared_norm, waited_s = None, 0.0
-        if self._task.clip_norm is not None or self._scale is not None:
+        if self._task.clip_norm is not None or self._scale.is_used:
             waited_s = self._wait_for_buckets()
             squared_norm = sum(optimizer.squared_norm() for optimizer in self._optimizers)
         if self._factors_optimizer is not None:
@@ -201,8 +194,7 @@ class ReplicaStrategy(LocalStrategy):
         waited_s += self._wait_for_buckets()
         if self._optimizer is not None:
             self._optimizer.step(squared_norm)
-        if self._scale is not None and squared_norm is not None:
-            self._scale.update(squared_norm)
+        self._scale.update(squared_norm)
         synchronize(self._device)
         if self._factors_optimizer is None:
             return None
@@ -219,7 +211,7 @@ class ReplicaStrategy(LocalStrategy):
     def gradients(self) -> dict[str, Tensor]:
         self._wait_for_buckets()
         gradients = gradients_of(self._model.named_parameters())
-        return on_cpu(unscaled(gradients, self._scale))
+        return on_cpu(self._scale.unscaled(gradients))
 
     def state_dict(self) -> dict[str, Tensor]:
         return on_cpu(self._model.state_dict())
@@ -232,36 +224,22 @@ class ReplicaStrategy(LocalStrategy):
             state.add_model(self._model)
             for optimizer in self._optimizers:
                 state.add_optimizer(optimizer)
-            if self._scale is not None:
-                state.values[LOSS_SCALE] = self._scale.state
+            state.values.update(self._scale.state)
         return state
 
     def restore(self, saved: SavedState) -> None:
         restore_model(self._model, saved)
         for optimizer in self._optimizers:
             restore_optimizer(optimizer, saved)
-        if self._scale is not None:
-            self._scale.restore(saved.value(LOSS_SCALE))
+        self._scale.restore(saved.value(LOSS_SCALE))
 
     def describe(self) -> StrategyResult:
-        settings = self._device_settings
-        if self._scale is not None:
-            settings = {**settings, **self._scale.describe()}
+        settings: StrategyResult = {**self._device_settings, **self._scale.describe()}
         if self._buckets is None:
             return settings
-        return {
-            **settings,
-            **self._factors.with_traffic(self._buckets.describe()),
-        }
+        return {**settings, **self._factors.with_traffic(self._buckets.describe())}
 
     def close(self, *, failed: bool) -> None:
         """Close the gradient sum. The process group belongs to the transport."""
         if self._buckets is not None:
             self._buckets.gradient_sum.close(failed=failed)
-
-
-def _total(group: dist.ProcessGroup | None, values: Tensor) -> Tensor:
-    """Sum a small vector over all ranks."""
-    summed = values.clone()
-    dist.all_reduce(summed, group=group)
-    return summed

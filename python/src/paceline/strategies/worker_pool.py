@@ -13,7 +13,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -32,13 +31,7 @@ class Stopped(Exception):  # noqa: N818  (not an error: it ends a task)
     """Raised in a thread of a pool that is being closed, to leave the current task."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """The return value of a thread's task, or the exception that ended it."""
-
-    worker: int
-    value: Any
-    error: BaseException | None
+_Result = tuple[int, Any, BaseException | None]  # worker, what its task returned or raised
 
 
 class WorkerPool:
@@ -132,18 +125,19 @@ class WorkerPool:
         values: list[Any] = [None] * len(self._threads)
         until_s = time.monotonic() + limit_s
         for _ in self._threads:
+            left_s = max(0.0, until_s - time.monotonic())
             try:
-                result = self._results.get(timeout=max(0.0, until_s - time.monotonic()))
+                worker, value, error = self._results.get(timeout=left_s)
             except Empty:
                 raise TimedOut(
                     f"rank {self._rank}: the threads of its replicas did not finish within "
                     f"{limit_s:g} s"
                 ) from None
-            if result.error is not None:
+            if error is not None:
                 self._stopped.set()
                 self._barrier.abort()
-                raise self._failure(result.worker, result.error) from result.error
-            values[result.worker] = result.value
+                raise self._failure(worker, error) from error
+            values[worker] = value
         return values
 
     def _failure(self, worker: int, error: BaseException) -> Exception:
@@ -200,6 +194,6 @@ def bind_thread(worker: int, cores: Sequence[int], threads: int) -> WorkerEnviro
 
 def _attempt(worker: int, task: Callable[[int], Any]) -> _Result:
     try:
-        return _Result(worker, task(worker), None)
+        return worker, task(worker), None
     except BaseException as error:  # noqa: BLE001  (re-raised in the main thread)
-        return _Result(worker, None, error)
+        return worker, None, error

@@ -8,7 +8,7 @@ torch.nn.SyncBatchNorm, which is for GPUs with one process each).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,14 +26,14 @@ from paceline.training.recomputation import once
 _EXCLUDED = "paceline_excluded"  # attribute of a layer whose samples do not count
 
 
-def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+def batch_norms(model: nn.Module) -> dict[str, BatchNormLayer]:
     """Return the layers with batch statistics, by name."""
     return {name: m for name, m in model.named_modules() if isinstance(m, BatchNormLayer)}
 
 
 def statistics_width(model: nn.Module) -> int:
     """Return the elements of the longest vector that `synchronise` sums; 0 without such layers."""
-    return max((2 * layer.num_features + 1 for layer in _layers(model)), default=0)
+    return max((2 * layer.num_features + 1 for layer in batch_norms(model).values()), default=0)
 
 
 def synchronise(
@@ -52,9 +52,9 @@ def synchronise(
     if statistics != "global":
         normalise_alone(model)
         return None
-    layers = list(_layers(model))
+    layers = batch_norms(model)
     communication = communication or PassCommunication()
-    for layer in layers:
+    for layer in layers.values():
         # only `forward` is replaced: the module keeps its names, parameters and buffers
         layer.forward = partial(  # type: ignore[method-assign]
             _forward, layer, communication.timed(total)
@@ -67,24 +67,21 @@ def normalise_alone(model: nn.Module) -> None:
 
     A step in which they cannot normalise raises UsageError.
     """
-    for layer in _layers(model):
+    for layer in batch_norms(model).values():
         layer.forward = partial(_forward_alone, layer)  # type: ignore[method-assign]
 
 
 @contextmanager
 def placeholders(model: nn.Module) -> Iterator[None]:
     """Pass forward with samples that do not count, to take part in the sums of other replicas."""
-    for layer in _layers(model):
+    layers = batch_norms(model).values()
+    for layer in layers:
         setattr(layer, _EXCLUDED, True)
     try:
         yield
     finally:
-        for layer in _layers(model):
+        for layer in layers:
             setattr(layer, _EXCLUDED, False)
-
-
-def _layers(model: nn.Module) -> Iterable[BatchNormLayer]:
-    return (module for module in model.modules() if isinstance(module, BatchNormLayer))
 
 
 def _forward(layer: BatchNormLayer, total: Total, inputs: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -109,27 +108,23 @@ def stored_bytes(task: Task, model: Blocks) -> list[BlockBytes]:
     found = []
     stored: list[Tensor] = []  # alive until the end, so that every storage has a number of its own
     blocks = [block for _, block in model]
+
+    def keep(tensor: Tensor) -> Tensor:
+        stored.append(tensor)
+        return tensor
+
     value = torch.cat([task.example_input()] * _SAMPLES)
     with RecomputedPass(blocks).second():
         known = {storage_number(w) for b in blocks for w in (*b.parameters(), *b.buffers())}
         for block in blocks:
             set_sample_keys(block, 0, 0, range(_SAMPLES))
             inputs, before = value, len(stored)
-            with torch.autograd.graph.saved_tensors_hooks(partial(_keep, stored), _same):
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 value = block(inputs)
             new = {storage_number(tensor): _size(tensor) for tensor in stored[before:]}
             found.append(BlockBytes(_size(inputs), sum(new[key] for key in new.keys() - known)))
             known |= new.keys()
     return found
-
-
-def _keep(stored: list[Tensor], tensor: Tensor) -> Tensor:
-    stored.append(tensor)
-    return tensor
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _size(tensor: Tensor) -> int:

@@ -75,7 +75,7 @@ def deal(allowed: Sequence[int], shares: int, cores: int, root: Path = SYSTEM) -
     assert len(allowed) >= shares * cores, (allowed, shares, cores)
     physical = physical_cores(allowed, root)
     depth = _depth(physical, shares * cores)
-    numa = _by_numa_node([core.threads[:depth] for core in physical], physical)
+    numa = _by_numa_node(physical, depth)
     dealt: list[list[int]] = []
     for node, count in zip(numa, _shares_by_node(numa, shares, cores), strict=True):
         dealt += _deal_node(node, count, cores)
@@ -94,10 +94,11 @@ def _depth(physical: Sequence[PhysicalCore], wanted: int) -> int:
     return depth
 
 
-def _by_numa_node(threads: list[tuple[int, ...]], physical: Sequence[PhysicalCore]) -> list[_Node]:
+def _by_numa_node(physical: Sequence[PhysicalCore], depth: int) -> list[_Node]:
+    """Return the first hardware threads of the cores, `depth` of each, by NUMA node."""
     nodes: dict[int | None, _Node] = {}
-    for core, used in zip(physical, threads, strict=True):
-        nodes.setdefault(core.numa_node, []).append(used)
+    for core in physical:
+        nodes.setdefault(core.numa_node, []).append(core.threads[:depth])
     return list(nodes.values())
 
 
@@ -134,9 +135,7 @@ def _deal_node(node: _Node, shares: int, cores: int) -> list[list[int]]:
         return []
     used = node[: shares * cores]
     bounds = [-(-share * len(used) // shares) for share in range(shares + 1)]
-    dealt = []
-    for low, high in pairwise(bounds):
-        dealt.append(_thread_after_thread([used[low:high]])[:cores])
+    dealt = [_thread_after_thread([used[low:high]])[:cores] for low, high in pairwise(bounds)]
     taken = {core for share in dealt for core in share}
     rest = iter([core for core in _thread_after_thread([node]) if core not in taken])
     return [share + [next(rest) for _ in range(cores - len(share))] for share in dealt]

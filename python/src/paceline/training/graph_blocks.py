@@ -88,9 +88,6 @@ class _Piece:
         module.inplace = any(_changes(model, s, self.entering) for s in self.steps)  # type: ignore[assignment]
         return module
 
-    def layers(self) -> list[str]:
-        return [str(step.target) for step in self.steps if step.op == "call_module"]
-
 
 class _Tracer(fx.Tracer):
     """Traces into all layers but those of torch, those of Paceline and `whole`."""
@@ -272,7 +269,7 @@ def _named(model: nn.Module, pieces: Sequence[_Piece]) -> Blocks:
 
 
 def _name(piece: _Piece) -> str:
-    layers = piece.layers()
+    layers = [str(step.target) for step in piece.steps if step.op == "call_module"]
     if not layers:
         return piece.steps[0].name
     if len(layers) == 1:

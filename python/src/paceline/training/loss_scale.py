@@ -25,20 +25,25 @@ _FIRST, _GROWTH_STEPS = 2.0**16, 2000
 
 
 class LossScale:
-    """The scale of one rank's loss."""
+    """The scale of one rank's loss; in a training that needs none it is always 1."""
 
-    def __init__(self) -> None:
-        self.value = _FIRST
+    def __init__(self, *, is_used: bool = True) -> None:
+        self.is_used = is_used
+        self.value = _FIRST if is_used else 1.0
         self._skipped_steps = 0
         self._finite_steps = 0  # since the last change
 
     @classmethod
-    def of(cls, training: Training) -> Self | None:
-        """Return the scale of a training; None if it needs none."""
-        return cls() if training.precision == "fp16" else None
+    def of(cls, training: Training) -> Self:
+        return cls(is_used=training.precision == "fp16")
 
-    def update(self, squared_norm: float) -> None:
-        """Adapt the scale after a step. squared_norm: of the gradient of the whole model."""
+    def update(self, squared_norm: float | None) -> None:
+        """Adapt the scale after a step.
+
+        squared_norm: of the gradient of the whole model; known wherever the scale is used.
+        """
+        if squared_norm is None or not self.is_used:
+            return
         if not math.isfinite(squared_norm):
             self.value /= 2
             self._skipped_steps += 1
@@ -50,22 +55,23 @@ class LossScale:
             self._finite_steps = 0
 
     @property
-    def state(self) -> list[float]:
-        """The values that a checkpoint keeps."""
-        return [self.value, self._finite_steps]
+    def state(self) -> dict[str, list[float]]:
+        """The values that a checkpoint keeps, by name."""
+        return {LOSS_SCALE: [self.value, self._finite_steps]} if self.is_used else {}
 
     def restore(self, state: Any) -> None:
         """Continue with a saved state. None: keep the own one, the saved training had none."""
-        if state is not None:
+        if state is not None and self.is_used:
             self.value, self._finite_steps = float(state[0]), int(state[1])
 
     def describe(self) -> StrategyResult:
         """Return the scale and the number of steps left out, for the records."""
+        if not self.is_used:
+            return {}
         return {"loss_scale": self.value, "skipped_steps": self._skipped_steps}
 
-
-def unscaled(gradients: Mapping[str, Tensor], scale: LossScale | None) -> dict[str, Tensor]:
-    """Return gradients by name without their scale; copies, if there is a scale."""
-    if scale is None:
-        return dict(gradients)
-    return {name: gradient / scale.value for name, gradient in gradients.items()}
+    def unscaled(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients by name without the scale; copies, if it is used."""
+        if not self.is_used:
+            return dict(gradients)
+        return {name: gradient / self.value for name, gradient in gradients.items()}

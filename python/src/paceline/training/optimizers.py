@@ -47,7 +47,7 @@ class TaskOptimizer:
     ) -> None:
         """parameters: with the names of the model; at least one. scale: of the gradients."""
         self._task = task
-        self._scale = scale
+        self._scale = scale or LossScale(is_used=False)
         self._named = list(parameters)
         self._parameters = [parameter for _, parameter in self._named]
         self._clip_norm = task.clip_norm
@@ -68,10 +68,15 @@ class TaskOptimizer:
         parameters are the whole model. Under fp16 a gradient that is not finite changes nothing.
         """
         is_finite = True
-        if self._clip_norm is not None or self._scale is not None:
+        if self._clip_norm is not None or self._scale.is_used:
             norm = math.sqrt(self.squared_norm() if squared_norm is None else squared_norm)
-            is_finite = self._scale is None or math.isfinite(norm)
-            self._multiply(self._factor(norm))
+            is_finite = not self._scale.is_used or math.isfinite(norm)
+            factor = 1 / self._scale.value
+            if self._clip_norm is not None:
+                factor *= min(1.0, self._clip_norm / (norm + _EPSILON))
+            if factor != 1:
+                for gradient in self._gradients():
+                    gradient.mul_(factor)
         if is_finite:
             self._step_with(1.0)
         self._end_step()
@@ -112,11 +117,10 @@ class TaskOptimizer:
 
     def squared_norm(self) -> float:
         """Return the squared L2 norm of the gradients of these parameters, together."""
-        scale = 1.0 if self._scale is None else self._scale.value
         norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in self._gradients()]
         # all values at once, because a GPU is waited for
         squares = sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
-        return float(squares) / scale**2
+        return float(squares) / self._scale.value**2
 
     @property
     def has_stepped(self) -> bool:
@@ -171,18 +175,6 @@ class TaskOptimizer:
             g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"])
         )
         return any(group.get("fused") or group.get("capturable") for group in groups)
-
-    def _factor(self, norm: float) -> float:
-        """Return the factor that undoes the scale of the gradients, and clips them."""
-        factor = 1.0 if self._scale is None else 1 / self._scale.value
-        if self._clip_norm is not None:
-            factor *= min(1.0, self._clip_norm / (norm + _EPSILON))
-        return factor
-
-    def _multiply(self, factor: float) -> None:
-        if factor != 1:
-            for gradient in self._gradients():
-                gradient.mul_(factor)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters if p.grad is not None]

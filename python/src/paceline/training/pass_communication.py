@@ -6,37 +6,32 @@ other work of the rank runs in the meantime, so this time is no computation.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from torch import Tensor
 
 # Returns the sum of a vector (float64) over all replicas, on its device; collective over them.
 Total = Callable[[Tensor], Tensor]
 
-
-class _Thread(threading.local):
-    awaits = False
-
-
-_thread = _Thread()
+_awaits: ContextVar[bool] = ContextVar("paceline_awaits", default=False)  # of each thread
 
 
 @contextmanager
 def awaiting() -> Iterator[None]:
     """Mark that this thread waits for the communication that it requests meanwhile."""
-    before, _thread.awaits = _thread.awaits, True
+    token = _awaits.set(True)
     try:
         yield
     finally:
-        _thread.awaits = before
+        _awaits.reset(token)
 
 
 def is_awaiting() -> bool:
     """Return whether this thread waits for the communication that it requests now."""
-    return _thread.awaits
+    return _awaits.get()
 
 
 class PassCommunication:

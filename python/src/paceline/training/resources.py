@@ -42,8 +42,7 @@ _USUAL_MMAP_MAX = 65536  # glibc's default
 # 84 million parameters on two ranks is 2.1 GB if all are kept, and 1.5, 1.4 and 1.4 GB with limits
 # of 1 MiB, 256 KiB and 64 KiB. Parameters and gradients of its units have 2 to 24 MB.
 _LARGEST_KEPT_BYTES = 2**20
-# Settings that were applied before the import of torch, for `read_back`.
-_KEEPS_FREED_MEMORY = "keeps_freed_memory"
+# Settings that were applied before the import of torch, for `actual_environment`.
 _APPLIED: dict[str, bool] = {}
 
 
@@ -90,7 +89,7 @@ def keep_freed_memory(largest_bytes: int | None = None) -> bool:
         and libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
         and libc.mallopt(_M_ARENA_MAX, 1)
     )
-    _APPLIED[_KEEPS_FREED_MEMORY] = keeps
+    _APPLIED["keeps_freed_memory"] = keeps
     return keeps
 
 
@@ -179,32 +178,11 @@ def set_threads(threads: int) -> None:
             ) from error
 
 
-def read_back(
-    context: RankContext,
-    trial: Trial,
-    *,
-    clock_offset_s: float,
-    clock_error_s: float,
-    initial_weights_sha256: str,
-    workers: Sequence[WorkerEnvironment] = (),
-) -> RankEnvironment:
-    """Return this rank's actual environment. Raises EnvironmentLacks if it differs from the
-    request.
-
-    workers: environments of the threads of strategy `threads`, each of which trains a replica.
-    """
-    found = actual_environment(
-        context,
-        trial,
-        clock_offset_s=clock_offset_s,
-        clock_error_s=clock_error_s,
-        initial_weights_sha256=initial_weights_sha256,
-        workers=workers,
-    )
+def check_environment(found: RankEnvironment, trial: Trial) -> None:
+    """Raise EnvironmentLacks if the environment of a rank differs from the request."""
     threads = (found.intraop_threads, found.interop_threads)
-    check_rank(context.rank, trial, threads, found.affinity)
-    check_workers(context.rank, trial, workers, found.affinity)
-    return found
+    check_rank(found.rank, trial, threads, found.affinity)
+    check_workers(found.rank, trial, found.workers, found.affinity)
 
 
 def actual_environment(
@@ -216,7 +194,10 @@ def actual_environment(
     initial_weights_sha256: str = "",
     workers: Sequence[WorkerEnvironment] = (),
 ) -> RankEnvironment:
-    """Return the environment of this rank, whatever was requested; arguments as in `read_back`."""
+    """Return the environment of this rank, whatever was requested.
+
+    workers: environments of the threads of strategy `threads`, each of which trains a replica.
+    """
     import torch  # noqa: PLC0415  (after apply_resources)
 
     from paceline.training.devices import device_name, device_of  # noqa: PLC0415  (imports torch)
@@ -250,7 +231,7 @@ def actual_environment(
         device=device_name(device_of(trial, context)),
         numa_nodes=numa_nodes_of(affinity),
         workers=list(workers),
-        keeps_freed_memory=_APPLIED.get(_KEEPS_FREED_MEMORY),
+        keeps_freed_memory=_APPLIED.get("keeps_freed_memory"),
         float32_matmul_precision=torch.get_float32_matmul_precision(),
     )
 

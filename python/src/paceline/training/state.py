@@ -50,15 +50,9 @@ class RankState:
         if not _is_dense(tensor.shape, tensor.stride()):
             tensor = tensor.contiguous()
         flat = tensor.as_strided((tensor.numel(),), (1,))
-        self.tensors.append(
-            Elements(
-                name=name,
-                shape=tuple(tensor.shape),
-                strides=tuple(tensor.stride()),
-                start=0,
-                values=flat,
-            )
-        )
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        own = Elements(name=name, shape=shape, strides=strides, start=0, values=flat)
+        self.tensors.append(own)
 
     def add_model(self, model: nn.Module) -> None:
         """Add the trained parameters and the persistent buffers of a model."""

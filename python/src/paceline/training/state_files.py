@@ -54,9 +54,8 @@ class Position(_Strict):
 
     steps: int  # optimiser steps done
     task_sha256: str  # of everything that the state depends on; see rank.checkpoints
-    replicas: Annotated[
-        int, Field(ge=1, le=1_000_000)
-    ]  # with weights or optimiser state of their own; 1 if all are equal
+    # with weights or optimiser state of their own; 1 if all are equal
+    replicas: Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class _Place(_Strict):
@@ -90,12 +89,10 @@ def write_state(file: HashedFile, state: RankState, position: Position) -> Itera
     end = 0
     for number, tensor in enumerate(state.tensors):
         values = tensor.values
-        begin, end = end, end + values.numel() * values.element_size()
+        begin, end = end, end + values.nbytes
         header[str(number)] = {
-            "dtype": _TYPES[values.dtype],
-            "shape": [values.numel()],
-            "data_offsets": [begin, end],
-        }
+            "dtype": _TYPES[values.dtype], "shape": [values.numel()], "data_offsets": [begin, end],
+        }  # fmt: skip
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)

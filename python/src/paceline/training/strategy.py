@@ -100,8 +100,6 @@ class LocalStrategy(Stepper, Protocol):
     has_replica_state: ClassVar[bool] = False
     # `prepare` gives all trained parameters other memory, so those of its model may be shared
     moves_weights: ClassVar[bool] = False
-    # no rank has the whole model in memory; `gradients` and `state_dict` return tensors in files
-    shards_model: ClassVar[bool] = False
 
     def prepare(
         self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 # Means and standard deviations of ImageNet's RGB channels, as torchvision's weights expect them.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-_FORMATS = {
-    "contiguous": torch.contiguous_format,
-    "channels_last": torch.channels_last,
-}
+_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 def torch_memory_format(name: MemoryFormat) -> torch.memory_format:

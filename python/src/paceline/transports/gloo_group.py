@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from paceline.torch_internals import (
     ProcessGroupGloo,
@@ -162,29 +161,23 @@ def _recorded(
     name: str,
     payload: int | None,
     end_with: Callable[[Work, Operation], Work] = _end_with_future,
+    peers: str | None = None,
 ) -> Callable[..., Work]:
+    """peers: sender and receiver of a message between two ranks; None for a collective."""
+
     def call(self: RecordedProcessGroup, *arguments: Any, **options: Any) -> Work:
         inner = getattr(self._inner, method)
         if not is_recording():
             work: Work = inner(*arguments, **options)
             return work
         carried = 0 if payload is None else payload_bytes(arguments[payload])
-        operation = begin_operation(self._name, self._inner.size(), name, carried)
+        group, ranks = self._name, self._inner.size()
+        if peers is not None:
+            # Only two ranks take part, so messages are numbered separately from collectives.
+            between = peers.format(own=self._inner.rank(), other=arguments[1])
+            group, ranks = f"{group}/{between}", 2
+        operation = begin_operation(group, ranks, name, carried)
         return end_with(inner(*arguments, **options), operation)
-
-    return call
-
-
-def _recorded_message(method: str, name: str, peers: str) -> Callable[..., Work]:
-    def call(self: RecordedProcessGroup, tensors: list[Tensor], *arguments: Any) -> Work:
-        inner = getattr(self._inner, method)
-        if not is_recording():
-            work: Work = inner(tensors, *arguments)
-            return work
-        between = peers.format(own=self._inner.rank(), other=arguments[0])
-        # Only two ranks take part, so messages are numbered separately from collectives.
-        operation = begin_operation(f"{self._name}/{between}", 2, name, payload_bytes(tensors))
-        return AwaitedWork(inner(tensors, *arguments), operation)
 
     return call
 
@@ -201,7 +194,7 @@ for _method, (_name, _payload) in _OPERATIONS.items():
 for _method in _REDUCE_SCATTERS:
     setattr(RecordedProcessGroup, _method, _recorded(_method, "reduce_scatter", 1, AwaitedWork))
 for _method, (_name, _peers) in _MESSAGES.items():
-    setattr(RecordedProcessGroup, _method, _recorded_message(_method, _name, _peers))
+    setattr(RecordedProcessGroup, _method, _recorded(_method, _name, 0, AwaitedWork, _peers))
 for _method in _OTHERS:
     setattr(RecordedProcessGroup, _method, _handed_on(_method))
 

@@ -23,7 +23,7 @@ from paceline.node.memory import gather
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, ProcessGroupGloo, Store
 from paceline.transports.base import TIMED_OUT
-from paceline.transports.shared_memory import HostGroup, Parts, shares
+from paceline.transports.shared_memory import HostGroup, shares
 from paceline.transports.store import GroupStore
 
 LIBRARY = "shared memory"
@@ -73,6 +73,12 @@ class Levels:
         if self.hosts > 1 and self._local_rank < self._leaders:
             self._connect(store, hosts, rank)
 
+    @property
+    def host(self) -> HostGroup:
+        """Return the ranks of this host: several, and all where there is one host."""
+        assert self._host is not None
+        return self._host
+
     def reduces(self, dtype: torch.dtype, ufunc: np.ufunc) -> bool:
         """Return whether values of this type can be reduced. dtype: after `Reduction.begin`."""
         return self.hosts == 1 or (dtype in _BETWEEN_HOSTS and ufunc in _GLOO_OPERATIONS)
@@ -83,8 +89,7 @@ class Levels:
         Raises TimedOut if a peer does not take part within the limit, PeerLost if a peer died.
         """
         if self.hosts == 1:
-            assert self._host is not None
-            self._host.segments.allreduce(buffer, ufunc)
+            self.host.segments.allreduce(buffer, ufunc)
             return
         parts = shares(buffer, self._leaders)
         if self._host is not None:
@@ -93,21 +98,6 @@ class Levels:
             self._exchange(parts[self._local_rank], ufunc)
         if self._host is not None:
             self._host.segments.all_gather(parts)
-
-    def reduce_scatter(self, parts: Parts, ufunc: np.ufunc) -> None:
-        """Reduce each part over all ranks, in place on its owner only; on one host."""
-        assert self._host is not None
-        self._host.segments.reduce_scatter(parts, ufunc)
-
-    def all_gather(self, parts: Parts) -> None:
-        """Copy each part from its owner to all ranks; on one host."""
-        assert self._host is not None
-        self._host.segments.all_gather(parts)
-
-    def barrier(self) -> None:
-        """Wait for all ranks; on one host."""
-        assert self._host is not None
-        self._host.synchronise("barrier")
 
     def describe(self) -> TransportResult:
         """Return how messages are reduced, for the records."""

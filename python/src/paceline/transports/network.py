@@ -31,9 +31,7 @@ class DefaultGroupTransport:
     """A transport that opens torch's default process group with one backend."""
 
     backend: ClassVar[str]
-
-    def __init__(self) -> None:
-        self._group: Any = None  # a dist.ProcessGroup
+    _group: Any = None  # a dist.ProcessGroup
 
     def open_group(self, context: RankContext, trial: Trial, store: Store, **options: Any) -> None:
         """Open the default process group. options: further ones of `init_process_group`."""
@@ -66,12 +64,7 @@ class NetworkTransport(DefaultGroupTransport):
 
     library: ClassVar[str]  # name in messages
     peer_lost: ClassVar[re.Pattern[str]]  # texts that report a peer that has ended
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._rank = 0
-        self._limit_s = 0.0
-        self._interface = ""
+    _rank, _limit_s, _interface = 0, 0.0, ""  # before it is opened
 
     def open_group(self, context: RankContext, trial: Trial, store: Store, **options: Any) -> None:
         """Open the default process group; translate the errors of the library."""
@@ -154,11 +147,6 @@ class SharedMemoryTransport(GlooTransport):
         return {**super().describe(), "library": "paceline", **how}
 
 
-# Texts of torch and NCCL (ProcessGroupNCCL.cpp, NCCLUtils.cpp; ncclResult_t in NCCL's manual)
-_PEER_LOST = re.compile(
-    r"ncclRemoteError|remote process exit|communicator was aborted|connection (closed|reset)",
-    re.IGNORECASE,
-)
 _SAME_GPU = re.compile(r"duplicate gpu", re.IGNORECASE)
 # Both are torch's defaults. With other values from the user's environment nothing would end a wait
 # in a GPU's queue (ProcessGroupNCCL.hpp).
@@ -170,11 +158,12 @@ class NcclTransport(NetworkTransport):
 
     backend = "nccl"
     library = "NCCL"
-    peer_lost = _PEER_LOST
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._device = torch.device("cpu")
+    # Texts of torch and NCCL (ProcessGroupNCCL.cpp, NCCLUtils.cpp; ncclResult_t in NCCL's manual)
+    peer_lost = re.compile(
+        r"ncclRemoteError|remote process exit|communicator was aborted|connection (closed|reset)",
+        re.IGNORECASE,
+    )
+    _device = torch.device("cpu")
 
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
         if not dist.is_nccl_available():

@@ -10,11 +10,7 @@ from torch.autograd.profiler import record_function
 from paceline.torch_internals import end_event_with, profiler_enabled
 
 # Names in a profile, where torch's backends use another name than that of the method.
-_TITLES = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-}
+_TITLES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 
 
 def begin_profile_event(backend: str, name: str) -> Callable[[], None]:

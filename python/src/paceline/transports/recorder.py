@@ -32,10 +32,10 @@ class Operation:
 
     group: str
     ranks: int
-    sequence: int
     operation: str
     payload_bytes: int
     arrived_unix_s: float
+    sequence: int = 0  # within the group
     started_unix_s: float | None = None
     algorithm: str | None = None
     sent_bytes: int | None = None
@@ -64,21 +64,15 @@ class Recorder:
         self._rows: list[CommunicationRow] = []
         self._sequences: dict[str, int] = {}
 
-    def next_sequence(self, group: str) -> int:
+    def begin(self, operation: Operation) -> None:
+        """Number an operation within its group, and note it."""
+        group = operation.group
         with self._lock:
-            sequence = self._sequences.get(group, 0)
-            self._sequences[group] = sequence + 1
-        return sequence
-
-    def begun(self, operation: Operation) -> None:
-        if self._notes is not None:
-            with self._lock:
-                self._notes.begun(
-                    operation.group,
-                    operation.operation,
-                    operation.sequence,
-                    operation.arrived_unix_s,
-                )
+            operation.sequence = self._sequences.get(group, 0)
+            self._sequences[group] = operation.sequence + 1
+            if self._notes is not None:
+                arrived_unix_s = operation.arrived_unix_s
+                self._notes.begun(group, operation.operation, operation.sequence, arrived_unix_s)
 
     def add(self, operation: Operation, ended_unix_s: float) -> None:
         row = CommunicationRow(**vars(operation), ended_unix_s=ended_unix_s)
@@ -154,18 +148,16 @@ def begin_operation(
     payload_bytes: bytes of this rank's tensors before compression.
     """
     recorder = _in_use
-    sequence = recorder.next_sequence(group) if recorder is not None else 0
     operation = Operation(
         group=group,
         ranks=ranks,
-        sequence=sequence,
         operation=name,
         payload_bytes=payload_bytes,
         arrived_unix_s=time.time() if arrived_unix_s is None else arrived_unix_s,
         awaited=is_awaiting(),
     )
     if recorder is not None:
-        recorder.begun(operation)
+        recorder.begin(operation)
     return operation
 
 

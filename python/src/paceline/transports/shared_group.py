@@ -30,12 +30,7 @@ from paceline.transports.buffers import (
     is_on_host,
     wire_buffer,
 )
-from paceline.transports.gloo_group import (
-    DEVICES,
-    RecordedProcessGroup,
-    create_gloo,
-    register_gloo,
-)
+from paceline.transports.gloo_group import DEVICES, RecordedProcessGroup, create_gloo, register_gloo
 from paceline.transports.levels import LIBRARY, Levels
 from paceline.transports.profile_events import begin_profile_event
 from paceline.transports.recorder import begin_operation, is_recording, payload_bytes
@@ -83,8 +78,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Reduce each tensor over all ranks in place; all ranks get bit-identical results."""
         reductions = self._reductions_of(tensors, opts)
         if reductions is None:
-            work: Work = super().allreduce(tensors, *_given(opts))
-            return work
+            return self._by_gloo("allreduce", opts, tensors)
         reduce = self._levels.allreduce
         call = partial(reduce_tensors, tensors, reductions, reduce, self._ranks)
         return self._submit("allreduce", call, tensors, tensors, opts)
@@ -94,14 +88,13 @@ class SharedMemoryGroup(RecordedProcessGroup):
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Copy the tensors of `opts.rootRank` to every rank."""
         if not self._shares_all(tensors):
-            work: Work = super().broadcast(tensors, *_given(opts))
-            return work
+            return self._by_gloo("broadcast", opts, tensors)
         root: int = opts.rootRank if opts is not None else 0
 
         def call() -> None:
             for tensor in tensors:
                 flat = wire_buffer(tensor)
-                self._levels.all_gather({root: byte_view(flat)})
+                self._levels.host.segments.all_gather({root: byte_view(flat)})
                 if root != self._own_rank:
                     copy_back(flat, tensor)
 
@@ -113,8 +106,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Copy every rank's tensor to every rank, for each input; sizes may differ between
         ranks."""
         if not self._shares_all([*input_tensors, *chain(*output_tensors)]):
-            work: Work = super().allgather(output_tensors, input_tensors, *_given(opts))
-            return work
+            return self._by_gloo("allgather", opts, output_tensors, input_tensors)
 
         def call() -> None:
             for outputs, own in zip(output_tensors, input_tensors, strict=True):
@@ -131,8 +123,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
     ) -> Work:
         """Call all_gather_single for each pair."""
         if not self._shares_all([*outputs, *inputs]):
-            work: Work = super().allgather_into_tensor_coalesced(outputs, inputs, *_given(opts))
-            return work
+            return self._by_gloo("allgather_into_tensor_coalesced", opts, outputs, inputs)
 
         def call() -> None:
             for output, own in zip(outputs, inputs, strict=True):
@@ -148,8 +139,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Reduce all ranks' lists, and store this rank's part. The inputs are unchanged."""
         reductions = self._reductions_of(output_tensors, opts)
         if reductions is None or not self._shares_all([*chain(*input_tensors)]):
-            work: Work = super().reduce_scatter(output_tensors, input_tensors, *_given(opts))
-            return work
+            return self._by_gloo("reduce_scatter", opts, output_tensors, input_tensors)
 
         def call() -> None:
             for output, inputs, reduction in zip(
@@ -170,8 +160,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Call reduce_scatter_single for each pair."""
         reductions = self._reductions_of(inputs, opts)
         if reductions is None or not self._shares_all([*outputs, *inputs]):
-            work: Work = super().reduce_scatter_tensor_coalesced(outputs, inputs, *_given(opts))
-            return work
+            return self._by_gloo("reduce_scatter_tensor_coalesced", opts, outputs, inputs)
 
         def call() -> None:
             for output, own, reduction in zip(outputs, inputs, reductions, strict=True):
@@ -183,9 +172,9 @@ class SharedMemoryGroup(RecordedProcessGroup):
     def barrier(self, opts: Any = None) -> Work:
         """Wait until every rank has called this."""
         if self._levels.hosts > 1:
-            work: Work = super().barrier(*_given(opts))
-            return work
-        return self._submit("barrier", self._levels.barrier, [], [], opts)
+            return self._by_gloo("barrier", opts)
+        call = partial(self._levels.host.synchronise, "barrier")
+        return self._submit("barrier", call, [], [], opts)
 
     # Names of these operations before torch 2.13, which some callers still use.
     _allgather_base = all_gather_single
@@ -221,17 +210,23 @@ class SharedMemoryGroup(RecordedProcessGroup):
         pairs = zip(reductions, tensors, strict=True)
         return reductions if all(reduces(r.dtype(t.dtype), r.ufunc) for r, t in pairs) else None
 
+    def _by_gloo(self, method: str, opts: Any, *arguments: Any) -> Work:
+        given = () if opts is None else (opts,)
+        work: Work = getattr(super(), method)(*arguments, *given)
+        return work
+
     def _gather_parts(self, outputs: Sequence[Tensor], own: Tensor) -> None:
         buffers = [wire_buffer(output) for output in outputs]
         buffers[self._own_rank].copy_(wire_buffer(own))
-        self._levels.all_gather(dict(enumerate(map(byte_view, buffers))))
+        self._levels.host.segments.all_gather(dict(enumerate(map(byte_view, buffers))))
         for buffer, output in zip(buffers, outputs, strict=True):
             copy_back(buffer, output)
 
     def _scatter_sum(self, output: Tensor, parts: Sequence[Tensor], reduction: Reduction) -> None:
         own = parts[self._own_rank].clone()  # the inputs stay unchanged
         arrays = {rank: array_of(part) for rank, part in enumerate(parts)}
-        self._levels.reduce_scatter({**arrays, self._own_rank: array_of(own)}, reduction.ufunc)
+        arrays[self._own_rank] = array_of(own)
+        self._levels.host.segments.reduce_scatter(arrays, reduction.ufunc)
         reduction.end(own, self._ranks)
         copy_back(own, output)
 
@@ -296,10 +291,6 @@ class _UnsharedGroup(RecordedProcessGroup):
 
 def _on_host(tensors: Sequence[Tensor]) -> bool:
     return all(is_on_host(tensor) and is_dense(tensor) for tensor in tensors)
-
-
-def _given(opts: Any) -> tuple[Any, ...]:
-    return () if opts is None else (opts,)
 
 
 def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:

@@ -21,7 +21,6 @@ a message, and takes the core from the peer (100 MB in 335 ms). Here ranks sleep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -226,9 +225,8 @@ class HostGroup:
         )
         names = [f"rank {world_ranks[member]}" for member in members]
         self._node = SharedNode(share, limit_s, names)
-        self.synchronise = Meeting(
-            self._node.barrier(range(size)), f"{names[local_rank]}: {library}"
-        )
+        place = f"{names[local_rank]}: {library}"
+        self.synchronise = partial(_synchronise, self._node.barrier(range(size)), place)
         memory = self._node.memory("all-reduce", segment_bytes(size))
         self.segments = SharedSegments(memory, local_rank, size, self.synchronise)
 
@@ -241,22 +239,15 @@ class HostGroup:
         self._node.close(loss=loss)
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """A barrier whose errors name the operation."""
+def _synchronise(barrier: Barrier, place: str, name: str) -> None:
+    """Wait, asleep, until all members have reached operation `name`.
 
-    barrier: Barrier
-    place: str  # this rank and its library
-
-    def __call__(self, name: str) -> None:
-        """Wait, asleep, until all members have reached operation `name`.
-
-        Raises TimedOut, or PeerLost if a member died.
-        """
-        try:
-            self.barrier.wait()
-        except TimedOut as error:
-            raise TimedOut(f"{self.place} {name}: {error}") from error
-        except PeerLost as error:
-            message = f"{self.place} {name}: {error}"
-            raise PeerLost(message, error.rank, loss=error.loss) from error
+    place: this rank and its library. Raises TimedOut, or PeerLost if a member died; both name the
+    operation.
+    """
+    try:
+        barrier.wait()
+    except TimedOut as error:
+        raise TimedOut(f"{place} {name}: {error}") from error
+    except PeerLost as error:
+        raise PeerLost(f"{place} {name}: {error}", error.rank, loss=error.loss) from error

@@ -177,10 +177,7 @@ class ProgressThread:
         if self._queued:
             return self.submit(name, call, tensors, operation)
         work = self._work(name, tensors)
-        if self.failure is not None:
-            work.finish(self.failure)
-        else:
-            self._attempt(work, call, operation)
+        self._attempt(work, call, operation)
         return work
 
     def close(self, limit_s: float) -> None:
@@ -194,13 +191,10 @@ class ProgressThread:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             work, call, operation = item
-            if self.failure is not None:
-                work.finish(self.failure)
-                self._ended()
-                continue
             self._current = (work, time.monotonic())
             self._attempt(work, call, operation)
-            self._ended()
+            with self._count:
+                self._queued -= 1
             # Release the operation's objects: the next get() can block for a long time.
             del item, work, call, operation
 
@@ -210,6 +204,10 @@ class ProgressThread:
     def _attempt(
         self, work: PendingWork, call: Callable[[], None], operation: Operation | None
     ) -> None:
+        """Carry out a call, unless one before it has failed."""
+        if self.failure is not None:
+            self._fail(work, self.failure)
+            return
         try:
             if operation is not None:
                 operation.start()
@@ -221,10 +219,6 @@ class ProgressThread:
             if operation is not None:
                 operation.end()
             work.finish()
-
-    def _ended(self) -> None:
-        with self._count:
-            self._queued -= 1
 
     def _enforce_limit(self) -> None:
         """Fail an operation whose library call does not return; the call cannot be cancelled."""

@@ -10,7 +10,7 @@ import importlib.util
 import pickle
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -50,7 +50,8 @@ def load_pretrained(task: Task, model: nn.Module) -> None:
     path = Path(given)
     found = _read(path, type(task).__name__)
     state = model.state_dict()
-    is_new = {name for name in {*state, *found} if _matches(name, task.new_parameters)}
+    patterns = task.new_parameters
+    is_new = {n for n in {*state, *found} if any(fnmatchcase(n, each) for each in patterns)}
     # tied weights have several names, of which a file may have one
     places = {t.data_ptr() for name, t in state.items() if name in found and t.numel()}
     missing = [
@@ -110,10 +111,6 @@ def _read(path: Path, task: str) -> Mapping[str, Tensor]:
             "model.state_dict()"
         )
     return found
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _shape(tensor: Tensor) -> str:

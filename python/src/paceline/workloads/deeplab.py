@@ -16,7 +16,7 @@ from paceline.data.masks import ImagesWithMasks, Pair
 from paceline.errors import UsageError
 from paceline.plan.sample_order import SampleRandom
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
-from paceline.workloads.resnet import EXPANSION, residual_layers
+from paceline.workloads.resnet import EXPANSION, convolution, residual_layers, shortcut
 
 if TYPE_CHECKING:
     from paceline.data.items import MapStyleDataset
@@ -48,11 +48,7 @@ class _Block(nn.Module):
         self.convolutions = nn.Sequential(
             _separable(inputs, outputs), _separable(outputs, outputs), last
         )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.shortcut = shortcut(inputs, outputs, stride)
 
     def forward(self, units: Tensor) -> Tensor:
         return relu(self.convolutions(units) + self.shortcut(units))
@@ -66,12 +62,8 @@ def xception(width: int, middle_blocks: int) -> tuple[nn.Sequential, nn.Sequenti
     """
     first, wide = width // 2, 728 * width // 64
     low = nn.Sequential(
-        nn.Conv2d(3, first, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(first),
-        nn.ReLU(),
-        nn.Conv2d(first, width, 3, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
+        *convolution(3, first, stride=2),
+        *convolution(first, width),
         _Block(width, 2 * width, stride=2),
     )
     high = nn.Sequential(
@@ -224,26 +216,18 @@ def scaled_crop(pixels: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
     return pixels[np.ix_(rows, columns)]
 
 
-def _convolution(inputs: int, outputs: int, kernel: int = 1, rate: int = 1) -> nn.Sequential:
-    """Return a convolution that keeps the size, normalised, and ReLU."""
-    padding = rate * (kernel // 2)
-    layer = nn.Conv2d(inputs, outputs, kernel, padding=padding, dilation=rate, bias=False)
-    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())
-
-
 class _Pyramid(nn.Module):
     """Atrous spatial pyramid pooling: convolutions of several rates, and the mean of the image."""
 
     def __init__(self, inputs: int, outputs: int, side: int) -> None:
         super().__init__()
-        self.branches = nn.ModuleList(
-            [_convolution(inputs, outputs), *(_convolution(inputs, outputs, 3, r) for r in RATES)]
-        )
+        atrous = (convolution(inputs, outputs, rate=rate) for rate in RATES)
+        self.branches = nn.ModuleList([convolution(inputs, outputs, 1), *atrous])
         # Without normalisation: over one value per sample it would enlarge rounding errors.
         self.image = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, outputs, 1), nn.ReLU(), nn.Upsample(side)
         )
-        self.project = _convolution((len(RATES) + 2) * outputs, outputs)
+        self.project = convolution((len(RATES) + 2) * outputs, outputs, 1)
 
     def forward(self, units: Tensor) -> Tensor:
         found = [branch(units) for branch in self.branches]
@@ -267,10 +251,10 @@ class _Network(nn.Module):
         self.low, self.high = low, high
         self.pyramid = _Pyramid(channels[1], width, side // _STRIDE)
         self.enlarge = nn.Upsample(scale_factor=4, mode="bilinear")
-        self.reduce = _convolution(channels[0], 3 * width // 16)
+        self.reduce = convolution(channels[0], 3 * width // 16, 1)
         self.decoder = nn.Sequential(
-            _convolution(width + 3 * width // 16, width, 3),
-            _convolution(width, width, 3),
+            convolution(width + 3 * width // 16, width),
+            convolution(width, width),
             nn.Conv2d(width, options.classes, 1),
             nn.Upsample(scale_factor=4, mode="bilinear"),
         )

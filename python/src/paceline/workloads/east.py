@@ -17,6 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from paceline.errors import UsageError
 from paceline.plan.sample_order import SampleRandom
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
+from paceline.workloads.resnet import convolution
 
 _STRIDE, _CELL = 32, 4  # pixels of the smallest feature map's cells, and of the outputs' cells
 
@@ -117,31 +118,26 @@ def _overlap(outputs: Tensor, targets: Tensor) -> Tensor:
     return (common + unit) / (areas[0] + areas[1] - common + unit)
 
 
-def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Sequential:
-    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
-    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())
-
-
 class _Network(nn.Module):
     """Stages with 1/4, 1/8, 1/16 and 1/32 of the side, and the path that merges them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.stem = _convolution(3, width // 4, 7, 2)
+        self.stem = convolution(3, width // 4, 7, 2)
         channels = (width, 2 * width, 4 * width, 6 * width)
         before = (width // 4, *channels[:-1])
         self.stages = nn.ModuleList(
-            nn.Sequential(_convolution(i, o, 3, 2), _convolution(o, o))
+            nn.Sequential(convolution(i, o, 3, 2), convolution(o, o))
             for i, o in zip(before, channels, strict=True)
         )
         merged = (2 * width, width, width // 2)  # from the smallest to the largest map
         entering = (channels[3], *merged[:-1])
         self.merges = nn.ModuleList(
-            nn.Sequential(_convolution(i + skip, o, 1), _convolution(o, o))
+            nn.Sequential(convolution(i + skip, o, 1), convolution(o, o))
             for i, skip, o in zip(entering, channels[2::-1], merged, strict=True)
         )
         self.enlarge = nn.Upsample(scale_factor=2, mode="bilinear")
-        self.last = _convolution(merged[-1], width // 2)
+        self.last = convolution(merged[-1], width // 2)
         self.score, self.edges = nn.Conv2d(width // 2, 1, 1), nn.Conv2d(width // 2, 4, 1)
 
     def forward(self, images: Tensor) -> Tensor:

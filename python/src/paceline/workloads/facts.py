@@ -46,7 +46,12 @@ def derive_facts(
     elif data:
         # A missing data set or field is reported later; it may exist on the cluster only.
         with suppress(PacelineError):
-            source = _source(task, data)
+            source = ParquetSource(
+                open_dataset(data),
+                task.input_field,
+                task.target_field,
+                image_size=task.settings.image_size,
+            )
     if source is not None:
         task = informed(task, source, classes=CLASSES)
     built = on_meta_device(task)
@@ -55,7 +60,7 @@ def derive_facts(
     layers = () if unsplit else tuple(task.blocks(built))
     return ModelFacts(
         parameters=sum(p.numel() for p in parameters),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        parameter_bytes=sum(p.nbytes for p in parameters),
         split_points=tuple(legal_split_points(layers)),
         batch_norms=tuple(batch_norms(built)),
         batch_norms_of_several=batch_norms_of_several(task, built),
@@ -103,15 +108,6 @@ def batch_norms_of_several(task: Task, model: nn.Module) -> tuple[str, ...]:
             "torch.nn.functional.dropout or dropout_p"
         )
     return tuple(found)
-
-
-def _source(task: Task, data: str) -> ParquetSource:
-    return ParquetSource(
-        open_dataset(data),
-        task.input_field,
-        task.target_field,
-        image_size=task.settings.image_size,
-    )
 
 
 def legal_split_points(layers: Sequence[tuple[str, nn.Module]]) -> list[int]:

@@ -49,11 +49,7 @@ class Bottleneck(nn.Module):
         # network enlarges rounding errors, and first gradients of equivalent layouts differ.
         nn.init.zeros_(self.bn3.weight)
         self.relu = nn.ReLU()
-        self.downsample: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.downsample = shortcut(inputs, outputs, stride)
 
     def forward(self, images: Tensor) -> Tensor:
         units = self.relu(self.bn1(self.conv1(images)))
@@ -99,3 +95,20 @@ class _Network(nn.Module):
         for layer in self.children():
             images = layer(images)
         return images
+
+
+def convolution(
+    inputs: int, outputs: int, kernel: int = 3, stride: int = 1, rate: int = 1
+) -> nn.Sequential:
+    """Return a convolution that keeps the size with stride 1, normalised, and ReLU."""
+    padding = rate * (kernel // 2)
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding, rate, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """Return what a block adds to its output: its input, or that with the shape of the output."""
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    layer = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outputs))

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support import oracle
-from tests.support.fabricated_samples import IMAGES, LABELS, ROWS, FakeFeed, opening
+from tests.support.fabricated_samples import ROWS, FakeFeed, opening, train_alone
 from tests.support.trials import changed
 
 from paceline.errors import RankFailed
@@ -20,12 +19,11 @@ from paceline.rank.rounds.train import RoundWorker, scaled_state
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.training.checkpointing import Segments
-from paceline.training.transforms import to_input
 from paceline.workloads.build import build_model, make_task
 
 
 @pytest.fixture
-def opened(monkeypatch):
+def opened(monkeypatch, one_thread):
     """Replaces the data set; returns (rank, feed) of each feed that was opened."""
     feeds = []
 
@@ -34,10 +32,6 @@ def opened(monkeypatch):
         return feeds[-1][1]
 
     monkeypatch.setattr(module, "open_samples", opening(ROWS, make_feed))
-    # pytest's process has threads of its own
-    monkeypatch.setattr(module, "set_threads", lambda _: None)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(torch, "get_num_interop_threads", lambda: 1)
     return feeds
 
 
@@ -81,37 +75,15 @@ def train(workers, facts=None):
     return together(*(w.finish(r, orders, lambda: state) for r, w in enumerate(workers)))
 
 
-def by_one_process(trial):
-    """The global batches of the same training, with torch alone."""
-    model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=trial.training.momentum)
-    training = trial.training
-    batches = oracle.global_batches(
-        ROWS,
-        training.seed,
-        training.global_batch,
-        training.max_steps,
-        to_input(IMAGES, "contiguous"),
-        torch.from_numpy(LABELS),
-    )
-    oracle.train_alone(model, batches, optimizer, seed=training.seed)
-    return model.state_dict()
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_rounds_of_one_step_are_the_training_of_one_process(rounds_of, momentum):
-    trial, files, workers = rounds_of(1, momentum=momentum)
+@pytest.mark.parametrize(
+    "training", [{"momentum": 0.0}, {"momentum": 0.9}, {"activation_checkpointing": True}]
+)
+def test_rounds_of_one_step_are_the_training_of_one_process(rounds_of, training):
+    trial, files, workers = rounds_of(1, **training)
     train(workers)
-    found, expected = load_file(files.weights), by_one_process(trial)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=3e-7)
-
-
-def test_activations_are_computed_again_if_the_trial_says_so(rounds_of):
-    trial, files, workers = rounds_of(1, activation_checkpointing=True)
-    train(workers)
-    assert all(isinstance(worker._replica.model.forward, Segments) for worker in workers)
-    found, expected = load_file(files.weights), by_one_process(trial)
+    recomputed = [isinstance(worker._replica.model.forward, Segments) for worker in workers]
+    assert recomputed == [trial.training.activation_checkpointing] * 2
+    found, expected = load_file(files.weights), train_alone(trial, 5)[1]
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=3e-7)
 
@@ -119,7 +91,7 @@ def test_activations_are_computed_again_if_the_trial_says_so(rounds_of):
 def test_longer_rounds_stay_near_and_are_not_the_same(rounds_of):
     trial, files, workers = rounds_of(2)
     train(workers)
-    found, expected = load_file(files.weights), by_one_process(trial)
+    found, expected = load_file(files.weights), train_alone(trial, 5)[1]
     initial = build_model(make_task("tiny", classes=3, dropout=False, seed=3)).state_dict()
     apart = sum(float((found[n] - expected[n]).pow(2).sum()) for n in expected) ** 0.5
     moved = sum(float((initial[n] - expected[n]).pow(2).sum()) for n in expected) ** 0.5

@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.trials import rank_context
 from torch.distributed import device_mesh
 
 from paceline.errors import UsageError
-from paceline.plan.rank_context import RankContext
 from paceline.rank.script.process_group import ProcessGroups, recorded_groups
 from paceline.training.pass_communication import is_awaiting
 from paceline.transports.gloo_group import BACKEND
@@ -34,11 +34,7 @@ class _Peers:
 
 
 def groups_of(ranks, peers=None):
-    context = RankContext(
-        rank=0, world_size=ranks, local_rank=0, ranks_on_node=ranks, node_index=0, host="h",
-        process_started_unix_s=0.0,
-    )  # fmt: skip
-    return ProcessGroups(_Trial(), context, peers or _Peers())
+    return ProcessGroups(_Trial(), rank_context(0, ranks), peers or _Peers())
 
 
 @pytest.fixture(autouse=True)

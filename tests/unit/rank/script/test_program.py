@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.trials import rank_context
 
 from paceline.errors import RankFailed, UsageError
-from paceline.plan.rank_context import RankContext, StoreAddress
+from paceline.plan.rank_context import StoreAddress
 from paceline.plan.trial import Script
 from paceline.rank.script.program import EnoughSteps, failure_of, run_script, torchrun_variables
 
@@ -99,17 +100,11 @@ class _Trial:
         nodes = 2
 
 
-def context(**values: object) -> RankContext:
-    usual: dict = {
-        "rank": 3, "world_size": 4, "local_rank": 1, "ranks_on_node": 2, "node_index": 1,
-        "host": "b", "process_started_unix_s": 0.0,
-    }  # fmt: skip
-    return RankContext(**{**usual, **values})
-
-
 def test_a_rank_of_several_uses_the_store_of_rank_0():
     address = StoreAddress(host="10.0.0.1", port=4711)
-    found = torchrun_variables(_Trial(), context(store=address))
+    found = torchrun_variables(
+        _Trial(), rank_context(3, 4, local_rank=1, ranks_on_node=2, node_index=1, store=address)
+    )
     assert found == {
         "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
@@ -121,5 +116,5 @@ def test_a_rank_of_several_uses_the_store_of_rank_0():
 
 
 def test_a_single_rank_has_no_store():
-    found = torchrun_variables(_Trial(), context(rank=0, world_size=1))
+    found = torchrun_variables(_Trial(), rank_context())
     assert (found["MASTER_PORT"], found["TORCHELASTIC_USE_AGENT_STORE"]) == ("0", "False")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.trials import rank_context
 from torch import nn
 
 import paceline
 from paceline.errors import RankFailed
 from paceline.plan.planning import plan_trials
-from paceline.plan.rank_context import RankContext
 from paceline.rank.script.program import EnoughSteps
 from paceline.rank.script.recorder import TrainingRecorder
 from paceline.rank.script.tensors import ParameterRecord
@@ -37,13 +37,9 @@ class Run:
         self.files = RankFiles(folder)
         self.first: list[float] = []
         self.parameter = nn.Parameter(torch.ones(1))
-        context = RankContext(
-            rank=rank, world_size=ranks, local_rank=rank, ranks_on_node=ranks, node_index=0,
-            host="h", process_started_unix_s=0.0,
-        )  # fmt: skip
         self.recorder = TrainingRecorder(
             training_of(**workload),
-            context,
+            rank_context(rank, ranks),
             self.files,
             Recorder(folder / "communication.jsonl"),
             lambda _: self.first.append(float(self.parameter.grad)),
@@ -93,10 +89,8 @@ def test_a_report_belongs_to_its_step_whether_before_or_after_it(tmp_path, when)
 
     rows = Run(tmp_path).train(3, **{when: report})
     assert [(row["samples"], row["loss_sum"]) for row in rows] == [
-        (10, 5.0),
-        (11, 16.5),
-        (12, 30.0),
-    ]
+        (10, 5.0), (11, 16.5), (12, 30.0),
+    ]  # fmt: skip
 
 
 def test_stated_samples_are_shared_among_the_ranks(tmp_path):

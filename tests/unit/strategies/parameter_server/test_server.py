@@ -20,13 +20,6 @@ RATE = 0.5
 START = [1.0, 2.0, 3.0]
 
 
-class Plain(Task):
-    """SGD without momentum."""
-
-    def optimizer(self, parameters):
-        return torch.optim.SGD(parameters, lr=RATE)
-
-
 @pytest.fixture
 def make_shard():
     def make(workers=2, *, synchronous=False, bound_steps=None):
@@ -35,7 +28,7 @@ def make_shard():
         flat = torch.zeros(layout.elements)
         layout.bind({"w": parameter}, flat, copy=True)
         shards = layout.shards(1)[0]
-        task = Plain(TaskSettings())
+        task = Task(TaskSettings(learning_rate=RATE, momentum=0.0))
         return ServerShard(
             layout, shards, flat, task, rank=0, workers=workers,
             options=ParameterServerOptions(

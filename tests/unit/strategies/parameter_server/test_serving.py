@@ -23,13 +23,7 @@ from paceline.training.task import Task, TaskSettings
 ELEMENTS = 64
 LIMIT_S = 20.0
 STEPS = 10
-
-
-class Plain(Task):
-    """SGD without momentum."""
-
-    def optimizer(self, parameters):
-        return torch.optim.SGD(parameters, lr=1.0)
+PLAIN_SGD = Task(TaskSettings(learning_rate=1.0, momentum=0.0))
 
 
 @dataclass
@@ -90,7 +84,7 @@ def start(network, rank, *, bound_steps=None, limit_s=LIMIT_S):
     layout = FlatLayout.of([("w", parameter)])
     shards = layout.shards(network.ranks)
     shard = ServerShard(
-        layout, shards[rank], torch.zeros(ELEMENTS), Plain(TaskSettings()), rank=rank,
+        layout, shards[rank], torch.zeros(ELEMENTS), PLAIN_SGD, rank=rank,
         workers=network.ranks,
         options=ParameterServerOptions(
             update_mode="asynchronous", staleness_bound_steps=bound_steps

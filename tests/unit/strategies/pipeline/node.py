@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from tests.support import oracle
-from tests.support.trials import tiny_trial
+from tests.support.strategies import train_batch
+from tests.support.trials import rank_context, tiny_trial
 
-from paceline.errors import TimedOut
-from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import share_bounds
 from paceline.spec.models import Limits
-from paceline.strategies import TrainBatch, create_strategy
+from paceline.strategies import create_strategy
 from paceline.strategies.pipeline.descriptor import PipelineOptions
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
+from paceline.transports.store import GroupStore
 from paceline.workloads.build import build_model, task_of
 
 CLASSES = 3
@@ -27,50 +27,18 @@ LIMIT_S = 20.0
 
 
 @dataclass
-class Board:
-    """What ranks have published."""
+class ThreadPeers:
+    """The ranks of a node, which are threads of this process."""
 
-    values: dict = field(default_factory=dict)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-
-@dataclass
-class BoardShare:
-    board: Board
-    purpose: str
-    local_rank: int
-    ranks_on_node: int
-
-    def publish(self, name, value):
-        with self.board.changed:
-            self.board.values[self.purpose, name] = value
-            self.board.changed.notify_all()
-
-    def lookup(self, name, timeout_s):
-        key = (self.purpose, name)
-        with self.board.changed:
-            if not self.board.changed.wait_for(lambda: key in self.board.values, timeout_s):
-                raise TimedOut(f"nobody published {key}")
-            return self.board.values[key]
-
-    def barrier(self, timeout_s):
-        """Once for each purpose."""
-        self.publish(f"barrier/{self.local_rank}", "")
-        for rank in range(self.ranks_on_node):
-            self.lookup(f"barrier/{rank}", timeout_s)
-
-
-@dataclass
-class BoardPeers:
-    board: Board
+    store: dist.Store
     local_rank: int
     ranks: int
 
     def node(self, purpose):
-        return BoardShare(self.board, f"node/{purpose}", self.local_rank, self.ranks)
+        return GroupStore(self.store, self.local_rank, self.ranks, f"node/{purpose}")
 
     def world(self, purpose):
-        return BoardShare(self.board, f"world/{purpose}", self.local_rank, self.ranks)
+        return GroupStore(self.store, self.local_rank, self.ranks, f"world/{purpose}")
 
 
 def pipeline_trial(stages, micro_batches, replicas=1, pipeline=None, **training):
@@ -92,39 +60,30 @@ def pipeline_trial(stages, micro_batches, replicas=1, pipeline=None, **training)
     )
 
 
-def context_of(local_rank, ranks):
-    return RankContext(
-        rank=local_rank, world_size=ranks, local_rank=local_rank, ranks_on_node=ranks,
-        node_index=0, host="alpha", process_started_unix_s=1000.0,
-    )  # fmt: skip
-
-
 def batch_of(trial, step, samples):
     """The whole global batch of a step."""
     generator = torch.Generator().manual_seed(100 + step)
     size = trial.training.image_size
     images = torch.randn(samples, 3, size, size, generator=generator)
-    return TrainBatch(
+    return train_batch(
+        samples,
         step=step,
-        epoch=0,
         inputs=images.contiguous(memory_format=torch_memory_format(trial.training.memory_format)),
         targets=torch.randint(CLASSES, (samples,), generator=generator),
         sample_ids=100 * step + np.arange(samples),
-        global_samples=samples,
     )
 
 
 def share(trial, local_rank, batch):
-    """What a rank gets: pixels for the first stage only."""
+    """What a rank gets: inputs for the first stage only."""
     replica, stage = divmod(local_rank, trial.placement.stages)
-    low, high = share_bounds(len(batch.sample_ids), replica, trial.placement.replicas)
-    return TrainBatch(
-        step=batch.step,
-        epoch=batch.epoch,
-        inputs=batch.inputs[low:high] if stage == 0 else batch.inputs[low:high, :, :0, :0],
+    replicas = trial.placement.ranks_per_node // trial.placement.stages
+    low, high = share_bounds(len(batch.sample_ids), replica, replicas)
+    return replace(
+        batch,
+        inputs=batch.inputs[low:high] if stage == 0 else torch.empty(high - low, 0),
         targets=batch.targets[low:high],
         sample_ids=batch.sample_ids[low:high],
-        global_samples=batch.global_samples,
     )
 
 
@@ -140,7 +99,7 @@ class Trained:
 
 def run_ranks(trial, body):
     """body(strategy, context, peers) on each rank, prepared; returns their results, or raises."""
-    ranks, board, task = trial.placement.ranks_per_node, Board(), task_for(trial)
+    ranks, store, task = trial.placement.ranks_per_node, dist.HashStore(), task_for(trial)
     models = [model_of(trial) for _ in range(ranks)]  # torch's generator is the process's
     for model in models:
         checkpoint_activations(task, model, trial)
@@ -148,7 +107,7 @@ def run_ranks(trial, body):
     def rank(local_rank):
         strategy = create_strategy(trial)
         try:
-            context, peers = context_of(local_rank, ranks), BoardPeers(board, local_rank, ranks)
+            context, peers = rank_context(local_rank, ranks), ThreadPeers(store, local_rank, ranks)
             strategy.prepare(task_for(trial), models[local_rank], context, trial, peers)
             result = body(strategy, context, peers)
         except BaseException:
@@ -164,16 +123,19 @@ def run_ranks(trial, body):
         return [future.result() for future in [pool.submit(rank, r) for r in range(ranks)]]
 
 
-def train(trial, batch_sizes):
-    """Trains on batches of these sizes; a Trained for each rank."""
+def train_ranks(trial, sizes, make_batch=batch_of, after_step=lambda *_: None):
+    """Trains on batches of these sizes; a Trained for each rank, which is a thread of this process.
 
-    def body(strategy, context, _peers):
+    after_step: called with strategy, context, peers and step."""
+
+    def body(strategy, context, peers):
         gradients, results = {}, []
-        for step, samples in enumerate(batch_sizes):
-            batch = share(trial, context.local_rank, batch_of(trial, step, samples))
+        for step, samples in enumerate(sizes):
+            batch = share(trial, context.local_rank, make_batch(trial, step, samples))
             results.append(strategy.gradient(batch))
             gradients = copied(strategy.gradients())
             strategy.step()
+            after_step(strategy, context, peers, step)
         return Trained(gradients, copied(strategy.state_dict()), results, strategy.describe())
 
     return run_ranks(trial, body)

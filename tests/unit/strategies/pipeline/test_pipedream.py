@@ -21,12 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.plan.sample_order import share_bounds
 from paceline.records.checkpoints import CheckpointFolder
-from paceline.strategies.pipeline.schedules import (
-    Backward,
-    Forward,
-    drain_actions,
-    stream_actions,
-)
+from paceline.strategies.pipeline.schedules import Backward, Forward, drain_actions, stream_actions
 from paceline.training.state_files import Position, StateFiles, write_state
 
 SIZES = [8, 8, 5, 8]  # samples of the steps

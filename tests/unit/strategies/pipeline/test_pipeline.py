@@ -14,8 +14,8 @@ from tests.unit.strategies.pipeline.node import (
     pipeline_trial,
     run_ranks,
     share,
-    train,
     train_alone,
+    train_ranks,
 )
 
 from paceline.errors import PeerLost, UsageError
@@ -34,7 +34,7 @@ SIZES = [8, 7, 8]  # samples of each step
 
 
 def compare(trial, sizes):
-    ranks = train(trial, sizes)
+    ranks = train_ranks(trial, sizes)
     batches = [batch_of(trial, step, samples) for step, samples in enumerate(sizes)]
     (*_, gradients), weights, losses = train_alone(trial, batches)
     tolerance = TOLERANCE[trial.training.precision]
@@ -104,7 +104,7 @@ def test_measured_cuts_are_the_same_on_all_ranks():
 
 
 def test_times_are_told_apart_and_bubbles_counted():
-    for rank in train(pipeline_trial(2, 2), [8]):
+    for rank in train_ranks(pipeline_trial(2, 2), [8]):
         (result,) = rank.results
         assert result.bubble_s > 0
         assert result.forward_s > 0
@@ -114,13 +114,13 @@ def test_times_are_told_apart_and_bubbles_counted():
 
 
 def test_replicas_have_communication():
-    for rank in train(pipeline_trial(2, 2, 2), [8]):
+    for rank in train_ranks(pipeline_trial(2, 2, 2), [8]):
         assert rank.results[0].comm_s > 0
         assert rank.results[0].comm_ready_unix_s > 1e9
 
 
 def test_only_the_last_stage_reports_a_loss():
-    first, middle, last = train(pipeline_trial(3, 2), [8])
+    first, middle, last = train_ranks(pipeline_trial(3, 2), [8])
     assert first.results[0].loss_sum == middle.results[0].loss_sum == 0
     assert last.results[0].loss_sum > 0
 
@@ -128,7 +128,7 @@ def test_only_the_last_stage_reports_a_loss():
 def test_description_says_where_it_was_cut_and_what_crosses():
     pipeline = {"split_points": (3, 12), "balance": None, "schedule": "gpipe"}
     trial = pipeline_trial(3, 4, 2, pipeline=pipeline, global_batch=9, precision="bf16")
-    for rank in train(trial, [9]):
+    for rank in train_ranks(trial, [9]):
         found = rank.description
         assert found["split_points"] == [3, 12]
         assert found["first_layers"] == ["features.3", "classifier.1"]
@@ -140,12 +140,12 @@ def test_description_says_where_it_was_cut_and_what_crosses():
 def test_cuts_that_the_model_has_not_are_refused():
     trial = pipeline_trial(2, 2, pipeline={"split_points": (40,), "balance": None})
     with pytest.raises(UsageError, match="a stage of tiny-alexnet can begin at layer 2, 3, "):
-        train(trial, [8])
+        train_ranks(trial, [8])
 
 
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(UsageError, match="tiny-alexnet has at most 13, got 14"):
-        train(pipeline_trial(14, 2), [8])
+        train_ranks(pipeline_trial(14, 2), [8])
 
 
 def test_failing_stage_is_noticed_by_its_neighbours():
@@ -192,7 +192,7 @@ def test_workers_with_copies_of_the_weights_stay_in_step(monkeypatch, replicas):
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_stages_on_a_gpu_train_as_on_the_cpu(replicas):
     trial = pipeline_trial(2, 2, replicas, dropout=True)
-    ranks = train(trial.model_copy(update={"device": "cuda"}), SIZES)
+    ranks = train_ranks(trial.model_copy(update={"device": "cuda"}), SIZES)
     batches = [batch_of(trial, step, samples) for step, samples in enumerate(SIZES)]
     (*_, gradients), weights, _ = train_alone(trial, batches)
     for rank in ranks:

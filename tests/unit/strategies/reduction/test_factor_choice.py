@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.trials import changed
 
 from paceline.costs.factor_cost import LinearShape, Speeds
 from paceline.errors import EnvironmentLacks
@@ -13,16 +14,10 @@ from paceline.strategies.reduction.factor_choice import ChoiceContext, choose, s
 LARGE = LinearShape(inputs=4096, outputs=4096)
 SMALL = LinearShape(inputs=256, outputs=3)
 SLOW_LINK = Speeds(
-    latency_s=1e-4,
-    all_reduce_bytes_per_s=1e7,
-    all_gather_bytes_per_s=1e7,
-    product_flop_per_s=5e10,
+    latency_s=1e-4, all_reduce_bytes_per_s=1e7, all_gather_bytes_per_s=1e7, product_flop_per_s=5e10
 )
 SLOW_CORE = Speeds(
-    latency_s=1e-4,
-    all_reduce_bytes_per_s=1e10,
-    all_gather_bytes_per_s=1e10,
-    product_flop_per_s=1e9,
+    latency_s=1e-4, all_reduce_bytes_per_s=1e10, all_gather_bytes_per_s=1e10, product_flop_per_s=1e9
 )
 
 
@@ -114,32 +109,22 @@ def test_records_hold_both_costs_of_each_layer(measured):
     assert choose({}, context()).describe() == {}
 
 
-def changed(trial, **values):
-    return type(trial).model_validate(trial.model_dump() | values)
-
-
 @pytest.mark.parametrize(
-    ("nodes", "sending", "setting"),
+    ("transport", "nodes", "sending", "setting"),
     [
-        (2, {}, "auto"),
-        (1, {}, "never"),
-        (1, {"sufficient_factors": "always"}, "always"),
-        (2, {"sufficient_factors": "never"}, "never"),
-        (2, {"compression": {"method": "bf16"}}, "never"),
+        ("gloo", 2, {}, "auto"),
+        ("gloo", 1, {}, "never"),
+        ("gloo", 1, {"sufficient_factors": "always"}, "always"),
+        ("gloo", 2, {"sufficient_factors": "never"}, "never"),
+        ("gloo", 2, {"compression": {"method": "bf16"}}, "never"),
+        ("nccl", 2, {}, "never"),  # it joins all ranks at once
     ],
 )
-def test_auto_is_for_exact_gradients_between_nodes(make_trial, nodes, sending, setting):
+def test_auto_is_for_exact_gradients_between_nodes(make_trial, transport, nodes, sending, setting):
     base = make_trial()
     placement = base.placement.model_dump() | {"nodes": nodes}
-    trial = changed(base, transport="gloo", placement=placement, transport_options=sending)
+    trial = changed(base, transport=transport, placement=placement, **sending)
     assert setting_of(trial) == setting
-
-
-def test_transport_that_joins_all_ranks_at_once_gathers_no_factors(make_trial):
-    base = make_trial()
-    placement = base.placement.model_dump() | {"nodes": 2}
-    trial = changed(base, transport="nccl", placement=placement, transport_options={})
-    assert setting_of(trial) == "never"
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from paceline.strategies.pipeline.deferred import is_deferred
@@ -43,6 +43,13 @@ def rows(model):
     return rows_of(layers_of(model))
 
 
+def captured(layers, *low):
+    """Return a dictionary that the next pass fills with its factors."""
+    kept = {}
+    capture(layers, lambda layer, *factors: kept.update({layer: factors}), *low)
+    return kept
+
+
 @pytest.mark.parametrize(
     "compute",
     [
@@ -61,8 +68,7 @@ def test_layers_with_computed_weights_have_no_factors_and_are_not_deferred(compu
 
 def test_linear_layers_leave_factors_instead_of_gradients(model):
     wanted = model[:2](images(4)).detach()
-    kept = {}
-    capture(layers_of(model), lambda layer, *factors: kept.update({layer: factors}))
+    kept = captured(layers_of(model))
     model(images(4)).sum().backward()
     assert set(kept) == {"2", "4"}
     assert torch.equal(kept["2"][0], wanted)
@@ -89,9 +95,9 @@ def test_rows_of_all_workers_are_the_gradient_over_all_replicas(model, workers):
     model(torch.cat(parts)).square().sum().backward()
     wanted = {name: p.grad.flatten().clone() for name, p in model.named_parameters()}
     layout, of_rows = FlatLayout.of(model.named_parameters()), rows(model)
-    factors, layers = [{}, {}], layers_of(model)
-    for part, own in zip(parts, factors, strict=True):
-        capture(layers, lambda layer, *f, own=own: own.update({layer: f}))
+    factors, layers = [], layers_of(model)
+    for part in parts:
+        factors.append(captured(layers))
         model(part).square().sum().backward()
     found = {name: torch.full_like(wanted[name], float("nan")) for name in of_rows}
     for shards in layout.shards(workers, of_rows):
@@ -126,12 +132,17 @@ def test_shared_factors_give_back_what_was_stored_in_the_step(model, dtype):
             assert all(map(torch.equal, found[name], factors))
 
 
-def test_low_precision_weights_follow_what_is_refreshed(model):
+def in_low_precision(model):
+    """Return the layout of the model, and a copy of its linear layers' weights."""
     parameters = dict(model.named_parameters())
     layout = FlatLayout.of(parameters.items())
     flat = torch.zeros(layout.elements)
     layout.bind(parameters, flat, copy=True)
-    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows(model))
+    return layout, LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows(model))
+
+
+def test_low_precision_weights_follow_what_is_refreshed(model):
+    layout, low = in_low_precision(model)
     assert torch.equal(low.of("2.weight"), model[2].weight.to(torch.bfloat16))
     first, second = layout.shards(2, rows(model))
     before = low.of("2.weight").clone()
@@ -145,15 +156,10 @@ def test_low_precision_weights_follow_what_is_refreshed(model):
 
 
 def test_passes_in_low_precision_are_those_of_autocast(model):
-    parameters = dict(model.named_parameters())
-    layout = FlatLayout.of(parameters.items())
-    flat = torch.zeros(layout.elements)
-    layout.bind(parameters, flat, copy=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted = model(images(4))
-    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows(model))
-    kept = {}
-    capture(layers_of(model), lambda layer, *factors: kept.update({layer: factors}), low)
+    _, low = in_low_precision(model)
+    kept = captured(layers_of(model), low)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = model(images(4))
     found.float().sum().backward()
@@ -215,12 +221,7 @@ def test_gradient_from_factors_is_that_of_the_embedding(padding_idx):
     wanted_output = model(indices)
     wanted_output.square().sum().backward()
     wanted, model[0].weight.grad = model[0].weight.grad, None
-    factors: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def keep(name: str, indices: Tensor, gradients: Tensor) -> None:
-        factors[name] = indices, gradients
-
-    capture({"0": embedding}, keep)
+    factors = captured({"0": embedding})
     output = model(indices)
     assert torch.equal(output, wanted_output)
     output.square().sum().backward()

@@ -106,10 +106,7 @@ def write_exchange(files: RankFiles, step: StepRow, exchange: Exchange) -> None:
     stepped_unix_s = step.started_unix_s + step.step_s
     exchange_s = max(0.0, exchange.ended_unix_s - stepped_unix_s)
     row = dataclasses.replace(
-        step,
-        comm_s=exchange_s,
-        comm_ready_unix_s=stepped_unix_s,
-        step_s=step.step_s + exchange_s,
+        step, comm_s=exchange_s, comm_ready_unix_s=stepped_unix_s, step_s=step.step_s + exchange_s
     )
     operation = CommunicationRow(
         group=GROUP,

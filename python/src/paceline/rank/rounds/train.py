@@ -88,14 +88,15 @@ class RoundWorker:
     def begin(self) -> None:
         """Open what the first task of a rank needs, and record the time."""
         rank = self._context.rank
-        with Spans(self._files.rank(rank).spans) as spans:
+        own = self._files.rank(rank)
+        with Spans(own.spans) as spans:
             spans.ended("imports", self._context.process_started_unix_s)
             with spans("data_load"):
                 self._open()
                 self._open_samples(rank, 0)
             with spans("model_build"):
                 self._build()
-                self._record_environment()
+                write_environment(self._context, self._trial, own, self._initial_sha256)
 
     def resume(self) -> None:
         """Do the same in a process that joins later; the time is part of a round's exchange."""
@@ -187,10 +188,6 @@ class RoundWorker:
         later = itertools.dropwhile(lambda batch: batch.step < first_step, iter(feed))
         self._batches = _Batches(rank, feed, later)
         return first_step > 0
-
-    def _record_environment(self) -> None:
-        own = self._files.rank(self._context.rank)
-        write_environment(self._context, self._trial, own, self._initial_sha256)
 
     def _begin_round(self, rank: int, orders: Orders, state: State | None) -> float:
         """Load the averaged state, which ends the exchange; return the time (perf_counter).

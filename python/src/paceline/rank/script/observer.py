@@ -246,10 +246,7 @@ class Observer:
         return found
 
     def _sharded(self) -> set[str]:
-        every = {
-            **named_parameters(self._optimizers, self._names),
-            **named_buffers(self._models),
-        }
+        every = {**named_parameters(self._optimizers, self._names), **named_buffers(self._models)}
         names = {name for name, tensor in every.items() if isinstance(tensor, DTensor)}
         return names.union(*(each.names for each in self._flat))
 

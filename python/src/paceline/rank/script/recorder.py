@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -192,12 +193,7 @@ class TrainingRecorder:
             "step": self.steps,
             "epoch": 0,  # unknown
             "started_unix_s": self._step_began_s + self._unix_offset_s,
-            "data_wait_s": times.data_wait_s,
-            "forward_s": times.forward_s,
-            "backward_s": times.backward_s,
-            "comm_s": times.comm_s,
-            "comm_ready_unix_s": times.comm_ready_unix_s,
-            "pass_comm_s": times.pass_comm_s,
+            **asdict(times),
             "optimizer_s": optimizer_s,
             "other_s": step_s - times.total_s - optimizer_s,
             "step_s": step_s,

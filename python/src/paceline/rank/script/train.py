@@ -45,10 +45,7 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
     own = files.rank(context.rank)
     # A script counts its steps from zero, whatever it restores by itself.
     continue_rows(
-        own,
-        0,
-        process_started_unix_s=context.process_started_unix_s,
-        restored_unix_s=time.time(),
+        own, 0, process_started_unix_s=context.process_started_unix_s, restored_unix_s=time.time()
     )
     with Spans(own.spans) as spans, recording(own.communication, own.operations) as operations:
         spans.ended("imports", context.process_started_unix_s)
@@ -151,9 +148,7 @@ class _ScriptRank:
         if not self._parameters.has_gradient:
             reason = "no parameter had a gradient when the first step of the optimiser began"
         end = End(
-            steps=self._training.steps,
-            weights_sha256=sha256,
-            transport=self._peers.describe(),
+            steps=self._training.steps, weights_sha256=sha256, transport=self._peers.describe()
         )
         write_script_result(
             self._trial,

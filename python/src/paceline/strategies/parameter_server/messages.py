@@ -120,4 +120,4 @@ class Messages:
         if tensor.numel():
             work = self._group.send([tensor], rank, tag)
             self._sending.setdefault(rank, []).append((work, tensor))
-            self.sent_bytes += tensor.numel() * tensor.element_size()
+            self.sent_bytes += tensor.nbytes

@@ -190,7 +190,9 @@ class ParameterServerStrategy(LocalStrategy):
 
     def step(self) -> StepCommunication:
         """Update the own copy of the weights, push and fetch if they are due."""
-        self._step_locally()
+        if self._local is not None:  # the own copy is not replaced after every step
+            share = len(self._batch.sample_ids) / self._batch.global_samples
+            self._replica.step_part(self._local, share)
         started_s, ready_unix_s = time.perf_counter(), time.time()
         self._steps += 1
         options, is_last = self._options, self._batch.is_last
@@ -344,10 +346,3 @@ class ParameterServerStrategy(LocalStrategy):
         """
         for place, others in zip(self._client.places, missed, strict=True):
             self._replica.weights[place].lerp_(fetched[place], others / (others + 1))
-
-    def _step_locally(self) -> None:
-        """Update the own copy of the weights, where it is not replaced after every step."""
-        if self._local is None:
-            return
-        share = len(self._batch.sample_ids) / self._batch.global_samples
-        self._replica.step_part(self._local, share)

@@ -20,6 +20,7 @@ from paceline.spec.model_facts import ModelFacts
 from paceline.spec.models import Experiment, TrialRequest
 from paceline.spec.placement import NodeCounts, Placement
 from paceline.spec.values import Count, PositiveInt
+from paceline.strategies.descriptors import needs_two
 
 DEFAULT_STAGES = 2  # of each replica
 _DOT, _TIMES = "\N{MIDDLE DOT}", "\N{MULTIPLICATION SIGN}"
@@ -137,10 +138,7 @@ class Pipeline(StrategyDescriptor):
     def count_faults(self, request: TrialRequest) -> Iterator[str]:
         ranks, stages = number(request.ranks_per_node), _stages_given(request)
         if stages == 1:
-            yield (
-                'stages: "pipeline" needs at least 2, got 1; for one use '
-                'local_strategy = "sequential"'
-            )
+            yield needs_two("stages", self.name, instead="sequential")
         elif ranks and stages and ranks != stages:
             yield (
                 f"ranks_per_node: each stage is one, expected {stages}, got {ranks}; remove it, or "
@@ -282,14 +280,9 @@ class Hybrid(Pipeline):
         replicas, stages = number(request.keys(HybridKeys).replicas), _stages_given(request)
         ranks = number(request.ranks_per_node)
         if replicas == 1:
-            yield (
-                'replicas: "hybrid" needs at least 2, got 1; for one use local_strategy = '
-                '"pipeline"'
-            )
+            yield needs_two("replicas", self.name, instead="pipeline")
         if stages == 1:
-            yield (
-                'stages: "hybrid" needs at least 2, got 1; for one use local_strategy = "processes"'
-            )
+            yield needs_two("stages", self.name, instead="processes")
         if ranks and replicas != 1 and stages != 1:
             yield from _rank_faults(ranks, replicas, stages)
 
@@ -298,10 +291,7 @@ class Hybrid(Pipeline):
         return f"{workers}{_TIMES}{placement.threads_per_worker} m{options.micro_batches}"
 
     def layout_keys(self, placement: Placement, options: PipelineOptions) -> dict[str, Any]:
-        return {
-            "replicas": placement.replicas_per_node,
-            **super().layout_keys(placement, options),
-        }
+        return {"replicas": placement.replicas_per_node, **super().layout_keys(placement, options)}
 
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         for replicas, stages, threads in searched_layouts(cores):

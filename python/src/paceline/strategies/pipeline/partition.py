@@ -93,7 +93,7 @@ def layer_bytes(layers: Layers, activations: list[Activation], samples: int) -> 
     An in-place layer needs no memory for its output.
     """
     return [
-        sum(p.numel() * p.element_size() for p in layer.parameters())
+        sum(p.nbytes for p in layer.parameters())
         + (0 if getattr(layer, "inplace", False) else samples * activation.bytes_per_sample)
         for (_, layer), activation in zip(layers, activations, strict=True)
     ]
@@ -206,7 +206,7 @@ def profile_layers(
     with torch.autocast(device.type, enabled=False):  # keeps cast weights, as in a step
         _run(blocks, inputs, micro_batches, device)
         for block in blocks:
-            block.forget_times()
+            block.seconds.clear()
         started_s = time.perf_counter()
         for run in range(_RUNS):
             _run(blocks, inputs, micro_batches, device)
@@ -261,7 +261,7 @@ class _Block:
         self._deferred = next((m for m in self.module if isinstance(m, DeferredLinear)), None)
         self._training = training
         self._inputs = self._outputs = torch.empty(0)
-        self._seconds: dict[str, list[float]] = {}
+        self.seconds: dict[str, list[float]] = {}
 
     def forward(self, inputs: Tensor, *, first: bool) -> Tensor:
         self._inputs = inputs.detach()
@@ -280,7 +280,9 @@ class _Block:
         if self._outputs.requires_grad:
             self._timed("backward_s", lambda: torch.autograd.backward(self._outputs, gradient))
         result = torch.empty(0) if self._inputs.grad is None else self._inputs.grad
-        self._flush(micro_batches)
+        if self._deferred is not None:
+            self._deferred.repeat(micro_batches)
+            self._timed("flush_s", self._deferred.flush)
         self._step()
         self._inputs = self._outputs = torch.empty(0)
         self.module.zero_grad()
@@ -295,7 +297,7 @@ class _Block:
             self._deferred.free_gradients()
 
     def times(self) -> LayerTimes:
-        shortest = {name: min(times) for name, times in self._seconds.items()}
+        shortest = {name: min(times) for name, times in self.seconds.items()}
         return LayerTimes(
             forward_s=shortest["forward_s"],
             backward_s=shortest.get("backward_s", 0.0),
@@ -304,18 +306,10 @@ class _Block:
             copy_s=shortest["copy_s"],
         )
 
-    def forget_times(self) -> None:
-        self._seconds.clear()
-
-    def _flush(self, micro_batches: int) -> None:
-        if self._deferred is not None:
-            self._deferred.repeat(micro_batches)
-            self._timed("flush_s", self._deferred.flush)
-
     def _step(self) -> None:
         """Time an optimiser step on other memory of the same size; the first one creates its
         state."""
-        if "step_s" in self._seconds:  # once is enough for a small part of the step
+        if "step_s" in self.seconds:  # once is enough for a small part of the step
             return
         trained = trained_parameters(self.module)
         copies = [(n, nn.Parameter(torch.zeros_like(p))) for n, p in trained.items()]
@@ -331,7 +325,7 @@ class _Block:
         started_s = time.perf_counter()
         result = action()
         synchronize(self._device)
-        self._seconds.setdefault(name, []).append(time.perf_counter() - started_s)
+        self.seconds.setdefault(name, []).append(time.perf_counter() - started_s)
         return result
 
 

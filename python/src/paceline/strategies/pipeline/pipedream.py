@@ -128,25 +128,22 @@ class StreamStage(StageLayers):
             else:
                 self.backward(action.micro_batch, timer)
         if batch.is_last:
-            self._drain(batch.step + 1, timer)
+            self.drain(batch.step + 1, timer)
         self.stash.use_current()
         timer.ended("backward")
         return timer.result(self._taken_loss_sum())
-
-    def drain(self, steps: int) -> None:
-        """Finish all micro-batches of the steps so far."""
-        self._drain(steps, StageTimer(CPU))
-        self.stash.use_current()
 
     def begin_after(self, steps: int) -> None:
         """Begin as after a drain, with the weights after so many steps."""
         self._drained_before = self.stash.version = steps * self._micro_batches
 
-    def _drain(self, steps: int, timer: StageTimer) -> None:
+    def drain(self, steps: int, timer: StageTimer) -> None:
+        """Finish all micro-batches of the steps so far."""
         end = steps * self._micro_batches
         for action in drain_actions(self._ahead, end, drained_before=self._drained_before):
             self.backward(action.micro_batch, timer)
         self._drained_before = end
+        self.stash.use_current()
 
     def take_rows(self) -> list[UpdateRow]:
         """Return the rows of the updates since the last call."""
@@ -249,7 +246,7 @@ class PipeDreamStrategy(PipelineStrategy):
 
     def settle(self) -> None:
         """Finish the micro-batches in flight. The next step begins as the first one does."""
-        self._stream.drain(self._steps)
+        self._stream.drain(self._steps, StageTimer(CPU))
 
     def restore(self, saved: SavedState) -> None:
         self._steps = saved.steps

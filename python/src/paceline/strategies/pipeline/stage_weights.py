@@ -93,6 +93,7 @@ class StageWeights:
         """layout: layout of the stage alone. parameters: the stage's parameters, equal on all
         replicas; their memory moves. shared: the stage's part of the node's weights, shape
         (layout.elements,). device: device of a separate copy; None for no copy."""
+        self.elements = layout.elements
         self._layout = layout
         self._parameters = parameters
         self._shared = shared
@@ -115,19 +116,6 @@ class StageWeights:
                 mine.write(name, gradient)
         self.replicas.synchronise()
         self.shard.reduce(own, [partial(self._gradient_of, replica) for replica in others])
-
-    def step(self, squared_norm: float | None = None) -> None:
-        """Step the optimiser; afterwards all replicas have the new weights.
-
-        squared_norm: of the gradient of the whole model; needed if the task clips gradients.
-        """
-        self.shard.step(squared_norm)
-        self.exchange()
-
-    @property
-    def elements(self) -> int:
-        """Elements of the stage's weights."""
-        return self._layout.elements
 
     def exchange(self) -> None:
         """Give the other replicas of the stage the shards of this one, and take theirs."""
@@ -247,12 +235,12 @@ class ModelState:
     def __init__(self, shared: SharedNode, model: nn.Module, stage: Layers) -> None:
         """stage: the layers of this worker. Collective over the node."""
         buffers = persistent_buffers(model)
-        sizes = {name: whole_lines(b.numel() * b.element_size()) for name, b in buffers.items()}
+        sizes = {name: whole_lines(b.nbytes) for name, b in buffers.items()}
         memory = torch.from_numpy(shared.memory("buffers", max(1, sum(sizes.values()))))
         self._buffers: dict[str, Tensor] = {}
         start = 0
         for name, buffer in buffers.items():
-            part = memory[start : start + buffer.numel() * buffer.element_size()]
+            part = memory[start : start + buffer.nbytes]
             self._buffers[name] = part.view(buffer.dtype).view(buffer.shape)
             start += sizes[name]
         names = {id(buffer): name for name, buffer in buffers.items()}

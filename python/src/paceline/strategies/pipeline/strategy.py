@@ -163,7 +163,8 @@ class PipelineStrategy(ShardedStrategy):
         device: torch.device,
     ) -> None:
         """Move the stage's weights into shared memory, and free those of other stages."""
-        shared, names = self._running(), ownership.owned
+        shared, names = self._shared, ownership.owned
+        assert shared is not None, "prepare has opened it"
         self._tied = TiedGradients(shared, ownership, dict(parameters), place)
         # In the order of the stages, so that each has consecutive memory.
         self._layout = FlatLayout.of((n, parameters[n]) for stage in names for n in stage)
@@ -208,7 +209,8 @@ class PipelineStrategy(ShardedStrategy):
         return replace(passed, comm_s=time.perf_counter() - ready_s, comm_ready_unix_s=ready_unix_s)
 
     def step(self) -> None:
-        self._weights.step(self._squared_norm())
+        self._weights.shard.step(self._squared_norm())
+        self._weights.exchange()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights in shared memory, and the buffers of all stages."""

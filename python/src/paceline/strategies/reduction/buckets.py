@@ -34,7 +34,7 @@ class Buckets:
         future for which DDP is to wait (DDP communication hook)."""
         self.ready = self._stopwatch.mark()
         buffer = bucket.buffer()
-        self._current.append(buffer.numel() * buffer.element_size())
+        self._current.append(buffer.nbytes)
         if bucket.is_last():
             self.sizes_bytes, self._current = self._current, []
         summed = self.gradient_sum.start(bucket)

@@ -149,7 +149,8 @@ def choose(shapes: Mapping[str, FactorShape], context: ChoiceContext) -> FactorC
     """
     setting = context.setting
     by_bytes = _choices(shapes, context, None)
-    may_send = setting == "always" or (setting == "auto" and any(map(_saves_bytes, by_bytes)))
+    saves_bytes = any(c.factors.sent_bytes < c.all_reduce.sent_bytes for c in by_bytes)
+    may_send = setting == "always" or (setting == "auto" and saves_bytes)
     if not shapes or not may_send:
         return FactorChoice(setting=setting, layers=by_bytes)
     linear = [shape for shape in shapes.values() if isinstance(shape, LinearShape)]
@@ -188,10 +189,6 @@ def _choices(
             LayerChoice(layer=name, all_reduce=reduced, factors=gathered, sends_factors=sends)
         )
     return tuple(found)
-
-
-def _saves_bytes(choice: LayerChoice) -> bool:
-    return choice.factors.sent_bytes < choice.all_reduce.sent_bytes
 
 
 def measure(

@@ -229,7 +229,7 @@ class _GatheredFactor:
         own[len(kept) :].zero_()
         everyone = self._all[: self._ranks * self._rows]
         self.work = all_gather_single(everyone, own, group=self._group, async_op=True)
-        return own.numel() * own.element_size()
+        return own.nbytes
 
     def wait(self) -> Tensor:
         assert self.work is not None, "the caller has checked it"

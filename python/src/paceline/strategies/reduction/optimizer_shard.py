@@ -189,5 +189,4 @@ def shard_of(layout: FlatLayout, gradients: Mapping[str, Tensor], shard: Paramet
     """
     if shard.name not in gradients:
         raise no_gradient(shard.name)
-    flat = layout.in_storage_order(shard.name, gradients[shard.name])
-    return flat[shard.start : shard.stop]
+    return layout.part(shard, gradients[shard.name])

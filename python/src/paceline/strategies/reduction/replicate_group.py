@@ -26,24 +26,6 @@ from paceline.transports.compression.bucket import FlatBucket, GradientSum, pack
 from paceline.transports.compression.choose import create_sum
 
 
-def join_replicate_group(
-    context: RankContext, peers: RankGroups, limit_s: float
-) -> dist.ProcessGroup | None:
-    """Return this rank's replicate group; None on a single node.
-
-    Collective over all ranks: torch requires every rank to create every group in the same order.
-    limit_s: limit of each wait. Raises EnvironmentLacks if nodes have different numbers of ranks.
-    """
-    own = None
-    for ranks in group_by_local_rank(_places(context, peers, limit_s)):
-        group = (
-            dist.new_group(ranks, timeout=timedelta(seconds=limit_s)) if len(ranks) > 1 else None
-        )
-        if context.rank in ranks:
-            own = group
-    return own
-
-
 def group_by_local_rank(places: Mapping[int, tuple[int, int]]) -> list[list[int]]:
     """Return the ranks of each local rank, ordered by node.
 
@@ -83,13 +65,22 @@ class ReplicateGroup:
 
     @classmethod
     def join(cls, trial: Trial, context: RankContext, peers: RankGroups) -> ReplicateGroup:
-        """Return the replicate group of this rank; collective.
+        """Return the replicate group of this rank; collective over all ranks: torch requires every
+        rank to create every group in the same order.
 
         Raises EnvironmentLacks if nodes have different numbers of ranks.
         """
         if trial.placement.nodes == 1:
             return cls(trial)
-        return cls(trial, join_replicate_group(context, peers, trial.limits.collective_s))
+        limit_s = trial.limits.collective_s
+        own: dist.ProcessGroup | None = None
+        for ranks in group_by_local_rank(_places(context, peers, limit_s)):
+            group = None
+            if len(ranks) > 1:
+                group = dist.new_group(ranks, timeout=timedelta(seconds=limit_s))
+            if context.rank in ranks:
+                own = group
+        return cls(trial, own)
 
     def all_reduce(self, gradients: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
         """Sum each gradient in place; all ranks of the group pass the same ones in every step.
@@ -99,7 +90,7 @@ class ReplicateGroup:
         """
         if self._trial is None:
             return
-        self._sizes_bytes = [g.numel() * g.element_size() for g in gradients]
+        self._sizes_bytes = [g.nbytes for g in gradients]
         if self._gradient_sum is None:
             all_reduce_tensors(gradients, self.group)
             return

@@ -11,7 +11,7 @@ from paceline.strategies.reduction.factor_exchange import NodeFactors
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
-from paceline.training.loss_scale import LOSS_SCALE, LossScale, unscaled
+from paceline.training.loss_scale import LOSS_SCALE, LossScale
 from paceline.training.pass_communication import Total
 from paceline.training.state import RankState, SavedState, restore_buffers
 from paceline.training.strategy import LocalStrategy
@@ -34,14 +34,10 @@ class ShardedStrategy(LocalStrategy):
         self._node_factors: NodeFactors
         self._saves_shards = True  # whether this node is the first; all nodes have the same
         self._saves_buffers = True  # whether this is the first rank with its layers
-        self._scale: LossScale | None = None  # of the gradients, under fp16
+        self._scale = LossScale(is_used=False)  # of the gradients
 
     def _wait_for_node(self) -> None:
         """Wait for the other ranks of the node."""
-
-    def _running(self) -> SharedNode:
-        assert self._shared is not None, "prepare comes first"
-        return self._shared
 
     def _sum_over_nodes(self) -> None:
         """Sum the shards over the replicate group, except for those computed from factors.
@@ -56,7 +52,7 @@ class ShardedStrategy(LocalStrategy):
 
     def _squared_norm(self) -> float | None:
         """Return the squared norm of the whole gradient; None if no update depends on it."""
-        if self._task.clip_norm is None and self._scale is None:
+        if self._task.clip_norm is None and not self._scale.is_used:
             return None
         own = sum(shard.squared_norm() for shard in self._shards)
         if self._total_of_node is None:
@@ -74,7 +70,7 @@ class ShardedStrategy(LocalStrategy):
             shard.copy_gradients_to(whole[self._own_elements])
         self._wait_for_node()
         found = {name: self._layout.view(whole, name) for name in self._layout.names}
-        return unscaled(found, self._scale)
+        return self._scale.unscaled(found)
 
     def rank_state(self) -> RankState:
         """Return the shards of this rank on the first node; all nodes have the same."""
@@ -84,8 +80,7 @@ class ShardedStrategy(LocalStrategy):
                 shard.add_to(state)
             if self._saves_buffers:
                 state.add_buffers(self.buffers_of_replicas()[0])
-                if self._scale is not None:
-                    state.values[LOSS_SCALE] = self._scale.state
+                state.values.update(self._scale.state)
         return state
 
     def restore(self, saved: SavedState) -> None:
@@ -93,13 +88,12 @@ class ShardedStrategy(LocalStrategy):
             shard.restore(saved)
         for buffers in self.buffers_of_replicas():
             restore_buffers(buffers, saved)
-        if self._scale is not None:
-            self._scale.restore(saved.value(LOSS_SCALE))
+        self._scale.restore(saved.value(LOSS_SCALE))
         self._wait_for_node()
 
     def describe(self) -> StrategyResult:
         found = self._node_factors.with_traffic(self._replicate_group.describe())
-        return found if self._scale is None else {**found, **self._scale.describe()}
+        return {**found, **self._scale.describe()}
 
     def close(self, *, failed: bool) -> None:
         self._replicate_group.close(failed=failed)

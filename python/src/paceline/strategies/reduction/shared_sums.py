@@ -1,4 +1,4 @@
-"""Sums over the workers of a node: gradients in shared memory, and small vectors."""
+"""Sums over workers: gradients in the memory of a node, and small vectors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Self
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.node.shared_node import SharedNode
+from paceline.plan.trial import Trial
+from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard, shared_arrays
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
+from paceline.training.batch_norm import batch_norms, synchronise
+from paceline.training.pass_communication import PassCommunication
 
 
 class SharedGradients:
@@ -148,3 +153,24 @@ def shared_rows(shared: SharedNode, name: str, workers: int, width: int) -> NDAr
     """Return the memory of a SharedSum, which all processes of the node share; collective."""
     memory = shared.memory(name, 2 * 8 * workers * width)
     return memory.view(np.float64).reshape(2 * workers, width)
+
+
+def synchronise_ranks(
+    model: nn.Module, trial: Trial, communication: PassCommunication | None = None
+) -> PassCommunication | None:
+    """Let the batch normalisation of one replica per rank use the statistics of all ranks, if the
+    trial requests it; collective. See `batch_norm.synchronise`.
+
+    They have a process group of their own: compressed buckets, or a limit of buckets in flight, may
+    start sums of gradients at other times on each rank, so statistics could meet gradients.
+    """
+    statistics = trial.training.batch_norm
+    is_global = statistics == "global" and bool(batch_norms(model))
+    group = open_group(trial.limits.collective_s) if is_global else None
+
+    def total(values: Tensor) -> Tensor:
+        summed = values.clone()
+        dist.all_reduce(summed, group=group)
+        return summed
+
+    return synchronise(model, total, statistics, communication)

@@ -24,14 +24,13 @@ from paceline.errors import DataError, UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
-from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
+from paceline.strategies.reduction.shared_sums import synchronise_ranks
 from paceline.strategies.sharded.shards import ShardedTensor, gathered
 from paceline.strategies.sharded.units import find_units
 from paceline.torch_internals import all_gather_single, reduce_scatter_single
 from paceline.torch_internals.fsdp import AllGather, ReduceScatter
-from paceline.training.batch_norm import batch_norms, synchronise
-from paceline.training.loss_scale import LOSS_SCALE, LossScale, unscaled
+from paceline.training.loss_scale import LOSS_SCALE, LossScale
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import run_passes
@@ -51,8 +50,6 @@ from paceline.training.task import Task
 class FullyShardedStrategy(LocalStrategy):
     """One replica per rank, whose parameters lie on all ranks."""
 
-    shards_model = True
-
     def __init__(self) -> None:
         self._optimizer: TaskOptimizer | None = None  # None if this rank owns no row
         self._communication = PassCommunication()
@@ -71,7 +68,7 @@ class FullyShardedStrategy(LocalStrategy):
         self._is_first = context.is_first
         self._scale = LossScale.of(trial.training)
         _check(task, model)
-        self._synchronise_statistics()
+        synchronise_ranks(model, trial, self._communication)
         self._unit_bytes = self._shard(find_units(model, task.example_input()))
         named = {n: cast("DTensor", p) for n, p in trained_parameters(model).items()}
         self._shards = {name: ShardedTensor.of(name, p) for name, p in named.items()}
@@ -79,19 +76,6 @@ class FullyShardedStrategy(LocalStrategy):
         self._own = {n: nn.Parameter(s.own) for n, s in self._shards.items() if len(s.own)}
         if self._own:
             self._optimizer = TaskOptimizer(task, self._own.items(), self._scale)
-
-    def _synchronise_statistics(self) -> None:
-        """Let layers use the statistics of all ranks, in a group without other messages."""
-        training, limit_s = self._trial.training, self._trial.limits.collective_s
-        is_global = training.batch_norm == "global" and bool(batch_norms(self._model))
-        group = open_group(limit_s) if is_global else None
-
-        def total(values: Tensor) -> Tensor:
-            summed = values.clone()
-            all_reduce_tensors([summed], group)
-            return summed
-
-        synchronise(self._model, total, training.batch_norm, self._communication)
 
     def _shard(self, units: list[nn.Module]) -> list[int]:
         """Shard the units, and what is outside of them as one more. Return their bytes."""
@@ -122,7 +106,7 @@ class FullyShardedStrategy(LocalStrategy):
             batch,
             self._trial.training,
             communication=self._communication,
-            scale=1.0 if self._scale is None else self._scale.value,
+            scale=self._scale.value,
         )
         for name, sharded in self._sharded.items():
             if sharded.grad is None:
@@ -135,12 +119,11 @@ class FullyShardedStrategy(LocalStrategy):
         squared_norm = self._squared_norm()
         if self._optimizer is not None:
             self._optimizer.step(squared_norm)
-        if self._scale is not None and squared_norm is not None:
-            self._scale.update(squared_norm)
+        self._scale.update(squared_norm)
 
     def _squared_norm(self) -> float | None:
         """Return the squared norm of the whole gradient; None if no update depends on it."""
-        if self._task.clip_norm is None and self._scale is None:
+        if self._task.clip_norm is None and not self._scale.is_used:
             return None
         own = 0.0 if self._optimizer is None else self._optimizer.squared_norm()
         total = torch.tensor([own], dtype=torch.float64)
@@ -150,7 +133,7 @@ class FullyShardedStrategy(LocalStrategy):
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients, in the memory of a file."""
         own = {n: cast("DTensor", p.grad).to_local() for n, p in self._sharded.items()}
-        return gathered(self._shards, unscaled(own, self._scale))
+        return gathered(self._shards, self._scale.unscaled(own))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights, in the memory of a file."""
@@ -175,8 +158,7 @@ class FullyShardedStrategy(LocalStrategy):
             )
         if self._is_first:
             state.add_buffers(persistent_buffers(self._model))
-            if self._scale is not None:
-                state.values[LOSS_SCALE] = self._scale.state
+            state.values.update(self._scale.state)
         return state
 
     @torch.no_grad()
@@ -187,8 +169,7 @@ class FullyShardedStrategy(LocalStrategy):
         restore_buffers(persistent_buffers(self._model), saved)
         if self._optimizer is not None:
             restore_optimizer(self._optimizer, saved, self._own_part)
-        if self._scale is not None:
-            self._scale.restore(saved.value(LOSS_SCALE))
+        self._scale.restore(saved.value(LOSS_SCALE))
 
     def _own_part(self, name: str, tensor: Tensor) -> Tensor:
         """Return this rank's rows of an optimiser's saved tensor."""
@@ -201,8 +182,7 @@ class FullyShardedStrategy(LocalStrategy):
         return shard.rows_of(tensor).contiguous()
 
     def describe(self) -> StrategyResult:
-        found: StrategyResult = {"unit_bytes": self._unit_bytes}
-        return found if self._scale is None else {**found, **self._scale.describe()}
+        return {"unit_bytes": self._unit_bytes, **self._scale.describe()}
 
     def close(self, *, failed: bool) -> None:
         """Do nothing: the process group belongs to the transport."""

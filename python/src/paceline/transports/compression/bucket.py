@@ -85,7 +85,7 @@ class Meter:
 
     def count(self, bucket: Bucket, sent_bytes: float | None = None) -> None:
         """Count a bucket. sent_bytes: None means those of an uncompressed all-reduce."""
-        whole = all_reduce_bytes(bytes_of(bucket.buffer()), self._ranks)
+        whole = all_reduce_bytes(bucket.buffer().nbytes, self._ranks)
         self._sent += whole if sent_bytes is None else sent_bytes
         self._uncompressed += whole
         if bucket.is_last():
@@ -100,10 +100,6 @@ class Meter:
             "sent_bytes_per_step": round(sent),
             "uncompressed_bytes_per_step": round(uncompressed),
         }
-
-
-def bytes_of(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def only_tensor(future: torch.futures.Future[Sequence[Tensor]]) -> Tensor:

@@ -17,7 +17,7 @@ again. So two ranks use this variant.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,6 @@ from paceline.transports.compression.bucket import (
     Residuals,
     all_gather,
     all_to_all,
-    bytes_of,
 )
 
 BLOCK = 256  # elements that share a scale, which takes 4 bytes
@@ -105,21 +104,11 @@ class Blockwise:
         return {"block": self.block}
 
 
-class Codec(Protocol):
-    """Encodes float32 numbers as fewer bytes. Encoding twice gives the same bytes."""
-
-    name: str
-    block: int  # the number of elements of a part is a multiple of this
-    feeds_back: bool  # whether the error is added to the next step (error feedback)
-
-    def encode(self, parts: Tensor) -> Tensor:
-        """Encode parts of shape (m, elements), each by itself. Return uint8 of shape (m, bytes)."""
-
-    def decode(self, encoded: Tensor) -> Tensor:
-        """Return a new tensor of shape (m, elements)."""
-
-    def describe(self) -> CompressionResult:
-        """Return the settings."""
+# Encodes float32 numbers as fewer bytes; encoding twice gives the same bytes. `encode` takes parts
+# of shape (m, elements), each by itself, and returns uint8 of shape (m, bytes); `decode` returns a
+# new tensor of shape (m, elements). block: the number of elements of a part is a multiple of this.
+# feeds_back: whether the error is added to the next step (error feedback).
+Codec = Half | Blockwise
 
 
 class CodecCompressor:
@@ -149,7 +138,7 @@ class CodecCompressor:
         for other in others:
             first += other
         flat.copy_(first[: flat.numel()])
-        return all_gather_bytes(bytes_of(encoded), self._ranks)
+        return all_gather_bytes(encoded.nbytes, self._ranks)
 
     def _sum_parts(self, flat: Tensor, residual: Tensor | None) -> float:
         encoded = self._codec.encode(self._parts(flat, self._ranks))
@@ -160,9 +149,8 @@ class CodecCompressor:
             self._keep(residual, flat, encoded, total - self._codec.decode(own))
         gathered = all_gather(own.view(-1), self._group)
         flat.copy_(self._codec.decode(gathered).view(-1)[: flat.numel()])
-        return exchange_bytes(bytes_of(encoded), self._ranks) + all_gather_bytes(
-            bytes_of(own), self._ranks
-        )
+        sent = exchange_bytes(encoded.nbytes, self._ranks)
+        return sent + all_gather_bytes(own.nbytes, self._ranks)
 
     def describe(self) -> CompressionResult:
         return {**self._codec.describe(), "error_feedback": self._codec.feeds_back}

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_s
 
 from paceline.costs.link_cost import all_reduce_bytes
 from paceline.records.communication import CompressionResult
-from paceline.transports.compression.bucket import Bucket, Numbers, bytes_of
+from paceline.transports.compression.bucket import Bucket, Numbers
 from paceline.transports.work import PendingWork
 
 # DistributedDataParallel rebuilds its buckets after the first step, and the hook keeps its state by
@@ -83,7 +83,7 @@ class _Blocking(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
                 self._inner.allreduce(tensors, opts).wait()
             except Exception as error:  # noqa: BLE001  (raised by the caller of the hook)
                 self.failure = error
-        self.sent_bytes += sum(all_reduce_bytes(bytes_of(t), self._ranks) for t in tensors)
+        self.sent_bytes += sum(all_reduce_bytes(t.nbytes, self._ranks) for t in tensors)
         ended = PendingWork("allreduce", self._rank, 0.0, tensors)
         ended.finish()
         return ended

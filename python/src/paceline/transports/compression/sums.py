@@ -62,7 +62,7 @@ class InFlight:
             devices=None if buffer.is_cpu else [buffer.device]
         )
         # Only a chained future raises an error as such (set_exception stores it as a value).
-        chained: torch.futures.Future[Tensor] = summed.then(_value)
+        chained: torch.futures.Future[Tensor] = summed.then(lambda future: future.value())
         with self._lock:
             self._waiting.append((bucket, summed))
         self._start_waiting()
@@ -108,10 +108,6 @@ class InFlight:
         future.then(ended)
 
 
-def _value(future: torch.futures.Future[Tensor]) -> Tensor:
-    return future.value()
-
-
 _CLOSE_LIMIT_S = 10.0
 _ABORT_LIMIT_S = 0.5
 
@@ -147,10 +143,7 @@ class CompressedSum:
         return summed
 
     def describe(self) -> StrategyResult:
-        method: CompressionResult = {
-            "method": self._compressor.name,
-            **self._compressor.describe(),
-        }
+        method: CompressionResult = {"method": self._compressor.name, **self._compressor.describe()}
         return {"compression": method, **self._meter.describe()}
 
     def close(self, *, failed: bool) -> None:

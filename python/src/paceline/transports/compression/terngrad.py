@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from paceline.costs.link_cost import all_gather_bytes
 from paceline.records.communication import CompressionResult
-from paceline.transports.compression.bucket import Bucket, Numbers, all_gather, bytes_of
+from paceline.transports.compression.bucket import Bucket, Numbers, all_gather
 
 CLIP = 2.5  # standard deviations, the paper's constant
 _PER_BYTE = 4
@@ -56,7 +56,7 @@ class TernGrad:
         scales, codes = self._ternary(bucket)
         own = torch.cat([scales.view(torch.uint8), pack(codes)])
         gathered = all_gather(own, self._group)
-        head = bytes_of(scales)
+        head = scales.nbytes
         sizes = [g.numel() for g in gradients]
         flat.zero_()
         for sent in gathered:
@@ -67,7 +67,7 @@ class TernGrad:
                 total.add_(part, alpha=scale)
         if bucket.is_last():
             self._step += 1
-        return all_gather_bytes(bytes_of(own), self._ranks)
+        return all_gather_bytes(own.nbytes, self._ranks)
 
     def describe(self) -> CompressionResult:
         return {"clip_standard_deviations": self._clip, "error_feedback": False}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.costs.link_cost import all_gather_bytes
 from paceline.records.communication import CompressionResult
-from paceline.transports.compression.bucket import Bucket, Numbers, Residuals, all_gather, bytes_of
+from paceline.transports.compression.bucket import Bucket, Numbers, Residuals, all_gather
 
 _SAMPLE_STRIDE = 101  # prime: no row length of a layer is a multiple of it
 _LEAST_SAMPLED = 100 * _SAMPLE_STRIDE  # fewer elements are ranked without a sample
@@ -52,7 +52,7 @@ class TopK:
         for sent in gathered.view(torch.float32):
             theirs, at = sent.split(count)
             flat.index_add_(0, at.view(torch.int32), theirs)
-        return all_gather_bytes(bytes_of(own), self._ranks)
+        return all_gather_bytes(own.nbytes, self._ranks)
 
     def describe(self) -> CompressionResult:
         return {"density": self._density, "error_feedback": True}

@@ -11,13 +11,7 @@ from torch import Tensor
 from paceline.transports.buffers import byte_view
 
 # MPI types that move elements of a given size. Bytes would exceed MPI's count limit sooner.
-_UNITS = {
-    1: MPI.BYTE,
-    2: MPI.INT16_T,
-    4: MPI.INT32_T,
-    8: MPI.INT64_T,
-    16: MPI.C_DOUBLE_COMPLEX,
-}
+_UNITS = {1: MPI.BYTE, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T, 16: MPI.C_DOUBLE_COMPLEX}
 _LARGEST_COUNT = 2**31 - 1  # elements: MPI counts and offsets are of type int
 
 

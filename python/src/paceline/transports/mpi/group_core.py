@@ -20,11 +20,7 @@ from torch import Tensor
 
 from paceline.errors import PacelineError
 from paceline.records.communication import TransportResult
-from paceline.torch_internals import (
-    PrefixStore,
-    Store,
-    register_backend,
-)
+from paceline.torch_internals import PrefixStore, Store, register_backend
 from paceline.transports.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.all_reduce import AllReduce, CollectiveStatistics
 from paceline.transports.mpi.collectives import Collectives
@@ -85,7 +81,9 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         self._collectives: Collectives
         self._comm: MPI.Intracomm
         self._messages: MPI.Intracomm
-        self._register_devices()
+        devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        # No backend object: a group made in Python is its own backend.
+        register_backend(self, devices, dist.ProcessGroup.BackendType.CUSTOM, None)
         members = world_ranks or list(range(size))
         self._progress.submit("communicator", lambda: self._make_communicators(members), [])
         self.barrier().wait()
@@ -231,14 +229,6 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
             self._progress.close(limit_s)
             atexit.unregister(self.abort)
             self._messenger.close()
-
-    def _register_devices(self) -> None:
-        """Register the device types of this group where torch looks for backends.
-
-        No backend object is registered: a group made in Python is its own backend.
-        """
-        devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-        register_backend(self, devices, dist.ProcessGroup.BackendType.CUSTOM, None)
 
     def _make_communicators(self, members: list[int]) -> None:
         world = MPI.COMM_WORLD

@@ -45,9 +45,10 @@ class MessageCollectives:
 
     def __init__(self, comm: MPI.Comm, names: RankNames, limit_s: float) -> None:
         """names: names of the ranks of `comm`. limit_s: limit of every operation."""
-        self._messages = MessageChannels(comm, names, limit_s)
+        self._comm, self._names, self._limit_s = comm, names, limit_s
         self._rank, self._size = comm.rank, comm.size
         self._scratch: dict[int, NDArray[np.uint8]] = {}  # receive memory by channel
+        self._abandoned: list[Any] = []  # MPI may still write there
 
     def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc, algorithm: str) -> Traffic:
         """Reduce a flat array over all ranks in place; all ranks get bit-identical results.
@@ -92,10 +93,31 @@ class MessageCollectives:
         operation: str,
         memory: NDArray[Any],
     ) -> None:
-        """Distribute the chunks over channels, and run these to their ends."""
+        """Distribute the chunks over channels, and run these to their ends.
+
+        operation: its name for messages. memory: what MPI writes to, beside the scratch memory;
+        both are kept if it may still do so later.
+        """
         count = min(concurrent_chunks(algorithm), len(spans))
         channels = [channel_of(spans[channel::count], channel) for channel in range(count)]
-        self._messages.run(channels, operation, memory, self._scratch)
+        pending = [message for channel in channels for message in next(channel, [])]
+        deadline = time.monotonic() + self._limit_s
+        pause = AdaptivePause()
+        while pending:
+            try:
+                ended = set(MPI.Request.Testsome([message.request for message in pending]) or ())
+            except MPI.Exception as error:
+                raise PeerLost(self._explained(pending, operation, f"failed: {error}")) from error
+            if not ended and time.monotonic() > deadline:
+                self._abandoned += [pending, memory, self._scratch]
+                late = f"did not end within {self._limit_s:g} s (limits.collective_s)"
+                raise TimedOut(self._explained(pending, operation, late))
+            left = [message for index, message in enumerate(pending) if index not in ended]
+            busy = {message.channel for message in left}
+            done = sorted({pending[index].channel for index in ended} - busy)
+            pending = left + [message for number in done for message in next(channels[number], [])]
+            if pending:
+                pause.sleep(len(ended), len(left))
 
     def _start(
         self,
@@ -106,14 +128,15 @@ class MessageCollectives:
         traffic: Traffic,
     ) -> list[Message]:
         """Start the messages of a step. targets, sent: their bytes, in the order of the step."""
-        messages = [
-            self._messages.receive(target, receive.peer, channel)
-            for receive, target in zip(step.receives, targets, strict=True)
-        ]
-        messages += [
-            self._messages.send(part, send.peer, channel, traffic)
-            for send, part in zip(step.sends, sent, strict=True)
-        ]
+        messages = []
+        for receive, target in zip(step.receives, targets, strict=True):
+            request = self._comm.Irecv(target, receive.peer, channel)
+            messages.append(Message(request, channel, receive.peer, "receive from"))
+        for send, part in zip(step.sends, sent, strict=True):
+            traffic.messages += 1
+            traffic.bytes += part.nbytes
+            request = self._comm.Isend(part, send.peer, channel)
+            messages.append(Message(request, channel, send.peer, "send to"))
         return messages
 
     def _reduce_chunk(
@@ -153,6 +176,14 @@ class MessageCollectives:
                 targets.append(chunk[receive.span.slice])
         return targets
 
+    def _explained(self, pending: list[Message], operation: str, what: str) -> str:
+        missing = sorted({f"{message.verb} {self._names(message.peer)}" for message in pending})
+        own = self._names.world_ranks[self._rank]
+        return (
+            f"rank {own}: MPI {operation} {what}: still to {', '.join(missing)}; look at the other "
+            "ranks' logs"
+        )
+
 
 @lru_cache(maxsize=256)
 def _steps_of(algorithm: str, rank: int, size: int, length: int) -> tuple[Step, ...]:
@@ -179,62 +210,3 @@ class Message:
 
 # Yields the messages of a step; resumed when all of them have ended.
 Channel = Generator[list[Message], None, None]
-
-
-class MessageChannels:
-    """Starts and completes the messages of a communicator for one operation after the other.
-
-    Only one thread may use it, and all ranks run the same operations in the same order.
-    """
-
-    def __init__(self, comm: MPI.Comm, names: RankNames, limit_s: float) -> None:
-        """names: names of the ranks of `comm`. limit_s: limit of every operation."""
-        self._comm = comm
-        self._names = names
-        self._limit_s = limit_s
-        self._abandoned: list[Any] = []
-
-    def receive(self, target: NDArray[Any], peer: int, channel: int) -> Message:
-        """Start to receive an array of bytes."""
-        request = self._comm.Irecv(target, peer, channel)
-        return Message(request, channel, peer, "receive from")
-
-    def send(self, part: NDArray[Any], peer: int, channel: int, traffic: Traffic) -> Message:
-        """Start to send an array of bytes, and count it."""
-        traffic.messages += 1
-        traffic.bytes += part.nbytes
-        return Message(self._comm.Isend(part, peer, channel), channel, peer, "send to")
-
-    def run(self, channels: Sequence[Channel], operation: str, *memory: object) -> None:
-        """Run all channels to their ends. The number of a channel is its index.
-
-        operation: its name for messages. memory: what MPI writes to; kept if it may still do so
-        later. Raises TimedOut or, if MPI fails, PeerLost; both name the ranks that have not
-        answered.
-        """
-        pending = [message for channel in channels for message in next(channel, [])]
-        deadline = time.monotonic() + self._limit_s
-        pause = AdaptivePause()
-        while pending:
-            try:
-                ended = set(MPI.Request.Testsome([message.request for message in pending]) or ())
-            except MPI.Exception as error:
-                raise PeerLost(self._explained(pending, operation, f"failed: {error}")) from error
-            if not ended and time.monotonic() > deadline:
-                self._abandoned += [pending, memory]
-                late = f"did not end within {self._limit_s:g} s (limits.collective_s)"
-                raise TimedOut(self._explained(pending, operation, late))
-            left = [message for index, message in enumerate(pending) if index not in ended]
-            busy = {message.channel for message in left}
-            done = sorted({pending[index].channel for index in ended} - busy)
-            pending = left + [message for number in done for message in next(channels[number], [])]
-            if pending:
-                pause.sleep(len(ended), len(left))
-
-    def _explained(self, pending: list[Message], operation: str, what: str) -> str:
-        missing = sorted({f"{message.verb} {self._names(message.peer)}" for message in pending})
-        own = self._names.world_ranks[self._comm.rank]
-        return (
-            f"rank {own}: MPI {operation} {what}: still to {', '.join(missing)}; look at the other "
-            "ranks' logs"
-        )

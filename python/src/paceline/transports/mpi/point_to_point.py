@@ -58,7 +58,9 @@ class MpiMessage(PendingWork):
                 self._when_ended()
                 self.finish()
         except Exception as error:  # noqa: BLE001  (raised in the thread that waits for the work)
-            self.finish(self._failed(error))
+            failure = RankFailed(f"rank {self.rank}: {self.name} failed: {error}", self.rank)
+            failure.__cause__ = error
+            self.finish(failure)
         finally:
             self._asking.release()
         return self._ended.is_set()
@@ -94,11 +96,6 @@ class MpiMessage(PendingWork):
 
     def _source_rank(self) -> int:
         return int(self._status.Get_source())
-
-    def _failed(self, error: Exception) -> Exception:
-        failure = RankFailed(f"rank {self.rank}: {self.name} failed: {error}", self.rank)
-        failure.__cause__ = error
-        return failure
 
 
 class Messenger:

@@ -105,10 +105,7 @@ class MpiProcessGroup(GroupCore):
         return self._submit("broadcast", call, tensors, tensors)
 
     def allgather(
-        self,
-        output_tensors: list[list[Tensor]],
-        input_tensors: list[Tensor],
-        opts: Any = None,  # noqa: ARG002
+        self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], _opts: Any = None
     ) -> PendingWork:
         """Copy every rank's tensor to every rank, for each input; sizes may differ between
         ranks."""
@@ -132,10 +129,7 @@ class MpiProcessGroup(GroupCore):
         return self.all_gather_single_coalesced([output], [own], opts)
 
     def all_gather_single_coalesced(
-        self,
-        outputs: list[Tensor],
-        inputs: list[Tensor],
-        opts: Any = None,  # noqa: ARG002
+        self, outputs: list[Tensor], inputs: list[Tensor], _opts: Any = None
     ) -> PendingWork:
         """Call all_gather_single for each pair."""
 
@@ -164,10 +158,7 @@ class MpiProcessGroup(GroupCore):
         return self._submit("scatter", call, output_tensors, [own, *inputs])
 
     def alltoall(
-        self,
-        output_tensors: list[Tensor],
-        input_tensors: list[Tensor],
-        opts: Any = None,  # noqa: ARG002
+        self, output_tensors: list[Tensor], input_tensors: list[Tensor], _opts: Any = None
     ) -> PendingWork:
         """Exchange each rank's part of every rank's list."""
         call = partial(self._collectives.all_to_all, output_tensors, input_tensors)
@@ -179,7 +170,7 @@ class MpiProcessGroup(GroupCore):
         own: Tensor,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
-        opts: Any = None,  # noqa: ARG002
+        _opts: Any = None,
     ) -> PendingWork:
         """Do the same as alltoall with tensors split along their first dimension; equal parts
         without sizes.

@@ -5,7 +5,6 @@ Importing this initialises MPI, but not torch, which is imported only after a ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -85,7 +84,3 @@ class RankNames:
     def __call__(self, rank: int) -> str:
         """Return the name of a rank of the communicator, for example "rank 3 (host-b)"."""
         return f"rank {self.world_ranks[rank]} ({self.hosts[rank]})"
-
-    def format_ranks(self, ranks: Iterable[int]) -> str:
-        """Return the world ranks of the given ranks as text, for example "1, 3"."""
-        return ", ".join(str(self.world_ranks[rank]) for rank in ranks)
