@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from tests.support.checkpoints import read_checkpoint, save_part
 from tests.support.mock_gpu import COMPILE_LIMIT_S, NAME
-from tests.support.trials import rank_context
+from tests.support.trials import changed, rank_context
 from tests.unit.strategies import own_models
 from tests.unit.strategies.own_models import resnet_trial
 from tests.unit.strategies.own_training import (
@@ -38,7 +38,6 @@ from tests.unit.strategies.pipeline.node import (
 )
 
 from paceline.data.reading import Batch
-from paceline.plan.trial import Trial
 from paceline.rank.evaluation import EvaluationModel
 from paceline.strategies import create_strategy
 from paceline.strategies.pipeline import partition
@@ -220,9 +219,7 @@ def test_processes_sum_batch_statistics_on_their_devices(mock_gpu, tmp_path):
 
 
 def test_local_sgd_trains_as_on_the_cpu(mock_gpu, tmp_path):
-    rows = flat(trial_of(**TRIALS["processes-2"])).model_dump()
-    rows["strategy_options"] = {"averaging": {"period_steps": 2}}
-    trial = Trial.model_validate(rows)
+    trial = changed(flat(trial_of(**TRIALS["processes-2"])), averaging={"period_steps": 2})
     on_cpu = train_ranks(mock_gpu, trial, [8, 7, 8, 8], tmp_path)
     on_device = train_ranks(mock_gpu, on_gpu(trial), [8, 7, 8, 8], tmp_path)
     for (_, found), (_, wanted) in zip(on_device, on_cpu, strict=True):
