@@ -20,21 +20,10 @@ class PeerThatLeaves:
     def take(self, index: int, wait_s: float) -> bool:
         if not self._waited:
             self._waited = True
-            self._peer.announce_leave()
+            PeerMonitor(1, {}, self._states, no_losses(), limit_s=1.0).announce_leave()
             return False
         self._posts -= 1
         return self._posts >= 0
-
-    @property
-    def _peer(self) -> PeerMonitor:
-        return PeerMonitor(1, {}, self._states, no_losses(), limit_s=1.0)
-
-
-class NothingPosted:
-    """Semaphores to which nobody posts."""
-
-    def take(self, index: int, timeout_s: float) -> bool:
-        return False
 
 
 def no_losses() -> NDArray[np.uint8]:
@@ -59,8 +48,9 @@ def test_a_peer_may_leave_after_it_has_posted(posts: int) -> None:
 
 
 def _message(monitor: PeerMonitor, awaited: list[int]) -> str:
+    never_posted = SimpleNamespace(take=lambda *_: False)
     with pytest.raises(PeerLost) as raised:
-        monitor.take(NothingPosted(), 0, lambda: awaited, time.monotonic() + 5.0, lambda: "")
+        monitor.take(never_posted, 0, lambda: awaited, time.monotonic() + 5.0, lambda: "")
     return str(raised.value)
 
 

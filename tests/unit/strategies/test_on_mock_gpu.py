@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.checkpoints import read_checkpoint, save_part
 from tests.support.mock_gpu import COMPILE_LIMIT_S, NAME
-from tests.support.trials import rank_context
+from tests.support.trials import changed, rank_context
 from tests.unit.strategies import own_models
 from tests.unit.strategies.own_models import resnet_trial
 from tests.unit.strategies.own_training import (
@@ -39,15 +38,12 @@ from tests.unit.strategies.pipeline.node import (
 )
 
 from paceline.data.reading import Batch
-from paceline.plan.trial import Trial
 from paceline.rank.evaluation import EvaluationModel
-from paceline.records.checkpoints import CheckpointFolder
 from paceline.strategies import create_strategy
 from paceline.strategies.pipeline import partition
 from paceline.training import passes
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.devices import use_device
-from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.transports import buffers, gloo_group
 from paceline.transports.bucket_settings import CompressionSettings, GradientOptions
 
@@ -223,9 +219,7 @@ def test_processes_sum_batch_statistics_on_their_devices(mock_gpu, tmp_path):
 
 
 def test_local_sgd_trains_as_on_the_cpu(mock_gpu, tmp_path):
-    rows = flat(trial_of(**TRIALS["processes-2"])).model_dump()
-    rows["strategy_options"] = {"averaging": {"period_steps": 2}}
-    trial = Trial.model_validate(rows)
+    trial = changed(flat(trial_of(**TRIALS["processes-2"])), averaging={"period_steps": 2})
     on_cpu = train_ranks(mock_gpu, trial, [8, 7, 8, 8], tmp_path)
     on_device = train_ranks(mock_gpu, on_gpu(trial), [8, 7, 8, 8], tmp_path)
     for (_, found), (_, wanted) in zip(on_device, on_cpu, strict=True):
@@ -294,21 +288,18 @@ def test_evaluation_gives_the_values_of_the_cpu(mock_gpu):
 def save_and_restore(trial, folder):
     """Save the state after the second step, and restore it after the last one."""
     ranks = trial.placement.ranks_per_node
-    files, saved = CheckpointFolder(folder), threading.Barrier(ranks)
-    position = Position(steps=2, task_sha256="a", replicas=1)
+    before, saved = {}, threading.Barrier(ranks)
 
     def after_step(strategy, context, _peers, step):
         if step == 1:
-            parts = partial(write_state, state=strategy.rank_state(), position=position)
-            files.write(2, context.rank, ranks, lambda file: deque(parts(file), maxlen=0))
+            save_part(folder, strategy.rank_state(), context.rank, ranks, steps=2)
             before[context.rank] = copied(strategy.state_dict())
             saved.wait(LIMIT_S)
         elif step == len(SIZES) - 1:
             assert distance(copied(strategy.state_dict()), before[context.rank]) > 0
-            strategy.restore(StateFiles(files.complete()[0]))
+            strategy.restore(read_checkpoint(folder))
             assert distance(copied(strategy.state_dict()), before[context.rank]) == 0
 
-    before = {}
     train(on_gpu(trial), SIZES, after_step=after_step)
 
 

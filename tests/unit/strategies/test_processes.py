@@ -36,11 +36,9 @@ def run_ranks(forks, tmp_path):
             process.kill()
 
 
-def test_failing_process_ends_the_others_at_once(make_strategy_trial, run_ranks):
-    trial = make_strategy_trial("processes", 1)
-    counts = {"ranks_per_node": RANKS, "replicas_per_node": RANKS}
-    placement = trial.placement.model_copy(update=counts)
-    ends = run_ranks(trial.model_copy(update={"transport": "shared", "placement": placement}))
+def test_failing_process_ends_the_others_at_once(run_ranks):
+    trial = trial_of(**TRIALS["processes-3"], task="", dropout=False, global_batch=12)
+    ends = run_ranks(trial)
     # Waiting out their own limit would end the others with TimedOut.
     assert ends[1][0] == "ZeroDivisionError"
     assert [ends[0][0], ends[2][0]] == ["PeerLost", "PeerLost"]

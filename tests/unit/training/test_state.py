@@ -1,14 +1,13 @@
 """The state of a training: whole tensors from the parts of any layout, from files nobody trusts."""
 
 import json
-from functools import partial
 
 import pytest
 import torch
+from tests.support.checkpoints import read_checkpoint, save_part
 from torch import nn
 
 from paceline.errors import DataError, UsageError
-from paceline.records.checkpoints import CheckpointFolder
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.state import (
     Elements,
@@ -17,18 +16,14 @@ from paceline.training.state import (
     restore_model,
     restore_optimizer,
 )
-from paceline.training.state_files import Position, StateFiles, write_state
+from paceline.training.state_files import StateFiles
 from paceline.training.task import Task, TaskSettings
 
-POSITION = Position(steps=3, task_sha256="a", replicas=1)
 
-
-def saved(tmp_path, *states, position=POSITION):
-    folder = CheckpointFolder(tmp_path)
+def saved(tmp_path, *states, **position):
     for rank, state in enumerate(states):
-        parts = partial(write_state, state=state, position=position)
-        folder.write(position.steps, rank, len(states), lambda file, parts=parts: list(parts(file)))
-    return StateFiles(folder.complete()[0])
+        save_part(tmp_path, state, rank, len(states), **position)
+    return read_checkpoint(tmp_path)
 
 
 def part(tensor, start, stop, name="weights/w"):
@@ -142,7 +137,7 @@ def test_replicas_get_their_own_state_or_the_mean(tmp_path):
         state = RankState()
         state.add_whole(f"replica/{replica}/optimizer/w/m", torch.full((2,), float(replica)))
         states.append(state)
-    files = saved(tmp_path, *states, position=POSITION.model_copy(update={"replicas": 2}))
+    files = saved(tmp_path, *states, replicas=2)
     assert files.names("optimizer/w/") == ["m"]
     assert files.of_replica(1, 2).tensor("optimizer/w/m").tolist() == [1.0, 1.0]
     assert files.of_replica(1, 3).tensor("optimizer/w/m").tolist() == [0.5, 0.5]

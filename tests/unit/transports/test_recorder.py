@@ -28,10 +28,7 @@ def test_operations_are_numbered_by_group_and_written_on_flush(tmp_path: Path) -
     file = tmp_path / "communication.jsonl"
     with recording(file) as used:
         assert is_recording()
-        first, other = (
-            begin_operation("0", 2, "allreduce", 8),
-            begin_operation("1", 2, "allreduce", 8),
-        )
+        first, other = (begin_operation(group, 2, "allreduce", 8) for group in ("0", "1"))
         second = begin_operation("0", 2, "broadcast", 4)
         second.start()
         second.end()
@@ -68,13 +65,8 @@ def test_payload_is_of_all_tensors() -> None:
 
 
 @pytest.fixture
-def group(tmp_path: Path):
-    dist.init_process_group(
-        process_group.BACKEND,
-        store=dist.FileStore(str(tmp_path / "store"), 1),
-        rank=0,
-        world_size=1,
-    )
+def group():
+    dist.init_process_group(process_group.BACKEND, store=dist.HashStore(), rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
 

@@ -173,7 +173,10 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Wait until every rank has called this."""
         if self._levels.hosts > 1:
             return self._by_gloo("barrier", opts)
-        call = partial(self._levels.host.synchronise, "barrier")
+
+        def call() -> None:  # the host is asked when it is its turn: an abort may come before
+            self._levels.host.synchronise("barrier")
+
         return self._submit("barrier", call, [], [], opts)
 
     # Names of these operations before torch 2.13, which some callers still use.

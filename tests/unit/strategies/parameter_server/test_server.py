@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
+from tests.support.checkpoints import read_checkpoint, save_part
 from torch import nn
 
 from paceline.errors import RankFailed
@@ -20,24 +19,14 @@ RATE = 0.5
 START = [1.0, 2.0, 3.0]
 
 
-@pytest.fixture
-def make_shard():
-    def make(workers=2, *, synchronous=False, bound_steps=None):
-        parameter = nn.Parameter(torch.tensor(START))
-        layout = FlatLayout.of([("w", parameter)])
-        flat = torch.zeros(layout.elements)
-        layout.bind({"w": parameter}, flat, copy=True)
-        shards = layout.shards(1)[0]
-        task = Task(TaskSettings(learning_rate=RATE, momentum=0.0))
-        return ServerShard(
-            layout, shards, flat, task, rank=0, workers=workers,
-            options=ParameterServerOptions(
-                update_mode="synchronous" if synchronous else "asynchronous",
-                staleness_bound_steps=bound_steps,
-            ),
-        )  # fmt: skip
-
-    return make
+def make_shard(update_mode="asynchronous", bound_steps=None):
+    parameter = nn.Parameter(torch.tensor(START))
+    layout = FlatLayout.of([("w", parameter)])
+    flat = torch.zeros(layout.elements)
+    layout.bind({"w": parameter}, flat, copy=True)
+    task = Task(TaskSettings(learning_rate=RATE, momentum=0.0))
+    options = ParameterServerOptions(update_mode=update_mode, staleness_bound_steps=bound_steps)
+    return ServerShard(layout, layout.shards(1)[0], flat, task, rank=0, workers=2, options=options)
 
 
 def push(shard, worker, step, gradient=1.0, *, sequence=None, version=0, share=0.5):
@@ -55,14 +44,14 @@ def test_request_arrives_as_it_was_sent():
     assert Request.decoded(request.encoded()) == request
 
 
-def test_asynchronous_update_is_applied_at_once(make_shard):
+def test_asynchronous_update_is_applied_at_once():
     shard = make_shard()
     push(shard, 0, 0, gradient=1.0)
     assert shard.weights.tolist() == [v - RATE for v in START]
     assert shard.version == 1
 
 
-def test_staleness_is_the_number_of_updates_since_the_fetch(make_shard):
+def test_staleness_is_the_number_of_updates_since_the_fetch():
     shard = make_shard()
     push(shard, 0, 0)
     push(shard, 0, 1, version=1)
@@ -74,8 +63,8 @@ def test_staleness_is_the_number_of_updates_since_the_fetch(make_shard):
     assert shard.take_rows() == []
 
 
-def test_synchronous_update_waits_for_all_workers_and_is_one_step(make_shard):
-    shard = make_shard(synchronous=True)
+def test_synchronous_update_waits_for_all_workers_and_is_one_step():
+    shard = make_shard("synchronous")
     push(shard, 1, 0, gradient=1.0)
     assert shard.weights.tolist() == START
     assert not shard.may_fetch(1)
@@ -86,21 +75,21 @@ def test_synchronous_update_waits_for_all_workers_and_is_one_step(make_shard):
     assert [row.staleness for row in shard.take_rows()] == [0, 0]
 
 
-def test_update_without_samples_changes_no_weights_and_counts(make_shard):
+def test_update_without_samples_changes_no_weights_and_counts():
     shard = make_shard()
     push(shard, 0, 0, gradient=0.0, share=0.0)
     assert shard.weights.tolist() == START
     assert shard.clocks == [1, 0]
 
 
-def test_lost_update_is_detected_by_the_next_one(make_shard):
+def test_lost_update_is_detected_by_the_next_one():
     shard = make_shard()
     push(shard, 1, 0)
     with pytest.raises(RankFailed, match="update 1 of rank 1 was lost"):
         push(shard, 1, 2)
 
 
-def test_lost_last_update_is_detected_by_the_next_request(make_shard):
+def test_lost_last_update_is_detected_by_the_next_request():
     shard = make_shard()
     push(shard, 1, 0)
     shard.advance(1, 1, pushed=1)
@@ -108,7 +97,7 @@ def test_lost_last_update_is_detected_by_the_next_request(make_shard):
         shard.advance(1, 2, pushed=2)
 
 
-def test_repeated_update_is_detected_and_not_applied(make_shard):
+def test_repeated_update_is_detected_and_not_applied():
     shard = make_shard()
     push(shard, 1, 0)
     weights = shard.weights.clone()
@@ -117,7 +106,7 @@ def test_repeated_update_is_detected_and_not_applied(make_shard):
     assert torch.equal(shard.weights, weights)
 
 
-def test_worker_beyond_the_bound_gets_no_weights_until_the_slowest_follows(make_shard):
+def test_worker_beyond_the_bound_gets_no_weights_until_the_slowest_follows():
     shard = make_shard(bound_steps=1)
     push(shard, 0, 0)
     assert shard.may_fetch(1 - 1)  # it has finished one step and may be one ahead
@@ -128,7 +117,7 @@ def test_worker_beyond_the_bound_gets_no_weights_until_the_slowest_follows(make_
     assert shard.slowest() == [1]
 
 
-def test_update_of_a_worker_that_did_not_wait_is_refused(make_shard):
+def test_update_of_a_worker_that_did_not_wait_is_refused():
     shard = make_shard(bound_steps=1)
     push(shard, 0, 0)
     push(shard, 0, 1)
@@ -136,39 +125,22 @@ def test_update_of_a_worker_that_did_not_wait_is_refused(make_shard):
         push(shard, 0, 2)
 
 
-@dataclass
-class Saved:
-    """A state as a reader gets it."""
-
-    steps: int
-    tensors: dict
-    values: dict
-
-    def names(self, prefix):
-        return [n.removeprefix(prefix) for n in self.tensors if n.startswith(prefix)]
-
-    def tensor(self, name):
-        return self.tensors.get(name)
-
-    def value(self, name):
-        return self.values.get(name)
-
-
-def saved(shard, steps):
+def saved(folder, shard, **values):
+    """The state of a shard as a reader gets it; values: those of it that are changed."""
     state = RankState()
     shard.add_to(state)
-    tensors = {t.name: t.values.clone().reshape(t.shape) for t in state.tensors}
-    return Saved(steps, tensors, state.values)
+    state.values.update(values)
+    save_part(folder, state, steps=2)
+    return read_checkpoint(folder)
 
 
-def test_server_continues_with_weights_clocks_and_counts(make_shard):
+def test_server_continues_with_weights_clocks_and_counts(tmp_path):
     shard = make_shard()
     for step in range(2):
         push(shard, 0, step)
         push(shard, 1, step, gradient=0.5, sequence=step)
-    state = saved(shard, steps=2)
     other = make_shard()
-    assert other.restore(state) == [2, 2]
+    assert other.restore(saved(tmp_path, shard)) == [2, 2]
     assert torch.equal(other.weights, shard.weights)
     assert other.clocks == [2, 2]
     push(other, 1, 2, sequence=2)
@@ -177,9 +149,7 @@ def test_server_continues_with_weights_clocks_and_counts(make_shard):
 
 
 @pytest.mark.parametrize("counts", [None, [2], [2, -1], [2, "2"], 7])
-def test_state_of_other_workers_begins_the_counts_again(make_shard, counts):
-    state = saved(make_shard(), steps=5)
-    state.values["updates/0"] = counts
+def test_state_of_other_workers_begins_the_counts_again(tmp_path, counts):
     other = make_shard()
-    assert other.restore(state) == [0, 0]
-    push(other, 0, 5, sequence=0)
+    assert other.restore(saved(tmp_path, make_shard(), **{"updates/0": counts})) == [0, 0]
+    push(other, 0, 2, sequence=0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.support.checkpoints import read_checkpoint, save_part
 from tests.unit.strategies.pipeline.node import (
     batch_of,
     copied,
@@ -20,9 +21,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from paceline.plan.sample_order import share_bounds
-from paceline.records.checkpoints import CheckpointFolder
 from paceline.strategies.pipeline.schedules import Backward, Forward, drain_actions, stream_actions
-from paceline.training.state_files import Position, StateFiles, write_state
 
 SIZES = [8, 8, 5, 8]  # samples of the steps
 SAVED_AFTER = 2  # steps
@@ -51,7 +50,7 @@ def trained(stages, micro_batches, vertical_sync, saved_in=None, restored_from=N
     def body(strategy, context, _peers):
         first = 0
         if restored_from is not None:
-            strategy.restore(StateFiles(CheckpointFolder(restored_from).complete()[0]))
+            strategy.restore(read_checkpoint(restored_from))
             first = SAVED_AFTER
         for step, samples in enumerate(SIZES[first:], start=first):
             batch = share(trial, context.local_rank, batch_of(trial, step, samples))
@@ -59,19 +58,12 @@ def trained(stages, micro_batches, vertical_sync, saved_in=None, restored_from=N
             strategy.step()
             if saved_in is not None and step + 1 == SAVED_AFTER:
                 strategy.settle()
-                save(strategy, saved_in, context.local_rank, stages)
+                state = strategy.rank_state()
+                save_part(saved_in, state, context.local_rank, stages, steps=SAVED_AFTER)
         updates = [row for row in strategy.updates() if row.event == "applied"]
         return copied(strategy.state_dict()), updates, strategy.describe()
 
     return run_ranks(trial, body), trial
-
-
-def save(strategy, folder, rank, ranks):
-    state = strategy.rank_state()
-    position = Position(steps=SAVED_AFTER, task_sha256="", replicas=1)
-    CheckpointFolder(folder).write(
-        SAVED_AFTER, rank, ranks, lambda file: list(write_state(file, state, position))
-    )
 
 
 def by_definition(trial, stages, stage_of, vertical_sync, drained_before=()):

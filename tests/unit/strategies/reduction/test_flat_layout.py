@@ -99,9 +99,8 @@ def test_part_of_a_layout_keeps_the_places():
     assert part.elements == whole.elements
     assert (part.begin, part.end) == (48, 112)
     assert part.shards(2)[0] == [
-        ParameterShard("bias", 0, 4, 48),
-        ParameterShard("linear", 0, 16, 64),
-    ]
+        ParameterShard("bias", 0, 4, 48), ParameterShard("linear", 0, 16, 64),
+    ]  # fmt: skip
     flat = torch.arange(112.0)
     assert torch.equal(part.view(flat, "linear"), whole.view(flat, "linear"))
 

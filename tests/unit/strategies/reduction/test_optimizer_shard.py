@@ -93,10 +93,8 @@ def test_reduced_gradients_are_the_sums_of_the_shard_in_place(task):
     own, other = gradients_of(0, 0), gradients_of(1, 0)
     wanted = (own["convolution"] + other["convolution"]).clone()
     reduce(shard, layout, own, [other])
-    assert [part.name for part in shard.parameter_shards] == [
-        "convolution",
-        "bias",
-    ]  # of 7 lines, 4
+    # of 7 lines, 4
+    assert [part.name for part in shard.parameter_shards] == ["convolution", "bias"]
     torch.testing.assert_close(own["convolution"], wanted)
     flat = layout.in_storage_order("convolution", wanted)
     torch.testing.assert_close(shard.gradient_tensors()[0], flat)
