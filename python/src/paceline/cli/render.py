@@ -161,11 +161,11 @@ def _settings_of_qsub(
     python: str,
     qsub_options: tuple[str, ...],
 ) -> QsubSettings:
-    """Raise UsageError for an option that is none, or has further lines."""
+    """Raise click.UsageError for an option that is none, or has further lines."""
     options = tuple(option.removeprefix("-") for option in qsub_options)
     for option in options:
         if re.fullmatch(r"[A-Za-z][A-Za-z_]*( .+)?", option) is None:
-            raise UsageError(
+            raise click.UsageError(
                 f"expected an option of qsub with its value, such as 'A NAME', got {option!r}"
             )
     return QsubSettings(
