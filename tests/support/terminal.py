@@ -1,4 +1,4 @@
-"""A terminal that a program can write to: its screen as a person sees it, and what it shows of a view."""
+"""A terminal that a program can write to, its screen as a person sees it, and what a view shows."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _PATHS = {
     ),
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
 }
-_TOKEN = "token-of-the-test"  # noqa: S105  (of a server on loopback)
+_TOKEN = "token-of-the-test"
 _BUILD_S, _START_S, _END_S, _CALL_S = 3600.0, 120.0, 10.0, 20.0
 
 
@@ -145,9 +145,8 @@ def _add_types(server: ApiServer) -> None:
     for module, name in _TYPES.items():
         found = json.loads(_go("mod", "download", "-json", module))
         server.create(yaml.safe_load(Path(found["Dir"], name).read_text("utf-8")))
-    for kind in ("MPIJob", "SparkApplication"):
-        path = _PATHS[kind]
-        assert wait_until(lambda path=path: server.serves(path), _START_S, poll_s=0.2), path
+    paths = [_PATHS[kind] for kind in ("MPIJob", "SparkApplication")]
+    assert wait_until(lambda: all(map(server.serves, paths)), _START_S, poll_s=0.2)
 
 
 def _go(*words: object, cwd: Path | None = None) -> str:

@@ -200,7 +200,10 @@ def make_trial(
     train_start += way.data_load_s + way.model_build_s
     trained_s = float(way.step_s * factors.sum()) + case.evaluations_s()
     for rank in range(way.world):
-        _make_rank(files, trial, way, case, rank, launched, train_start, factors)
+        _make_rank(
+            files, trial, way, case, rank,
+            launched=launched, train_start=train_start, factors=factors,
+        )  # fmt: skip
     ended = train_start + trained_s + way.bookkeeping_s + way.teardown_s
     for node in range(way.nodes):
         _make_trace(files, way, node, launched, train_start, train_start + trained_s, ended)
@@ -225,6 +228,7 @@ def _make_rank(
     way: Way,
     case: Case,
     rank: int,
+    *,
     launched: float,
     train_start: float,
     factors: NDArray[np.float64],

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.unit.analysis import operations as made
@@ -11,7 +15,6 @@ from tests.unit.analysis import operations as made
 from paceline.analysis.trial.reading import load_trial
 from paceline.errors import UsageError
 from paceline.export.trace import trace_events, write_trace
-from paceline.records.layout import TrialFiles
 
 
 @pytest.fixture

@@ -261,8 +261,8 @@ def test_target_is_that_of_the_spec_or_else_of_the_task(spec, facts, given, expe
 def test_named_workload_has_samples_options_and_batch_normalisation_of_its_task(spec, facts):
     asked = facts(items=24, batch_norms=("low.1",), target=Target(metric="mean_iou", at_least=1))
     pipeline = {"launcher": "local", "local_strategy": "pipeline", "stages": 2}
-    named = {"task": None, "name": "deeplab", "samples": 24, "held_out_samples": 4}
-    named |= {"options": {"width": 8}}
+    named: dict[str, Any] = {"task": None, "name": "deeplab", "options": {"width": 8}}
+    named |= {"samples": 24, "held_out_samples": 4}
     trials = by_strategy(spec(pipeline, **named, data=None))
     given = planned(spec(pipeline, **named, data="d"))
     assert trials["pipeline"].option("micro_batches") == 1

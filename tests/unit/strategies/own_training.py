@@ -32,9 +32,12 @@ def trial_of(strategy, ranks=1, replicas=1, stages=1, task=f"{TASK}:MyTask", **t
         "transport": "shared" if ranks > 1 else "none",
         "strategy_options": base.strategy_options.model_dump() if stages > 1 else {},
         "placement": placement(
-            ranks, replicas if strategy == "threads" else 1, replicas_per_node=replicas,
-            stages=stages, oversubscribe=True,
-        ).model_dump(),  # fmt: skip
+            ranks,
+            replicas if strategy == "threads" else 1,
+            replicas_per_node=replicas,
+            stages=stages,
+            oversubscribe=True,
+        ).model_dump(),
     }
     return type(base).model_validate(rows)
 

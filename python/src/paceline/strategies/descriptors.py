@@ -396,6 +396,11 @@ class Sharded(ProcessPerReplica):
     def divides_updates(self, transport: str, options: Any) -> bool:
         return True
 
+    def exchange(self, options: Any) -> Exchange:
+        # Two all-gathers of the parameters and a reduce-scatter of the gradients: each moves half
+        # of what an all-reduce does.
+        return Exchange(among="ranks", overlaps=False, bytes_per_parameter=6.0)
+
 
 class HogwildOptions(OptionModel):
     """Planned options of `hogwild`."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import ModuleType
-
 import polars as pl
 import pytest
 
 from paceline.analysis.trial.background_load import Disturbance, disturbance, disturbance_flags
-from paceline.analysis.trial.reading import HostTrace, load_trial
+from paceline.analysis.trial.reading import HostTrace, TrialRecord, load_trial
 from paceline.analysis.trial.usage import span_on_host
 
 STATES = ("user", "system", "idle", "iowait", "steal", "other")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.unit.analysis import operations as made
@@ -11,7 +13,6 @@ from paceline.analysis.trial.communication import TrialCommunication, trial_comm
 from paceline.analysis.trial.reading import load_trial
 from paceline.errors import DataError
 from paceline.records.files import jsonable
-from paceline.records.layout import TrialFiles
 
 MEASURED = 10  # of 12 steps, 2 are warm-up
 

@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from paceline.analysis.trial.phases import RankPhases, trial_phases
+from paceline.analysis.trial.phases import trial_phases
 from paceline.analysis.trial.reading import TrialRecord, load_trial
-from paceline.analysis.trial.steps import RankSteps, read_steps
+from paceline.analysis.trial.steps import read_steps
 
 
 def phases_of(record, steps=None):

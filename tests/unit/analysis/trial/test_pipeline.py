@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from paceline.analysis.trial.pipeline import (
-    Pipeline,
     median_pipeline,
     theoretical_bubble,
     trial_pipeline,
 )
-from paceline.analysis.trial.reading import TrialRecord, load_trial
-from paceline.analysis.trial.steps import RankSteps, read_steps
+from paceline.analysis.trial.reading import load_trial
+from paceline.analysis.trial.steps import read_steps
 
 
 def pipeline_of(record, steps=None):

@@ -110,7 +110,9 @@ def test_gpus_are_asked_for(tmp_path: Path) -> None:
         trial.model_copy(update={"device": "cuda"}) if trial.launcher == "torchrun" else trial
         for trial in planned(_ON_ONE_NODE)
     ]
-    [script] = render_pbs(trials, dataclasses.replace(_settings(tmp_path), options=())).files.values()
+    [script] = render_pbs(
+        trials, dataclasses.replace(_settings(tmp_path), options=())
+    ).files.values()
     assert "l select=1:ncpus=6:mpiprocs=6:ngpus=2" in _options(script, "#PBS")
 
 

@@ -17,6 +17,7 @@ from paceline.plan.sample_order import share_bounds
 from paceline.spec.models import Limits
 from paceline.strategies import create_strategy
 from paceline.strategies.pipeline.descriptor import PipelineOptions
+from paceline.torch_internals import Store
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
 from paceline.transports.store import GroupStore
@@ -30,7 +31,7 @@ LIMIT_S = 20.0
 class ThreadPeers:
     """The ranks of a node, which are threads of this process."""
 
-    store: dist.Store
+    store: Store
     local_rank: int
     ranks: int
 

@@ -227,7 +227,8 @@ def test_gradient_from_factors_is_that_of_the_embedding(padding_idx):
     output.square().sum().backward()
     assert model[0].weight.grad is None
     found = torch.full_like(wanted, float("nan"))
-    embedding_gradient(*factors["0"], padding_idx, found)
+    rows, gradients = factors["0"]
+    embedding_gradient(rows, gradients, padding_idx, found)
     torch.testing.assert_close(found, wanted)
 
 

@@ -249,9 +249,7 @@ class Burden:
     alone_s: NDArray[np.float64]
 
 
-def added_s(
-    replay: Replay, burden: Burden, generator: np.random.Generator
-) -> NDArray[np.float64]:
+def added_s(replay: Replay, burden: Burden, generator: np.random.Generator) -> NDArray[np.float64]:
     """Draw by how much the exchange makes own steps longer, shape (draws, nodes).
 
     replay: of the messages beside steps of a node alone. Values between the bounds of the transfer

@@ -18,7 +18,7 @@ from paceline.analysis.predict.exchange import (
     recorded_profile,
 )
 from paceline.analysis.predict.link import Link, measured_link, slower_of
-from paceline.analysis.predict.node import DRAWS, NodeSetup, NodeStep, exchange_of, node_step
+from paceline.analysis.predict.node import DRAWS, NodeSetup, NodeStep, Point, exchange_of, node_step
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
 from paceline.spec.descriptors import Exchange
