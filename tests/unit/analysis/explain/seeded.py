@@ -58,7 +58,7 @@ class Machine:
 
 # What a second of each cause adds to parts of the step, and to what is counted.
 CAUSES = {
-    "cpu_quota": {"computation": 1.0, "throttled_s": 1.0},
+    "cpu_quota": {"computation": 1.0, "throttled_s": 1.0, "cpu_waited_s": 1.0},
     "steal": {"computation": 1.0, "stolen_s": 1.0},
     "slow_reader": {"data_wait": 1.0},
     "storage": {"data_wait": 1.0, "io_waited_s": 1.0},

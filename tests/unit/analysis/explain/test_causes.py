@@ -155,6 +155,14 @@ def test_evidence_that_varies_between_repeats_names_no_cause() -> None:
     assert [cause.name for cause in found.causes] == ["competition"]
 
 
+def test_what_a_quota_takes_is_no_competition() -> None:
+    """Another program uses a core that the run could not have had."""
+    causes = {"cpu_quota": 0.3, "memory_contention": 0.2}
+    for seed in range(20):
+        found = seeded.explained(seed, causes).causes
+        assert [cause.name for cause in found] == list(causes), seed
+
+
 COLD: dict[str, Any] = {"disk_bytes_per_s": 2e7, "io_pressure_percent": 35.0}
 ALONE = dataclasses.replace(SEQUENTIAL, cpu_percent=50.0, full_trace=True)  # one of two cores
 PEERS = dataclasses.replace(MPI, cpu_percent=95.0, full_trace=True, network_bytes_per_s=5e6)

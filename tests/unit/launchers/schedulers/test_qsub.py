@@ -14,7 +14,7 @@ from paceline.cli.app import main
 from paceline.errors import ExitCode
 from paceline.launchers.schedulers.qsub import QsubSettings, render_pbs, render_sge
 
-_ON_ONE_NODE = SPEC.replace("nodes = 2\n", "")
+_ON_ONE_NODE = SPEC.replace('transport = "gloo"\nnodes = 2\n', "").replace("nodes = 2\n", "")
 
 
 def _settings(folder: Path) -> QsubSettings:

@@ -267,11 +267,10 @@ def micro_batches(pair: Pair) -> Found:
 def competition(pair: Pair) -> Found:
     """Take what others had of the cores, if the run had less of its cores or waited longer.
 
-    Cores that a quota or the hypervisor took were not lost to other processes.
+    Cores that a quota took were not lost to other processes.
     """
     waits_s = sum(max(0.0, pair.part_s(name)) for name in ("data_wait", "comm_wait"))
-    taken_s = sum(max(0.0, np.nan_to_num(rule(pair)[0])) for rule in (cpu_quota, steal))
-    lost_s = pair.factor_s(AT_WORK) - taken_s
+    lost_s = pair.factor_s(AT_WORK) - np.fmax(0.0, cpu_quota(pair)[0])
     could_s = math.nan if math.isnan(lost_s) else max(0.0, lost_s) + waits_s
     others_s = [s.share_s("others") * s.figure(HOST_CORES) for s in (pair.faster, pair.slower)]
     seconds = others_s[1] - others_s[0]

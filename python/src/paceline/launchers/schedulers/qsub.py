@@ -16,7 +16,7 @@ from paceline.plan.trial import Trial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QsubSettings:
-    """What `paceline run` gets in the job, and the site's options of qsub."""
+    """The arguments of `paceline run` in the job, and the site's options of qsub."""
 
     name: str
     spec: str  # as `paceline run` takes it
