@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.unit.analysis import operations as made
+from tests.unit.analysis.fabricate import make_one
 from tests.unit.analysis.ways import MPI
 
 from paceline.analysis.predict.exchange import (
@@ -18,7 +20,8 @@ from paceline.analysis.predict.exchange import (
     recorded_profile,
 )
 from paceline.analysis.predict.link import Link, given_link, measured_link, slower_of
-from paceline.analysis.predict.node import node_step, slowest_ratio
+from paceline.analysis.predict.node import NodeSetup, Spread, node_step, slowest_ratio
+from paceline.analysis.predict.prediction import Request
 from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import read_steps
 from paceline.spec.descriptors import Exchange
@@ -49,6 +52,19 @@ def test_the_slowest_of_uniform_times_is_n_over_n_plus_1() -> None:
 
 def test_equal_times_have_no_slowest_node() -> None:
     assert slowest_ratio(np.full(40, 0.3), np.array([1, 8])) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("together", "waiting"), [(False, 1 / 3), (True, 0.0)])
+def test_nodes_that_are_slow_at_the_same_time_do_not_wait(
+    tmp_path: Path, together: bool, waiting: float
+) -> None:
+    step = node_step(load_trial(make_one(tmp_path, MPI, nodes=2, ranks=1)))
+    assert step is not None
+    first, other = np.random.default_rng(1).uniform(0, 2, (2, 4000))
+    times = np.stack([first, first if together else other])
+    step = dataclasses.replace(step, times=times)
+    setup = NodeSetup([step], Spread([step]), Request(nodes=(2,)), 8)
+    assert setup.slowest(np.array([1, 2])) == pytest.approx([1, 1 + waiting], abs=0.02)
 
 
 def test_what_ends_after_the_last_gradient_is_exposed() -> None:

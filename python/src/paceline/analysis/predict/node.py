@@ -48,7 +48,7 @@ class NodeStep:
 
     record: TrialRecord
     samples: float  # of the node in a full step
-    times: NDArray[np.float64]  # seconds, shape (nodes * steps,)
+    times: NDArray[np.float64]  # seconds, shape (nodes, steps)
     whole_s: float  # of a step with all communication, as `compare` measures it
 
     @property
@@ -111,7 +111,7 @@ def node_step(record: TrialRecord) -> NodeStep | None:
     return NodeStep(
         record=record,
         samples=float(batch) / place.nodes,
-        times=times.ravel(),
+        times=times,
         whole_s=float(batch) / rate.rate,
     )
 
@@ -227,7 +227,7 @@ class NodeSetup:
         self.name = f"{self.trial.local_strategy} {self.trial.layout}"
         self._ids = {step.record.trial.id for step in steps}
         # times over the mean of their trial, all trials together
-        self.ratios = np.concatenate([step.times / step.mean_s for step in steps])
+        self.ratios = np.concatenate([step.times.ravel() / step.mean_s for step in steps])
 
     def holds(self, record: TrialRecord) -> bool:
         return record.trial.id in self._ids
@@ -321,6 +321,20 @@ class NodeSetup:
     def among_several(self, step: NodeStep) -> Point | None:
         """Return the mean step of the configuration on several nodes to which a trial belongs."""
         return self._spread.own(step)
+
+    def slowest(self, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return by how much steps are longer because they wait for the slowest of n nodes, shape
+        (n,). Nodes that are slow at the same time wait less than independent ones."""
+        longer: NDArray[np.float64] = slowest_ratio(self.ratios, nodes) - 1
+        return 1 + self._independence * longer
+
+    @cached_property
+    def _independence(self) -> float:
+        """The waiting of trials on several nodes over that of independent nodes; 1 without one."""
+        several = [step.times / step.mean_s for step in self.steps if step.nodes > 1]
+        waited = [times.max(axis=0).mean() - 1 for times in several]
+        independent = [slowest_ratio(t.ravel(), np.array([len(t)]))[0] - 1 for t in several]
+        return min(1.0, sum(waited) / sum(independent)) if sum(independent) > 0 else 1.0
 
     def unsupported(self, nodes: NDArray[np.int64]) -> Iterator[Refusal]:
         """Yield what the measured shares and steps do not support."""

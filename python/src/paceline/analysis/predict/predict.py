@@ -26,7 +26,6 @@ from paceline.analysis.predict.node import (
     Spread,
     is_below,
     node_step,
-    slowest_ratio,
 )
 from paceline.analysis.predict.prediction import (
     CONFIDENCE,
@@ -240,7 +239,7 @@ class _Workload:
         share = setup.shares(nodes)
         own_s = setup.seconds(share, generator) * setup.bubble_factor
         beside_s, exposed_s = network.exchanged(setup, nodes, own_s, generator)
-        slowest = slowest_ratio(setup.ratios, nodes)
+        slowest = setup.slowest(nodes)
         error = MODEL_ERROR * generator.standard_normal((DRAWS, 1))
         step_s = beside_s * slowest + exposed_s
         several = network.several(setup)
