@@ -112,7 +112,10 @@ class Network:
         )
         if found is None:
             return own_s, self._declared_s(setup, exchange, replay, generator)
-        profile = found.profile if exchange.overlaps else found.profile.without_overlap()
+        other = exchange_of(found.record.trial)
+        assert other is not None, "else it has no messages"
+        profile = found.profile.scaled(exchange.bytes_per_parameter / other.bytes_per_parameter)
+        profile = profile if exchange.overlaps else profile.without_overlap()
         replay = replace(replay, profile=profile)
         burden = self._burden(found, generator)
         if burden is not None:
