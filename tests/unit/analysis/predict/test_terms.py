@@ -24,7 +24,9 @@ from paceline.analysis.predict.node import NodeSetup, Spread, node_step, slowest
 from paceline.analysis.predict.prediction import Request
 from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import read_steps
+from paceline.costs.link_cost import all_reduce
 from paceline.spec.descriptors import Exchange
+from paceline.spec.extensions import STRATEGIES
 
 ONE = np.ones((1, 1))
 
@@ -182,3 +184,11 @@ def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path) -> None:
     # the first node is lead_s faster than the other
     assert step.mean_s == pytest.approx(way.step_s - way.transfer_s - way.lead_s / 2)
     assert step.samples == 4  # of a global batch of 8
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_sharded_moves_the_parameters_twice_and_the_gradients_once(ranks: int) -> None:
+    exchange = STRATEGIES.get("sharded").exchange(None)
+    profile = declared_profile(exchange, parameters=1000, lead=0.0)
+    each = 4 * 1000 * (ranks - 1) / ranks  # bytes of one all-gather, or of a reduce-scatter
+    assert all_reduce("ring", ranks).path * profile.reduced_bytes == pytest.approx(3 * each)
