@@ -14,8 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.functional.prometheus_api import Prometheus, free_address
+from tests.functional.prometheus_api import Prometheus
 from tests.support.commands import start_command
+from tests.support.listeners import free_address
 
 from paceline.host.processes import end_processes
 

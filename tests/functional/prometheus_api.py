@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.error
 import urllib.parse
 import urllib.request
 from typing import Any
 
 LIMIT_S = 20.0
-
-
-def free_address() -> str:
-    """Return a free port of the loopback interface, as HOST:PORT."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def fill_in(expr: str, *, run: str, range_s: int, step_s: int = 1) -> str:

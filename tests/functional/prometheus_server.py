@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.functional.prometheus_api import Prometheus, free_address
+from tests.functional.prometheus_api import Prometheus
 from tests.support.commands import start_command
+from tests.support.listeners import free_address
 
 from paceline.host.processes import end_processes
 

@@ -1,7 +1,8 @@
-"""Sockets on which processes listen beyond the loopback interface."""
+"""Sockets: on which processes listen beyond loopback, and free addresses of it."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,3 +37,10 @@ def descriptors(pid: int) -> list[Path]:
         return list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return []
+
+
+def free_address() -> str:
+    """Return a free port of the loopback interface, as HOST:PORT."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"

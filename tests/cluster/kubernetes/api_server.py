@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.functional.prometheus_server import free_port
 from tests.support.commands import start_command
+from tests.support.listeners import free_address
 
 from paceline.host.processes import end_processes, wait_until
 
@@ -59,7 +59,7 @@ class Refused(Exception):  # noqa: N818  (it reads as the server's answer)
 class ApiServer:
     """A server that listens on loopback."""
 
-    port: int
+    address: str  # HOST:PORT
     certificate: Path
 
     def create(self, document: dict[str, Any], *, try_only: bool = False) -> None:
@@ -77,7 +77,7 @@ class ApiServer:
 
     def _call(self, path: str, document: dict[str, Any] | None = None) -> None:
         request = urllib.request.Request(
-            f"https://127.0.0.1:{self.port}{path}",
+            f"https://{self.address}{path}",
             data=None if document is None else json.dumps(document).encode(),
             headers={"Authorization": f"Bearer {_TOKEN}", "Content-Type": "application/json"},
         )
@@ -85,7 +85,7 @@ class ApiServer:
         try:
             urllib.request.urlopen(request, timeout=_CALL_S, context=trusted).close()
         except urllib.error.HTTPError as error:
-            raise Refused(json.loads(error.read())["message"]) from error
+            raise Refused(error.read().decode()) from error
 
 
 @contextmanager
@@ -94,9 +94,8 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
     _build(folder)
     keys, data = folder / "keys", folder / "data"
     keys.mkdir()
-    store = f"http://127.0.0.1:{free_port()}"
-    peers = f"http://127.0.0.1:{free_port()}"
-    server = ApiServer(free_port(), keys / "apiserver.crt")
+    store, peers = f"http://{free_address()}", f"http://{free_address()}"
+    server = ApiServer(free_address(), keys / "apiserver.crt")
     key = ["openssl", "genpkey", "-algorithm", "RSA", "-out", str(keys / "accounts.key")]
     subprocess.run(key, check=True, capture_output=True, timeout=_CALL_S)
     (keys / "tokens.csv").write_text(f"{_TOKEN},admin,admin,system:masters\n")
@@ -108,7 +107,7 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
     ]  # fmt: skip
     api = [
         folder / "kube-apiserver", "--etcd-servers", store, "--cert-dir", keys,
-        "--bind-address", "127.0.0.1", "--secure-port", server.port,
+        "--bind-address", "127.0.0.1", "--secure-port", server.address.partition(":")[2],
         "--service-cluster-ip-range", "10.0.0.0/24", "--token-auth-file", keys / "tokens.csv",
         "--service-account-issuer", "https://127.0.0.1",
         "--service-account-signing-key-file", keys / "accounts.key",
