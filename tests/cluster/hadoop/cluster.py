@@ -104,11 +104,10 @@ class Hadoop:
         self.daemons[name, host.name] = start_command(command, log, env=self.environment)
 
     def kill(self, name: str, host: Host) -> None:
-        """Kill a daemon at once. Its containers live on, as on a real node."""
+        """Kill a daemon and its containers at once, as if its node lost power."""
         daemon = self.daemons.pop((name, host.name))
         for process in (*psutil.Process(daemon.pid).children(recursive=True), daemon):
-            if isinstance(process, subprocess.Popen) or "java" in process.name():
-                process.kill()
+            process.kill()
         daemon.wait(_END_S)
 
     def java(self, host: Host, name: str, *arguments: str) -> Sequence[str]:
@@ -224,8 +223,8 @@ def _configure(conf: Path, first: str, folder: Path, hosts: int) -> None:
         conf / "capacity-scheduler.xml",
         {
             f"{queues}.queues": "default,full",
-            f"{queues}.default.capacity": 100,
-            f"{queues}.full.capacity": 0,
+            f"{queues}.default.capacity": 99,
+            f"{queues}.full.capacity": 1,  # less than any container needs
             f"{queues}.full.maximum-capacity": 1,
             "yarn.scheduler.capacity.maximum-am-resource-percent": 1,
             "yarn.scheduler.capacity.resource-calculator": (

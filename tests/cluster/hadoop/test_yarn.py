@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 from tests.cluster.hadoop.cluster import Hadoop, hadoop_on
@@ -93,10 +95,12 @@ def environment_archive(folder: Path) -> Path:
     return archive
 
 
-def spec_text(data: Path) -> str:
+def spec_text(data: Path, steps: int = 6) -> str:
     """Return a spec with a baseline and a trial under Spark."""
     limits = {"trial_s": 400, "rendezvous_s": 200, "collective_s": 100}
-    text = small(data, max_steps=6, image_size=32, dropout=True, **limits).replace(*NO_SIDECAR)
+    text = small(
+        data, max_steps=steps, epochs=steps, image_size=32, dropout=True, **limits
+    ).replace(*NO_SIDECAR)
     return text.replace("[limits]", "[limits]\nslots_s = 200") + SPEC
 
 
@@ -181,24 +185,30 @@ def test_job_trains_where_the_driver_is_in_the_cluster(
     assert all(f"'{option}'" in driver for option in SITE["driver"])
 
 
-def written_spec(folder: Path, data: Path, *, steps: int, trial_s: int, **conf: str) -> Path:
-    spec = folder / "spec.toml"
-    text = SPEC.format(steps=steps, data=data, interface=INTERFACE, trial_s=trial_s)
+def written_spec(folder: Path, data: Path, steps: int = 6, **conf: str) -> Path:
+    """Write a spec with settings of Spark."""
     lines = (f'"{name}" = "{value}"' for name, value in conf.items())
-    spec.write_text("\n".join([text, "[spark.conf]", *lines]), "utf-8")
+    spec = folder / "spec.toml"
+    spec.write_text("\n".join([spec_text(data, steps), "[spark.conf]", *lines]), "utf-8")
     return spec
+
+
+def outcome_of(run: Path, ended: CompletedProcess[str]) -> dict[str, Any]:
+    """Return the outcome of the trial under Spark."""
+    found = list(run.glob("trials/*.spark.*/outcome.json"))
+    assert found, ended.stdout + ended.stderr
+    outcome: dict[str, Any] = json.loads(found[0].read_text())
+    return outcome
 
 
 def test_a_queue_without_room_is_named_and_left(
     hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
 ) -> None:
-    spec = written_spec(
-        tmp_path, tiny_dataset, steps=6, trial_s=300, **{"spark.yarn.queue": "full"}
-    )
+    spec = written_spec(tmp_path, tiny_dataset, **{"spark.yarn.queue": "full"})
     ended = hadoop.paceline(
         site, "run", spec, "--out", tmp_path / "run", "--set", "limits.slots_s=30"
     )
-    outcome = json.loads(trial_file(tmp_path / "run", "outcome.json").read_text())
+    outcome = outcome_of(tmp_path / "run", ended)
     assert outcome["exit_code"] == ExitCode.ENVIRONMENT, ended.stderr
     assert "the queue full has no room" in outcome["message"]
     assert wait_until(lambda: not hadoop.waiting_applications(), 30)
@@ -207,18 +217,19 @@ def test_a_queue_without_room_is_named_and_left(
 def test_a_container_over_its_memory_is_named(
     hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
 ) -> None:
-    small = {"spark.executor.memory": "300m", "spark.executor.memoryOverhead": "64m"}
-    spec = written_spec(tmp_path, tiny_dataset, steps=ENDLESS, trial_s=300, **small)
-    hadoop.paceline(site, "run", spec, "--out", tmp_path / "run", "--only", "*.spark.*")
-    outcome = json.loads(trial_file(tmp_path / "run", "outcome.json").read_text())
+    memory = {"spark.executor.memory": "512m", "spark.executor.memoryOverhead": "16m"}
+    spec = written_spec(tmp_path, tiny_dataset, ENDLESS, **memory)
+    run = tmp_path / "run"
+    ended = hadoop.paceline(site, "run", spec, "--out", run, "--only", "*.spark.*")
+    outcome = outcome_of(run, ended)
     assert outcome["exit_code"] == ExitCode.RANK_FAILED, outcome["message"]
     assert "physical memory" in outcome["message"]
 
 
-def test_a_lost_node_ends_the_trial(
+def test_a_node_that_is_lost_with_its_containers_ends_the_trial(
     hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
 ) -> None:
-    spec = written_spec(tmp_path, tiny_dataset, steps=ENDLESS, trial_s=300)
+    spec = written_spec(tmp_path, tiny_dataset, ENDLESS)
     run, lost = tmp_path / "run", hadoop.lab.hosts[1]
     with ThreadPoolExecutor(1) as pool:
         ending = pool.submit(
@@ -227,8 +238,8 @@ def test_a_lost_node_ends_the_trial(
         rows = "trials/*.spark.*/ranks/*/steps.jsonl"
         assert wait_until(lambda: len(list(run.glob(rows))) == 2, 200)
         hadoop.kill("NodeManager", lost)
-        ending.result()
+        ended = ending.result()
     hadoop.start("NodeManager", lost)
-    outcome = json.loads(trial_file(run, "outcome.json").read_text())
+    outcome = outcome_of(run, ended)
     assert outcome["exit_code"] == ExitCode.RANK_FAILED, outcome["message"]
-    assert "lost node" in outcome["message"]
+    assert "Spark lost the executor" in outcome["message"]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from paceline.errors import ExitCode
 from paceline.job.rank_status import TERMINATED
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose, log_tail
@@ -140,6 +141,13 @@ def test_time_limit_says_which_ranks_were_not_done(outcome_of, write_status):
     assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("timed_out", 6, None)
     assert "limit of 1800 s" in outcome.message
     assert "ranks not done: 1" in outcome.message
+
+
+def test_what_the_job_script_says_goes_before_errors_of_its_jvm(outcome_of):
+    log = "paceline: warning: slow\npaceline: the queue has no room\norg.a.YarnException: x\n"
+    outcome = outcome_of(ended(ExitCode.ENVIRONMENT), launcher="spark", log=log)
+    assert outcome.exit_code == ExitCode.ENVIRONMENT
+    assert outcome.message.splitlines()[0].endswith("says: the queue has no room")
 
 
 def test_time_limit_counts_ranks_that_never_started(outcome_of):

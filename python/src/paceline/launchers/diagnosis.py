@@ -30,6 +30,8 @@ LOG_TAIL_LINES = 20
 _FRAME = re.compile(r"\s+at [\w.$/<>]+\(|\s+\.\.\. \d+ more|frame #\d+: |Exception raised from ")
 # The first line of a Python or Java error. The lines "Caused by" that follow it say less.
 _ERROR_LINE = re.compile(r"^(?!Caused by: |\s).*?(?:\w(?:Error|Exception))\b.*$", re.MULTILINE)
+# What a job script said about an error that is no crash.
+_OWN_LINE = re.compile(r"^paceline: (?!warning: )(.+)$", re.MULTILINE)
 _LONGEST_REASON = 300  # characters
 _TAIL_BYTES = 64 * 1024
 # Errors whose exit codes say more than that a rank failed.
@@ -92,7 +94,7 @@ def _message(
     log = files.launcher_log
     if failure.status is not None and log_tail(files.rank(failure.status.rank).log):
         log = files.rank(failure.status.rank).log
-    reported = _reported_by_launcher(files, failure.rank)
+    reported = _reported_by_launcher(files, failure.rank, ended)
     if ended.timed_out:
         what = _late_text(trial, statuses)
     elif ended.missing_ranks:
@@ -151,10 +153,12 @@ def missing_ranks_text(missing: Sequence[int], limit_s: float) -> str:
     return f"rank(s) {names} did not start within {limit_s:g} s (limits.rendezvous_s)"
 
 
-def _reported_by_launcher(files: TrialFiles, rank: int | None) -> str | None:
+def _reported_by_launcher(files: TrialFiles, rank: int | None, ended: Ended) -> str | None:
     """Return the reason that the job script printed for a rank, without a rank the last error."""
     if rank is None:
-        errors = _ERROR_LINE.findall(_log_text(files.launcher_log))
+        is_own = ended.exit_status in SPECIFIC_ERRORS
+        lines = _OWN_LINE if is_own else _ERROR_LINE
+        errors = lines.findall(_log_text(files.launcher_log))
         return errors[-1][:_LONGEST_REASON] if errors else None
     for found in RANK_FAILED_LINE.finditer(_log_text(files.launcher_log)):
         if rank == int(found.group(1)):

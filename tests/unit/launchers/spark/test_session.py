@@ -111,3 +111,15 @@ def test_names_of_executors():
     alive = executors_of(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: spark)))
     assert alive is not None
     assert alive() == {"1", "2"}
+
+
+def test_why_spark_cannot_start_is_one_line(monkeypatch):
+    text = "An error occurred while calling None.a.b.\n: org.YarnException: no such queue\n\tat x"
+
+    def refuse(conf: object) -> None:
+        raise Py4JError(text)
+
+    monkeypatch.setattr(session, "SparkContext", refuse)
+    found = r"could not start the application: org.YarnException: no such queue$"
+    with pytest.raises(EnvironmentLacks, match=found):
+        session._new_context({"spark.master": "spark://head:7077"}, 1.0)

@@ -177,7 +177,7 @@ def failed_stage(job: Job, message: str) -> RankEnd:
         if reported is not None:
             return reported
     if failure.rank is None and named is None:
-        return failure.end(_first_line(message))
+        return failure.end(first_line(message))
     if failure.rank is None or failure.was_asked_to_end:
         failure = FirstFailure(rank=named)
     # Over MPI, ranks are processes of their own. SIGTERM ends them together with their task.
@@ -203,6 +203,7 @@ def task_failed(end: RankEnd) -> BarrierTaskFailed:
     return BarrierTaskFailed(f"paceline rank {end.rank} ended {json.dumps(content)}")
 
 
-def _first_line(message: str) -> str:
+def first_line(message: str) -> str:
+    """Return the reason in an error of Py4J, without the call that failed and the stack."""
     lines = (line.removeprefix(": ").strip() for line in message.splitlines())
     return next((x for x in lines if x and not x.startswith(_CALL)), "no reason given")

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from paceline.host.messages import say
 from paceline.host.processes import wait_until
 from paceline.job.context import launched_unix_s, rank_environment
 from paceline.launchers.descriptors import is_local
+from paceline.launchers.spark.barrier import first_line
 from paceline.launchers.spark.configuration import check_conf, job_defaults, lacking_settings
 from paceline.launchers.spark.mpi.agent import new_token
 from paceline.plan.trial import Trial
@@ -33,6 +35,7 @@ from paceline.plan.trial import Trial
 _JOB_VARIABLE = "PACELINE_SPARK_JOB"
 _DENIED = (Py4JError, AttributeError)
 _POLL_S = 0.2
+_LEAVE_S = 10.0  # for YARN to take an application out of its queue
 
 
 @dataclass(slots=True)
@@ -76,8 +79,7 @@ def _own(trial: Trial) -> Iterator[Session]:
     for name, value in job_defaults(trial, local=is_local(conf.get("spark.master") or "")).items():
         conf.setIfMissing(name, value)
     asked_s = time.monotonic() - (time.time() - launched_unix_s())
-    with _start_limit(conf, trial.limits.slots_s):
-        context = SparkContext(conf=conf)
+    context = _new_context(conf, trial.limits.slots_s)
     session = Session(context, context.cancelAllJobs, asked_s)
     try:
         yield session
@@ -86,6 +88,18 @@ def _own(trial: Trial) -> Iterator[Session]:
         raise
     if session.failed or not session.is_local or not _end_jvm():
         context.stop()
+
+
+def _new_context(conf: SparkConf, limit_s: float) -> SparkContext:
+    """Start the application. Raises EnvironmentLacks if that is not possible."""
+    master = conf.get("spark.master")
+    try:
+        with _start_limit(conf, limit_s):
+            return SparkContext(conf=conf)
+    except Py4JError as error:
+        raise EnvironmentLacks(
+            f"Spark with master {master} could not start the application: {first_line(str(error))}"
+        ) from error
 
 
 class _Late(BaseException):
@@ -107,16 +121,21 @@ def _start_limit(conf: SparkConf, limit_s: float) -> Iterator[None]:
 
     tag = f"paceline-{new_token()}".lower()  # as YARN keeps it
     conf.set("spark.yarn.tags", ",".join(filter(None, [conf.get("spark.yarn.tags"), tag])))
+    # Asked later, the JVM would answer the call that was left.
+    queue = conf.get("spark.yarn.queue", "default")
     former = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         yield
     except _Late:
-        _leave_queue(tag)
+        # Calls of this thread wait in the JVM behind the one that was left.
+        leaving = threading.Thread(target=_leave_queue, args=(tag,), daemon=True)
+        leaving.start()
+        leaving.join(_LEAVE_S)
         raise EnvironmentLacks(
             f"YARN has not started the application within {limit_s:g} s (limits.slots_s): the "
-            f"queue {conf.get('spark.yarn.queue', 'default')} has no room for it; wait longer, or "
-            "choose another queue with spark.yarn.queue in [spark.conf]"
+            f"queue {queue} has no room for it; wait longer, or choose another queue with "
+            "spark.yarn.queue in [spark.conf]"
         ) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
