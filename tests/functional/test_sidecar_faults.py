@@ -155,6 +155,8 @@ def test_killed_paceline_leaves_no_process_and_no_sidecar(paceline, tmp_path):
     wait_for(lambda: sidecar_of(out) is None, 20, "the sidecar gone")
     wait_for(lambda: alive(out) == {}, 15, "every process gone")
     (state,) = out.glob("trials/*/hosts/*/sidecar.json")
-    assert json.loads(state.read_text())["ended"] in {"asked", "parent ended"}
+    # all of them end at once; on a busy machine the sidecar may see that of the rank first
+    reasons = {"asked", "parent ended", "watched processes ended"}
+    assert json.loads(state.read_text())["ended"] in reasons
     assert (state.parent / "final.prom").exists()
     assert list(out.glob("targets/*")) == []
