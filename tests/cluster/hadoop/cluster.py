@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from tests.support.commands import run_command, start_command
 from tests.support.environment import kept_environment
 from tests.support.hadoop_jars import class_path
@@ -57,7 +56,7 @@ class Hadoop:
     lab: Lab
     folder: Path
     environment: dict[str, str]
-    daemons: dict[tuple[str, str], subprocess.Popen[bytes]] = field(default_factory=dict)
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def call(
         self, *words: object, limit_s: float = _CALL_S, **variables: str
@@ -101,14 +100,7 @@ class Hadoop:
         """Start a daemon on a host."""
         log = self.folder / f"{name}-{host.number}.log"
         command = self._command(host, *self.java(host, name))
-        self.daemons[name, host.name] = start_command(command, log, env=self.environment)
-
-    def kill(self, name: str, host: Host) -> None:
-        """Kill a daemon and its containers at once, as if its node lost power."""
-        daemon = self.daemons.pop((name, host.name))
-        for process in (*psutil.Process(daemon.pid).children(recursive=True), daemon):
-            process.kill()
-        daemon.wait(_END_S)
+        self.daemons.append(start_command(command, log, env=self.environment))
 
     def java(self, host: Host, name: str, *arguments: str) -> Sequence[str]:
         """Return the command of a daemon."""
@@ -170,7 +162,7 @@ def hadoop_on(lab: Lab) -> Iterator[Hadoop]:
         assert wait_until(hadoop.is_ready, _START_S, poll_s=0.5), hadoop.logs()
         yield hadoop
     finally:
-        end_processes(list(hadoop.daemons.values())[::-1], _END_S)
+        end_processes(hadoop.daemons[::-1], _END_S)
 
 
 def _configure(conf: Path, first: str, folder: Path, hosts: int) -> None:
