@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def _search(
 ) -> None:
     """Search, and show what was found."""
     checked, files = _searched(spec, out, resume, suffix)
-    how = f"Continue with: paceline tune {action} --resume {files.root}"
+    how = f"Continue with: paceline tune {action} --resume {shlex.quote(str(files.root))}"
     with continued_by(lambda: how, files.manifest), ConsoleProgress() as progress:
         found = search(
             checked, files.root, resume=resume is not None, progress=progress, budget_s=limit_s
