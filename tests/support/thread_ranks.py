@@ -8,7 +8,7 @@ from paceline.errors import TimedOut
 
 
 class ThreadNode:
-    """What the ranks of a node share."""
+    """Values and a barrier that the ranks of a node share."""
 
     def __init__(self, ranks: int) -> None:
         self.values: dict[str, str] = {}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.errors import RankFailed
-from paceline.records.files import JsonlWriter
+from paceline.records.files import JsonlWriter, fields_of
 from paceline.records.layout import RankFiles
 from paceline.records.rows import SampleLogRow, StepRow
 from paceline.training.strategy import GradientResult, Stepper, TrainBatch
@@ -134,7 +134,7 @@ class Loop:
             optimizer_s=optimizer_s,
             other_s=step_s - data_wait_s - gradient_s - (stepped_s - optimizing_s),
             step_s=step_s,
-            **asdict(result),
+            **fields_of(result),
         )
         return row, ended_s
 

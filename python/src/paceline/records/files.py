@@ -88,13 +88,17 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 def json_row(line: bytes, place: str) -> dict[str, Any]:
     """Return the row of a line. Raises DataError that names its place if it is no JSON object."""
+    return _json_object(line, place, "one JSON object a line")
+
+
+def _json_object(content: bytes, place: str, expected: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        found = json.loads(content.decode("utf-8"))
     except ValueError as error:
-        raise DataError(f"{place}: expected one JSON object a line: {error}") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{place}: expected a JSON object, got {type(row).__name__}")
-    return row
+        raise DataError(f"{place}: expected {expected}: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{place}: expected a JSON object, got {type(found).__name__}")
+    return found
 
 
 def jsonable(value: object) -> Any:
@@ -162,14 +166,10 @@ def sync_folder(folder: Path) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises DataError if it is missing or not one."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
-    except ValueError as error:
-        raise DataError(f"{path}: expected a JSON object: {error}") from error
-    if not isinstance(document, dict):
-        raise DataError(f"{path}: expected a JSON object, got {type(document).__name__}")
-    return document
+    return _json_object(content, str(path), "a JSON object")
 
 
 _Row = TypeVar("_Row")

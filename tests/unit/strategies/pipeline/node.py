@@ -76,7 +76,7 @@ def batch_of(trial, step, samples):
 
 
 def share(trial, local_rank, batch):
-    """What a rank gets: inputs for the first stage only."""
+    """The part of a batch for one rank; only the first stage has inputs."""
     replica, stage = divmod(local_rank, trial.placement.stages)
     replicas = trial.placement.ranks_per_node // trial.placement.stages
     low, high = share_bounds(len(batch.sample_ids), replica, replicas)

@@ -243,8 +243,9 @@ class _Workload:
         error = MODEL_ERROR * generator.standard_normal((DRAWS, 1))
         step_s = beside_s * slowest + exposed_s
         several = network.several(setup)
-        noise = setup.new_run(share, generator)
-        if several is not None:
+        if several is None:
+            noise = setup.new_run(share, generator)
+        else:
             noise = several.noise(generator)[:, None]
         step_s = step_s * np.exp(error + noise)
         bounded = is_below(share, setup.points)

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from paceline.rank.script.phases import PhaseTimer, StepTimes
 from paceline.rank.script.program import EnoughSteps
 from paceline.rank.script.step import report_to
 from paceline.rank.spans import Spans
-from paceline.records.files import JsonlWriter
+from paceline.records.files import JsonlWriter, fields_of
 from paceline.records.layout import RankFiles
 from paceline.records.rows import StepRow
 from paceline.transports.recorder import Recorder
@@ -193,7 +192,7 @@ class TrainingRecorder:
             "step": self.steps,
             "epoch": 0,  # unknown
             "started_unix_s": self._step_began_s + self._unix_offset_s,
-            **asdict(times),
+            **fields_of(times),
             "optimizer_s": optimizer_s,
             "other_s": step_s - times.total_s - optimizer_s,
             "step_s": step_s,
