@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
@@ -36,6 +37,9 @@ hypothesis.settings.load_profile("repeatable")
 # tests/unit/strategies took 58 s of CPU time, with one thread 16 s. Torch reads this at its import,
 # which a conftest.py of a folder may do.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell without job control lets its background jobs ignore Ctrl-C, and all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _MPI_FOLDER = "PRTE_MCA_prte_tmpdir_base"
 
