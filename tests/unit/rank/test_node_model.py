@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.rank.node_model import NodeModel
 from paceline.training.task import Task, TaskSettings
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, built_without_values
 
 LIMIT_S = 30.0
 WIDTH = 512
@@ -245,3 +246,15 @@ def test_strategies_train_the_same_from_shared_first_weights(tmp_path, monkeypat
     monkeypatch.setattr(strategy_node, "model_of", lambda _trial: next(shared))
     for found, expected in zip(strategy_node.run_ranks(trial, step), alone, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_objects_stay_hidden_from_the_garbage_collector():
+    """Else it would look through all modules of a rank at its end, for half a second."""
+    task = EverythingTask(TaskSettings(classes=3, image_size=32))
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        assert built_without_values(task) is not None
+        assert gc.get_freeze_count() >= before
+    finally:
+        gc.unfreeze()

@@ -281,12 +281,17 @@ def built_without_values(task: Task) -> nn.Module | None:
 @contextmanager
 def _only_new_objects() -> Iterator[None]:
     """Hide the objects that exist now from the garbage collector meanwhile; to look through all of
-    them would take longer than the construction of most models."""
+    them would take longer than the construction of most models.
+
+    They stay hidden if some were before: a rank's imports, see `permanent_objects`.
+    """
+    stays = gc.get_freeze_count() > 0
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not stays:
+            gc.unfreeze()
 
 
 def _meta_tensors() -> list[Tensor]:
