@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,30 +43,6 @@ def call_fake(
     inputs = as_fake(mode, inputs, device)
     with mode, evaluating(module), torch.no_grad():
         return functional_call(module, fake, (inputs,))
-
-
-def input_shapes(
-    model: nn.Module, layers: Mapping[str, nn.Module], example: Tensor
-) -> dict[str, list[torch.Size]]:
-    """Return for each layer the shapes of its inputs in a forward pass of `example`.
-
-    A model that fake tensors cannot pass gets no calls.
-    """
-    calls: dict[str, list[torch.Size]] = {name: [] for name in layers}
-    hooks = [
-        layer.register_forward_pre_hook(
-            lambda _module, inputs, name=name: calls[name].append(inputs[0].shape)
-        )
-        for name, layer in layers.items()
-    ]
-    try:
-        call_fake(fake_mode(), model, example)
-    except Exception:  # noqa: BLE001  (any model of a user; sums are always right)
-        return {name: [] for name in layers}
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return calls
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import embedding
 
 from paceline.strategies.reduction.flat_layout import (
@@ -31,7 +32,7 @@ from paceline.strategies.reduction.flat_layout import (
     copy_shards,
     whole_lines,
 )
-from paceline.training.fake_tensors import input_shapes
+from paceline.training.fake_tensors import evaluating
 from paceline.training.linear import (
     bias_gradient,
     is_plain_linear,
@@ -62,7 +63,7 @@ def linear_layers(model: nn.Module, example: Tensor) -> dict[str, nn.Linear]:
         for name, module in model.named_modules()
         if is_plain_linear(module) and all(own[p] == 1 for p in module.parameters())
     }
-    calls = input_shapes(model, found, example) if found else {}
+    calls = _input_shapes(model, found, example) if found else {}
     return {n: found[n] for n, shapes in calls.items() if [s[:-1] for s in shapes] == [(1,)]}
 
 
@@ -82,8 +83,35 @@ def embeddings(model: nn.Module, example: Tensor) -> dict[str, int]:
         and module.max_norm is None
         and not (module.scale_grad_by_freq or module.sparse)
     }
-    calls = input_shapes(model, found, example) if found else {}
+    calls = _input_shapes(model, found, example) if found else {}
     return {name: shapes[0].numel() for name, shapes in calls.items() if len(shapes) == 1}
+
+
+def _input_shapes(
+    model: nn.Module, layers: Mapping[str, nn.Module], example: Tensor
+) -> dict[str, list[torch.Size]]:
+    """Return for each layer the shapes of its inputs in a forward pass of `example`.
+
+    The pass takes less than a third of a training step. One of fake tensors would import SymPy,
+    which takes half a second. A model that cannot pass gets no calls.
+    """
+    calls: dict[str, list[torch.Size]] = {name: [] for name in layers}
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _module, inputs, name=name: calls[name].append(inputs[0].shape)
+        )
+        for name, layer in layers.items()
+    ]
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            functional_call(model, buffers, (example,))
+    except Exception:  # noqa: BLE001  (any model of a user; sums are always right)
+        return {name: [] for name in layers}
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
 
 
 def _users(model: nn.Module) -> Counter[Tensor]:
