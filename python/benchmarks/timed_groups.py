@@ -1,22 +1,20 @@
-"""Ranks of the all-reduce benchmarks: the same message over each process group in turn.
+"""Ranks of the benchmarks of collective operations: the same message over each group in turn.
 
-All groups live in the same processes. Each round times one call of each group after a tight
-barrier, and the time of the slower rank counts. Payloads are verified.
+All groups live in the same processes. Each round times one call of each operation after a tight
+barrier, and the time of the slowest rank counts. Results are verified.
 """
 
 from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 WARM_UP = 3  # the first calls set up connections and fault in pages
 
@@ -25,33 +23,53 @@ WARM_UP = 3  # the first calls set up connections and fault in pages
 class Timed:
     """One value for each round."""
 
-    seconds: list[float] = field(default_factory=list)  # on the slower rank
+    seconds: list[float] = field(default_factory=list)  # on the slowest rank
     cpu_seconds: list[float] = field(default_factory=list)  # of all threads of rank 0's process
 
 
-def measure(
-    groups: Mapping[str, dist.ProcessGroup], size_bytes: int, rounds: int
-) -> dict[str, Timed]:
-    """Collective over the world."""
-    tensor = torch.empty(size_bytes // 4)
-    timed = {name: Timed() for name in groups}
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A collective operation. Inputs are filled with 1 before each call."""
+
+    run: Callable[[], object]
+    inputs: torch.Tensor
+    outputs: torch.Tensor
+    expected: float | None  # each element of the outputs; None on a rank that gets no result
+
+    def prepare(self) -> None:
+        self.outputs.zero_()
+        self.inputs.fill_(1.0)
+
+    def check(self, name: str) -> None:
+        """Raise RuntimeError if the result is wrong."""
+        if self.expected is not None and not bool((self.outputs == self.expected).all()):
+            raise RuntimeError(f"{name} gave a wrong result")
+
+
+def all_reduce(group: dist.ProcessGroup, size_bytes: int) -> Operation:
+    tensor, ranks = torch.empty(size_bytes // 4), dist.get_world_size(group)
+    return Operation(partial(dist.all_reduce, tensor, group=group), tensor, tensor, ranks)
+
+
+def measure(operations: Mapping[str, Operation], rounds: int) -> dict[str, Timed]:
+    """Call all operations in turn, in each round; collective over the world."""
+    timed = {name: Timed() for name in operations}
     for number in range(rounds + WARM_UP):
-        for name, group in groups.items():
-            seconds, cpu_seconds = _call(group, tensor)
+        for name, operation in operations.items():
+            seconds, cpu_seconds = _call(name, operation)
             if number >= WARM_UP:
                 timed[name].seconds.append(seconds)
                 timed[name].cpu_seconds.append(cpu_seconds)
     return timed
 
 
-def _call(group: dist.ProcessGroup, tensor: torch.Tensor) -> tuple[float, float]:
-    tensor.fill_(1.0)
+def _call(name: str, operation: Operation) -> tuple[float, float]:
+    operation.prepare()
     MPI.COMM_WORLD.Barrier()  # spins, so that all begin within microseconds
     cpu_before, started = _cpu_seconds(), time.perf_counter()
-    dist.all_reduce(tensor, group=group)
+    operation.run()
     elapsed, cpu = time.perf_counter() - started, _cpu_seconds() - cpu_before
-    if not bool((tensor == dist.get_world_size(group)).all()):
-        raise RuntimeError("all-reduce gave a wrong sum")
+    operation.check(name)
     return MPI.COMM_WORLD.allreduce(elapsed, MPI.MAX), cpu
 
 
