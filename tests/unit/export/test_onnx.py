@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from tests.unit.analysis import fabricate
 
 from paceline.errors import DataError, UsageError
 from paceline.export import onnx as exporter
@@ -72,7 +73,7 @@ def test_weights_of_another_model_are_refused(run, alone, tmp_path):
 SCRIPT = {"path": "/t.py", "arguments": [], "directory": "/", "samples_per_step": None}
 
 
-def test_script_of_the_user_exports_its_model_itself(run, pair, fabricate, tmp_path):
+def test_script_of_the_user_exports_its_model_itself(run, pair, tmp_path):
     files = run.files.trial(pair)
     training = json.loads(files.trial.read_text("utf-8"))["training"]
     fabricate.edit_json(files.trial, training={**training, "script": SCRIPT})
@@ -84,7 +85,7 @@ GPT = "paceline.workloads.gpt:GPT"
 
 
 @pytest.fixture
-def own(run, pair, fabricate):
+def own(run, pair):
     """Make a trial one of a user's task; return a function that keeps a model's weights."""
     files = run.files.trial(pair)
 

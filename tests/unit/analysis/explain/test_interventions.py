@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis.ways import INTRAOP, MPI, PIPELINE, SEQUENTIAL, THREADS, Way
 
 from paceline.analysis.explain import interventions
@@ -15,7 +15,7 @@ from paceline.plan.trial import Trial
 
 
 @pytest.fixture
-def trial_of(fabricate: ModuleType) -> Any:
+def trial_of() -> Any:
     def make(way: Way, **training: Any) -> Trial:
         trial: Trial = fabricate.make_trial_value(way)
         changed = trial.training.model_copy(update=training)

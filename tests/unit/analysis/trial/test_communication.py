@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis import operations as made
 
 from paceline.analysis.trial.communication import TrialCommunication, trial_communication
@@ -18,7 +18,7 @@ MEASURED = 10  # of 12 steps, 2 are warm-up
 
 
 @pytest.fixture
-def make(fabricate, tmp_path):
+def make(tmp_path):
     return partial(fabricate.make_one, tmp_path)
 
 
@@ -108,7 +108,7 @@ def test_communication_of_layers_is_divided_and_counted_once(make: Any) -> None:
     assert [check.passed for check in profiled.checks] == [True, True]
 
 
-def test_evaluations_between_steps_are_no_part_of_their_time(fabricate, make):
+def test_evaluations_between_steps_are_no_part_of_their_time(make):
     found = profile(load_trial(make(case=fabricate.Case(evaluate_every_steps=5))))
     assert [check.passed for check in found.checks] == [True]
     for rank in found.ranks:
@@ -151,9 +151,7 @@ def test_waiting_for_its_turn_is_not_waiting_for_a_rank(make: Any) -> None:
     assert last.bins[0].wait_s == pytest.approx(0, abs=1e-4)
 
 
-def test_wait_shorter_than_the_clocks_error_is_not_claimed(
-    make: Any, fabricate: ModuleType
-) -> None:
+def test_wait_shorter_than_the_clocks_error_is_not_claimed(make: Any) -> None:
     files = make(lead_s=0.02, clock_offset_s=3.5)
     fabricate.edit_json(files.rank(1).environment, clock_error_s=0.03)
     found = profile(made.two_buckets(files))
@@ -163,9 +161,7 @@ def test_wait_shorter_than_the_clocks_error_is_not_claimed(
     assert first.transfer_s == pytest.approx(MEASURED * (made.FIRST_S + 0.02), abs=1e-4)
 
 
-def test_all_reduce_that_ends_before_the_last_rank_came_betrays_the_clocks(
-    make: Any, fabricate: ModuleType
-) -> None:
+def test_all_reduce_that_ends_before_the_last_rank_came_betrays_the_clocks(make: Any) -> None:
     files = make(lead_s=0.0, clock_offset_s=3.5)
     made.two_buckets(files)
     # since the clocks were compared, rank 1's has moved by 0.25 s
@@ -201,7 +197,7 @@ def test_run_without_recorded_operations_still_has_waiting_and_straggler(make: A
 
 
 @pytest.mark.parametrize("way", ["SEQUENTIAL", "INTRAOP"])
-def test_trial_without_peers_has_no_profile(make: Any, fabricate: ModuleType, way: str) -> None:
+def test_trial_without_peers_has_no_profile(make: Any, way: str) -> None:
     assert trial_communication(load_trial(make(getattr(fabricate, way)))) is None
 
 
