@@ -72,27 +72,26 @@ def test_rows_are_sorted_by_the_first_figure(comparison: Comparison) -> None:
     assert shown == sorted(shown, reverse=True)
 
 
-def test_what_is_not_separated_is_called_so(tmp_path: Path) -> None:
-    same = dataclasses.replace(fabricate.MPI, transport="gloo")
-    run = fabricate.make_run(
-        tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, same], repeats=3, jitter=0.05
-    )
-    text = " ".join(comparison_text(compare_run(run), 120).split())
-    assert "but it is not separated from mpi" in text
-    assert "the difference may be chance." in text
-    assert "more repeats are expected to decide" in text
-    assert text.count("≈1.") == 2
+NOT_SEPARATED = (
+    "but it is not separated from mpi", "the difference may be chance.",
+    "more repeats are expected to decide",
+)  # fmt: skip
+TIE = "tiny: Tie: mpi", "less than 3 % ahead of mpi"
 
 
-def test_a_tie_is_within_the_margin(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("repeats", "jitter", "sentences", "mark"),
+    [(3, 0.05, NOT_SEPARATED, "≈1."), (5, 0.001, TIE, "=1.")],
+)
+def test_equal_configurations_are_not_separated_or_tie_within_the_margin(
+    tmp_path, repeats, jitter, sentences, mark
+) -> None:
     same = dataclasses.replace(fabricate.MPI, transport="gloo")
-    run = fabricate.make_run(
-        tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, same], repeats=5, jitter=0.001
-    )
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, same]
+    run = fabricate.make_run(tmp_path, ways, repeats=repeats, jitter=jitter)
     text = " ".join(comparison_text(compare_run(run), 120).split())
-    assert "tiny: Tie: mpi" in text
-    assert "less than 3 % ahead of mpi" in text
-    assert text.count("=1.") == 2
+    assert [each for each in sentences if each not in text] == []
+    assert text.count(mark) == 2
 
 
 def test_one_repeat_is_said_to_decide_nothing(tmp_path: Path) -> None:
