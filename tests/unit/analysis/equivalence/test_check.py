@@ -41,6 +41,15 @@ def _check(equivalence: Equivalence, name: str) -> Check:
     return next(c for c in equivalence.checks if c.name == name)
 
 
+def _fault(
+    trial: TrialFiles, baseline: TrialFiles, name: str, order: SampleOrder | None = None
+) -> str:
+    """Return the reason why a check has not passed."""
+    check = _check(check_equivalence(trial, baseline, order), name)
+    assert check.passed is False
+    return check.reason
+
+
 def _edit_sample_log(files: TrialFiles, rank: int, step: int, ids: list[int]) -> None:
     path = files.rank(rank).sample_log
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -108,19 +117,16 @@ def test_a_value_that_is_not_finite_is_not_equivalent(tmp_path: Path) -> None:
 def test_another_sample_in_a_step_is_caught_and_the_step_named(tmp_path: Path) -> None:
     trial, baseline = _pair(tmp_path)
     _edit_sample_log(trial, rank=1, step=3, ids=[0, 1, 2, 99])
-    check = _check(check_equivalence(trial, baseline), "sample_log")
-    assert check.passed is False
-    assert "steps 3 saw other samples than the baseline" in check.reason
+    assert "steps 3 saw other samples than the baseline" in _fault(trial, baseline, "sample_log")
 
 
 def test_a_sample_seen_twice_in_an_epoch_is_caught(tmp_path: Path) -> None:
     trial, baseline = _pair(tmp_path)
     _, first = fabricate.step_samples(fabricate.Case(), 0)
     _edit_sample_log(trial, rank=0, step=1, ids=first[:4])
-    check = _check(check_equivalence(trial, baseline), "sample_log")
-    assert check.passed is False
-    assert "epoch 0 saw samples" in check.reason
-    assert "more than once" in check.reason
+    reason = _fault(trial, baseline, "sample_log")
+    assert "epoch 0 saw samples" in reason
+    assert "more than once" in reason
 
 
 def test_a_dropped_step_is_caught(tmp_path: Path) -> None:
@@ -128,9 +134,7 @@ def test_a_dropped_step_is_caught(tmp_path: Path) -> None:
     for rank in (0, 1):
         lines = trial.rank(rank).sample_log.read_text().splitlines(keepends=True)
         trial.rank(rank).sample_log.write_text("".join(lines[:4] + lines[5:]))
-    check = _check(check_equivalence(trial, baseline), "sample_log")
-    assert check.passed is False
-    assert "steps 4 are missing" in check.reason
+    assert "steps 4 are missing" in _fault(trial, baseline, "sample_log")
 
 
 def test_the_last_smaller_batch_of_an_epoch_counts_as_well(tmp_path: Path) -> None:
@@ -141,9 +145,7 @@ def test_the_last_smaller_batch_of_an_epoch_counts_as_well(tmp_path: Path) -> No
 def test_a_sample_log_that_is_not_the_planned_is_caught(tmp_path: Path) -> None:
     trial, baseline = _pair(tmp_path)
     order = SampleOrder(row_group_rows=[20, 20], seed=1, global_batch=8, epochs=9, max_steps=12)
-    check = _check(check_equivalence(trial, baseline, order), "sample_log")
-    assert check.passed is False
-    assert "than the planned order" in check.reason
+    assert "than the planned order" in _fault(trial, baseline, "sample_log", order)
 
 
 def test_other_training_values_are_named(tmp_path: Path) -> None:
@@ -151,18 +153,15 @@ def test_other_training_values_are_named(tmp_path: Path) -> None:
     document = json.loads(trial.trial.read_text())
     document["training"].update(learning_rate=0.02, memory_format="channels_last")
     trial.trial.write_text(json.dumps(document))
-    check = _check(check_equivalence(trial, baseline), "training")
-    assert check.passed is False
-    assert "learning_rate is 0.02, the baseline has 0.01" in check.reason
-    assert "memory_format" not in check.reason
+    reason = _fault(trial, baseline, "training")
+    assert "learning_rate is 0.02, the baseline has 0.01" in reason
+    assert "memory_format" not in reason
 
 
 def test_a_rank_that_starts_from_other_weights_is_named(tmp_path: Path) -> None:
     trial, baseline = _pair(tmp_path)
     fabricate.edit_json(trial.rank(1).environment, initial_weights_sha256="00" * 32)
-    check = _check(check_equivalence(trial, baseline), "initial_weights")
-    assert check.passed is False
-    assert "rank 1 " in check.reason
+    assert "rank 1 " in _fault(trial, baseline, "initial_weights")
 
 
 def test_a_first_loss_that_differs_is_caught(tmp_path: Path) -> None:
@@ -270,7 +269,7 @@ def test_run_without_checksums_of_replicas_shows_only_its_start(tmp_path: Path) 
 
 
 def test_step_that_changes_no_weights_is_a_fault_unless_the_baselines_does_not(
-    tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     trial, baseline = _pair(tmp_path, {"weights_error": 1e-4})
 
