@@ -201,6 +201,22 @@ def test_the_slowest_node_waits_longer_among_more_nodes(records) -> None:
     assert waiting[2] == pytest.approx(0.1 * 1.77 * SEQUENTIAL.step_s, rel=0.4)
 
 
+def test_messages_after_the_last_gradient_have_their_own_rate(records, tmp_path) -> None:
+    def rows(rank, step, ready_s):
+        half = {"payload_bytes": 82}  # of 41 parameters
+        yield made.row(rank, 2 * step.step, ready_s - 0.1, ready_s - 0.02, **half)
+        yield made.row(rank, 2 * step.step + 1, ready_s, ready_s + 0.02, **half)
+
+    way = dataclasses.replace(
+        SEQUENTIAL, launcher="mpi", transport="gloo", nodes=2, transfer_s=0.02
+    )
+    several = fabricate.make_one(tmp_path / "two", way, case=fabricate.Case(steps=20))
+    runs = [*records(SEQUENTIAL, batch=8), *records(SEQUENTIAL, batch=4)]
+    request = Request(nodes=(2,))
+    (found,) = predict([*runs, made.in_each_step(several, rows)], request).predictions
+    assert found.exposed_s == pytest.approx(0.02, rel=0.1)
+
+
 def test_more_micro_batches_shrink_the_bubble(records) -> None:
     way = dataclasses.replace(PIPELINE, stages=2, micro_batches=4)
     times = [
