@@ -203,7 +203,13 @@ def mark(row: Row) -> str:
     return {True: "✓", False: "✗", None: "~"}[row["equivalent"]]
 
 
-COMPUTED = {"(name)": configuration, "(mark)": mark}
+def only(entries: Row) -> Any:
+    """Return the value of a dictionary that has one."""
+    (value,) = entries.values()
+    return value
+
+
+COMPUTED = {"(name)": configuration, "(mark)": mark, "(only)": only}
 
 
 def cell(entries: Sequence[Row], path: str, unit: str, summary: str) -> str:

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -140,13 +140,6 @@ def training_arguments(launcher: str, dataset: Path, run_dir: Path) -> list[str]
     return [*words, "--out", str(run_dir)]
 
 
-def assert_every_rank_trained(run_dir: Path) -> None:
-    steps = sorted(run_dir.rglob("ranks/*/steps.*"))
-    assert [file.parent.name for file in steps] == [str(rank) for rank in range(RANKS)]
-    for file in steps:
-        assert len(list(row_dicts(file.with_suffix(".jsonl")))) == STEPS
-
-
 def test_same_sources_give_the_same_bytes_whatever_the_umask(
     bundled: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -212,17 +205,14 @@ def test_job_explains_its_options_without_an_environment(
         assert option in text
 
 
-def test_mpi_archive_trains_without_the_repository(
-    unpacked: dict[str, Path], cluster_python: Path, dataset: Path, tmp_path: Path
-) -> None:
-    arguments = training_arguments("mpi", dataset, tmp_path / "run")
-    mpirun(cluster_python, [unpacked["mpi"] / "train.py", *arguments], cwd=tmp_path)
-    assert_every_rank_trained(tmp_path / "run")
-
-
-def test_spark_archive_trains_without_the_repository(
-    unpacked: dict[str, Path], cluster_python: Path, dataset: Path, tmp_path: Path
-) -> None:
-    arguments = training_arguments("spark", dataset, tmp_path / "run")
-    spark_submit(cluster_python, [unpacked["spark"] / "train.py", *arguments], cwd=tmp_path)
-    assert_every_rank_trained(tmp_path / "run")
+@pytest.mark.parametrize(("launcher", "start"), [("mpi", mpirun), ("spark", spark_submit)])
+def test_archive_trains_without_the_repository(
+    unpacked: dict[str, Path], cluster_python: Path, dataset: Path, tmp_path: Path,
+    launcher: str, start: Callable[..., str],
+) -> None:  # fmt: skip
+    arguments = training_arguments(launcher, dataset, tmp_path / "run")
+    start(cluster_python, [unpacked[launcher] / "train.py", *arguments], cwd=tmp_path)
+    steps = sorted((tmp_path / "run").rglob("ranks/*/steps.*"))
+    assert [file.parent.name for file in steps] == [str(rank) for rank in range(RANKS)]
+    for file in steps:
+        assert len(list(row_dicts(file.with_suffix(".jsonl")))) == STEPS

@@ -45,15 +45,19 @@ oversubscribe = true
 {LIMITS}"""
 
 
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory, cache):
-    folder = tmp_path_factory.mktemp("search")
+def tuned(folder, cache, what, text):
+    """Return the command line of a search, its spec, its directory and what it has said."""
     spec = folder / "search.toml"
-    spec.write_text(SPEC)
+    spec.write_text(text)
     cli = cli_in(cache, folder)
-    result = cli("tune", "local", spec, "--out", folder / "found")
+    result = cli("tune", what, spec, "--out", folder / "found")
     assert result.returncode == 0, result.stderr
     return cli, spec, folder / "found", result
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory, cache):
+    return tuned(tmp_path_factory.mktemp("search"), cache, "local", SPEC)
 
 
 def outcomes(run_dir):
@@ -90,10 +94,11 @@ def test_tuned_spec_says_the_best_strategy_and_can_be_planned(searched):
     assert {t["launcher"] for t in planned["trials"]} == {"local", "mpi"}
 
 
-def test_finished_search_resumes_to_nothing_and_says_the_same(searched):
-    cli, _, found, result = searched
+@pytest.mark.parametrize(("search", "what"), [("searched", "local"), ("communicated", "comm")])
+def test_finished_search_resumes_to_nothing_and_says_the_same(request, search, what):
+    cli, _, found, result = request.getfixturevalue(search)
     before = outcomes(found)
-    again = cli.main("tune", "local", "--resume", found)
+    again = cli.main("tune", what, "--resume", found)
     assert again.returncode == 0, again.stderr
     assert outcomes(found) == before
     assert again.stdout == result.stdout
@@ -174,13 +179,7 @@ mpi_parameters = []
 
 @pytest.fixture(scope="module")
 def communicated(tmp_path_factory, cache):
-    folder = tmp_path_factory.mktemp("comm")
-    spec = folder / "comm.toml"
-    spec.write_text(COMM)
-    cli = cli_in(cache, folder)
-    result = cli("tune", "comm", spec, "--out", folder / "found")
-    assert result.returncode == 0, result.stderr
-    return cli, spec, folder / "found", result
+    return tuned(tmp_path_factory.mktemp("comm"), cache, "comm", COMM)
 
 
 def test_communication_is_searched_for_trials_that_send_within_80_columns(communicated):
@@ -201,12 +200,3 @@ def test_spec_with_the_best_communication_can_be_planned(communicated):
     planned = json.loads(cli.main("plan", found / "tuned.toml", "--json").stdout)["trials"]
     (mpi,) = {t["id"].rpartition(".r")[0] for t in planned if t["launcher"] == "mpi"}
     assert mpi == searched["chosen"]
-
-
-def test_search_of_communication_resumes_to_nothing_and_says_the_same(communicated):
-    cli, _, found, result = communicated
-    before = outcomes(found)
-    again = cli.main("tune", "comm", "--resume", found)
-    assert again.returncode == 0, again.stderr
-    assert outcomes(found) == before
-    assert again.stdout == result.stdout

@@ -4,22 +4,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from tests.support.job_specs import NO_SIDECAR, job_words
 from tests.support.trials import tiny_trial
-from tests.unit.analysis import fabricate as fabricator
 
 from paceline.job.job import Job, parse_job
 from paceline.plan.rank_context import RankContext
-
-
-@pytest.fixture(scope="session")
-def fabricate() -> ModuleType:
-    """Makes run directories of which every number is known (tests/unit/analysis/fabricate.py)."""
-    return fabricator
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import compare_run
 from paceline.records.layout import RunFiles
@@ -28,7 +29,7 @@ def test_generated_run_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_configurations_of_a_run_are_compared_with_themselves(
-    fabricate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     benchmark = importlib.import_module("aa_repeats")

@@ -37,7 +37,7 @@ def transports(axes: Axes) -> None:
     """Draw the training speed of each configuration, a bar to the median and a dot per repeat."""
     rates = {
         name: values
-        for name, values in raw("transports")["images_per_s"].items()
+        for name, values in raw("transports")["samples_per_s"].items()
         if name not in ("paceline nothing", "paceline only meeting")
     }
     ordered = sorted(rates, key=lambda name: statistics.median(rates[name]))
@@ -78,10 +78,10 @@ def causes(axes: Axes) -> None:
         for case in raw(name)["raw"]
         if case.get("named")
     ]
-    names = sorted({case["case"] for case in cases}, reverse=True)
-    places = [names.index(case["case"]) for case in cases]
+    names = sorted({name for case in cases for name in case["shares"]}, reverse=True)
+    points = [(share, names.index(n)) for case in cases for n, share in case["shares"].items()]
     axes.axvline(1, color=DARK, linewidth=1, linestyle="--")
-    axes.plot([case["share"] for case in cases], places, "o", color=BLUE, alpha=0.7)
+    axes.plot(*zip(*points, strict=True), "o", color=BLUE, alpha=0.7)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(0, 1.3)
     axes.set_xlabel("share of the difference that the right cause got (truth: 1)")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
@@ -21,7 +21,7 @@ from paceline.spec.tables import Target
 
 
 @pytest.fixture
-def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
+def comparison(tmp_path: Path) -> Comparison:
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI]
     return compare_run(fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.005))
 
@@ -46,7 +46,7 @@ def test_memory_is_per_node(comparison: Comparison) -> None:
 
 
 @pytest.mark.parametrize("goal", ["time", "cost"])
-def test_a_target_decides_as_in_compare(fabricate: ModuleType, tmp_path: Path, goal: Goal) -> None:
+def test_a_target_decides_as_in_compare(tmp_path: Path, goal: Goal) -> None:
     # the fastest step, but fewer samples learned with each
     hasty = dataclasses.replace(
         fabricate.MPI, transport="gloo", transfer_s=0.0, learned=1.0, compression={"method": "topk"}
@@ -69,7 +69,7 @@ def test_a_target_decides_as_in_compare(fabricate: ModuleType, tmp_path: Path, g
     assert (found.best.configuration == comparison.verdicts["tiny"].best) == (goal == "time")
 
 
-def test_equal_configurations_are_ties(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_equal_configurations_are_ties(tmp_path: Path) -> None:
     twin = dataclasses.replace(fabricate.MPI, transport="gloo")
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, twin]
     found = compare_run(fabricate.make_run(tmp_path, ways, repeats=4, jitter=0.08))
@@ -79,9 +79,7 @@ def test_equal_configurations_are_ties(fabricate: ModuleType, tmp_path: Path) ->
     assert not last.tied
 
 
-def test_predictions_are_apart_and_can_be_promising(
-    comparison: Comparison, fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_predictions_are_apart_and_can_be_promising(comparison: Comparison, tmp_path: Path) -> None:
     records = load_run(fabricate.make_run(tmp_path / "b", [fabricate.INTRAOP], repeats=2))
     request = Request(
         nodes=(1, 4), link=given_link(1e12, 1e-9), transports=("gloo",), scaling="weak"
@@ -94,7 +92,7 @@ def test_predictions_are_apart_and_can_be_promising(
     assert all(each.configuration is not None for each in found.measured)
 
 
-def test_another_precision_or_batch_was_not_measured(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_another_precision_or_batch_was_not_measured(tmp_path: Path) -> None:
     two = dataclasses.replace(fabricate.MPI, nodes=2)
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, two]
     comparison = compare_run(fabricate.make_run(tmp_path, ways, repeats=2))
@@ -116,9 +114,7 @@ def test_another_precision_or_batch_was_not_measured(fabricate: ModuleType, tmp_
     assert found[0].value.median == pytest.approx(4 * 1000 / 40)  # 4 cores
 
 
-def test_what_is_not_decided_is_repeated_with_the_baseline(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_what_is_not_decided_is_repeated_with_the_baseline(tmp_path: Path) -> None:
     twin = dataclasses.replace(fabricate.MPI, transport="gloo")
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, twin]
     found = compare_run(fabricate.make_run(tmp_path, ways, repeats=4, jitter=0.05))

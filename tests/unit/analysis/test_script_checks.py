@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis.fabricate import pair_of as pair
 
 from paceline.analysis.compare.run import compare_run
@@ -15,7 +16,7 @@ from paceline.report.verdict import verdict_sentence
 WRONG = {"weights_error": 1.0, "gradient_error": 1.0}
 
 
-def script_run(fabricate, root, changes, *, samples=True):
+def script_run(root, changes, *, samples=True):
     """A run of a script under MPI, and its baseline."""
     mpi = dataclasses.replace(fabricate.MPI, **changes)
     run = fabricate.make_run(root, [mpi, fabricate.SEQUENTIAL], cases=[fabricate.Case()])
@@ -44,23 +45,23 @@ def verdict(run):
 
 
 @pytest.mark.parametrize("samples", [True, False])
-def test_tensors_that_agree_are_equivalent_without_known_samples(fabricate, tmp_path, samples):
+def test_tensors_that_agree_are_equivalent_without_known_samples(tmp_path, samples):
     changes = {"weights_error": 1e-4, "gradient_error": 1e-5}
-    assert verdict(script_run(fabricate, tmp_path, changes, samples=samples)) == (True, "")
+    assert verdict(script_run(tmp_path, changes, samples=samples)) == (True, "")
 
 
-def test_tensors_that_differ_with_equal_samples_are_not_equivalent(fabricate, tmp_path):
-    assert verdict(script_run(fabricate, tmp_path, WRONG))[0] is False
+def test_tensors_that_differ_with_equal_samples_are_not_equivalent(tmp_path):
+    assert verdict(script_run(tmp_path, WRONG))[0] is False
 
 
-def test_unknown_samples_leave_a_difference_undecided(fabricate, tmp_path):
-    equivalent, reason = verdict(script_run(fabricate, tmp_path, WRONG, samples=False))
+def test_unknown_samples_leave_a_difference_undecided(tmp_path):
+    equivalent, reason = verdict(script_run(tmp_path, WRONG, samples=False))
     assert equivalent is None
     assert reason.startswith("the samples of a step are not known, so the batches may differ; ")
 
 
-def test_another_batch_is_not_equivalent(fabricate, tmp_path):
-    run = script_run(fabricate, tmp_path, WRONG)
+def test_another_batch_is_not_equivalent(tmp_path):
+    run = script_run(tmp_path, WRONG)
     edit_steps(pair(run)[0], samples=1000)
     found = check_equivalence(*pair(run))
     assert found.equivalent is False
@@ -68,8 +69,8 @@ def test_another_batch_is_not_equivalent(fabricate, tmp_path):
     assert "divide a fixed global batch by WORLD_SIZE in the script" in samples.reason
 
 
-def test_other_first_weights_are_named_even_if_the_tensors_agree(fabricate, tmp_path):
-    run = script_run(fabricate, tmp_path, {})
+def test_other_first_weights_are_named_even_if_the_tensors_agree(tmp_path):
+    run = script_run(tmp_path, {})
     for _, rank in pair(run)[0].ranks():
         fabricate.edit_json(rank.environment, initial_weights_sha256="other")
     equivalent, reason = verdict(run)
@@ -77,14 +78,14 @@ def test_other_first_weights_are_named_even_if_the_tensors_agree(fabricate, tmp_
     assert "started from other weights than the baseline; fix the seed" in reason
 
 
-def test_different_parameters_on_each_rank_are_not_compared(fabricate, tmp_path):
-    run = script_run(fabricate, tmp_path, {})
+def test_different_parameters_on_each_rank_are_not_compared(tmp_path):
+    run = script_run(tmp_path, {})
     fabricate.edit_json(pair(run)[0].result, not_compared="rank 1 ended with other weights")
     assert verdict(run) == (None, "rank 1 ended with other weights")
 
 
-def test_ranks_that_began_alike_and_drifted_are_not_equivalent(fabricate, tmp_path):
-    run = script_run(fabricate, tmp_path, {})
+def test_ranks_that_began_alike_and_drifted_are_not_equivalent(tmp_path):
+    run = script_run(tmp_path, {})
     fabricate.edit_json(pair(run)[0].rank(1).weights, replicas=[{"scale": "other"}])
     equivalence = check_equivalence(*pair(run))
     last = equivalence.checks[-1]
@@ -96,8 +97,8 @@ def test_ranks_that_began_alike_and_drifted_are_not_equivalent(fabricate, tmp_pa
     assert reason.startswith("its ranks began with different weights: they are sharded")
 
 
-def test_rows_that_were_not_checked_are_ranked_in_steps_per_second(fabricate, tmp_path):
-    comparison = compare_run(script_run(fabricate, tmp_path, WRONG, samples=False))
+def test_rows_that_were_not_checked_are_ranked_in_steps_per_second(tmp_path):
+    comparison = compare_run(script_run(tmp_path, WRONG, samples=False))
     row = next(row for row in comparison.rows if row.launcher == "mpi")
     assert (row.equivalent, row.ranked, row.global_batch) == (None, True, None)
     assert row.samples_per_s is None

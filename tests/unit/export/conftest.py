@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.analysis import operations
+from tests.unit.analysis import fabricate, operations
 
 from paceline.export.run_data import RunData
 
 
 @pytest.fixture
-def run(fabricate, tmp_path):
+def run(tmp_path):
     files = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI])
     fabricate.edit_json(
         files.manifest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-from tests.unit.analysis import operations
+from tests.unit.analysis import fabricate, operations
 
 from paceline.export.frames import flat, joined, row_frame
 from paceline.export.run_data import RunData
@@ -31,7 +31,7 @@ def test_joined_frames_have_the_columns_of_all():
     assert joined([]).is_empty()
 
 
-def test_operations_have_names_and_times(run, alone, pair, fabricate):
+def test_operations_have_names_and_times(run, alone, pair):
     frame = run.communication(pair)
     assert len(frame) == 2 * 2 * fabricate.Case().steps  # ranks, buckets, steps
     assert set(frame["operation"]) == {"allreduce"}
@@ -52,7 +52,7 @@ def test_rows_of_trials_name_trial_and_repeat(run, pair):
     assert set(steps["rank"]) == {0, 1}
 
 
-def test_evaluations_have_a_row_for_each_metric(fabricate, tmp_path):
+def test_evaluations_have_a_row_for_each_metric(tmp_path):
     case = fabricate.Case(evaluate_every_steps=6)
     run = RunData(fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL], cases=[case]))
     found = run.evaluations()

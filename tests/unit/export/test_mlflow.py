@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.export.run_data import export
 
@@ -26,7 +27,7 @@ def _runs(client):
     return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
 
 
-def test_parameters_metrics_and_tags_are_those_of_the_trials(run, client, pair, fabricate):
+def test_parameters_metrics_and_tags_are_those_of_the_trials(run, client, pair):
     runs = _runs(client)
     assert set(runs) == {"fabricated", *(record.trial.id for record in run.trials)}
     trial = runs[pair]

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from tests.unit.analysis import fabricate
 from torch import nn
 
 from paceline.errors import DataError, UsageError
@@ -27,20 +28,24 @@ def trained(run, pair):
     return pair, model
 
 
-def test_model_gives_the_logits_of_torch(run, trained, tmp_path):
+def assert_computes(path, model, inputs, names):
+    """Compare the outputs of an ONNX file with those of the model. names: of input and output."""
     import onnxruntime
 
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (found,) = session.run([names[1]], {names[0]: inputs.numpy()})
+    torch.testing.assert_close(
+        torch.from_numpy(found), model(inputs).detach(), rtol=1e-3, atol=1e-5
+    )
+
+
+def test_model_gives_the_logits_of_torch(run, trained, tmp_path):
     trial, model = trained
     (path,) = export(run, "onnx", tmp_path / "out", trial)
     assert path == tmp_path / f"out/{trial}.onnx"
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     images = torch.randn(5, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    (logits,) = session.run(None, {"images": images.numpy()})
-    assert logits.shape == (5, CLASSES)
-    torch.testing.assert_close(
-        torch.from_numpy(logits), model(images).detach(), rtol=1e-3, atol=1e-5
-    )
+    assert_computes(path, model, images, ("images", "logits"))
 
 
 def test_a_model_that_computes_something_else_is_not_written(run, trained, tmp_path, monkeypatch):
@@ -72,7 +77,7 @@ def test_weights_of_another_model_are_refused(run, alone, tmp_path):
 SCRIPT = {"path": "/t.py", "arguments": [], "directory": "/", "samples_per_step": None}
 
 
-def test_script_of_the_user_exports_its_model_itself(run, pair, fabricate, tmp_path):
+def test_script_of_the_user_exports_its_model_itself(run, pair, tmp_path):
     files = run.files.trial(pair)
     training = json.loads(files.trial.read_text("utf-8"))["training"]
     fabricate.edit_json(files.trial, training={**training, "script": SCRIPT})
@@ -84,7 +89,7 @@ GPT = "paceline.workloads.gpt:GPT"
 
 
 @pytest.fixture
-def own(run, pair, fabricate):
+def own(run, pair):
     """Make a trial one of a user's task; return a function that keeps a model's weights."""
     files = run.files.trial(pair)
 
@@ -100,16 +105,10 @@ def own(run, pair, fabricate):
 
 
 def test_language_model_of_the_user_gives_the_scores_of_torch(run, pair, own, tmp_path):
-    import onnxruntime
-
     model = own(GPT, classes=0, input_shape=[65], input_dtype="int64")
     (path,) = export(run, "onnx", tmp_path / "out", pair)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     tokens = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(1))
-    (scores,) = session.run(["outputs"], {"inputs": tokens.numpy()})
-    torch.testing.assert_close(
-        torch.from_numpy(scores), model(tokens).detach(), rtol=1e-3, atol=1e-5
-    )
+    assert_computes(path, model, tokens, ("inputs", "outputs"))
 
 
 class ByValue(nn.Module):

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis import operations as made
 
 from paceline.analysis.trial.reading import load_trial
@@ -18,7 +18,7 @@ from paceline.export.trace import trace_events, write_trace
 
 
 @pytest.fixture
-def make(fabricate, tmp_path):
+def make(tmp_path):
     return partial(fabricate.make_one, tmp_path / "run")
 
 
@@ -48,7 +48,7 @@ def check_nesting(thread: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     "way", ["MPI", "TORCHRUN", "THREADS", "PROCESSES", "PIPELINE", "HYBRID", "SEQUENTIAL"]
 )
-def test_slices_of_every_thread_nest(make: Any, fabricate: ModuleType, way: str) -> None:
+def test_slices_of_every_thread_nest(make: Any, way: str) -> None:
     files = make(getattr(fabricate, way))
     record = load_trial(files)
     if way in {"MPI", "TORCHRUN"}:

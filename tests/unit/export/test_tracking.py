@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.export.tracking import run_tags, tracked_trials
 
 
-def test_a_trial_has_its_parameters_results_and_curves(run, pair, fabricate):
+def test_a_trial_has_its_parameters_results_and_curves(run, pair):
     (tracked,) = tracked_trials(run, pair)
     assert tracked.parameters["training.learning_rate"] == 0.01
     assert tracked.parameters["placement.ranks_per_node"] == 2
@@ -26,7 +27,7 @@ def test_a_trial_has_its_parameters_results_and_curves(run, pair, fabricate):
     assert all(p.unix_s > fabricate.LAUNCHED for p in tracked.points)
 
 
-def test_a_failed_trial_has_no_results(run, pair, fabricate):
+def test_a_failed_trial_has_no_results(run, pair):
     files = run.files.trial(pair)
     fabricate.edit_json(files.outcome, status="failed", exit_code=5, message="killed")
     (tracked,) = tracked_trials(run, pair)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.monitor import watching
 
 from paceline.errors import DataError
@@ -18,7 +19,7 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def trials(fabricate):
+def trials():
     return [fabricate.make_trial_value(way) for way in (fabricate.SEQUENTIAL, fabricate.MPI)]
 
 

@@ -6,6 +6,7 @@ import io
 
 import pytest
 from rich.console import Console
+from tests.unit.analysis import fabricate
 from tests.unit.monitor import watching
 
 from paceline.errors import DataError, TimedOut
@@ -21,7 +22,7 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def trial(fabricate):
+def trial():
     return fabricate.make_trial_value(fabricate.SEQUENTIAL)
 
 

@@ -159,12 +159,10 @@ def test_only_the_sequential_local_trial_is_the_baseline():
     }
 
 
-def one(way: str, keys: str = "", *, cores: int = 4, batch: int = 24) -> Trial:
-    """The single other trial of a spec; keys are TOML lines with `;` between them."""
-    launcher, strategy = way.split("/")
+def beside_baseline(*trials: str, cores: int = 4, batch: int = 24) -> list[Trial]:
     text = f"""
     schema = 2
-    name = "one"
+    name = "several"
     repeats = 1
     [[workloads]]
     name = "tiny"
@@ -172,33 +170,23 @@ def one(way: str, keys: str = "", *, cores: int = 4, batch: int = 24) -> Trial:
     [[trials]]
     launcher = "local"
     local_strategy = "sequential"
-    [[trials]]
-    launcher = "{launcher}"
-    local_strategy = "{strategy}"
     """
-    text += "\n".join(keys.split("; "))
-    trials = plan_trials(parse_spec(text, "test"), {"tiny": "/data"}, cores)
+    text += "".join("\n[[trials]]\n" + keys.replace("; ", "\n") for keys in trials)
+    return plan_trials(parse_spec(text, "test"), {"tiny": "/data"}, cores)
+
+
+def one(way: str, keys: str = "", *, cores: int = 4, batch: int = 24) -> Trial:
+    """The single other trial of a spec; keys are TOML lines with `;` between them."""
+    launcher, strategy = way.split("/")
+    asked = f"launcher = '{launcher}'; local_strategy = '{strategy}'; {keys}"
+    trials = beside_baseline(asked, cores=cores, batch=batch)
     (found,) = [t for t in trials if t.launcher == launcher and t.local_strategy == strategy]
     return found
 
 
 def transports(*trials: str) -> dict[str, str]:
     """The transport of each trial beside the baseline; keys are lines with `;` between them."""
-    start = """
-    schema = 2
-    name = "several"
-    repeats = 1
-    [network]
-    interface = "eth0"
-    [[workloads]]
-    name = "tiny"
-    global_batch = 24
-    [[trials]]
-    launcher = "local"
-    local_strategy = "sequential"
-    """
-    text = start + "".join("\n[[trials]]\n" + keys.replace("; ", "\n") for keys in trials)
-    planned = plan_trials(parse_spec(text, "test"), {"tiny": "/data"}, 4)
+    planned = beside_baseline(*trials[:-1], trials[-1] + INTERFACE)
     return {f"{t.launcher}/{t.local_strategy}": t.transport for t in planned if not t.is_baseline}
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row
@@ -21,7 +21,7 @@ SEEDS = range(16)
 
 
 @pytest.fixture(params=SEEDS)
-def comparison(request: pytest.FixtureRequest, fabricate: ModuleType, tmp_path: Path) -> Comparison:
+def comparison(request: pytest.FixtureRequest, tmp_path: Path) -> Comparison:
     """Compare a run whose differences are within the noise, far beyond it, or between the two."""
     random = np.random.default_rng(request.param)
     spread = random.choice([0.0, 0.02, 0.3])

@@ -7,10 +7,10 @@ import json
 import re
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from tests.support.pages import Page
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
@@ -28,7 +28,7 @@ _MIB = 2**20
 
 
 @pytest.fixture(scope="module")
-def run(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
     """Read only."""
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, fabricate.SPARK]
     cases = [
@@ -74,7 +74,7 @@ def test_every_chart_has_its_data_and_its_place(page: Page) -> None:
         assert {"data", "layout"} <= set(json.loads(script.own_text))
 
 
-def test_no_figure_is_lost_because_its_title_is_that_of_another(fabricate, tmp_path) -> None:
+def test_no_figure_is_lost_because_its_title_is_that_of_another(tmp_path) -> None:
     cases = [fabricate.Case(), fabricate.Case(workload="simple-big", model="alexnet")]
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(
@@ -85,7 +85,7 @@ def test_no_figure_is_lost_because_its_title_is_that_of_another(fabricate, tmp_p
     assert len(by_title) == render(comparison).count('<script type="application/json"')
 
 
-def test_lossy_configurations_are_ranked_where_there_is_a_target(fabricate, tmp_path) -> None:
+def test_lossy_configurations_are_ranked_where_there_is_a_target(tmp_path) -> None:
     target = Target(metric="accuracy", at_least=0.6)
     case = fabricate.Case(evaluate_every_steps=2, target=target)
     lossy = dataclasses.replace(
@@ -118,7 +118,7 @@ def test_the_page_shows_what_ranks_had_and_what_was_run(page: Page) -> None:
     assert "3.25" in page.words  # ingest, seconds
 
 
-def test_text_from_files_cannot_become_markup(fabricate, run, tmp_path) -> None:
+def test_text_from_files_cannot_become_markup(run, tmp_path) -> None:
     run = RunFiles(shutil.copytree(run.root, tmp_path / "run"))
     evil = "</script><script>alert(1)</script><b>"
     for name, files in run.trials():
@@ -134,7 +134,7 @@ def test_text_from_files_cannot_become_markup(fabricate, run, tmp_path) -> None:
     assert "&lt;script&gt;alert(1)" in html
 
 
-def test_a_page_without_baseline_or_manifest_or_traces_still_stands(fabricate, tmp_path) -> None:
+def test_a_page_without_baseline_or_manifest_or_traces_still_stands(tmp_path) -> None:
     run = fabricate.make_run(tmp_path / "run", [fabricate.MPI])
     run.manifest.unlink()
     (files,) = (f for _, f in run.trials())
@@ -168,7 +168,7 @@ def test_stacked_bars_hold_every_ranks_phases(comparison: Comparison) -> None:
 
 
 @pytest.fixture(scope="module")
-def all_strategies(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def all_strategies(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """All local strategies under two launchers."""
     ways = [*fabricate.LOCAL_WAYS]
     ways += [dataclasses.replace(way, launcher="spark") for way in fabricate.LOCAL_WAYS]
@@ -195,9 +195,7 @@ def test_colours_follow_the_strategy_where_there_are_many_configurations(all_str
     assert all(chosen[row.configuration] == by_strategy[row.local_strategy] for row in rows)
 
 
-def test_chosen_baseline_is_named_and_empty_sections_are_left_out(
-    fabricate, comparison, tmp_path
-) -> None:
+def test_chosen_baseline_is_named_and_empty_sections_are_left_out(comparison, tmp_path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     page = Page(render(compare_run(run, baseline="*.mpi.*")))
     assert "tiny: speedups are over mpi" in page.words
@@ -206,14 +204,14 @@ def test_chosen_baseline_is_named_and_empty_sections_are_left_out(
     assert "speedups are over" not in render(comparison)
 
 
-def test_causes_of_differences_are_shown(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_causes_of_differences_are_shown(tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     page = render(compare_run(fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.01)))
     assert "Causes of the differences" in page
     assert "fewer allocated cores" in page
 
 
-def test_checks_of_repeats_are_combined_by_name(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_checks_of_repeats_are_combined_by_name(tmp_path: Path) -> None:
     """A repeat of a script may have a check that the others lack."""
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     first, second = compare_run(run).trials["tiny.mpi.mpi.processes.n1r2t1.fp32"]

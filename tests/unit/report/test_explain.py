@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from types import ModuleType
 
 from tests.support.terminal import shown
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.explain_run import explain_workload
 from paceline.analysis.compare.run import compare_run
@@ -19,7 +19,7 @@ from paceline.report.explain import (
 )
 
 
-def test_other_configuration_is_named_also_where_its_mean_is_shorter(fabricate, tmp_path) -> None:
+def test_other_configuration_is_named_also_where_its_mean_is_shorter(tmp_path) -> None:
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=3, jitter=0.01
     )
@@ -40,7 +40,7 @@ def test_other_configuration_is_named_also_where_its_mean_is_shorter(fabricate, 
     assert [less, *bounds] == [f"-{more}", f"-{high}", "to", f"-{low}"]
 
 
-def test_an_intervention_and_its_result_are_sentences(fabricate: ModuleType) -> None:
+def test_an_intervention_and_its_result_are_sentences() -> None:
     proposed = Intervention(
         cause="slow_reader", cause_label="slow reader", also_removes=("slow storage",),
         label="data from memory", trial=fabricate.make_trial_value(fabricate.SEQUENTIAL),

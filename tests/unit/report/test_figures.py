@@ -6,11 +6,11 @@ import base64
 import dataclasses
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
@@ -19,7 +19,7 @@ from paceline.spec.tables import Target
 
 
 @pytest.fixture
-def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
+def comparison(tmp_path: Path) -> Comparison:
     """A baseline and two equivalent configurations, evaluated every two steps."""
     target = Target(metric="accuracy", at_least=0.6)
     case = fabricate.Case(evaluate_every_steps=2, target=target)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from statistics import geometric_mean
-from types import ModuleType
 
 import pytest
 from scipy import stats
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row
@@ -20,7 +20,7 @@ REPEATS = 4
 
 
 @pytest.fixture(scope="module")
-def comparison(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     folder = tmp_path_factory.mktemp("method")
     return compare_run(fabricate.make_run(folder / "run", ways, repeats=REPEATS, jitter=0.02))

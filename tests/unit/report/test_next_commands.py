@@ -5,39 +5,41 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from tests.unit.analysis import fabricate
+
 from paceline.analysis.compare.run import compare_run
 from paceline.report.verdict import next_commands
 
 RUN = Path("runs/a b")
 
 
-def commands(fabricate, folder, repeats, jitter, *, is_shipped=True) -> list[str]:
+def commands(folder, repeats, jitter, *, is_shipped=True) -> list[str]:
     same = dataclasses.replace(fabricate.MPI, transport="gloo")
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, same]
     comparison = compare_run(fabricate.make_run(folder, ways, repeats=repeats, jitter=jitter))
     return [command for command, _ in next_commands(comparison, RUN, is_shipped=is_shipped)]
 
 
-def test_what_is_not_decided_is_repeated_first(fabricate, tmp_path) -> None:
-    assert commands(fabricate, tmp_path, repeats=3, jitter=0.05) == [
+def test_what_is_not_decided_is_repeated_first(tmp_path) -> None:
+    assert commands(tmp_path, repeats=3, jitter=0.05) == [
         "paceline recommend 'runs/a b' --measure", "paceline explain 'runs/a b'"
     ]  # fmt: skip
 
 
-def test_one_repeat_asks_for_another_and_explains_nothing(fabricate, tmp_path) -> None:
-    assert commands(fabricate, tmp_path, repeats=1, jitter=0.01) == [
+def test_one_repeat_asks_for_another_and_explains_nothing(tmp_path) -> None:
+    assert commands(tmp_path, repeats=1, jitter=0.01) == [
         "paceline recommend 'runs/a b' --measure", "paceline init my.toml"
     ]  # fmt: skip
 
 
-def test_decided_run_leads_to_causes_and_to_a_spec_of_the_user(fabricate, tmp_path) -> None:
-    shipped = commands(fabricate, tmp_path / "1", repeats=5, jitter=0.001)
+def test_decided_run_leads_to_causes_and_to_a_spec_of_the_user(tmp_path) -> None:
+    shipped = commands(tmp_path / "1", repeats=5, jitter=0.001)
     assert shipped == ["paceline explain 'runs/a b'", "paceline init my.toml"]
-    own = commands(fabricate, tmp_path / "2", repeats=5, jitter=0.001, is_shipped=False)
+    own = commands(tmp_path / "2", repeats=5, jitter=0.001, is_shipped=False)
     assert own == ["paceline explain 'runs/a b'", "paceline recommend 'runs/a b'"]
 
 
-def test_nothing_ranked_leads_nowhere(fabricate, tmp_path) -> None:
+def test_nothing_ranked_leads_nowhere(tmp_path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.MPI])
     comparison = compare_run(run, require_baseline=False)
     assert next_commands(comparison, RUN, is_shipped=True) == []

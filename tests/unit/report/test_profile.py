@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from tests.support.terminal import shown
+from tests.unit.analysis import fabricate
 from tests.unit.analysis import operations as made
 
 from paceline.analysis.compare.run import compare_run
@@ -18,7 +18,7 @@ from paceline.report.profile import communication_section, overview, profile_vie
 
 
 @pytest.fixture
-def run(fabricate: ModuleType, tmp_path: Path) -> RunFiles:
+def run(tmp_path: Path) -> RunFiles:
     """A sequential trial, one over mpi with operations, one over gloo without, a hybrid."""
     late = dataclasses.replace(fabricate.MPI, lead_s=0.05, clock_offset_s=2.0)
     ways = [fabricate.SEQUENTIAL, late, fabricate.TORCHRUN, fabricate.HYBRID]
@@ -51,7 +51,7 @@ def test_page_names_the_straggler_beside_the_tables(run: RunFiles) -> None:
     assert "Straggler of stage" not in section
 
 
-def test_page_without_peers_has_no_such_section(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_page_without_peers_has_no_such_section(tmp_path: Path) -> None:
     files = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.INTRAOP])
     page = render(compare_run(files))
     assert 'id="communication"' not in page

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import ModuleType
 
 from tests.support.terminal import shown as text
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.between_runs.differences import Difference, run_differences
 from paceline.analysis.between_runs.history import read_history
@@ -15,7 +15,7 @@ from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.report.runs import configuration_names, history_view, runs_view
 
 
-def test_two_runs_are_shown_with_their_differences_first(fabricate, tmp_path) -> None:
+def test_two_runs_are_shown_with_their_differences_first(tmp_path) -> None:
     fast = dataclasses.replace(fabricate.MPI, forward_s=0.05, weights_error=1.0)
     first = fabricate.make_run(
         tmp_path / "a",
@@ -42,7 +42,7 @@ def test_two_runs_are_shown_with_their_differences_first(fabricate, tmp_path) ->
     assert any(line.startswith("? tiny: mpi") for line in lines)
 
 
-def test_many_differences_of_a_kind_are_counted(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_many_differences_of_a_kind_are_counted(tmp_path: Path) -> None:
     speeds = read_speeds(fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL]))
     many = [Difference(of="package", name=f"p{n}", before="1", after="2") for n in range(15)]
     names = configuration_names(speeds.trials.values())
@@ -53,7 +53,7 @@ def test_many_differences_of_a_kind_are_counted(fabricate: ModuleType, tmp_path:
     assert equal.startswith("Machine, packages, git commit and spec are equal.")
 
 
-def test_history_marks_a_slower_run(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_history_marks_a_slower_run(tmp_path: Path) -> None:
     slow = dataclasses.replace(fabricate.MPI, forward_s=0.2)
     for created, way in ((0.0, fabricate.MPI), (86400.0, slow)):
         run = fabricate.make_run(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
@@ -30,7 +30,7 @@ def _under(way: Any, launcher: str, **changes: object) -> Any:
 
 
 @pytest.fixture
-def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
+def comparison(tmp_path: Path) -> Comparison:
     ways = [*fabricate.LOCAL_WAYS, *(_under(w, "mpi") for w in fabricate.LOCAL_WAYS)]
     return compare_run(fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.01))
 
@@ -61,7 +61,7 @@ def test_figures_of_several_arithmetics_have_their_own_titles(comparison: Compar
     assert titles == [f"{title} (fp32, contiguous)", f"{title} (bf16, contiguous)"]
 
 
-def test_a_lone_local_trial_is_no_comparison(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_a_lone_local_trial_is_no_comparison(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     assert strategies.local_section(compare_run(run)) is None
 
@@ -81,7 +81,7 @@ def test_the_figure_over_time_has_each_strategy_three_times(comparison: Comparis
     assert {note["textangle"] for note in names} == {0}
 
 
-def test_without_traces_there_is_no_figure(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_without_traces_there_is_no_figure(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.THREADS])
     for _, files in run.trials():
         files.host("node0").trace.unlink()
@@ -89,7 +89,7 @@ def test_without_traces_there_is_no_figure(fabricate: ModuleType, tmp_path: Path
     assert not list(part.figures())
 
 
-def test_stage_bars_hold_forward_backward_and_bubble(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_stage_bars_hold_forward_backward_and_bubble(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PIPELINE])
     (part,) = _parts(strategies.pipelines_section(compare_run(run)))
     ((_, chart),) = part.figures()
@@ -117,7 +117,7 @@ def test_the_fastest_everywhere_is_said_to_be(comparison: Comparison) -> None:
     assert part.sentences[0].endswith("(n = 6 strategies, p = 0.0028, permutation test).")
 
 
-def test_another_fastest_and_few_strategies_are_said(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_another_fastest_and_few_strategies_are_said(tmp_path: Path) -> None:
     local = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.PROCESSES]
     slow = _under(fabricate.PROCESSES, "spark", transfer_s=0.9)
     spark = [_under(fabricate.SEQUENTIAL, "spark"), _under(fabricate.INTRAOP, "spark"), slow]
@@ -132,7 +132,7 @@ def test_another_fastest_and_few_strategies_are_said(fabricate: ModuleType, tmp_
     )
 
 
-def test_a_tie_is_not_decided(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_a_tie_is_not_decided(tmp_path: Path) -> None:
     twin = dataclasses.replace(
         fabricate.PROCESSES,
         local_strategy="threads",

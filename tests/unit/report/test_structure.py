@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from tests.support.pages import Element, Page
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import compare_run
 from paceline.report.columns import comparison_table
@@ -22,7 +22,7 @@ _TEXTS = ("--ink", "--soft", "--accent", "--good", "--bad")
 
 
 @pytest.fixture(scope="module")
-def html(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str:
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, fabricate.SPARK]
     folder: Path = tmp_path_factory.mktemp("structure")
     return render(compare_run(fabricate.make_run(folder / "run", ways, repeats=3, jitter=0.01)))
@@ -51,7 +51,7 @@ def test_verdict_chart_table_and_causes_come_in_this_order(page: Page) -> None:
     assert not any(each.within("details") for each in parts)
 
 
-def test_commands_in_sentences_are_code(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_commands_in_sentences_are_code(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     page = Page(render(compare_run(run)))
     headline = next(e for e in page.in_order if e.has_class("headline"))
@@ -69,7 +69,7 @@ def test_everything_after_the_causes_is_folded(page: Page) -> None:
 
 
 def test_columns_that_need_the_button_are_those_of_the_widest_detail(
-    fabricate: ModuleType, page: Page, tmp_path: Path
+    page: Page, tmp_path: Path
 ) -> None:
     table = page.root.every("table")[0]
     headings = table.every("thead")[0].every("th")

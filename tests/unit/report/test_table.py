@@ -6,10 +6,10 @@ import dataclasses
 import io
 import math
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from rich.console import Console
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
@@ -20,7 +20,7 @@ from paceline.report.wording import number
 
 
 @pytest.fixture
-def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
+def comparison(tmp_path: Path) -> Comparison:
     broken = dataclasses.replace(fabricate.SPARK, weights_error=1.0, gradient_error=1.0)
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.TORCHRUN, fabricate.MPI, broken]
     return compare_run(fabricate.make_run(tmp_path, ways, repeats=2, jitter=0.01))
@@ -72,30 +72,29 @@ def test_rows_are_sorted_by_the_first_figure(comparison: Comparison) -> None:
     assert shown == sorted(shown, reverse=True)
 
 
-def test_what_is_not_separated_is_called_so(fabricate: ModuleType, tmp_path: Path) -> None:
+NOT_SEPARATED = (
+    "but it is not separated from mpi", "the difference may be chance.",
+    "more repeats are expected to decide",
+)  # fmt: skip
+TIE = "tiny: Tie: mpi", "less than 3 % ahead of mpi"
+
+
+@pytest.mark.parametrize(
+    ("repeats", "jitter", "sentences", "mark"),
+    [(3, 0.05, NOT_SEPARATED, "≈1."), (5, 0.001, TIE, "=1.")],
+)
+def test_equal_configurations_are_not_separated_or_tie_within_the_margin(
+    tmp_path, repeats, jitter, sentences, mark
+) -> None:
     same = dataclasses.replace(fabricate.MPI, transport="gloo")
-    run = fabricate.make_run(
-        tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, same], repeats=3, jitter=0.05
-    )
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, same]
+    run = fabricate.make_run(tmp_path, ways, repeats=repeats, jitter=jitter)
     text = " ".join(comparison_text(compare_run(run), 120).split())
-    assert "but it is not separated from mpi" in text
-    assert "the difference may be chance." in text
-    assert "more repeats are expected to decide" in text
-    assert text.count("≈1.") == 2
+    assert [each for each in sentences if each not in text] == []
+    assert text.count(mark) == 2
 
 
-def test_a_tie_is_within_the_margin(fabricate: ModuleType, tmp_path: Path) -> None:
-    same = dataclasses.replace(fabricate.MPI, transport="gloo")
-    run = fabricate.make_run(
-        tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, same], repeats=5, jitter=0.001
-    )
-    text = " ".join(comparison_text(compare_run(run), 120).split())
-    assert "tiny: Tie: mpi" in text
-    assert "less than 3 % ahead of mpi" in text
-    assert text.count("=1.") == 2
-
-
-def test_one_repeat_is_said_to_decide_nothing(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_one_repeat_is_said_to_decide_nothing(tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     once = compare_run(fabricate.make_run(tmp_path / "1", ways, jitter=0.01))
     text = " ".join(comparison_text(once, 80).split())
@@ -116,7 +115,7 @@ def test_interval_without_meaning_is_cut(comparison: Comparison) -> None:
     assert "1.50 ±?" in text
 
 
-def test_without_a_baseline_there_is_no_column_of_speedups(fabricate, tmp_path) -> None:
+def test_without_a_baseline_there_is_no_column_of_speedups(tmp_path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.MPI])
     assert "speedup" not in comparison_text(compare_run(run, require_baseline=False), 80)
 
@@ -129,7 +128,7 @@ def test_without_colours_there_is_no_escape(comparison: Comparison) -> None:
     assert "\x1b[3" not in captured.get()  # no foreground colour
 
 
-def test_failed_trials_and_flags_are_shown(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_failed_trials_and_flags_are_shown(tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.MPI, affinity=(0,))
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, way, fabricate.SPARK])
     failed = next(f for name, f in run.trials() if ".spark." in name)
@@ -139,7 +138,7 @@ def test_failed_trials_and_flags_are_shown(fabricate: ModuleType, tmp_path: Path
     assert "planned 2 cores on node0, found 1" in text
 
 
-def test_failed_configuration_has_a_row(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_failed_configuration_has_a_row(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.SPARK])
     failed = next(f for name, f in run.trials() if ".spark." in name)
     fabricate.edit_json(failed.outcome, status="failed", exit_code=5, message="rank 1: killed")
@@ -162,7 +161,7 @@ def test_numbers_keep_three_significant_digits(value: float | None, text: str) -
     assert number(value) == text
 
 
-def test_chosen_baseline_is_named(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_chosen_baseline_is_named(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     text = " ".join(comparison_text(compare_run(run, baseline="*.mpi.*"), 120).split())
     assert "1 (base)" in text
@@ -179,7 +178,7 @@ def test_chosen_baseline_is_named(fabricate: ModuleType, tmp_path: Path) -> None
         ("time", "the ranking is not decided, but limits.run_s is reached."),
     ],
 )
-def test_end_of_automatic_repeats_is_explained(fabricate, tmp_path, stopped, words) -> None:
+def test_end_of_automatic_repeats_is_explained(tmp_path, stopped, words) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     looks = (LookRecord(repeats=2, level=0.003, undecided={}),)
     write_stopping(run, Stopping(max_repeats=8, tie_margin=0.05, looks=looks, stopped=stopped))

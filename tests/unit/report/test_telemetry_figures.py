@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial.host_frames import read_series
@@ -21,7 +22,7 @@ _STEP_S = 0.5  # of a fabricated trace
 
 
 @pytest.fixture
-def run(fabricate, tmp_path) -> RunFiles:
+def run(tmp_path) -> RunFiles:
     """A baseline, and two ranks on two hosts, whose clock is 100 s behind on the second."""
     ways = [
         fabricate.SEQUENTIAL,

@@ -47,11 +47,16 @@ def test_trial_on_the_cpu_asks_for_no_gpu(make_trial, solo):
     assert device_name(CPU) == "cpu"
 
 
-def test_each_rank_of_a_node_has_a_gpu_of_its_own(cuda_trial, context_of, gpus):
-    gpus(4)
-    trial = cuda_trial(ranks=3, oversubscribe=False)
+@pytest.mark.parametrize(
+    ("count", "oversubscribe", "indices"), [(4, False, [0, 1, 2]), (2, True, [0, 1, 0])]
+)
+def test_each_rank_has_a_gpu_of_its_own_or_shares_it_in_turn(
+    cuda_trial, context_of, gpus, count, oversubscribe, indices
+):
+    gpus(count)
+    trial = cuda_trial(ranks=3, oversubscribe=oversubscribe)
     got = [str(device_of(trial, context_of(rank, 3))) for rank in range(3)]
-    assert got == ["cuda:0", "cuda:1", "cuda:2"]
+    assert got == [f"cuda:{index}" for index in indices]
 
 
 def test_fewer_gpus_than_ranks_names_both_numbers(cuda_trial, context_of, gpus):
@@ -59,13 +64,6 @@ def test_fewer_gpus_than_ranks_names_both_numbers(cuda_trial, context_of, gpus):
     trial = cuda_trial(ranks=3, oversubscribe=False)
     with pytest.raises(EnvironmentLacks, match="alpha: 3 ranks need as many GPUs, rank 1 sees 2;"):
         device_of(trial, context_of(1, 3))
-
-
-def test_oversubscribed_ranks_share_gpus_in_turn(cuda_trial, context_of, gpus):
-    gpus(2)
-    trial = cuda_trial(ranks=3, oversubscribe=True)
-    got = [str(device_of(trial, context_of(rank, 3))) for rank in range(3)]
-    assert got == ["cuda:0", "cuda:1", "cuda:0"]
 
 
 @pytest.mark.parametrize("oversubscribe", [False, True])

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 from tests.support.rows import ENDED_WELL
+from tests.unit.analysis import fabricate
 from tests.unit.analysis.fabricate import SEQUENTIAL, Case, edit_json, make_run, make_trial_value
 from tests.unit.tune.conftest import Watcher
 
@@ -19,12 +20,12 @@ CASE = Case()
 
 
 @pytest.fixture
-def run(tmp_path, fabricate):
+def run(tmp_path):
     return make_run(tmp_path / "run", [SEQUENTIAL, fabricate.INTRAOP], cases=[CASE])
 
 
 @pytest.fixture
-def trials(fabricate):
+def trials():
     baseline, intraop = (make_trial_value(w, CASE) for w in (SEQUENTIAL, fabricate.INTRAOP))
     return baseline, intraop
 
@@ -43,7 +44,7 @@ def measurer(run, trials, monkeypatch):
     return make
 
 
-def test_finished_trial_is_read(measurer, trials, fabricate):
+def test_finished_trial_is_read(measurer, trials):
     made, watcher = measurer()
     found = made.measure(trials[1], 1, 1)
     assert found.failure is None
@@ -78,7 +79,7 @@ def test_trial_that_trained_something_else_has_no_speed(measurer, run, trials, m
     assert "not equivalent to the baseline: first_gradient: differs most" in found.failure
 
 
-def test_unfinished_trial_is_set_aside_and_run(measurer, run, trials, monkeypatch, fabricate):
+def test_unfinished_trial_is_set_aside_and_run(measurer, run, trials, monkeypatch):
     run.trial(trials[1].id).outcome.unlink()
 
     def fabricated(trial, trial_files):
@@ -100,7 +101,7 @@ def test_nothing_starts_once_the_time_is_spent_but_what_is_there_is_read(measure
     assert watcher.started == []
 
 
-def test_baseline_that_fails_ends_the_search(measurer, run, trials, monkeypatch, fabricate):
+def test_baseline_that_fails_ends_the_search(measurer, run, trials, monkeypatch):
     edit_json(run.trial(trials[0].id).outcome, status="failed")
 
     def failing(trial, _files):

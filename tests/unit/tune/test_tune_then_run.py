@@ -59,26 +59,22 @@ def test_search_comes_first_and_its_spec_is_run(spec, stages, tmp_path):
     ]
 
 
-def test_interrupted_search_is_gone_on_with(spec, stages, tmp_path):
+@pytest.mark.parametrize(
+    ("stage", "found", "resumed"),
+    [
+        ("search", "findings", [("search", True), ("run", False)]),
+        ("run", None, [("run", True)]),  # and not searched again
+    ],
+)
+def test_interrupted_stage_is_gone_on_with(spec, stages, tmp_path, stage, found, resumed):
     calls, interrupted = stages
-    interrupted.add("search")
+    interrupted.add(stage)
     with pytest.raises(KeyboardInterrupt):
         run(spec, tmp_path / "out")
     interrupted.clear()
     calls.clear()
-    run(spec, tmp_path / "out", resume=True)
-    assert [(name, resume) for name, _, _, resume in calls] == [("search", True), ("run", False)]
-
-
-def test_interrupted_run_is_gone_on_with_and_not_searched_again(spec, stages, tmp_path):
-    calls, interrupted = stages
-    interrupted.add("run")
-    with pytest.raises(KeyboardInterrupt):
-        run(spec, tmp_path / "out")
-    interrupted.clear()
-    calls.clear()
-    assert run(spec, tmp_path / "out", resume=True) == (None, [])
-    assert [(name, resume) for name, _, _, resume in calls] == [("run", True)]
+    assert run(spec, tmp_path / "out", resume=True) == (found, [])
+    assert [(name, resume) for name, _, _, resume in calls] == resumed
 
 
 def test_run_that_is_there_is_not_overwritten(spec, stages, tmp_path):

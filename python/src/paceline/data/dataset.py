@@ -7,7 +7,6 @@ Petastorm takes the schema from the Parquet footers.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from paceline.data.node_files import fetched
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.plan.sample_order import SampleOrder, sample_order_of
 from paceline.plan.trial import Training
+from paceline.records.files import json_object
 
 _HOW_TO_MAKE = (
     "make one from images with `paceline data ingest IMAGES_DIR OUT_DATASET`, or use Parquet files "
@@ -129,7 +129,8 @@ def open_dataset(name: str | Path, *, check_files: bool = True) -> Dataset:
         raise EnvironmentLacks(
             f"{place.name}: expected a data set with {MANIFEST_NAME}, found none; {_HOW_TO_MAKE}"
         )
-    manifest = from_json(_json(content, place.name), f"{place.name}/{MANIFEST_NAME}")
+    where = f"{place.name}/{MANIFEST_NAME}"
+    manifest = from_json(json_object(content, where), where)
     location = place if manifest.location is None else location_of(manifest.location)
     dataset = Dataset(place.name, manifest, location)
     if check_files:
@@ -142,16 +143,6 @@ def order_of(training: Training) -> SampleOrder:
     if training.items is not None:
         return sample_order_of(training, virtual_row_groups(training.items))
     return sample_order_of(training, open_dataset(training.dataset).row_group_rows)
-
-
-def _json(content: bytes, where: str) -> dict[str, Any]:
-    try:
-        document = json.loads(content)
-    except ValueError as error:
-        raise DataError(f"{where}/{MANIFEST_NAME}: expected JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise DataError(f"{where}/{MANIFEST_NAME}: expected a JSON object, got {document!r:.50}")
-    return document
 
 
 def _check_files(dataset: Dataset) -> None:

@@ -88,16 +88,17 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 def json_row(line: bytes, place: str) -> dict[str, Any]:
     """Return the row of a line. Raises DataError that names its place if it is no JSON object."""
-    return _json_object(line, place, "one JSON object a line")
+    return json_object(line, place, "one JSON object a line")
 
 
-def _json_object(content: bytes, place: str, expected: str) -> dict[str, Any]:
+def json_object(content: bytes, place: str, expected: str = "a JSON object") -> dict[str, Any]:
+    """Parse a JSON object. Raises DataError that names its place if it is not one."""
     try:
         found = json.loads(content.decode("utf-8"))
     except ValueError as error:
         raise DataError(f"{place}: expected {expected}: {error}") from error
     if not isinstance(found, dict):
-        raise DataError(f"{place}: expected a JSON object, got {type(found).__name__}")
+        raise DataError(f"{place}: expected a JSON object, got {found!r:.50}")
     return found
 
 
@@ -169,7 +170,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
-    return _json_object(content, str(path), "a JSON object")
+    return json_object(content, str(path))
 
 
 _Row = TypeVar("_Row")

@@ -22,7 +22,7 @@ import polars as pl
 from polars._typing import PolarsDataType
 
 from paceline.errors import DataError
-from paceline.records.files import read_jsonl, typed
+from paceline.records.files import json_object, read_jsonl, typed
 
 _Row = TypeVar("_Row")
 _HEADER = "paceline_header"  # key in the metadata of a Parquet file
@@ -114,10 +114,8 @@ def read_header(path: Path) -> dict[str, Any]:
     compacted = parquet_path(path)
     if compacted.exists():
         with _explained(compacted):
-            header = json.loads(pl.read_parquet_metadata(compacted).get(_HEADER, "{}"))
-        if not isinstance(header, dict):
-            raise DataError(f"{compacted}: expected a JSON object as header, got {header!r:.50}")
-        return header
+            header = pl.read_parquet_metadata(compacted).get(_HEADER, "{}")
+        return json_object(header.encode(), f"{compacted}: header")
     first = next(read_jsonl(path), None) if path.exists() else None
     return first if first is not None and "unix_s" not in first else {}
 

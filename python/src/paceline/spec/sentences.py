@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from paceline.spec.values import NAME_PATTERN
+
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
@@ -14,6 +16,7 @@ _UNION_BRANCHES = {
     "int", "constrained-int", "constrained-float", "literal['auto']", "literal['model']",
     "literal['unbounded']",
 }  # fmt: skip
+_PATTERNS = {NAME_PATTERN: "expected letters a to z, digits, '.', '_' and '-', at most 64"}
 
 
 def sentences(
@@ -84,7 +87,8 @@ def _sentence(place: str, detail: ErrorDetails) -> str:
     if kind == "value_error":
         return message
     if kind == "string_pattern_mismatch":
-        message = "expected letters a to z, digits, '.', '_' and '-', at most 64"
+        pattern = detail["ctx"]["pattern"]
+        message = _PATTERNS.get(pattern, f"expected text that matches {pattern}")
     return f"{place}: {message[:1].lower()}{message[1:]}, got {_shortened(detail['input'])}"
 
 

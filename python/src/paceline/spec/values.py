@@ -17,7 +17,8 @@ from paceline.errors import UsageError
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Count = PositiveInt | Literal["auto"]  # "auto": as the local strategy decides
 FROM_LIST: Any = Field(strict=False)  # for tuples: TOML's arrays are lists
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
 
 from paceline.analysis.between_runs.explain_two_runs import explain_runs
@@ -23,7 +23,7 @@ LABELS = ("old", "new")
 
 
 @pytest.fixture
-def run(fabricate: ModuleType, tmp_path: Path) -> Any:
+def run(tmp_path: Path) -> Any:
     def make(name: str, *ways: Way, repeats: int = 4, **case: Any) -> Path:
         cases = [fabricate.Case(steps=20, warmup_steps=2, **case)]
         fabricate.make_run(tmp_path / name, ways, cases=cases, repeats=repeats, jitter=0.01)
@@ -54,7 +54,7 @@ def test_a_change_between_two_runs_is_explained_without_pairs(run: Any) -> None:
     assert found.not_compared == ()
 
 
-def test_what_differs_between_the_runs_is_named(fabricate: ModuleType, run: Any) -> None:
+def test_what_differs_between_the_runs_is_named(run: Any) -> None:
     paths = run("old", QUICK), run("new", dataclasses.replace(QUICK, other_s=0.2))
     fabricate.edit_json(paths[1] / "manifest.json", versions={"paceline": "0.2.0", "torch": "3"})
     found = explain_runs(compared(paths[0]), compared(paths[1]), LABELS)

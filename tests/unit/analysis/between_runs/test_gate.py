@@ -6,13 +6,13 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.between_runs.gate import judge
 from paceline.analysis.between_runs.same_training import BaselineTraining, why_other_training
@@ -28,7 +28,7 @@ PAIRS = 20
 
 
 @pytest.fixture
-def trials(fabricate: ModuleType) -> dict[str, Trial]:
+def trials() -> dict[str, Trial]:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.SPARK]
     found = [fabricate.make_trial_value(way) for way in ways]
     return {trial.configuration: trial for trial in found}
@@ -123,7 +123,7 @@ def test_without_noise_or_without_a_finished_repeat_nothing_passes(
 
 
 @pytest.fixture
-def baseline(fabricate: ModuleType) -> BaselineTraining:
+def baseline() -> BaselineTraining:
     return BaselineTraining(
         training=fabricate.make_trial_value(fabricate.SEQUENTIAL).training,
         initial_weights=("aa",),
@@ -154,26 +154,22 @@ def test_other_trainings_are_named(
     assert found is None if reason is None else reason in str(found)
 
 
-def make(
-    fabricate: ModuleType, root: Path, way: Any = None, scale: float = 1.0, repeats: int = 5
-) -> str:
+def make(root: Path, way: Any = None, scale: float = 1.0, repeats: int = 5) -> str:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI if way is None else way]
     case = fabricate.Case(time_scale=scale)
     fabricate.make_run(root, ways, cases=[case], repeats=repeats, jitter=0.02)
     return str(root)
 
 
-def test_command_ends_with_the_code_and_the_reason(
-    fabricate: ModuleType, tmp_path: Path, capsys: Any
-) -> None:
-    first, same = make(fabricate, tmp_path / "a"), make(fabricate, tmp_path / "b")
+def test_command_ends_with_the_code_and_the_reason(tmp_path: Path, capsys: Any) -> None:
+    first, same = make(tmp_path / "a"), make(tmp_path / "b")
     words = ["compare", first, same, "--fail-slower", "3%"]
     assert main(words) == ExitCode.OK
     shown = capsys.readouterr().out
     assert "Gate passed: of 2 configurations, none is more than 3 % slower" in shown
     assert "This test finds a slowdown of" in shown
 
-    slow = make(fabricate, tmp_path / "slow", scale=1.1)
+    slow = make(tmp_path / "slow", scale=1.1)
     junit = tmp_path / "junit.xml"
     assert main(["compare", first, slow, *words[3:], "--junit", str(junit)]) == ExitCode.SLOWER
     assert "slower by more than 3 %: 0.91 of the speed" in capsys.readouterr().out
@@ -181,7 +177,7 @@ def test_command_ends_with_the_code_and_the_reason(
     assert [case.find("failure") is not None for case in cases] == [True, True]
 
     wrong = dataclasses.replace(fabricate.MPI, gradient_error=1.0, weights_error=1.0)
-    other = make(fabricate, tmp_path / "other", wrong, scale=1.1)
+    other = make(tmp_path / "other", wrong, scale=1.1)
     assert main(["compare", first, other, *words[3:], "--json"]) == ExitCode.NOT_EQUIVALENT
     gate = json.loads(capsys.readouterr().out)["gate"]
     assert gate["exit_code"] == 9
@@ -190,10 +186,8 @@ def test_command_ends_with_the_code_and_the_reason(
     assert "gradient" in reasons["not equivalent"]
 
 
-def test_reference_replaces_the_earlier_run(
-    fabricate: ModuleType, tmp_path: Path, capsys: Any
-) -> None:
-    first, slow = make(fabricate, tmp_path / "a"), make(fabricate, tmp_path / "b", scale=1.1)
+def test_reference_replaces_the_earlier_run(tmp_path: Path, capsys: Any) -> None:
+    first, slow = make(tmp_path / "a"), make(tmp_path / "b", scale=1.1)
     file = str(tmp_path / "reference.json")
     assert main(["compare", first, "--save-reference", file]) == ExitCode.OK
     capsys.readouterr()
@@ -223,6 +217,6 @@ def test_other_files_are_no_reference(tmp_path: Path, text: str) -> None:
     [["--fail-slower", "3%"], ["--fail-slower", "3", "B"], ["--fail-slower", "100%", "B"],
      ["--junit", "x.xml", "B"], ["--save-reference", "x", "B"]],
 )  # fmt: skip
-def test_wrong_words_are_refused(fabricate: ModuleType, tmp_path: Path, words: list[str]) -> None:
-    run = make(fabricate, tmp_path, repeats=1)
+def test_wrong_words_are_refused(tmp_path: Path, words: list[str]) -> None:
+    run = make(tmp_path, repeats=1)
     assert main(["compare", run, *(run if each == "B" else each for each in words)]) == 2

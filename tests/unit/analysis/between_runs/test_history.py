@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.between_runs.history import find_runs, history_json, read_history
 from paceline.analysis.compare.run import compare_run
@@ -14,7 +14,7 @@ from paceline.errors import PacelineWarning
 
 
 @pytest.fixture(scope="module")
-def root(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs of one spec, the last one slower under MPI, and a run of another spec."""
     root = tmp_path_factory.mktemp("runs")
     slow = dataclasses.replace(fabricate.MPI, forward_s=0.2)
@@ -61,9 +61,7 @@ def test_each_run_has_its_commit_and_its_fastest_configuration(root: Path) -> No
     assert best.samples_per_s.median == pytest.approx(8 / 0.345, rel=0.01)
 
 
-def test_run_without_a_finished_trial_is_listed_and_not_compared_with(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_run_without_a_finished_trial_is_listed_and_not_compared_with(tmp_path: Path) -> None:
     for number, name in enumerate(("first", "broken", "last")):
         run = fabricate.make_run(tmp_path / name, [fabricate.SEQUENTIAL])
         fabricate.edit_json(run.manifest, created_unix_s=float(number))
@@ -76,9 +74,7 @@ def test_run_without_a_finished_trial_is_listed_and_not_compared_with(
     assert [run["path"] for run in history_json(runs)["runs"]] == [run.path for run in runs]
 
 
-def test_run_that_cannot_be_read_is_left_out_with_a_warning(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_run_that_cannot_be_read_is_left_out_with_a_warning(tmp_path: Path) -> None:
     fabricate.make_run(tmp_path / "good", [fabricate.SEQUENTIAL])
     old = fabricate.make_run(tmp_path / "old", [fabricate.SEQUENTIAL])
     fabricate.edit_json(old.manifest, schema=1)

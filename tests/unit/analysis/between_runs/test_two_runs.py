@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.between_runs.differences import (
     comparable_spec,
@@ -26,7 +26,7 @@ def repeats(*log_rates: float) -> dict[int, RepeatRate]:
 
 
 @pytest.fixture
-def trials(fabricate: ModuleType) -> dict[str, Trial]:
+def trials() -> dict[str, Trial]:
     """Trials of three configurations, by short names."""
     ways = {"a": fabricate.SEQUENTIAL, "b": fabricate.MPI, "c": fabricate.SPARK}
     return {name: fabricate.make_trial_value(way) for name, way in ways.items()}
@@ -92,7 +92,7 @@ def test_equal_runs_rarely_differ(trials: dict[str, Trial]) -> None:
     assert wrong <= 12  # a 5 % test of a family: P(more than 12 of 100) is below 0.2 %
 
 
-def test_speeds_are_read_from_the_files_of_a_run(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_speeds_are_read_from_the_files_of_a_run(tmp_path: Path) -> None:
     slow = dataclasses.replace(fabricate.MPI, forward_s=2 * fabricate.MPI.forward_s)
     before = read_speeds(fabricate.make_run(tmp_path / "a", [fabricate.SEQUENTIAL, fabricate.MPI]))
     after = read_speeds(fabricate.make_run(tmp_path / "b", [fabricate.SEQUENTIAL, slow]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis.fabricate import pair_of
 
 from paceline.analysis.compare.result import Comparison
@@ -23,7 +23,7 @@ EVERY_6 = {"period_steps": 6, "start_step": 0}
 LESS = {"weights_error": 0.9, "gradient_error": 0.9, "more_loss": 0.125, "sent_bytes": 80_000}
 
 
-def _compare(fabricate: ModuleType, root: Path, *, uncompressed: bool = True) -> Comparison:
+def _compare(root: Path, *, uncompressed: bool = True) -> Comparison:
     compressed = dataclasses.replace(fabricate.MPI, compression=TOPK, transfer_s=0.005, **LESS)
     local = dataclasses.replace(fabricate.MPI_GLOO, averaging=EVERY_6, **LESS)
     ways = [fabricate.SEQUENTIAL, compressed, local]
@@ -33,22 +33,18 @@ def _compare(fabricate: ModuleType, root: Path, *, uncompressed: bool = True) ->
 
 
 @pytest.fixture
-def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
-    return _compare(fabricate, tmp_path)
+def comparison(tmp_path: Path) -> Comparison:
+    return _compare(tmp_path)
 
 
-def _compressed_trial(
-    fabricate: ModuleType, root: Path, **changes: object
-) -> tuple[TrialFiles, TrialFiles]:
+def _compressed_trial(root: Path, **changes: object) -> tuple[TrialFiles, TrialFiles]:
     """Return a compressed trial and its baseline."""
     way = dataclasses.replace(fabricate.MPI, compression=TOPK, **{**LESS, **changes})
     return pair_of(fabricate.make_run(root, [way, fabricate.SEQUENTIAL]))
 
 
-def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    found = check_equivalence(*_compressed_trial(fabricate, tmp_path))
+def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(tmp_path: Path) -> None:
+    found = check_equivalence(*_compressed_trial(tmp_path))
     assert found.equivalent is None
     assert found.lossy == "gradients are compressed (topk 0.01)"
     last = next(check for check in found.checks if check.name == "final_weights")
@@ -56,18 +52,14 @@ def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(
     assert last.value == pytest.approx(0.9, rel=0.01)
 
 
-def test_equal_weights_of_a_compressed_trial_prove_nothing_either(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_equal_weights_of_a_compressed_trial_prove_nothing_either(tmp_path: Path) -> None:
     changes = {"weights_error": 0.0, "gradient_error": 0.0}
-    trial = _compressed_trial(fabricate, tmp_path, **changes, more_loss=0.0)
+    trial = _compressed_trial(tmp_path, **changes, more_loss=0.0)
     assert check_equivalence(*trial).equivalent is None
 
 
-def test_compressed_trial_with_other_samples_is_another_training(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    trial, baseline = _compressed_trial(fabricate, tmp_path)
+def test_compressed_trial_with_other_samples_is_another_training(tmp_path: Path) -> None:
+    trial, baseline = _compressed_trial(tmp_path)
     sample_log = trial.rank(0).sample_log
     rows = [json.loads(line) for line in sample_log.read_text().splitlines()]
     rows[0]["sample_ids"][0] = 39 if rows[0]["sample_ids"][0] != 39 else 38
@@ -98,9 +90,7 @@ def test_without_an_exact_form_the_baseline_is_the_reference(comparison: Compari
     assert found.loss_difference == pytest.approx(0.125)
 
 
-def test_own_statistics_are_compared_with_those_of_the_global_batch(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_own_statistics_are_compared_with_those_of_the_global_batch(tmp_path: Path) -> None:
     own = dataclasses.replace(fabricate.MPI, batch_norm="per-replica", **LESS)
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, own])
     (found,) = compare_run(run).compression
@@ -119,8 +109,8 @@ def test_lossy_configuration_is_not_ranked_and_states_why(comparison: Comparison
     assert comparison.verdicts["tiny"].best == "tiny.mpi.mpi.processes.n1r2t1.fp32"
 
 
-def test_verdict_does_not_hide_lossy_configurations(fabricate: ModuleType, tmp_path: Path) -> None:
-    comparison = _compare(fabricate, tmp_path, uncompressed=False)
+def test_verdict_does_not_hide_lossy_configurations(tmp_path: Path) -> None:
+    comparison = _compare(tmp_path, uncompressed=False)
     assert verdict_sentence(comparison, "tiny") == (
         "Only local \u00b7 sequential is ranked: no other configuration was shown to be equivalent."
     )
@@ -144,14 +134,14 @@ def test_table_shows_them_within_the_terminal(comparison: Comparison, width: int
     assert "† relative to the baseline" in words
 
 
-def test_without_compression_there_is_no_such_part(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_without_compression_there_is_no_such_part(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     assert "Gradient compression" not in comparison_text(compare_run(run), 100)
     write_report(run, tmp_path / "r.html")
     assert 'id="compression"' not in (tmp_path / "r.html").read_text()
 
 
-def test_report_has_a_section_of_its_own(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_report_has_a_section_of_its_own(tmp_path: Path) -> None:
     compressed = dataclasses.replace(fabricate.MPI, compression=TOPK, **LESS)
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, compressed])
     write_report(run, tmp_path / "r.html")

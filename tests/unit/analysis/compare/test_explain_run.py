@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.explain_run import explain_workload, speed_ranking
 from paceline.analysis.compare.run import compare_run
@@ -14,7 +14,7 @@ from paceline.report.verdict import verdict_sentence
 
 @pytest.mark.parametrize("jitter", [0.03, 0.1, 0.3])
 def test_causes_follow_the_test_of_the_table_and_of_the_verdict(
-    fabricate: ModuleType, tmp_path: Path, jitter: float
+    tmp_path: Path, jitter: float
 ) -> None:
     ways = ("SEQUENTIAL", "INTRAOP", "MPI", "PROCESSES", "MPI_GLOO", "TORCHRUN", "SPARK")
     files = fabricate.make_run(

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import ModuleType
+
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.row import local_name, short_name
 from paceline.analysis.compare.run import compare_run
 
 
-def _names(fabricate: ModuleType, root: Path, ways: list[object], **run: object) -> list[str]:
+def _names(root: Path, ways: list[object], **run: object) -> list[str]:
     rows = compare_run(fabricate.make_run(root, ways, **run), require_baseline=False).rows
     return sorted(short_name(row, rows) for row in rows)
 
 
-def test_each_strategy_says_its_numbers(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_each_strategy_says_its_numbers(tmp_path: Path) -> None:
     wide = dataclasses.replace(fabricate.THREADS, threads=8, affinity=None)
-    assert _names(fabricate, tmp_path, [*fabricate.LOCAL_WAYS, wide]) == [
+    assert _names(tmp_path, [*fabricate.LOCAL_WAYS, wide]) == [
         "local · intraop 1\u00d72",
         "local · sequential",
         "local · shared · hybrid 2·2\u00d71 m4",
@@ -28,12 +29,12 @@ def test_each_strategy_says_its_numbers(fabricate: ModuleType, tmp_path: Path) -
     ]
 
 
-def test_nodes_stand_before(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_nodes_stand_before(tmp_path: Path) -> None:
     ways = [
         dataclasses.replace(w, nodes=3, launcher="mpi", transport="gloo")
         for w in fabricate.LOCAL_WAYS
     ]
-    assert _names(fabricate, tmp_path, ways) == [
+    assert _names(tmp_path, ways) == [
         "mpi · gloo · hybrid 3\u00d72·2\u00d71 m4",
         "mpi · gloo · intraop 3\u00d71\u00d72",
         "mpi · gloo · pipeline 3\u00d72\u00d71 m8",
@@ -43,13 +44,11 @@ def test_nodes_stand_before(fabricate: ModuleType, tmp_path: Path) -> None:
     ]
 
 
-def test_what_differs_is_said_only_where_names_would_be_equal(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_what_differs_is_said_only_where_names_would_be_equal(tmp_path: Path) -> None:
     def pipeline(**changes: object) -> object:
         return dataclasses.replace(fabricate.PIPELINE, **changes)
 
-    assert _names(fabricate, tmp_path / "a", [pipeline(), pipeline(schedule="gpipe")]) == [
+    assert _names(tmp_path / "a", [pipeline(), pipeline(schedule="gpipe")]) == [
         "local · shared · pipeline 2\u00d71 m8 · 1f1b",
         "local · shared · pipeline 2\u00d71 m8 · gpipe",
     ]
@@ -59,7 +58,7 @@ def test_what_differs_is_said_only_where_names_would_be_equal(
         pipeline(split_points=(5,)),
         pipeline(micro_batches=4),
     ]
-    assert _names(fabricate, tmp_path / "b", ways) == [
+    assert _names(tmp_path / "b", ways) == [
         "local · shared · pipeline 2\u00d71 m4",
         "local · shared · pipeline 2\u00d71 m8 · size",
         "local · shared · pipeline 2\u00d71 m8 · split at 5",
@@ -67,29 +66,27 @@ def test_what_differs_is_said_only_where_names_would_be_equal(
     ]
     two = dataclasses.replace(fabricate.MPI, nodes=2)
     ways = [dataclasses.replace(two, reduction=r) for r in ("flat", "hierarchical")]
-    assert _names(fabricate, tmp_path / "c", ways) == [
+    assert _names(tmp_path / "c", ways) == [
         "mpi · mpi · processes 2\u00d72\u00d71 · flat",
         "mpi · mpi · processes 2\u00d72\u00d71 · hierarchical",
     ]
 
 
-def test_the_same_way_has_one_name_in_all_workloads(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_the_same_way_has_one_name_in_all_workloads(tmp_path: Path) -> None:
     cases = [fabricate.Case(), fabricate.Case(workload="simple-big", model="alexnet")]
     assert (
-        _names(fabricate, tmp_path, [fabricate.PIPELINE], cases=cases)
+        _names(tmp_path, [fabricate.PIPELINE], cases=cases)
         == ["local · shared · pipeline 2\u00d71 m8"] * 2
     )
 
 
-def test_what_is_unusual_comes_last(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_what_is_unusual_comes_last(tmp_path: Path) -> None:
     rows = compare_run(fabricate.make_run(tmp_path, [fabricate.MPI]), require_baseline=False).rows
     row = dataclasses.replace(rows[0], labels=("cuda", "bf16", "4 MB buckets"))
     assert short_name(row, [row]) == "mpi · mpi · processes 2\u00d71 · cuda · bf16 · 4 MB buckets"
 
 
-def test_locally_only_a_transport_with_sockets_is_said(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_locally_only_a_transport_with_sockets_is_said(tmp_path: Path) -> None:
     gloo = dataclasses.replace(fabricate.PROCESSES, transport="gloo")
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PROCESSES, gloo])
     rows = compare_run(run).rows

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.local_global import NODE_FIGURES, LocalGlobal, relate_figures
 from paceline.analysis.compare.run import compare_run
@@ -20,19 +21,17 @@ def _under(way: Any, launcher: str, **changes: object) -> Any:
     return dataclasses.replace(way, launcher=launcher, **changes)
 
 
-def _related(fabricate: ModuleType, root: Path, ways: list[object], **run: object) -> LocalGlobal:
+def _related(root: Path, ways: list[object], **run: object) -> LocalGlobal:
     (found,) = compare_run(fabricate.make_run(root, ways, **run)).local_global
     return found
 
 
-def test_strategies_are_matched_and_their_orders_compared(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_strategies_are_matched_and_their_orders_compared(tmp_path: Path) -> None:
     local = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.THREADS, fabricate.PROCESSES]
     # under mpi everything is half as fast, but processes, which are slower still
     mpi = [_under(w, "mpi", forward_s=2 * w.forward_s, backward_s=2 * w.backward_s) for w in local]
     mpi[3] = _under(fabricate.PROCESSES, "mpi", transfer_s=0.5)
-    found = _related(fabricate, tmp_path, [*local, *mpi], repeats=2)
+    found = _related(tmp_path, [*local, *mpi], repeats=2)
     (relation,) = found.relations
     assert (relation.launcher, relation.nodes, relation.strategies) == ("mpi", 1, 4)
     assert ".processes." in relation.fastest_alone
@@ -44,9 +43,7 @@ def test_strategies_are_matched_and_their_orders_compared(
     assert sequential.elsewhere[0].ratio.median == pytest.approx(0.635 / 1.235)
 
 
-def test_the_fastest_transport_counts_and_nodes_are_places_of_their_own(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_the_fastest_transport_counts_and_nodes_are_places_of_their_own(tmp_path: Path) -> None:
     ways = [
         fabricate.SEQUENTIAL,
         fabricate.PROCESSES,
@@ -56,7 +53,7 @@ def test_the_fastest_transport_counts_and_nodes_are_places_of_their_own(
         _under(fabricate.SEQUENTIAL, "mpi", nodes=2, transport="mpi"),
         _under(fabricate.PROCESSES, "mpi", nodes=2, transport="mpi"),
     ]
-    found = _related(fabricate, tmp_path, ways)
+    found = _related(tmp_path, ways)
     assert [(r.launcher, r.nodes) for r in found.relations] == [("mpi", 1), ("mpi", 2)]
     processes = next(li for li in found.lines if ".processes." in li.configuration)
     there = processes.under("mpi", 1)
@@ -64,9 +61,7 @@ def test_the_fastest_transport_counts_and_nodes_are_places_of_their_own(
     assert all(r.rank_correlation is None for r in found.relations)  # of two strategies
 
 
-def test_pipelines_of_other_micro_batches_are_other_strategies(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_pipelines_of_other_micro_batches_are_other_strategies(tmp_path: Path) -> None:
     ways = [
         fabricate.SEQUENTIAL,
         fabricate.PIPELINE,
@@ -76,22 +71,22 @@ def test_pipelines_of_other_micro_batches_are_other_strategies(
     assert compare_run(fabricate.make_run(tmp_path, ways)).local_global == ()
 
 
-def test_a_tie_for_the_fastest_is_left_open(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_a_tie_for_the_fastest_is_left_open(tmp_path: Path) -> None:
     twin = dataclasses.replace(fabricate.PROCESSES, local_strategy="threads", ranks=1, threads=2)
     twin = dataclasses.replace(twin, transport="none", thread_replicas=2, transfer_s=0.0081)
     ways = [fabricate.SEQUENTIAL, fabricate.PROCESSES, twin]
     ways += [_under(w, "mpi") for w in ways]
-    found = _related(fabricate, tmp_path, ways, repeats=3, jitter=0.05)
+    found = _related(tmp_path, ways, repeats=3, jitter=0.05)
     assert found.relations[0].same_fastest is None
 
 
-def test_what_is_another_training_is_left_out(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_what_is_another_training_is_left_out(tmp_path: Path) -> None:
     broken = _under(fabricate.PROCESSES, "mpi", weights_error=1.0, gradient_error=1.0)
     ways = [fabricate.SEQUENTIAL, fabricate.PROCESSES, _under(fabricate.SEQUENTIAL, "mpi"), broken]
     assert compare_run(fabricate.make_run(tmp_path, ways)).local_global == ()
 
 
-def test_precisions_are_not_mixed(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_precisions_are_not_mixed(tmp_path: Path) -> None:
     fp32 = [fabricate.SEQUENTIAL, fabricate.PROCESSES]
     fp32 += [_under(w, "mpi") for w in fp32]
     bf16 = [dataclasses.replace(w, precision="bf16") for w in fp32]
@@ -136,9 +131,7 @@ def test_a_few_configurations_show_nothing() -> None:
     assert figures_of([10, 20], [1.0, 1.2]) == {}
 
 
-def test_report_names_a_figure_only_if_it_is_significant(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_report_names_a_figure_only_if_it_is_significant(tmp_path: Path) -> None:
     names = ("SEQUENTIAL", "INTRAOP", "THREADS", "PROCESSES", "MPI", "TORCHRUN", "SPARK")
     ways = [
         dataclasses.replace(getattr(fabricate, name), forward_s=0.5 - 0.05 * n, cpu_percent=40 + n)

@@ -7,9 +7,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.compare.result import Comparison
@@ -39,7 +39,7 @@ def _row(comparison: Comparison, part: str) -> Row:
     return next(r for r in comparison.rows if part in r.configuration)
 
 
-def test_reading_a_run_writes_nothing(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_reading_a_run_writes_nothing(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     compare_run(run)
@@ -47,7 +47,7 @@ def test_reading_a_run_writes_nothing(fabricate: ModuleType, tmp_path: Path) -> 
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_a_row_holds_what_was_put_in(tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.MPI, clock_offset_s=-7.25)
     comparison = compare_run(fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, way]))
     row = _row(comparison, ".mpi.")
@@ -72,9 +72,7 @@ def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> N
     assert row.max_abs_weight_diff == 0
 
 
-def test_one_repeat_of_a_seed_shows_the_whole_training(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_one_repeat_of_a_seed_shows_the_whole_training(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     repeats = [files for name, files in run.trials() if ".mpi." in name]
     grades = [_row(compare_run(run), ".mpi.").equivalence_grade]
@@ -84,16 +82,14 @@ def test_one_repeat_of_a_seed_shows_the_whole_training(
     assert grades == ["whole", "whole", "start"]
 
 
-def test_the_baseline_is_one_by_definition(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_the_baseline_is_one_by_definition(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL], repeats=2, jitter=0.1)
     row = _row(compare_run(run), "sequential")
     assert (row.speedup.low, row.speedup.median, row.speedup.high) == (1, 1, 1)
     assert row.phases_s["comm_wait"] is None
 
 
-def test_rows_come_fastest_first_and_what_is_not_equivalent_last(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_rows_come_fastest_first_and_what_is_not_equivalent_last(tmp_path: Path) -> None:
     broken = dataclasses.replace(
         fabricate.SPARK, forward_s=0.01, backward_s=0.02, weights_error=1.0, gradient_error=1.0
     )
@@ -106,9 +102,7 @@ def test_rows_come_fastest_first_and_what_is_not_equivalent_last(
     assert any("first_gradient" in note for note in _row(comparison, ".spark.").notes)
 
 
-def test_best_names_the_runner_up_and_the_phase_that_makes_the_difference(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_best_names_the_runner_up_and_the_phase_that_makes_the_difference(tmp_path: Path) -> None:
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.MPI_GLOO], repeats=3, jitter=0.01
     )
@@ -124,9 +118,7 @@ def test_best_names_the_runner_up_and_the_phase_that_makes_the_difference(
     assert best.cause.slower_s == pytest.approx(0.055, rel=0.05)
 
 
-def test_differences_inside_the_noise_are_not_separated(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_differences_inside_the_noise_are_not_separated(tmp_path: Path) -> None:
     same = dataclasses.replace(fabricate.MPI, transport="gloo", transfer_s=0.0101)
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, same], repeats=3, jitter=0.05
@@ -139,9 +131,7 @@ def test_differences_inside_the_noise_are_not_separated(
     assert verdict.further_repeats is not None
 
 
-def test_json_has_every_key_of_the_contract_and_no_nan(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_json_has_every_key_of_the_contract_and_no_nan(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     document = json.loads(json.dumps(comparison_document(compare_run(run)), allow_nan=False))
     assert {"schema", "baseline", "verdict", "rows"} <= set(document)
@@ -155,7 +145,7 @@ def test_json_has_every_key_of_the_contract_and_no_nan(
         assert set(row["speedup"]) == {"median", "low", "high"}
 
 
-def test_what_was_not_measured_is_null(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_what_was_not_measured_is_null(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
     (files,) = (f for _, f in run.trials())
     files.host("node0").trace.unlink()
@@ -165,15 +155,13 @@ def test_what_was_not_measured_is_null(fabricate: ModuleType, tmp_path: Path) ->
     assert row["phases_s"]["comm_transfer"] is None
 
 
-def test_one_repeat_is_noted(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_one_repeat_is_noted(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], jitter=0.05)
     row = _row(compare_run(run), ".mpi.")
     assert any("one repeat" in note for note in row.notes)
 
 
-def test_failed_trials_are_listed_and_the_rest_compared(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_failed_trials_are_listed_and_the_rest_compared(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.SPARK])
     trials = dict(run.trials())
     failed = next(f for name, f in trials.items() if ".spark." in name)
@@ -192,7 +180,7 @@ def test_failed_trials_are_listed_and_the_rest_compared(
     }
 
 
-def test_without_a_baseline_nothing_is_compared(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_without_a_baseline_nothing_is_compared(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.MPI])
     with pytest.raises(NotComparable, match="expected a finished baseline"):
         compare_run(run)
@@ -202,9 +190,7 @@ def test_without_a_baseline_nothing_is_compared(fabricate: ModuleType, tmp_path:
     assert row.samples_per_s is not None
 
 
-def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     failed = next(f for name, f in run.trials() if ".sequential." in name)
     fabricate.edit_json(failed.outcome, status="failed", exit_code=5, message="rank 0: killed\nlog")
@@ -220,7 +206,7 @@ def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(
 
 @pytest.mark.parametrize("with_same_transport", [False, True])
 def test_verdict_and_table_say_where_launcher_and_transport_differ(
-    fabricate: ModuleType, tmp_path: Path, with_same_transport: bool
+    tmp_path: Path, with_same_transport: bool
 ) -> None:
     ways = [fabricate.SEQUENTIAL]
     shown = [fabricate.MPI, fabricate.SPARK]
@@ -234,7 +220,7 @@ def test_verdict_and_table_say_where_launcher_and_transport_differ(
 
 
 def test_speedups_are_over_the_fastest_configuration_that_matches_the_chosen_baseline(
-    fabricate: ModuleType, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN], repeats=2, jitter=0.01
@@ -257,9 +243,7 @@ def test_speedups_are_over_the_fastest_configuration_that_matches_the_chosen_bas
     assert chosen.to_json()["workloads"]["tiny"]["equivalence_baseline"] == plain.baselines["tiny"]
 
 
-def test_baseline_of_the_spec_is_used_and_one_that_failed_is_replaced(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_baseline_of_the_spec_is_used_and_one_that_failed_is_replaced(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN])
     fabricate.edit_json(run.manifest, baseline="*.mpi.*")
     assert _row(compare_run(run), ".mpi.").is_baseline
@@ -272,7 +256,7 @@ def test_baseline_of_the_spec_is_used_and_one_that_failed_is_replaced(
 
 
 def test_ranking_after_repeated_looks_is_tested_at_the_level_of_the_last_look(
-    fabricate: ModuleType, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     run = fabricate.make_run(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.MPI_GLOO], repeats=3, jitter=0.01
@@ -293,9 +277,7 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
         compare_run(RunFiles(tmp_path))
 
 
-def test_rows_cut_short_and_fields_unknown_are_passed_over(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_rows_cut_short_and_fields_unknown_are_passed_over(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
     (files,) = (f for _, f in run.trials())
     with files.rank(0).steps.open("a") as file:
@@ -304,7 +286,7 @@ def test_rows_cut_short_and_fields_unknown_are_passed_over(
     assert compare_run(run).rows[0].samples == 80
 
 
-def test_a_row_without_its_fields_names_the_file(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_a_row_without_its_fields_names_the_file(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
     (files,) = (f for _, f in run.trials())
     files.rank(0).steps.write_text('{"step": 0}\n')
@@ -312,7 +294,7 @@ def test_a_row_without_its_fields_names_the_file(fabricate: ModuleType, tmp_path
         compare_run(run)
 
 
-def test_precisions_share_one_baseline_for_speed(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_precisions_share_one_baseline_for_speed(tmp_path: Path) -> None:
     fast = dataclasses.replace(
         fabricate.SEQUENTIAL, precision="bf16", forward_s=0.1, backward_s=0.2
     )
@@ -325,7 +307,7 @@ def test_precisions_share_one_baseline_for_speed(fabricate: ModuleType, tmp_path
     assert [r.precision for r in comparison.rows if r.is_baseline] == ["fp32"]
 
 
-def test_rows_say_how_a_node_was_used(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_rows_say_how_a_node_was_used(tmp_path: Path) -> None:
     ways = [
         *fabricate.LOCAL_WAYS,
         dataclasses.replace(fabricate.HYBRID, nodes=2, transport="gloo", launcher="mpi"),
@@ -349,16 +331,14 @@ def test_rows_say_how_a_node_was_used(fabricate: ModuleType, tmp_path: Path) -> 
     assert all(r.equivalent for r in comparison.rows)
 
 
-def test_efficiency_is_against_the_allocated_cores(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_efficiency_is_against_the_allocated_cores(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.HYBRID])
     row = _row(compare_run(run), "hybrid")
     # 4 ranks share 2 cores; a step: 0.01 + 0.12 + 0.24 + 0.08 + 0.02 + 0.02 + 0.005
     assert row.efficiency.median == pytest.approx(0.635 / 0.495 / 2, rel=1e-5)
 
 
-def test_peak_memory_is_proportional_where_it_was_read(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_peak_memory_is_proportional_where_it_was_read(tmp_path: Path) -> None:
     two = dataclasses.replace(
         fabricate.MPI, nodes=2, run_pss_bytes=700_000_000, run_rss_bytes=800_000_000
     )
@@ -370,13 +350,13 @@ def test_peak_memory_is_proportional_where_it_was_read(
     assert several.ram_percent_mean == pytest.approx(25)
 
 
-def test_unequal_budgets_come_with_the_comparison(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_unequal_budgets_come_with_the_comparison(tmp_path: Path) -> None:
     four = dataclasses.replace(fabricate.PROCESSES, ranks=4)
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.INTRAOP, four])
     assert any("allocated cores differ" in flag for flag in compare_run(run).flags)
 
 
-def test_the_reason_can_be_the_bubble(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_the_reason_can_be_the_bubble(tmp_path: Path) -> None:
     idle = dataclasses.replace(fabricate.PIPELINE, schedule="gpipe", bubble_s=0.2)
     ways = [fabricate.SEQUENTIAL, fabricate.PIPELINE, idle]
     best = compare_run(fabricate.make_run(tmp_path, ways, repeats=2)).verdicts["tiny"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from itertools import combinations
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis.explain import seeded
 from tests.unit.analysis.ways import MPI, PIPELINE, SEQUENTIAL, Way
 
@@ -177,7 +177,7 @@ def explained_pair(first: ExplainedTrials, second: ExplainedTrials) -> Explanati
 
 
 @pytest.fixture
-def explained(fabricate: ModuleType, tmp_path: Path) -> Any:
+def explained(tmp_path: Path) -> Any:
     def run(first: Way, second: Way, repeats: int = 4, jitter: float = 0.01) -> Explanation:
         sides = []
         for name, way in (("first", first), ("second", second)):
@@ -287,9 +287,7 @@ def test_parts_factors_and_causes_add_up_exactly(explained, names) -> None:
         assert sum(shares) == pytest.approx(1.0)
 
 
-def test_without_traces_parts_are_explained_and_no_cause_is_named(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_without_traces_parts_are_explained_and_no_cause_is_named(tmp_path: Path) -> None:
     files = fabricate.make_run(tmp_path, [ALONE, slowed(ALONE, 1.5, precision="bf16")], repeats=3)
     for _, trial in files.trials():
         for _, host in trial.hosts():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis.ways import INTRAOP, MPI, PIPELINE, SEQUENTIAL, THREADS, Way
 
 from paceline.analysis.explain import interventions
@@ -14,17 +14,13 @@ from paceline.analysis.explain.interventions import Intervention, judge
 from paceline.plan.trial import Trial
 
 
-@pytest.fixture
-def trial_of(fabricate: ModuleType) -> Any:
-    def make(way: Way, **training: Any) -> Trial:
-        trial: Trial = fabricate.make_trial_value(way)
-        changed = trial.training.model_copy(update=training)
-        return trial.model_copy(update={"training": changed})
-
-    return make
+def trial_of(way: Way, **training: Any) -> Trial:
+    trial = fabricate.make_trial_value(way)
+    changed = trial.training.model_copy(update=training)
+    return trial.model_copy(update={"training": changed})
 
 
-def test_data_come_from_memory_unless_they_do_already(trial_of: Any) -> None:
+def test_data_come_from_memory_unless_they_do_already() -> None:
     streaming, remembering = (trial_of(SEQUENTIAL, reading=r) for r in ("stream", "memory"))
     change = interventions.data_from_memory(streaming, streaming, 1)
     assert change.trial == remembering
@@ -32,7 +28,7 @@ def test_data_come_from_memory_unless_they_do_already(trial_of: Any) -> None:
     assert interventions.data_from_memory(streaming, remembering, 1) is None
 
 
-def test_threads_are_those_of_the_cores_or_of_the_faster(trial_of: Any) -> None:
+def test_threads_are_those_of_the_cores_or_of_the_faster() -> None:
     eight = trial_of(dataclasses.replace(INTRAOP, threads=8, allocated_cores=2))
     change = interventions.threads_for_the_cores(eight, eight, 2)
     assert change.trial.placement.threads_per_rank == 2
@@ -42,7 +38,7 @@ def test_threads_are_those_of_the_cores_or_of_the_faster(trial_of: Any) -> None:
     assert change.trial.placement.threads_per_rank == 1
 
 
-def test_replicas_of_a_rank_share_its_cores(trial_of: Any) -> None:
+def test_replicas_of_a_rank_share_its_cores() -> None:
     many = trial_of(dataclasses.replace(THREADS, threads=16, allocated_cores=4))
     change = interventions.threads_for_the_cores(many, many, 4)
     assert change.trial.placement.threads_per_worker == 2
@@ -50,7 +46,7 @@ def test_replicas_of_a_rank_share_its_cores(trial_of: Any) -> None:
     assert change.label == "2 threads within an operation instead of 8"
 
 
-def test_the_bubble_is_halved_where_the_batch_suffices(trial_of: Any) -> None:
+def test_the_bubble_is_halved_where_the_batch_suffices() -> None:
     way = dataclasses.replace(PIPELINE, micro_batches=2)
     trial = trial_of(way, global_batch=8)
     change = interventions.more_micro_batches(trial, trial, 2)
@@ -61,7 +57,7 @@ def test_the_bubble_is_halved_where_the_batch_suffices(trial_of: Any) -> None:
     assert interventions.more_micro_batches(trial_of(MPI), trial_of(MPI), 2) is None
 
 
-def test_statistics_stay_in_the_replica_and_gradients_are_halved(trial_of: Any) -> None:
+def test_statistics_stay_in_the_replica_and_gradients_are_halved() -> None:
     trial = trial_of(MPI)
     change = interventions.statistics_per_replica(trial, trial, 2)
     assert change.trial.training.batch_norm == "per-replica"
@@ -83,7 +79,7 @@ def test_statistics_stay_in_the_replica_and_gradients_are_halved(trial_of: Any) 
     ],
 )
 def test_the_answer_follows_from_the_interval(
-    trial_of: Any, unchanged_s: tuple[float, ...], changed_s: tuple[float, ...], answer: str
+    unchanged_s: tuple[float, ...], changed_s: tuple[float, ...], answer: str
 ) -> None:
     intervention = Intervention(
         cause="slow_reader", cause_label="slow reader", also_removes=("slow storage",),

@@ -27,8 +27,8 @@ def replay_of(
         nodes=np.array([nodes]),
         samples=np.array([samples]),
         own_s=np.full((draws, 1), own_s),
-        latency_s=np.zeros((1, 1)),
-        bytes_per_s=np.full((1, 1), bytes_per_s),
+        latency_s=np.zeros((2, 1, 1)),
+        bytes_per_s=np.full((2, 1, 1), bytes_per_s),
     )
 
 

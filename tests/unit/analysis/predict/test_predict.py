@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis import operations as made
 from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, PROCESSES, SEQUENTIAL
 
@@ -24,7 +24,7 @@ SEQUENTIAL_NAME = "tiny.local.none.sequential.n1r1t1.fp32"
 
 
 @pytest.fixture
-def records(fabricate: ModuleType, tmp_path: Path) -> Any:
+def records(tmp_path: Path) -> Any:
     def make(
         *ways: Any, batch: int = 8, steps: int = 20, jitter: float = 0.0, repeats: int = 2
     ) -> list[TrialRecord]:
@@ -53,9 +53,7 @@ def test_half_the_batch_on_two_nodes_takes_its_measured_time(records) -> None:
     assert two.speedup.median == pytest.approx(SEQUENTIAL.step_s / quick.step_s, rel=0.02)
 
 
-def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(
-    records, fabricate, tmp_path
-) -> None:
+def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(records, tmp_path) -> None:
     quick = dataclasses.replace(SEQUENTIAL, forward_s=0.1, backward_s=0.2)
     alone = [
         *records(SEQUENTIAL, INTRAOP, batch=8),
@@ -76,7 +74,7 @@ def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(
 
 @pytest.mark.parametrize("operation", ["allreduce", GATHERS])
 def test_a_pipeline_needs_a_trial_on_two_nodes_where_factors_are_sent(
-    records, fabricate, tmp_path, operation
+    records, tmp_path, operation
 ) -> None:
     pipeline = dataclasses.replace(PIPELINE, stages=2, micro_batches=4)
     way = dataclasses.replace(SEQUENTIAL, launcher="mpi", transport="gloo", nodes=2)
@@ -127,7 +125,7 @@ def test_the_spread_between_repeats_gives_the_width(records) -> None:
     assert widths[1] == pytest.approx(10 * widths[0], rel=0.5)
 
 
-def test_the_line_of_one_node_contains_the_measurement(records, fabricate, tmp_path) -> None:
+def test_the_line_of_one_node_contains_the_measurement(records, tmp_path) -> None:
     ways = [SEQUENTIAL, INTRAOP, dataclasses.replace(MPI_GLOO, ranks=2)]
     run = fabricate.make_run(tmp_path / "run", ways, repeats=5, jitter=0.2)
     rows = {(r.local_strategy, r.transport): r.samples_per_s for r in compare_run(run).rows}
@@ -201,6 +199,22 @@ def test_the_slowest_node_waits_longer_among_more_nodes(records) -> None:
     # the largest of 4 and 16 normal variables: 1.03 and 1.77 deviations above the mean
     assert waiting[1] == pytest.approx(0.1 * 1.03 * SEQUENTIAL.step_s, rel=0.4)
     assert waiting[2] == pytest.approx(0.1 * 1.77 * SEQUENTIAL.step_s, rel=0.4)
+
+
+def test_messages_after_the_last_gradient_have_their_own_rate(records, tmp_path) -> None:
+    def rows(rank, step, ready_s):
+        half = {"payload_bytes": 82}  # of 41 parameters
+        yield made.row(rank, 2 * step.step, ready_s - 0.1, ready_s - 0.02, **half)
+        yield made.row(rank, 2 * step.step + 1, ready_s, ready_s + 0.02, **half)
+
+    way = dataclasses.replace(
+        SEQUENTIAL, launcher="mpi", transport="gloo", nodes=2, transfer_s=0.02
+    )
+    several = fabricate.make_one(tmp_path / "two", way, case=fabricate.Case(steps=20))
+    runs = [*records(SEQUENTIAL, batch=8), *records(SEQUENTIAL, batch=4)]
+    request = Request(nodes=(2,))
+    (found,) = predict([*runs, made.in_each_step(several, rows)], request).predictions
+    assert found.exposed_s == pytest.approx(0.02, rel=0.1)
 
 
 def test_more_micro_batches_shrink_the_bubble(records) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.trial.background_load import Disturbance, disturbance, disturbance_flags
 from paceline.analysis.trial.reading import HostTrace, TrialRecord, load_trial
@@ -15,7 +16,7 @@ QUIET = {"user": 1.8, "system": 0.1, "idle": 0.1, "iowait": 0.0, "steal": 0.0, "
 
 
 @pytest.fixture
-def record(fabricate, tmp_path):
+def record(tmp_path):
     return load_trial(fabricate.make_one(tmp_path))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis import operations as made
 
 from paceline.analysis.trial.communication import TrialCommunication, trial_communication
@@ -18,7 +18,7 @@ MEASURED = 10  # of 12 steps, 2 are warm-up
 
 
 @pytest.fixture
-def make(fabricate, tmp_path):
+def make(tmp_path):
     return partial(fabricate.make_one, tmp_path)
 
 
@@ -108,7 +108,7 @@ def test_communication_of_layers_is_divided_and_counted_once(make: Any) -> None:
     assert [check.passed for check in profiled.checks] == [True, True]
 
 
-def test_evaluations_between_steps_are_no_part_of_their_time(fabricate, make):
+def test_evaluations_between_steps_are_no_part_of_their_time(make):
     found = profile(load_trial(make(case=fabricate.Case(evaluate_every_steps=5))))
     assert [check.passed for check in found.checks] == [True]
     for rank in found.ranks:
@@ -128,16 +128,26 @@ def test_operations_that_do_not_fill_the_communication_fail_the_check(make: Any)
     assert operations.difference == pytest.approx(0.06 / last.step_s, abs=1e-4)  # rank 0's
 
 
-def test_operations_at_the_same_time_are_not_counted_twice(make: Any) -> None:
+@pytest.mark.parametrize(
+    ("spans_s", "time_s", "overlapped_s"),
+    [
+        ([(0.0, 0.08), (0.01, 0.1)], 0.17, 0.0),  # at the same time
+        ([(0.0, 0.08), (0.01, 0.03), (0.04, 0.1)], 0.16, 0.0),  # the second within the first
+        ([(0.0, 0.13)], 0.13, 0.03),  # outlasts the step
+    ],
+)
+def test_no_time_of_the_communication_is_exposed_twice(
+    make: Any, spans_s: list[tuple[float, float]], time_s: float, overlapped_s: float
+) -> None:
     def rows(rank, step, ready_s):
-        yield made.row(rank, 2 * step.step, ready_s, ready_s + 0.08)
-        yield made.row(rank, 2 * step.step + 1, ready_s + 0.01, ready_s + 0.1)
+        for number, (start_s, end_s) in enumerate(spans_s, len(spans_s) * step.step):
+            yield made.row(rank, number, ready_s + start_s, ready_s + end_s)
 
     (rank, _) = profile(made.in_each_step(make(lead_s=0.0, transfer_s=0.1), rows)).ranks
-    (both,) = rank.bins
-    assert both.time_s == pytest.approx(MEASURED * 0.17, abs=1e-4)
-    assert both.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)
-    assert both.overlapped_s == pytest.approx(0, abs=1e-4)
+    (found,) = rank.bins
+    assert found.time_s == pytest.approx(MEASURED * time_s, abs=1e-4)
+    assert found.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)
+    assert found.overlapped_s == pytest.approx(MEASURED * overlapped_s, abs=1e-4)
 
 
 def test_waiting_for_its_turn_is_not_waiting_for_a_rank(make: Any) -> None:
@@ -151,9 +161,7 @@ def test_waiting_for_its_turn_is_not_waiting_for_a_rank(make: Any) -> None:
     assert last.bins[0].wait_s == pytest.approx(0, abs=1e-4)
 
 
-def test_wait_shorter_than_the_clocks_error_is_not_claimed(
-    make: Any, fabricate: ModuleType
-) -> None:
+def test_wait_shorter_than_the_clocks_error_is_not_claimed(make: Any) -> None:
     files = make(lead_s=0.02, clock_offset_s=3.5)
     fabricate.edit_json(files.rank(1).environment, clock_error_s=0.03)
     found = profile(made.two_buckets(files))
@@ -163,9 +171,7 @@ def test_wait_shorter_than_the_clocks_error_is_not_claimed(
     assert first.transfer_s == pytest.approx(MEASURED * (made.FIRST_S + 0.02), abs=1e-4)
 
 
-def test_all_reduce_that_ends_before_the_last_rank_came_betrays_the_clocks(
-    make: Any, fabricate: ModuleType
-) -> None:
+def test_all_reduce_that_ends_before_the_last_rank_came_betrays_the_clocks(make: Any) -> None:
     files = make(lead_s=0.0, clock_offset_s=3.5)
     made.two_buckets(files)
     # since the clocks were compared, rank 1's has moved by 0.25 s
@@ -201,7 +207,7 @@ def test_run_without_recorded_operations_still_has_waiting_and_straggler(make: A
 
 
 @pytest.mark.parametrize("way", ["SEQUENTIAL", "INTRAOP"])
-def test_trial_without_peers_has_no_profile(make: Any, fabricate: ModuleType, way: str) -> None:
+def test_trial_without_peers_has_no_profile(make: Any, way: str) -> None:
     assert trial_communication(load_trial(make(getattr(fabricate, way)))) is None
 
 
@@ -270,28 +276,3 @@ def test_json_has_every_number_and_none_where_there_is_none(make: Any) -> None:
     assert each["sent_bytes"] is None
     assert {c["name"]: c["passed"] for c in document["checks"]}
     assert document["stragglers"][0]["straggler"] == 1
-
-
-def test_an_operation_within_another_one_hides_nothing_of_a_third(make: Any) -> None:
-    spans_s = ((0.0, 0.08), (0.01, 0.03), (0.04, 0.1))  # the second one lies within the first
-
-    def rows(rank, step, ready_s):
-        for number, (start_s, end_s) in enumerate(spans_s):
-            yield made.row(rank, 3 * step.step + number, ready_s + start_s, ready_s + end_s)
-
-    (rank, _) = profile(made.in_each_step(make(lead_s=0.0, transfer_s=0.1), rows)).ranks
-    (all_three,) = rank.bins
-    assert all_three.time_s == pytest.approx(MEASURED * 0.16, abs=1e-4)
-    assert all_three.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)
-
-
-def test_an_operation_that_outlasts_its_step_is_exposed_until_the_end_of_the_step(
-    make: Any,
-) -> None:
-    def rows(rank, step, ready_s):
-        return [made.row(rank, step.step, ready_s, ready_s + 0.13)]
-
-    (rank, _) = profile(made.in_each_step(make(lead_s=0.0, transfer_s=0.1), rows)).ranks
-    (one,) = rank.bins
-    assert one.time_s == pytest.approx(MEASURED * 0.13, abs=1e-4)
-    assert one.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)

@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row
@@ -33,7 +33,6 @@ SAMPLE = 0.05  # one of 20
 
 
 def _run(
-    fabricate: ModuleType,
     root: Path,
     ways: Sequence[Any],
     repeats: int = 1,
@@ -47,7 +46,7 @@ def _row(comparison: Comparison, part: str) -> Row:
     return next(r for r in comparison.rows if part in r.configuration)
 
 
-def _lossy(fabricate: ModuleType, **changes: Any) -> Any:
+def _lossy(**changes: Any) -> Any:
     """The configuration with the highest throughput, which learns more slowly."""
     values = {"transport": "gloo", "transfer_s": 0.0, "learned": 1.0, "compression": COMPRESSION}
     return dataclasses.replace(fabricate.MPI, **{**values, **changes})
@@ -64,11 +63,9 @@ def _missed(run: RunFiles, part: str) -> None:
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_evaluations_are_joined_and_belong_to_no_step(
-    fabricate: ModuleType, tmp_path: Path, compacted: bool
-) -> None:
+def test_evaluations_are_joined_and_belong_to_no_step(tmp_path: Path, compacted: bool) -> None:
     way = dataclasses.replace(fabricate.MPI, clock_offset_s=-7.25)
-    run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, way], evaluate_every_steps=5)
+    run = _run(tmp_path, [fabricate.SEQUENTIAL, way], evaluate_every_steps=5)
     if compacted:
         for _, files in run.trials():
             compact_trial(files)
@@ -92,11 +89,9 @@ def test_evaluations_are_joined_and_belong_to_no_step(
     assert row.phases_s["other"] > 3 * fabricate.EVALUATION_S
 
 
-def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
-    comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2))
+    comparison = compare_run(_run(tmp_path, ways, repeats=2))
     row = _row(comparison, ".mpi.")
     assert row.target == "accuracy of at least 0.6"
     assert (row.target_reached, row.steps_to_target) == (2, 8)
@@ -110,19 +105,17 @@ def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(
     )
 
 
-def test_target_below_a_bound_is_met_from_above(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_target_below_a_bound_is_met_from_above(tmp_path: Path) -> None:
     target = Target(metric="loss", at_most=1.0)
-    run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL], target=target)
+    run = _run(tmp_path, [fabricate.SEQUENTIAL], target=target)
     row = _row(compare_run(run), "sequential")
     assert row.steps_to_target == 10  # 1.2 - 0.02 * 10
     assert row.target == "loss of at most 1"
 
 
-def test_highest_throughput_is_not_the_fastest_to_the_target(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    ways = [fabricate.SEQUENTIAL, fabricate.MPI, _lossy(fabricate)]
-    comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2))
+def test_highest_throughput_is_not_the_fastest_to_the_target(tmp_path: Path) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, _lossy()]
+    comparison = compare_run(_run(tmp_path, ways, repeats=2))
     lossy, exact = _row(comparison, "topk"), _row(comparison, ".mpi.mpi.")
     assert [r.configuration for r in comparison.rows][:2] == [
         exact.configuration,
@@ -137,11 +130,9 @@ def test_highest_throughput_is_not_the_fastest_to_the_target(
     assert not lossy.has_comparable_speed
 
 
-def test_most_repeats_that_miss_the_target_leave_no_time(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    ways = [fabricate.SEQUENTIAL, _lossy(fabricate, learned=0.5)]
-    comparison = compare_run(_run(fabricate, tmp_path, ways))
+def test_most_repeats_that_miss_the_target_leave_no_time(tmp_path: Path) -> None:
+    ways = [fabricate.SEQUENTIAL, _lossy(learned=0.5)]
+    comparison = compare_run(_run(tmp_path, ways))
     row = comparison.rows[-1]
     assert (row.target_reached, row.time_to_target_s, row.ranked) == (0, None, False)
     text = comparison_text(comparison, 80)
@@ -156,11 +147,9 @@ def test_most_repeats_that_miss_the_target_leave_no_time(
     assert "missed" in text
 
 
-def test_repeat_that_misses_the_target_is_censored_not_dropped(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    ways = [fabricate.SEQUENTIAL, _lossy(fabricate, learned=1.5)]
-    run = _run(fabricate, tmp_path, ways, repeats=3)
+def test_repeat_that_misses_the_target_is_censored_not_dropped(tmp_path: Path) -> None:
+    ways = [fabricate.SEQUENTIAL, _lossy(learned=1.5)]
+    run = _run(tmp_path, ways, repeats=3)
     _missed(run, "topk.r1")
     comparison = compare_run(run)
     row = _row(comparison, ".mpi.")
@@ -176,10 +165,10 @@ def test_repeat_that_misses_the_target_is_censored_not_dropped(
 
 
 def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed(
-    fabricate: ModuleType, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
-    comparison = compare_run(_run(fabricate, tmp_path, ways, repeats=2, vary_seed=True))
+    comparison = compare_run(_run(tmp_path, ways, repeats=2, vary_seed=True))
     row = _row(comparison, ".mpi.")
     assert row.equivalent is True
     assert "each repeat has another seed" in row.notes
@@ -193,32 +182,26 @@ def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed
     }  # fmt: skip
 
 
-def test_baseline_that_misses_the_target_gives_no_speedup_to_it(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+def test_baseline_that_misses_the_target_gives_no_speedup_to_it(tmp_path: Path) -> None:
+    run = _run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     _missed(run, ".sequential.")
     row = _row(compare_run(run), ".mpi.")
     assert row.target_speedup is None
     assert row.speedup is not None
 
 
-def test_values_that_differ_from_the_baseline_are_not_equivalent(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_values_that_differ_from_the_baseline_are_not_equivalent(tmp_path: Path) -> None:
     worse = dataclasses.replace(fabricate.MPI, learned=1.0)
-    comparison = compare_run(_run(fabricate, tmp_path, [fabricate.SEQUENTIAL, worse]))
+    comparison = compare_run(_run(tmp_path, [fabricate.SEQUENTIAL, worse]))
     row = _row(comparison, ".mpi.")
     assert row.equivalent is False
     assert row.equivalence_reason.startswith("evaluation: accuracy after 12 steps differs most")
     assert not row.ranked
 
 
-def test_one_sample_decided_otherwise_is_rounding(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_one_sample_decided_otherwise_is_rounding(tmp_path: Path) -> None:
     other = dataclasses.replace(fabricate.MPI, learned=1.55)  # 19 of 20 samples in place of 18
-    comparison = compare_run(
-        _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, other], evaluate_every_steps=12)
-    )
+    comparison = compare_run(_run(tmp_path, [fabricate.SEQUENTIAL, other], evaluate_every_steps=12))
     row = _row(comparison, ".mpi.")
     assert row.metrics["accuracy"] == 0.95
     assert row.equivalent is True
@@ -274,11 +257,9 @@ def test_after_many_steps_only_values_that_are_not_finite_are_decisive(
     assert (check.passed, check.decisive) == (passed, passed is not None)
 
 
-def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
-    run = _run(fabricate, tmp_path, ways, target=None, repeats=2)
+    run = _run(tmp_path, ways, target=None, repeats=2)
     for _, files in run.trials():
         for _, rank in files.ranks():
             rows = [json.loads(line) for line in rank.evaluations.read_text().splitlines()]
@@ -292,11 +273,9 @@ def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_table_ranks_by_the_target_beside_the_throughput(
-    fabricate: ModuleType, tmp_path: Path, width: int
-) -> None:
-    ways = [fabricate.SEQUENTIAL, fabricate.MPI, _lossy(fabricate)]
-    text = comparison_text(compare_run(_run(fabricate, tmp_path, ways)), width)
+def test_table_ranks_by_the_target_beside_the_throughput(tmp_path: Path, width: int) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, _lossy()]
+    text = comparison_text(compare_run(_run(tmp_path, ways)), width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     assert any(line.split()[:3] == ["to", "target", "samples"] for line in lines)
@@ -305,20 +284,18 @@ def test_table_ranks_by_the_target_beside_the_throughput(
     assert "meets the target, without the evaluations." in " ".join(text.split())
 
 
-def test_report_has_the_curves_and_the_table(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_report_has_the_curves_and_the_table(tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
-    page = render(compare_run(_run(fabricate, tmp_path, ways)))
+    page = render(compare_run(_run(tmp_path, ways)))
     assert "accuracy, tiny" in page
     for axis in ("training time", "wall time", "samples"):
         assert f'"label":"{axis}"' in page
     assert "tiny, target: accuracy of at least 0.6" in page
 
 
-def test_evaluation_without_target_changes_no_ranking(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_evaluation_without_target_changes_no_ranking(tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
-    comparison = compare_run(_run(fabricate, tmp_path, ways, target=None, repeats=2))
+    comparison = compare_run(_run(tmp_path, ways, target=None, repeats=2))
     assert comparison.rows[0].target is None
     assert comparison.rows[0].metrics
     assert "is fastest, 1.84" in verdict_sentence(comparison, "tiny")

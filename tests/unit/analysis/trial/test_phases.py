@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.trial.phases import trial_phases
 from paceline.analysis.trial.reading import TrialRecord, load_trial
@@ -27,7 +27,7 @@ def waits_of(record: TrialRecord) -> dict[tuple[int, int], float]:
     }
 
 
-def test_every_phase_is_what_was_put_in(fabricate, tmp_path):
+def test_every_phase_is_what_was_put_in(tmp_path):
     first, second = phases_of(load_trial(fabricate.make_one(tmp_path, clock_offset_s=-3.5)))
     # MPI: rank 0 is 0.02 s ahead of rank 1; 12 steps
     assert first.whole == pytest.approx(
@@ -66,7 +66,7 @@ def test_every_phase_is_what_was_put_in(fabricate, tmp_path):
     "way",
     ["SEQUENTIAL", "INTRAOP", "TORCHRUN", "MPI", "SPARK", "THREADS", "PIPELINE", "HYBRID"],
 )
-def test_phases_add_up_to_the_wall_time(fabricate, tmp_path, way):
+def test_phases_add_up_to_the_wall_time(tmp_path, way):
     record = load_trial(fabricate.make_one(tmp_path, getattr(fabricate, way), jitter=0.2))
     wall = record.outcome.ended_unix_s - record.outcome.launched_unix_s
     for rank in phases_of(record):
@@ -74,14 +74,14 @@ def test_phases_add_up_to_the_wall_time(fabricate, tmp_path, way):
         assert rank.wall_s == pytest.approx(wall)
 
 
-def test_a_rank_alone_has_no_communication_to_measure(fabricate, tmp_path):
+def test_a_rank_alone_has_no_communication_to_measure(tmp_path):
     (rank,) = phases_of(load_trial(fabricate.make_one(tmp_path, fabricate.SEQUENTIAL)))
     assert rank.whole["comm_wait"] is None
     assert rank.whole["comm_transfer"] is None
     assert rank.step["comm_wait"] is None
 
 
-def test_step_phases_leave_out_the_warm_up_and_add_up_to_a_step(fabricate, tmp_path):
+def test_step_phases_leave_out_the_warm_up_and_add_up_to_a_step(tmp_path):
     record = load_trial(fabricate.make_one(tmp_path, fabricate.MPI))
     steps = read_steps(record)
     steps["forward_s"][0, :2] = 9.0
@@ -90,14 +90,14 @@ def test_step_phases_leave_out_the_warm_up_and_add_up_to_a_step(fabricate, tmp_p
     assert sum(v or 0 for v in first.step.values()) == pytest.approx(fabricate.MPI.step_s)
 
 
-def test_waits_follow_the_slowest_rank_of_each_step_on_one_clock(fabricate, tmp_path):
+def test_waits_follow_the_slowest_rank_of_each_step_on_one_clock(tmp_path):
     waits = waits_of(load_trial(fabricate.make_one(tmp_path, ranks=4, clock_offset_s=120.0)))
     assert waits[0, 5] == pytest.approx(3 * 0.02, abs=1e-5)
     assert waits[2, 5] == pytest.approx(0.02, abs=1e-5)
     assert waits[3, 5] == pytest.approx(0, abs=1e-5)
 
 
-def test_the_bubble_is_a_phase_of_its_own(fabricate, tmp_path):
+def test_the_bubble_is_a_phase_of_its_own(tmp_path):
     first, second = phases_of(load_trial(fabricate.make_one(tmp_path, fabricate.PIPELINE)))
     # the second stage computes 0.01 s less and waits 0.01 s more
     assert first.whole["bubble"] == pytest.approx(12 * 0.05)
@@ -107,15 +107,13 @@ def test_the_bubble_is_a_phase_of_its_own(fabricate, tmp_path):
     assert sum(v or 0 for v in second.step.values()) == pytest.approx(fabricate.PIPELINE.step_s)
 
 
-def test_stages_wait_only_for_the_same_stage_of_other_replicas(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_stages_wait_only_for_the_same_stage_of_other_replicas(tmp_path: Path) -> None:
     # ranks 0 to 3 are 3, 2, 1 and 0 leads early; the first stage is ranks 0 and 2
     waits = waits_of(load_trial(fabricate.make_one(tmp_path, fabricate.HYBRID, lead_s=0.01)))
     assert [waits[rank, 5] for rank in range(4)] == pytest.approx([0.02, 0.02, 0, 0], abs=1e-5)
 
 
-def test_waiting_is_at_most_the_communication(fabricate, tmp_path):
+def test_waiting_is_at_most_the_communication(tmp_path):
     record = load_trial(fabricate.make_one(tmp_path, fabricate.MPI))
     # a clock that is off by a minute must not make waits longer than what was measured
     environment = record.ranks[1].environment
@@ -127,6 +125,6 @@ def test_waiting_is_at_most_the_communication(fabricate, tmp_path):
     assert waits[0, 0] == pytest.approx(0.03)
 
 
-def test_a_trial_without_outcome_has_no_phases(fabricate, tmp_path):
+def test_a_trial_without_outcome_has_no_phases(tmp_path):
     record = load_trial(fabricate.make_one(tmp_path, fabricate.MPI))
     assert phases_of(dataclasses.replace(record, outcome=None)) == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.trial.pipeline import (
     median_pipeline,
@@ -22,9 +22,7 @@ def pipeline_of(record, steps=None):
     return trial_pipeline(record, read_steps(record) if steps is None else steps)
 
 
-def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(tmp_path: Path) -> None:
     # all steps are longer and shorter alike, so shares stay what they are
     found = pipeline_of(load_trial(fabricate.make_one(tmp_path, fabricate.PIPELINE, jitter=0.2)))
     # each stage's span is 0.105 + 0.21 + 0.05; the second waits 0.01 of it more
@@ -33,7 +31,7 @@ def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(
     assert [s.busy_share for s in found.stages] == pytest.approx([0.315 / 0.365, 0.305 / 0.365])
 
 
-def test_stages_of_several_replicas_are_told_apart(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_stages_of_several_replicas_are_told_apart(tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.HYBRID, stages=3, ranks=6, nodes=2, skew_s=0.02)
     found = pipeline_of(load_trial(fabricate.make_one(tmp_path, way)))
     assert [s.stage for s in found.stages] == [0, 1, 2]
@@ -42,7 +40,7 @@ def test_stages_of_several_replicas_are_told_apart(fabricate: ModuleType, tmp_pa
     assert [s.bubble_s for s in found.stages] == pytest.approx([0.08, 0.10, 0.12])
 
 
-def test_warm_up_steps_are_left_out(fabricate, tmp_path):
+def test_warm_up_steps_are_left_out(tmp_path):
     record = load_trial(fabricate.make_one(tmp_path, fabricate.PIPELINE))
     # of 10 steady steps, 4 waited long: the median does not show it
     steps = read_steps(record)
@@ -51,7 +49,7 @@ def test_warm_up_steps_are_left_out(fabricate, tmp_path):
     assert found.bubble_measured == pytest.approx((0.05 + 0.06) / 2 / 0.365)
 
 
-def test_cuts_are_named_with_the_bytes_that_cross(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_cuts_are_named_with_the_bytes_that_cross(tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.PIPELINE, stages=3, ranks=3, split_points=(4, 7))
     found = pipeline_of(load_trial(fabricate.make_one(tmp_path, way)))
     assert [dataclasses.asdict(c) for c in found.split_points] == [
@@ -60,7 +58,7 @@ def test_cuts_are_named_with_the_bytes_that_cross(fabricate: ModuleType, tmp_pat
     ]
 
 
-def test_what_the_strategy_did_not_say_is_none(fabricate, tmp_path):
+def test_what_the_strategy_did_not_say_is_none(tmp_path):
     record = load_trial(fabricate.make_one(tmp_path, fabricate.PIPELINE))
     assert record.result is not None
     silent = dataclasses.replace(record.result, communication={"split_points": [3]})
@@ -68,7 +66,7 @@ def test_what_the_strategy_did_not_say_is_none(fabricate, tmp_path):
     assert [(c.before, c.bytes_forward) for c in found.split_points] == [("3", None)]
 
 
-def test_a_trial_without_steps_or_without_a_pipeline(fabricate, tmp_path):
+def test_a_trial_without_steps_or_without_a_pipeline(tmp_path):
     record = load_trial(fabricate.make_one(tmp_path / "pipeline", fabricate.PIPELINE))
     found = pipeline_of(record, dataclasses.replace(read_steps(record), warmup_steps=99))
     assert found.stages == ()
@@ -77,7 +75,7 @@ def test_a_trial_without_steps_or_without_a_pipeline(fabricate, tmp_path):
     assert pipeline_of(other) is None
 
 
-def test_repeats_are_put_together_by_their_median(fabricate, tmp_path):
+def test_repeats_are_put_together_by_their_median(tmp_path):
     make = partial(fabricate.make_one, way=fabricate.PIPELINE)
     found = [
         pipeline_of(load_trial(make(tmp_path / str(bubble), bubble_s=bubble, skew_s=0.0)))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
+
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.trial.reading import load_run, load_trial
 from paceline.analysis.trial.resource_checks import (
@@ -19,14 +21,14 @@ from paceline.analysis.trial.resource_checks import (
 from paceline.records.rows import RankStatus
 
 
-def test_equal_trials_have_no_flags(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_equal_trials_have_no_flags(tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, fabricate.SPARK]
     records = load_run(fabricate.make_run(tmp_path, ways, repeats=2))
     assert [trial_flags(r) for r in records] == [[]] * 8
     assert flags_between(records) == []
 
 
-def test_other_threads_than_planned_are_flagged(fabricate, tmp_path):
+def test_other_threads_than_planned_are_flagged(tmp_path):
     files = fabricate.make_one(tmp_path, fabricate.SPARK)
     fabricate.edit_json(files.rank(1).environment, intraop_threads=2)
     sentences = trial_flags(load_trial(files))
@@ -34,20 +36,18 @@ def test_other_threads_than_planned_are_flagged(fabricate, tmp_path):
     assert "planned 1 threads per rank, found 1, 2" in sentences
 
 
-def test_too_few_cores_are_flagged_unless_asked_for(fabricate, tmp_path):
+def test_too_few_cores_are_flagged_unless_asked_for(tmp_path):
     (sentence,) = trial_flags(load_trial(fabricate.make_one(tmp_path, affinity=(0,))))
     assert "planned 2 cores on node0, found 1" in sentence
 
 
-def test_more_cores_than_planned_are_flagged(fabricate, tmp_path):
+def test_more_cores_than_planned_are_flagged(tmp_path):
     files = fabricate.make_one(tmp_path, fabricate.SEQUENTIAL, affinity=(0, 1))
     (sentence,) = trial_flags(load_trial(files))
     assert "planned 1 cores on node0, found 2" in sentence
 
 
-def test_trials_of_one_placement_with_other_settings_are_flagged_once(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
+def test_trials_of_one_placement_with_other_settings_are_flagged_once(tmp_path: Path) -> None:
     spark = dataclasses.replace(fabricate.SPARK, omp={"OMP_NUM_THREADS": "2"})
     run = fabricate.make_run(tmp_path, [fabricate.MPI, fabricate.TORCHRUN, spark], repeats=3)
     (sentence,) = flags_between(load_run(run))
@@ -58,14 +58,14 @@ def test_trials_of_one_placement_with_other_settings_are_flagged_once(
     )
 
 
-def test_strategies_of_one_budget_have_no_flags(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_strategies_of_one_budget_have_no_flags(tmp_path: Path) -> None:
     records = load_run(fabricate.make_run(tmp_path, fabricate.LOCAL_WAYS))
     assert [trial_flags(r) for r in records] == [[]] * len(fabricate.LOCAL_WAYS)
     assert flags_between(records) == []
     assert allocated_cores_flags(records) == []
 
 
-def test_unequal_allocated_cores_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_unequal_allocated_cores_are_flagged(tmp_path: Path) -> None:
     wide = dataclasses.replace(fabricate.HYBRID, allocated_cores=None, affinity=None)
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.THREADS, wide]
     (sentence,) = allocated_cores_flags(load_run(fabricate.make_run(tmp_path, ways, repeats=2)))
@@ -75,13 +75,13 @@ def test_unequal_allocated_cores_are_flagged(fabricate: ModuleType, tmp_path: Pa
     )
 
 
-def test_more_nodes_are_no_other_budget(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_more_nodes_are_no_other_budget(tmp_path: Path) -> None:
     two = dataclasses.replace(fabricate.MPI, nodes=2)
     records = load_run(fabricate.make_run(tmp_path, [fabricate.INTRAOP, fabricate.MPI, two]))
     assert allocated_cores_flags(records) == []
 
 
-def _threads(fabricate: ModuleType, root: Path, **changes: object) -> list[str]:
+def _threads(root: Path, **changes: object) -> list[str]:
     """What is said of a `threads` trial whose second replica thread had other than planned."""
     files = fabricate.make_one(root, fabricate.THREADS)
     environment = files.rank(0).environment
@@ -91,21 +91,19 @@ def _threads(fabricate: ModuleType, root: Path, **changes: object) -> list[str]:
     return trial_flags(load_trial(files))
 
 
-def test_replica_threads_with_other_threads_or_cores_are_flagged(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    assert _threads(fabricate, tmp_path / "a", intraop_threads=2) == [
+def test_replica_threads_with_other_threads_or_cores_are_flagged(tmp_path: Path) -> None:
+    assert _threads(tmp_path / "a", intraop_threads=2) == [
         "planned 1 threads per replica in rank 0, found 1, 2"
     ]
-    assert _threads(fabricate, tmp_path / "b", affinity=[0, 1]) == [
+    assert _threads(tmp_path / "b", affinity=[0, 1]) == [
         "planned 1 cores per replica in rank 0, found 1, 2"
     ]
-    assert _threads(fabricate, tmp_path / "c", affinity=[0]) == [
+    assert _threads(tmp_path / "c", affinity=[0]) == [
         "the replicas of rank 0 share cores, planned were cores of their own"
     ]
 
 
-def test_a_replica_thread_that_said_nothing_is_flagged(fabricate, tmp_path):
+def test_a_replica_thread_that_said_nothing_is_flagged(tmp_path):
     files = fabricate.make_one(tmp_path, fabricate.THREADS)
     fabricate.edit_json(files.rank(0).environment, workers=[])
     assert "planned 2 replica threads in rank 0, 0 reported their resources" in trial_flags(

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import polars as pl
 import pytest
+from tests.unit.analysis import fabricate
 from tests.unit.analysis.operations import two_buckets
 
 from paceline.analysis.trial.communication import trial_communication
@@ -72,7 +73,7 @@ def rows_of(steps: list[int], **columns: list[float | None]) -> pl.DataFrame:
     return frame.with_columns(**missing)
 
 
-def test_ranks_are_aligned_by_step_and_the_last_of_two_rows_counts(fabricate, tmp_path):
+def test_ranks_are_aligned_by_step_and_the_last_of_two_rows_counts(tmp_path):
     record = load_trial(fabricate.make_one(tmp_path))
     first = rows_of([0, 1, 1, 2], step_s=[1.0, 9.0, 2.0, 3.0])
     second = rows_of([1, 3], step_s=[4.0, 5.0])
@@ -84,7 +85,7 @@ def test_ranks_are_aligned_by_step_and_the_last_of_two_rows_counts(fabricate, tm
     assert global_steps(record, found).step.tolist() == [1]
 
 
-def test_steps_after_a_failure_are_left_out_of_every_figure(fabricate, tmp_path):
+def test_steps_after_a_failure_are_left_out_of_every_figure(tmp_path):
     files = fabricate.make_one(tmp_path)
     continued = ContinuationRow(
         before_started_unix_s=None,
@@ -125,7 +126,7 @@ def test_steps_after_a_failure_are_left_out_of_every_figure(fabricate, tmp_path)
     )
 
 
-def test_loss_is_a_mean_also_if_one_step_has_no_samples(fabricate, tmp_path):
+def test_loss_is_a_mean_also_if_one_step_has_no_samples(tmp_path):
     record = load_trial(fabricate.make_one(tmp_path))
     rows = rows_of([0, 1], step_s=[1.0, 1.0], loss_sum=[4 * 1.5, 1.25])
     rows = rows.with_columns(samples=pl.Series([4, None]))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.unit.analysis import fabricate
 
 from paceline.analysis.trial.reading import TrialRecord, load_trial
 from paceline.analysis.trial.steps import read_steps
@@ -19,7 +19,7 @@ NO_ERROR = dict.fromkeys(range(8), 0.0)
 
 
 @pytest.fixture
-def make(fabricate, tmp_path):
+def make(tmp_path):
     def trial(way=fabricate.MPI, steps=40, **changes):
         return fabricate.make_one(tmp_path, way, case=fabricate.Case(steps=steps), **changes)
 
@@ -153,9 +153,7 @@ def test_what_cannot_or_need_not_be_claimed_is_not(
     assert reason in found.reason
 
 
-def test_replicas_of_each_stage_are_judged_among_themselves(
-    make: Any, fabricate: ModuleType
-) -> None:
+def test_replicas_of_each_stage_are_judged_among_themselves(make: Any) -> None:
     # replica 1 (ranks 2 and 3) is late in stage 1, rank 3, alone
     files = make(fabricate.HYBRID)
     shift_ready(files, 3, np.full(40, 0.015))
@@ -165,5 +163,5 @@ def test_replicas_of_each_stage_are_judged_among_themselves(
     assert found[1].ranks[0].delay_s.mean == pytest.approx(0.015, abs=1e-5)
 
 
-def test_pipeline_of_one_replica_has_nobody_to_compare(make: Any, fabricate: ModuleType) -> None:
+def test_pipeline_of_one_replica_has_nobody_to_compare(make: Any) -> None:
     assert straggler_of(load_trial(make(fabricate.PIPELINE))) == ()

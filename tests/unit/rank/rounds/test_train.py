@@ -13,8 +13,9 @@ from tests.support.fabricated_samples import ROWS, FakeFeed, opening, train_alon
 from tests.support.trials import changed
 
 from paceline.errors import RankFailed
+from paceline.host.clocks import ClockOffset
 from paceline.rank.rounds import train as module
-from paceline.rank.rounds.exchange import Clock, Orders, together
+from paceline.rank.rounds.exchange import Orders, together
 from paceline.rank.rounds.train import RoundWorker, scaled_state
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
@@ -71,7 +72,7 @@ def train(workers, facts=None):
         number += 1
     carries, state = carries_of(report), report.total
     orders = Orders(number=number, carries=carries, finish=True, facts=facts or {},
-                    clocks={1: Clock(offset_s=0.5, error_s=0.1)})  # fmt: skip
+                    clocks={1: ClockOffset(offset_s=0.5, error_s=0.1)})  # fmt: skip
     return together(*(w.finish(r, orders, lambda: state) for r, w in enumerate(workers)))
 
 

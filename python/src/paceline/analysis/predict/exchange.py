@@ -179,8 +179,9 @@ class Replay:
 
     algorithms: of all-reduces; the fastest is taken for each message. nodes, samples: numbers of
     nodes and the samples of each, shape (nodes,). own_s: the node's step without communication,
-    shape (draws, nodes). latency_s, bytes_per_s: of the link, shape (draws, 1). ranks_per_node:
-    those that join an operation. All results have the shape of own_s, and are 0 for one node.
+    shape (draws, nodes). latency_s, bytes_per_s: of the link for messages that begin before and
+    after the last gradient, shape (2, draws, 1). ranks_per_node: those that join an operation. All
+    results have the shape of own_s, and are 0 for one node.
     """
 
     profile: Profile
@@ -220,9 +221,11 @@ class Replay:
             names = (GATHERS,) if message.operation == GATHERS else self.algorithms
             costs = np.array([[self.cost(name, count) for count in ranks] for name in names])
             rounds, volumes = costs[..., 0], costs[..., 1] * message.payload_of(self.samples)
-            # of each algorithm, draw and number of nodes
-            seconds = rounds[:, None] * self.latency_s + volumes[:, None] / self.bytes_per_s
             begun = np.maximum(ended, -message.lead * self.own_s)
+            latency_s = np.where(begun < 0, *self.latency_s)
+            bytes_per_s = np.where(begun < 0, *self.bytes_per_s)
+            # of each algorithm, draw and number of nodes
+            seconds = rounds[:, None] * latency_s + volumes[:, None] / bytes_per_s
             ended = begun + seconds.min(axis=0)
             yield begun, ended, np.take_along_axis(volumes, seconds.argmin(axis=0), axis=0)
 

@@ -2,14 +2,15 @@
 
 Time of an operation: rounds x latency + volume / bandwidth (`costs.link_cost`). Both numbers are
 fitted to recorded transfer times by non-negative least squares, relative to the times, so that
-short messages count as much as long ones.
+short messages count as much as long ones. Computation on the same cores slows operations down, so
+those that begin after the last gradient have another factor than those before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -43,18 +44,28 @@ class Link:
     bytes_per_s: tuple[float, float]
     source: str
 
-    @property
-    def middle(self) -> tuple[float, float]:
-        """Latency and bandwidth between the bounds."""
-        return math.sqrt(math.prod(self.latency_s)), sum(self.bytes_per_s) / 2
+    def at(self, places: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return latencies and bandwidths at places between their bounds, which are 0 and 1.
 
-    def draws(
-        self, count: int, generator: np.random.Generator
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return latencies and bandwidths, shape (count,)."""
-        low, high = (math.log(value) for value in self.latency_s)
-        latency_s = np.exp(generator.uniform(low, high, count))
-        return latency_s, generator.uniform(*self.bytes_per_s, count)
+        places: of latency and bandwidth, shape (2, count); the result has this shape.
+        """
+        logs, (low, high) = np.log(self.latency_s), self.bytes_per_s
+        latency_s = np.exp(logs[0] + (logs[1] - logs[0]) * places[0])
+        return np.stack([latency_s, low + (high - low) * places[1]])
+
+    def slowed(self, factor: float) -> Link:
+        """Return the link on which everything takes so many times as long."""
+        low_s, high_s = self.latency_s
+        low, high = self.bytes_per_s
+        return replace(
+            self,
+            latency_s=(low_s * factor, high_s * factor),
+            bytes_per_s=(low / factor, high / factor),
+        )
+
+
+# Of operations that begin before the last gradient, and of those that begin after it.
+Links = tuple[Link, Link]
 
 
 def requested_link(rate: str | None, latency_s: float | None) -> Link | None:
@@ -80,16 +91,35 @@ def given_link(rate_bits_per_s: float, latency_s: float | None = None) -> Link:
     return Link(latency_s=latency, bytes_per_s=(low, high), source="as given")
 
 
-def measured_link(records: Sequence[TrialRecord], algorithms: Sequence[str]) -> Link | None:
+def measured_links(records: Sequence[TrialRecord], algorithms: Sequence[str]) -> Links | None:
     """Fit the link to the operations of trials on several nodes; None if there are too few.
 
+    Often all operations after the last gradient have one size, which does not tell latency from
+    bandwidth. So both are fitted to all operations, and then to each kind by one factor.
     algorithms: of operations whose rows do not name one.
     """
     found = [_operations(record, algorithms) for record in records]
-    rows = np.concatenate(found) if found else np.zeros((0, 3))
+    rows = np.concatenate(found) if found else np.zeros((0, 4))
     if len(rows) < _LEAST_OPERATIONS:
         return None
-    rounds, volume, seconds = rows.T
+    link, is_late = _fitted(rows), rows[:, 3] > 0
+    kinds = rows[~is_late], rows[is_late]
+    if min(map(len, kinds)) < _LEAST_OPERATIONS:
+        return link, link
+    beside, after = (link.slowed(_slowdown(kind, link)) for kind in kinds)
+    return beside, after
+
+
+def _slowdown(rows: NDArray[np.float64], link: Link) -> float:
+    """Return the median time of operations over that on the link."""
+    (latency_s,), (bytes_per_s,) = link.at(np.full((2, 1), 0.5))
+    rounds, volume, seconds, _ = rows.T
+    return float(np.median(seconds / (rounds * latency_s + volume / bytes_per_s)))
+
+
+def _fitted(rows: NDArray[np.float64]) -> Link:
+    """Return the link that fits operations best, all alike."""
+    rounds, volume, seconds, _ = rows.T
     design = np.stack([rounds, volume], axis=1) / seconds[:, None]
     (latency_s, per_byte_s), _ = scipy.optimize.nnls(design, np.ones(len(rows)))
     if per_byte_s <= 0:  # long messages took no longer than short ones: all is bandwidth
@@ -106,13 +136,11 @@ def measured_link(records: Sequence[TrialRecord], algorithms: Sequence[str]) -> 
     )
 
 
-def slower_of(first: Link, host: Link | None) -> Link:
-    """Combine a link with the speed at which hosts move bytes; host: None if not measured.
+def slower_of(first: Link, host: Link) -> Link:
+    """Combine a link with the speed at which hosts move bytes.
 
     TCP keeps both at work at the same time on different bytes, so the slower one limits.
     """
-    if host is None:
-        return first
     low, high = (min(pair) for pair in zip(first.bytes_per_s, host.bytes_per_s, strict=True))
     return Link(
         latency_s=(first.latency_s[0], first.latency_s[1] + host.latency_s[1]),
@@ -122,10 +150,11 @@ def slower_of(first: Link, host: Link | None) -> Link:
 
 
 def _operations(record: TrialRecord, algorithms: Sequence[str]) -> NDArray[np.float64]:
-    """Return rounds, volume on the critical path and seconds of each operation of one trial."""
+    """Return rounds, volume on the critical path and seconds of each operation of one trial, and
+    whether it began after the last gradient of its step."""
     operations = load_operations(record)
     if operations.is_empty():
-        return np.zeros((0, 3))
+        return np.zeros((0, 4))
     steps = read_steps(record)
     timed = operation_times(steps, operations, clock_errors(record, operations)).filter(
         pl.col("step").is_in(steps.steady().step),
@@ -133,8 +162,11 @@ def _operations(record: TrialRecord, algorithms: Sequence[str]) -> NDArray[np.fl
         pl.col("payload_bytes") > 0,
     )
     found = []
-    wanted = timed.select("operation", "algorithm", "ranks", "payload_bytes", "transfer_s")
-    for operation, algorithm, ranks, payload, seconds in wanted.iter_rows():
+    wanted = timed.select(
+        "operation", "algorithm", "ranks", "payload_bytes", "transfer_s",
+        (pl.col("turn_s") >= pl.col("opened_s")).fill_null(value=False),
+    )  # fmt: skip
+    for operation, algorithm, ranks, payload, seconds, is_late in wanted.iter_rows():
         if operation == "allgather":
             cost = all_gather(ranks)
         elif operation == "allreduce":
@@ -144,5 +176,5 @@ def _operations(record: TrialRecord, algorithms: Sequence[str]) -> NDArray[np.fl
             cost = min((all_reduce(n, ranks) for n in names), key=lambda c: (c.path, c.rounds))
         else:
             continue
-        found.append((cost.rounds, cost.path * payload, seconds))
-    return np.array(found, dtype=np.float64).reshape(-1, 3)
+        found.append((cost.rounds, cost.path * payload, seconds, is_late))
+    return np.array(found, dtype=np.float64).reshape(-1, 4)

@@ -17,7 +17,7 @@ from paceline.analysis.predict.exchange import (
     declared_profile,
     recorded_profile,
 )
-from paceline.analysis.predict.link import Link, measured_link, slower_of
+from paceline.analysis.predict.link import Link, Links, measured_links, slower_of
 from paceline.analysis.predict.node import DRAWS, NodeSetup, NodeStep, Point, exchange_of, node_step
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
@@ -64,7 +64,7 @@ class Network:
         known = [r.result.parameters for r in records if r.result is not None]
         self._parameters = max(known, default=0)
         self._read: dict[Path, _Recorded | None] = {}
-        self._link = self._limited_link(given)
+        self._links = self._limited_links(given)
 
     def why_not(self, setup: NodeSetup) -> tuple[str, str] | None:
         """Return why a setup cannot be predicted, and what to do; None if it can be."""
@@ -76,7 +76,7 @@ class Network:
             )
         if not self.algorithms:
             return "time between nodes has no model", "measure on several nodes"
-        if self._link is None:
+        if self._links is None:
             return (
                 "no trial on several nodes measured the link",
                 "give the link (--link 10gbit), or run one configuration on two nodes",
@@ -96,8 +96,8 @@ class Network:
         own_s: the step of a node alone, shape (draws, nodes). Returns two arrays of this shape.
         """
         exchange = exchange_of(setup.trial)
-        assert self._link is not None and exchange is not None, "why_not"  # noqa: PT018
-        latency_s, bytes_per_s = (each[:, None] for each in self._link.draws(DRAWS, generator))
+        assert self._links is not None and exchange is not None, "why_not"  # noqa: PT018
+        latency_s, bytes_per_s = _rates(self._links, generator.random((2, DRAWS)))
         replicas = setup.trial.placement.replicas_per_node
         found = self._recorded(setup)
         replay = Replay(
@@ -161,10 +161,10 @@ class Network:
         if step.nodes == 1 or owner is None:
             return None
         several, alone_s = owner.among_several(step), owner.alone_s(step.samples)
-        link = measured_link([found.record], self.algorithms)  # reads the operations of the trial
-        if several is None or alone_s is None or link is None:
+        links = measured_links([found.record], self.algorithms)  # reads the operations of the trial
+        if several is None or alone_s is None or links is None:
             return None
-        latency_s, bytes_per_s = (np.array([[value]]) for value in link.middle)
+        latency_s, bytes_per_s = _rates(links, np.full((2, 1), 0.5))
         replay = Replay(
             found.profile,
             self.algorithms,
@@ -177,22 +177,24 @@ class Network:
         several_s = several.draws(generator)[:, None]
         return Burden(replay=replay, several_s=several_s, alone_s=alone_s)
 
-    def _limited_link(self, given: Link | None) -> Link | None:
+    def _limited_links(self, given: Link | None) -> Links | None:
         """Return the link, which hosts may limit; None if it is neither given nor measured."""
         several = [r for r in self._users if r.trial.placement.nodes > 1]
         if given is None:
-            link = measured_link(several, self.algorithms)
-            if link is not None:
-                self.assumptions.append(f"link of {self.transport}: {link.source}")
-            return link
+            links = measured_links(several, self.algorithms)
+            if links is not None:
+                self.assumptions.append(f"link of {self.transport}: {links[0].source}")
+            return links
         alone = [r for r in self._users if r.trial.placement.nodes == 1]
-        host = measured_link(alone, self.algorithms) or measured_link(several, self.algorithms)
-        if host is None:
+        hosts = measured_links(alone, self.algorithms) or measured_links(several, self.algorithms)
+        if hosts is None:
             self.assumptions.append(
                 f"hosts move the bytes of {self.transport} as fast as the link: no trial measured "
                 "it"
             )
-        return slower_of(given, host)
+            return given, given
+        beside, after = (slower_of(given, host) for host in hosts)
+        return beside, after
 
     def _recorded(self, setup: NodeSetup) -> _Recorded | None:
         """Return the messages of this setup on several nodes, or of the most similar trial."""
@@ -227,6 +229,11 @@ class Network:
             # the ranks of a node share its link: the messages of one are scaled to all gradients
             found = found.scaled(gradient_bytes / found.reduced_bytes)
         return _Recorded(record=record, step=step, profile=found)
+
+
+def _rates(links: Links, places: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return latencies and bandwidths at places between the bounds, shape (2, links, count, 1)."""
+    return np.stack([link.at(places) for link in links], axis=1)[..., None]
 
 
 def _why_unusable(setup: NodeSetup, exchange: Exchange, found: _Recorded) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.host.clocks import ClockOffset
 from paceline.records.communication import StrategyResult
 from paceline.records.files import JsonlWriter, read_json, write_json
 from paceline.records.layout import RankFiles
@@ -32,21 +33,13 @@ class Carry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
-    """A rank's clock relative to rank 0's, as in RankEnvironment."""
-
-    offset_s: float
-    error_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
     """The driver's message to all tasks of a round, without the weights."""
 
     number: int  # of the round, from 0
     carries: Mapping[int, Carry] = field(default_factory=dict)  # by rank; none in the first round
     finish: bool = False  # take the weights and end, without a step
-    clocks: Mapping[int, Clock] = field(default_factory=dict)  # by rank, at the end
+    clocks: Mapping[int, ClockOffset] = field(default_factory=dict)  # by rank, at the end
     facts: StrategyResult = field(default_factory=StrategyResult)  # for the result, at the end
 
 
@@ -126,7 +119,7 @@ def write_exchange(files: RankFiles, step: StepRow, exchange: Exchange) -> None:
         operations.write(operation)
 
 
-def set_clock(files: RankFiles, clock: Clock) -> None:
+def set_clock(files: RankFiles, clock: ClockOffset) -> None:
     """Write a rank's clock to its environment: it is most accurate after all rounds."""
     environment = read_json(files.environment)
     known = {"clock_offset_s": clock.offset_s, "clock_error_s": clock.error_s}

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from paceline.errors import PacelineError
+from paceline.host.clocks import SAME_CLOCK, ClockOffset
 from paceline.job.context import rank_context
 from paceline.job.first_failure import FirstFailure, first_failure
 from paceline.job.job import Job
@@ -19,7 +20,7 @@ from paceline.job.rank_status import RankEnd, trial_limit, trial_timed_out
 from paceline.launchers.spark.barrier import failed_stage
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.executors import Executors, Place, Stragglers, lost_executor
-from paceline.rank.rounds.exchange import Carry, Clock, Orders, RankReport, Report, State
+from paceline.rank.rounds.exchange import Carry, Orders, RankReport, Report, State
 from paceline.records.documents import read_statuses
 from paceline.training.resources import RankCores, check_node
 
@@ -189,15 +190,15 @@ class _Clocks:
                 min(high, driver_unix_s[1] - ended),
             )
 
-    def relative(self) -> dict[int, Clock]:
+    def relative(self) -> dict[int, ClockOffset]:
         """Return each rank's clock relative to rank 0's; ranks of one host share a clock."""
         found = {}
         for rank, (low, high) in self._bounds.items():
             if self._hosts[rank] == self._hosts[0]:
-                found[rank] = Clock(offset_s=0.0, error_s=0.0)
+                found[rank] = SAME_CLOCK
                 continue
             low_0, high_0 = self._bounds[0]
-            found[rank] = Clock(
+            found[rank] = ClockOffset(
                 offset_s=(low + high) / 2 - (low_0 + high_0) / 2,
                 error_s=(high - low) / 2 + (high_0 - low_0) / 2,
             )

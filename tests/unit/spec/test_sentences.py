@@ -1,0 +1,25 @@
+"""What users read of pydantic's faults."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+from pydantic import BaseModel, Field, ValidationError
+
+from paceline.spec.sentences import sentences
+from paceline.spec.values import Name
+
+
+class _Options(BaseModel):
+    name: Name
+    checksum: Annotated[str, Field(pattern="^[0-9a-f]{8}$")]
+
+
+def test_text_of_another_form_is_told_that_of_its_own_field() -> None:
+    with pytest.raises(ValidationError) as caught:
+        _Options.model_validate({"name": "a/b", "checksum": "0xAB"})
+    assert sentences(caught.value.errors()) == [
+        "name: expected letters a to z, digits, '.', '_' and '-', at most 64, got 'a/b'",
+        "checksum: expected text that matches ^[0-9a-f]{8}$, got '0xAB'",
+    ]
