@@ -19,7 +19,8 @@ SETUPS.append(("paceline", 3, "apart"))
 # The checks of programs/collectives.py, and those that torch's Gloo cannot pass.
 CHECKS = {
     "allreduce", "average", "bool", "long_and_empty", "not_contiguous", "channels_last",
-    "broadcast", "gathering", "reduce", "objects", "messages", "asynchronous", "subgroup",
+    "broadcast", "gathering", "root", "reduce_scatter", "objects", "messages", "asynchronous",
+    "subgroup",
 }  # fmt: skip
 NOT_IN_GLOO = {"average", "bool", "not_contiguous", "channels_last"}
 

@@ -116,19 +116,28 @@ def check_gathering(transport: str, rank: int, size: int) -> None:
     output = torch.empty(5 * size)
     dist.all_gather_single(output, own)
     assert torch.equal(output, torch.cat(every))
-    gathered = [torch.empty(5) for _ in range(size)] if rank == 1 else None
-    dist.gather(own, gathered, dst=1)
-    assert gathered is None or all(map(torch.equal, gathered, every))
-    target = torch.empty(5)
-    dist.scatter(target, every if rank == 1 else None, src=1)
-    assert torch.equal(target, own)
 
 
-def check_reduce(transport: str, rank: int, size: int) -> None:
-    tensor = part(rank, 20, torch.float32)
-    dist.reduce(tensor, dst=1)
-    if rank == 1:
-        assert np.array_equal(tensor.double().numpy(), expected(np.add, size, 20))
+def check_root(transport: str, rank: int, size: int) -> None:
+    """One rank gives to, or gets from, all others; large messages have several chunks."""
+    for count in (0, 5, 600_001):
+        every = [part(r, count, torch.float32) for r in range(size)]
+        for root in range(size):
+            gathered = [torch.empty(count) for _ in range(size)] if rank == root else None
+            dist.gather(every[rank], gathered, dst=root)
+            assert gathered is None or all(map(torch.equal, gathered, every))
+            target = torch.empty(count)
+            dist.scatter(target, every if rank == root else None, src=root)
+            assert torch.equal(target, every[rank])
+            for reduce_op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+                tensor = every[rank].clone()
+                dist.reduce(tensor, dst=root, op=reduce_op)
+                want = np.add if reduce_op == dist.ReduceOp.SUM else np.maximum
+                if rank == root:
+                    assert np.array_equal(tensor.double().numpy(), expected(want, size, count))
+
+
+def check_reduce_scatter(transport: str, rank: int, size: int) -> None:
     parts = [part(rank, 6, torch.float32) + r for r in range(size)]
     target = torch.empty(6)
     dist.reduce_scatter(target, parts)
@@ -189,8 +198,8 @@ def check_subgroup(transport: str, rank: int, size: int) -> None:
 
 CHECKS: list[Callable[[str, int, int], None]] = [
     check_allreduce, check_average, check_bool, check_long_and_empty, check_not_contiguous,
-    check_channels_last, check_broadcast, check_gathering, check_reduce, check_objects,
-    check_messages, check_asynchronous, check_subgroup,
+    check_channels_last, check_broadcast, check_gathering, check_root, check_reduce_scatter,
+    check_objects, check_messages, check_asynchronous, check_subgroup,
 ]  # fmt: skip
 # torch's Gloo has no AVG, does not reduce bool, and refuses tensors that are not contiguous.
 NOT_IN_GLOO = {check_average, check_bool, check_not_contiguous, check_channels_last}

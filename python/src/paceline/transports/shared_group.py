@@ -1,8 +1,9 @@
 """Back end `paceline` of torch.distributed: shared memory within a host, Gloo for the rest.
 
-All-reduce, and on one host also reduce-scatter, all-gather, broadcast and barrier of CPU tensors,
-go through memory that the ranks of a host share. All other operations, tensors of a GPU, sparse
-tensors and types that numpy cannot reduce go to Gloo, as does a group without two ranks on a host.
+All-reduce, and on one host also reduce, reduce-scatter, gather, all-gather, scatter, broadcast and
+barrier of CPU tensors, go through memory that the ranks of a host share. All other operations,
+tensors of a GPU, sparse tensors and types that numpy cannot reduce go to Gloo, as does a group
+without two ranks on a host.
 """
 
 from __future__ import annotations
@@ -84,6 +85,63 @@ class SharedMemoryGroup(RecordedProcessGroup):
         return self._submit("allreduce", call, tensors, tensors, opts)
 
     allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
+        """Reduce onto `opts.rootRank`; the tensors of the other ranks are unchanged."""
+        reductions = self._reductions_of(tensors, opts)
+        if reductions is None or not self._shares_all(tensors):
+            return self._by_gloo("reduce", opts, tensors)
+
+        def call() -> None:
+            for tensor, reduction in zip(tensors, reductions, strict=True):
+                flat = reduction.begin(tensor)
+                parts = {opts.rootRank: array_of(flat)}
+                self._levels.host.segments.reduce_scatter(parts, reduction.ufunc)
+                if opts.rootRank == self._own_rank:
+                    reduction.end(flat, self._ranks)
+                    copy_back(flat, tensor)
+
+        return self._submit("reduce", call, tensors, tensors, opts)
+
+    def gather(
+        self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any
+    ) -> Work:
+        """Copy every rank's tensor to `opts.rootRank`, all of one size."""
+        if not self._shares_all([*input_tensors, *chain(*output_tensors)]):
+            return self._by_gloo("gather", opts, output_tensors, input_tensors)
+        (own,) = input_tensors
+        outputs = output_tensors[0] if opts.rootRank == self._own_rank else [own] * self._ranks
+        _check_sizes("gather", own, outputs)
+
+        def call() -> None:
+            buffers = [wire_buffer(output) for output in outputs]
+            if opts.rootRank == self._own_rank:
+                buffers[self._own_rank].copy_(wire_buffer(own))
+            parts = dict(enumerate(map(byte_view, buffers)))
+            self._levels.host.segments.gather(parts, opts.rootRank)
+            if opts.rootRank == self._own_rank:
+                for buffer, output in zip(buffers, outputs, strict=True):
+                    copy_back(buffer, output)
+
+        return self._submit("gather", call, output_tensors, input_tensors, opts)
+
+    def scatter(
+        self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any
+    ) -> Work:
+        """Copy one of the tensors of `opts.rootRank`, all of one size, to each rank."""
+        if not self._shares_all([*output_tensors, *chain(*input_tensors)]):
+            return self._by_gloo("scatter", opts, output_tensors, input_tensors)
+        (own,) = output_tensors
+        inputs = input_tensors[0] if opts.rootRank == self._own_rank else [own] * self._ranks
+        _check_sizes("scatter", own, inputs)
+
+        def call() -> None:
+            buffers = [wire_buffer(each) for each in inputs]
+            parts = dict(enumerate(map(byte_view, buffers)))
+            self._levels.host.segments.scatter(parts, opts.rootRank)
+            copy_back(buffers[self._own_rank], own)
+
+        return self._submit("scatter", call, output_tensors, [own, *chain(*input_tensors)], opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Copy the tensors of `opts.rootRank` to every rank."""
@@ -290,6 +348,17 @@ class _UnsharedGroup(RecordedProcessGroup):
     def describe(self) -> TransportResult:
         """Return why the ranks share no memory, for the records."""
         return {"not_shared": self._reason}
+
+
+def _check_sizes(name: str, own: Tensor, others: Sequence[Tensor]) -> None:
+    """Raise ValueError if the root's tensors have other sizes than its own: the others would wait
+    for bytes that never come."""
+    found = {(each.dtype, each.numel()) for each in others}
+    if found != {(own.dtype, own.numel())}:
+        raise ValueError(
+            f"{name}: expected {own.numel()} elements of {own.dtype} for each rank, got "
+            f"{[(each.numel(), each.dtype) for each in others]}"
+        )
 
 
 def _on_host(tensors: Sequence[Tensor]) -> bool:

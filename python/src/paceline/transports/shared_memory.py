@@ -99,6 +99,21 @@ class SharedSegments:
         message = self._message(parts)
         self._run("allgather", message, message.publish, message.copy_out)
 
+    def gather(self, parts: Parts, root: int) -> None:
+        """Copy each part from its owner to the root. The others give arrays of the same sizes,
+        which stay as they are."""
+        message = self._message(parts)
+        take = message.copy_out if self._rank == root else _nothing
+        self._run("gather", message, message.publish, take)
+
+    def scatter(self, parts: Parts, root: int) -> None:
+        """Copy each part from the root to its owner; the same about the others as in `gather`."""
+        message = self._message(parts)
+        if self._rank == root:
+            self._run("scatter", message, message.copy_in, _nothing)
+        else:
+            self._run("scatter", message, _nothing, partial(message.take, writer=root))
+
     def _message(self, parts: Parts) -> _Message:
         return _Message(parts, self._rank, self._size, self._areas)
 
@@ -129,6 +144,10 @@ class SharedSegments:
             for area in areas[1:]:
                 ufunc(buffer, area, out=buffer)
         self._turn = (self._turn + 1) % SLOTS
+
+
+def _nothing(_chunk: int, _slot: int) -> None:
+    """Take part in a turn in which this rank only waits."""
 
 
 def shares(buffer: NDArray[Any], owners: int) -> Parts:
@@ -188,6 +207,12 @@ class _Message:
         for owner in self._others:
             part = self._chunk(self._parts[owner], chunk)
             part[:] = self._area(slot, owner, owner, part)
+
+    def take(self, chunk: int, slot: int, writer: int) -> None:
+        """Copy the own part as `writer` has copied it in."""
+        assert self._own is not None, "every rank owns a part"
+        own = self._chunk(self._own, chunk)
+        own[:] = self._area(slot, writer, self._rank, own)
 
     def _chunk(self, part: NDArray[Any], chunk: int) -> NDArray[Any]:
         return part[chunk * self._length : (chunk + 1) * self._length]
