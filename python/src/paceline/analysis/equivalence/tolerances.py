@@ -59,7 +59,7 @@ from paceline.records.comparison_points import EARLY_STEPS, FINAL, GRADIENT, LON
 
 UNIT_ROUNDOFF_FP32 = 2.0**-24
 
-# Rounding of `Training.arithmetic`, where it is not that of fp32; of bf16 half of the unit roundoff.
+# Rounding of `Training.arithmetic`, where it is not that of fp32; of bf16 the average one.
 _LOW_ROUNDOFF = {"bf16": 2.0**-9, "fp32 medium": 2.0**-9, "fp16": 2.0**-11, "fp32 high": 2.0**-11}
 _LOW_ROUNDINGS, _SWITCHES = 2.0**5, 4.0  # factors, see above
 ROOM = 4.0
