@@ -6,6 +6,7 @@ pages are written anew. Use an idle machine.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -140,9 +141,11 @@ def test_stacks_shows_the_rank_that_hangs(paceline: Cli) -> None:
     named = SMALL.replace('name = "tiny"\nsamples = 48', 'script = "train.py"')
     spec = re.sub(r"(?s)\[training\].*?(?=\[\[workloads)", "", named)
     spec += trial("torchrun", "gloo", arguments=["forward"])
-    with _started(paceline, spec):
+    # no break within the path of the script
+    wide = dataclasses.replace(paceline, environment={**paceline.environment, "COLUMNS": "300"})
+    with _started(wide, spec):
         sentence = r"has not begun it and is at \S+:\d+ in forward"
-        found = _printed(paceline, "paceline stacks RUN_DIR", sentence)
+        found = _printed(wide, "paceline stacks RUN_DIR", sentence)
     _compare(MONITOR, found)
 
 
