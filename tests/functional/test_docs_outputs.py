@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, trial
-from tests.functional.monitored import monitored, needs_prometheus
+from tests.functional.monitored import monitored
 from tests.support.commands import run_command
 from tests.support.documentation import ROOT, SHOWN, form, shown_outputs
 from tests.support.waiting import wait_for
@@ -144,18 +144,18 @@ def test_stacks_shows_the_rank_that_hangs(paceline: Cli) -> None:
     # no break within the path of the script
     wide = dataclasses.replace(paceline, environment={**paceline.environment, "COLUMNS": "300"})
     with _started(wide, spec):
-        sentence = r"has not begun it and is at \S+:\d+ in forward"
+        sentence = r" for [3-9] s; rank 1 has not begun it and is at \S+:\d+ in forward"
         found = _printed(wide, "paceline stacks RUN_DIR", sentence)
     _compare(MONITOR, found)
 
 
-@needs_prometheus
 def test_monitor_says_where_prometheus_is(tmp_path: Path) -> None:
     run = make_recorded_run(tmp_path / "recorded")
-    programs = tmp_path / "bin"  # without Grafana
+    programs = tmp_path / "bin"  # that do nothing; Grafana is not among them
     programs.mkdir()
-    for name in ("prometheus", "promtool"):
-        (programs / name).symlink_to(shutil.which(name) or name)
+    for name, seconds in {"prometheus": 600, "promtool": 0}.items():
+        (programs / name).write_text(f"#!/bin/sh\nexec /bin/sleep {seconds}\n")
+        (programs / name).chmod(0o755)
     with monitored(run.root, path=str(programs)) as monitor:
-        monitor.api()
+        wait_for(lambda: "Ctrl-C" in monitor.log, LIMIT_S, "the last message")
         _compare(MONITOR, {"paceline monitor RUN_DIR": monitor.log})

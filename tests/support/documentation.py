@@ -75,12 +75,11 @@ SHOWN = re.compile(
     r"^```\w*\n(?P<commands>[^`]+?)^```\n\n<!-- output -->\n```text\n(?P<output>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-# the verdict, and doubts about the machine, which are the last lines below a table
-_BY_CHANCE = re.compile(r"^(?:tiny: |! ).*?(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
+# the notes below a table, and the verdict
+_BY_CHANCE = re.compile(r"^eq\.: .*?(?=^report: |\Z)", re.DOTALL | re.MULTILINE)
 _COST = re.compile(r"\b(compute|data wait|bubble|waiting|transfer|other) (?=\d)")
-_FIGURE = re.compile(r"[=≈]?\d\S*|±\S+|missed|–")
-# what is not separated, and calls of a stack
-_LEFT_OUT = re.compile(r"=|≈ |  \S+:\d+ in ")
+_FIGURE = re.compile(r"[=≈+-]?\d\S*|±\S+|missed|\u2013")
+_CALL = re.compile(r"  \S+:\d+ in ")  # of a stack
 
 
 def shown_outputs(page: Path) -> dict[str, str]:
@@ -90,10 +89,10 @@ def shown_outputs(page: Path) -> dict[str, str]:
 
 
 def form(output: str) -> list[str]:
-    """Return what every run prints: the words without figures, verdict and doubts.
+    """Return what every run prints: the words without figures, notes and verdict.
 
     They are sorted, because the order of configurations and the breaks of lines differ.
     """
     lines = _BY_CHANCE.sub("", output).splitlines()
-    known = (_COST.sub("", line) for line in lines if not _LEFT_OUT.match(line))
+    known = (_COST.sub("", line) for line in lines if not _CALL.match(line))
     return sorted(word for line in known for word in _FIGURE.sub("", line).split())
