@@ -14,8 +14,8 @@ from __future__ import annotations
 import datetime as dt
 import math
 import sys
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from string import Template
@@ -33,7 +33,7 @@ from paceline.report.wording import NOT_MEASURED, bounds, megabytes, millisecond
 from paceline.spec.extensions import WORKLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 TEMPLATE = Path(__file__).with_name("decision_guide_template.md")
@@ -64,7 +64,8 @@ def read_results(path: Path) -> Iterator[Results]:
     """Yield the results of each run in a file.
 
     The file is the output of `paceline compare --json`, or the result of a benchmark that contains
-    such output as `comparison`, or several `runs` with `rows` and the `speed` of the link.
+    such output as `comparison`, or several `runs` with `rows` and the `speed` of the link. Its
+    `faulty` configurations are not ranked.
     Raises DataError if there are no rows.
     """
     document = read_json(path)
@@ -74,7 +75,11 @@ def read_results(path: Path) -> Iterator[Results]:
         if not run.rows:
             raise DataError(f"{path}: expected rows of `paceline compare --json`, found none")
         yield Results(
-            source=str(path), origin=origin, rows=run.rows, link=run.speed, flags=run.flags
+            source=str(path),
+            origin=origin,
+            rows=tuple(_without_fault(row, run.faulty) for row in run.rows),
+            link=run.speed,
+            flags=run.flags,
         )
 
 
@@ -83,6 +88,13 @@ class _Part:
     rows: tuple[Row, ...]
     speed: str | None = None
     flags: tuple[str, ...] = ()
+    faulty: Mapping[str, str] = field(default_factory=dict)  # configurations, and which fault
+
+
+def _without_fault(row: Row, faulty: Mapping[str, str]) -> Row:
+    """Return the row, which is not ranked if a fault of Paceline changed its speed."""
+    fault = faulty.get(row.configuration)
+    return row if fault is None else replace(row, equivalent=None, equivalence_reason=fault)
 
 
 def _origin(facts: Mapping[str, Any]) -> str:

@@ -68,3 +68,31 @@ def _begins_command(line: str, words: list[str], place: int) -> bool:
     is_in_container = line.startswith(_IN_CONTAINER) and words[place] == "paceline"
     is_on_host = "lab exec" in line and before.isdecimal()
     return before in _BEFORE or bool(re.match(r"\w+=", before)) or is_in_container or is_on_host
+
+
+# A block of commands, and the output that a page shows below it.
+SHOWN = re.compile(
+    r"^```\w*\n(?P<commands>[^`]+?)^```\n\n<!-- output -->\n```text\n(?P<output>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+# the notes below a table, and the verdict
+_BY_CHANCE = re.compile(r"^eq\.: .*?(?=^report: |\Z)", re.DOTALL | re.MULTILINE)
+_COST = re.compile(r"\b(compute|data wait|bubble|waiting|transfer|other) (?=\d)")
+_FIGURE = re.compile(r"[=≈+-]?\d\S*|±\S+|missed|\u2013")
+_CALL = re.compile(r"  \S+:\d+ in ")  # of a stack
+
+
+def shown_outputs(page: Path) -> dict[str, str]:
+    """Return the outputs that a page shows, by the commands above them."""
+    text = page.read_text("utf-8")
+    return {found["commands"].strip(): found["output"] for found in SHOWN.finditer(text)}
+
+
+def form(output: str) -> list[str]:
+    """Return what every run prints: the words without figures, notes and verdict.
+
+    They are sorted, because the order of configurations and the breaks of lines differ.
+    """
+    lines = _BY_CHANCE.sub("", output).splitlines()
+    known = (_COST.sub("", line) for line in lines if not _CALL.match(line))
+    return sorted(word for line in known for word in _FIGURE.sub("", line).split())

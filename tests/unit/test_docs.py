@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.support.documentation import FENCED, PAGES, ROOT
+from tests.support.documentation import FENCED, PAGES, ROOT, form
 
 from paceline.cli.app import app
 from paceline.errors import ExitCode
@@ -62,6 +64,35 @@ def test_every_page_is_in_the_index():
     index = (ROOT / "docs/README.md").read_text("utf-8")
     pages = [p.relative_to(ROOT / "docs") for p in (ROOT / "docs").glob("*/**/*.md")]
     assert [str(p) for p in sorted(pages) if f"({p})" not in index] == []
+
+
+def _quickstart_words(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return what the table shows of a measured row, without the layout."""
+    speedup, low, high = (row["speedup"][name] for name in ("median", "low", "high"))
+    width = max(high - speedup, speedup - low) / speedup
+    first = ("1", "(base)") if row["is_baseline"] else (f"{speedup:.2f}", f"±{width:.0%}")
+    rate = f"{row['samples_per_s']['median']:.0f}"
+    transport = row["transport"].replace("none", "\u2013")
+    cost = row["main_cost"].replace("computation", "compute")
+    names = (row["local_strategy"], row["launcher"], transport, cost)
+    return (*first, rate, *names, f"{row['main_cost_share']:.0%}")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/first-comparison.md"])
+def test_the_table_of_the_quickstart_is_the_measured_one(page):
+    raw = json.loads((ROOT / "docs/results/raw/quickstart.json").read_text("utf-8"))
+    lines = [line for line in (ROOT / page).read_text("utf-8").splitlines() if line.endswith(" ✓")]
+    shown = [tuple(re.sub(r"[≈✓]|\d\u00d7\d|\bm\d", "", line).split()) for line in lines]
+    assert len(shown) >= 5
+    assert set(shown[:5]) <= {_quickstart_words(row) for row in raw["rows"]}
+
+
+def test_the_form_of_an_output_has_no_figures_and_no_verdict():
+    table = "speedup /s strategy\n≈1.8 ±9% 67 processes compute 8% ✓\n\neq.: notes\n\ntiny: a\n\n"
+    other = "speedup /s strategy\n 2.1 ±1% 9 processes waiting 30% ✓\n\neq.: others\n\n"
+    assert form(table + "report: a.html") == form(other + "report: a.html")
+    assert form(table) != form(table.replace("processes", "threads"))
+    assert form("  lib/a.py:3 in f\nrank 1 waits") == form("rank 2 waits")
 
 
 def test_commands_are_documented():

@@ -21,11 +21,11 @@ baseline measures the change of its own first gradient when the inputs change by
 this change is allowed, at most half of one sample's share of the batch, or 2^-7 if that is more:
 one sample too many or too few is still found.
 
-Under bf16 autocast products are added in fp32 and results rounded to u = 2^-9; sixteen layers
-forward and backward give 2^5 roundings: 2^-4. Against an fp32 baseline, units of ReLU and
-max-pooling also decide otherwise (measured: 0.21 on a small AlexNet), hence 2^-2. Under fp16 and in
-products of float32 that are rounded to TF32 ("high"), u = 2^-11, so both are four times smaller.
-Products of float32 with "medium" round to bf16.
+Under bf16 autocast products are added in fp32 and results rounded, by at most u = 2^-8 and half of
+that on average; sixteen layers forward and backward give 2^5 roundings: 2^-4. Against an fp32
+baseline, units of ReLU and max-pooling also decide otherwise (measured: 0.21 on a small AlexNet),
+hence 2^-2. Under fp16 and in products of float32 that are rounded to TF32 ("high"), u = 2^-11;
+both limits are four times smaller there. Products of float32 with "medium" round to bf16.
 
 Over n steps the differences grow: momentum sums them twice, as n^2, and later they grow
 exponentially, because the loss is not convex (measured on a small AlexNet, learning rate 0.01,
@@ -59,7 +59,7 @@ from paceline.records.comparison_points import EARLY_STEPS, FINAL, GRADIENT, LON
 
 UNIT_ROUNDOFF_FP32 = 2.0**-24
 
-# Unit roundoff of `Training.arithmetic`, where it is not that of fp32.
+# Rounding of `Training.arithmetic`, where it is not that of fp32; of bf16 the average one.
 _LOW_ROUNDOFF = {"bf16": 2.0**-9, "fp32 medium": 2.0**-9, "fp16": 2.0**-11, "fp32 high": 2.0**-11}
 _LOW_ROUNDINGS, _SWITCHES = 2.0**5, 4.0  # factors, see above
 ROOM = 4.0

@@ -1,0 +1,162 @@
+"""The outputs that pages show: what the commands above them print, apart from figures.
+
+With PACELINE_WRITE_OUTPUTS=1 the commands run with the sizes of the pages, and the outputs on the
+pages are written anew. Use an idle machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, trial
+from tests.functional.monitored import monitored
+from tests.support.commands import run_command
+from tests.support.documentation import ROOT, SHOWN, form, shown_outputs
+from tests.support.waiting import wait_for
+from tests.unit.monitor.recorded import make_recorded_run
+
+from paceline.host.machine import host_name
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(900)]
+
+FOLLOWED = ("docs/tutorials/first-comparison.md", "docs/how-to/target.md")
+MONITOR = ROOT / "docs/how-to/monitor.md"
+HANGING = Path(__file__).parent / "programs/hanging.py"
+WRITES = "PACELINE_WRITE_OUTPUTS" in os.environ
+PAGE_LIMIT_S = 800
+_PART = re.compile(
+    r"Save this as `(?P<file>[^`]+)`[^\n]*\n\n```\w+\n(?P<content>.*?)^```$"
+    r"|^```console\n(?P<commands>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+_SMALLER = {
+    r"^(repeats|epochs) = \d+": r"\1 = 2",
+    r"^max_steps = \d+": "max_steps = 20",  # fewer give a warning
+    r"at_least = [\d.]+": "at_least = 0",
+    r"--images \d+": "--images 64",
+}
+
+
+def _compare(page: Path, found: Mapping[str, str]) -> None:
+    """Compare outputs with those on the page, by the commands above them; or write them."""
+    shown = shown_outputs(page)
+    assert found.keys() <= shown.keys()
+    if WRITES:
+        text = SHOWN.sub(
+            lambda part: part[0].replace(
+                f"```text\n{part['output']}```",
+                f"```text\n{found.get(part['commands'].strip(), part['output'])}```",
+            ),
+            page.read_text("utf-8"),
+        )
+        page.write_text(text, "utf-8")
+    else:
+        for commands, output in found.items():
+            assert form(output) == form(shown[commands]), commands
+
+
+def _follow(page: Path, cli: Cli) -> dict[str, str]:
+    """Save the files of a page, run its console blocks, and return their outputs."""
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    outputs = {}
+    for part in _PART.finditer(page.read_text("utf-8")):
+        if part["file"]:
+            (cli.cwd / part["file"]).write_text(_sized(part["content"]), "utf-8")
+            continue
+        commands = _sized(part["commands"]).replace("./pacelinew", "paceline")
+        environment = {**cli.environment, "PATH": programs}
+        done = run_command(["bash", "-euc", commands], PAGE_LIMIT_S, env=environment, cwd=cli.cwd)
+        assert done.returncode == 0, done.stderr
+        outputs[part["commands"].strip()] = _without_places(done.stdout, cli.cwd)
+    return outputs
+
+
+def _sized(text: str) -> str:
+    for usual, smaller in () if WRITES else _SMALLER.items():
+        text = re.sub(usual, smaller, text, flags=re.MULTILINE)
+    return text
+
+
+def _without_places(output: str, folder: Path) -> str:
+    """Return the output with other names for this machine and its folders."""
+    libraries = sysconfig.get_path("purelib")
+    places = {f"{folder}/": "", libraries: "site-packages", f"{ROOT}/python/src": "site-packages"}
+    for place, name in places.items():
+        output = output.replace(place, name)
+    output = re.sub(rf"\b{re.escape(host_name())}\b", "node1", output)
+    return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+
+
+@pytest.mark.parametrize("page", FOLLOWED)
+def test_a_page_shows_what_its_commands_print(paceline: Cli, page: str) -> None:
+    outputs = _follow(ROOT / page, paceline)
+    shown = shown_outputs(ROOT / page)
+    assert shown.keys() <= outputs.keys()
+    _compare(ROOT / page, {commands: outputs[commands] for commands in shown})
+
+
+@contextmanager
+def _started(cli: Cli, spec: str) -> Iterator[None]:
+    """Run a spec in the background, and end it."""
+    (cli.cwd / "spec.toml").write_text(spec, "utf-8")
+    run = cli.start("run", "spec.toml", "--out", "RUN_DIR", log=cli.cwd / "log")
+    try:
+        yield
+    finally:
+        run.send_signal(signal.SIGINT)
+        run.wait(LIMIT_S)
+
+
+def _printed(cli: Cli, commands: str, words: str) -> dict[str, str]:
+    """Return the output of a command, as soon as it contains these words."""
+
+    def look() -> str | None:
+        output = cli.main(*commands.split()[1:]).stdout
+        return output if re.search(words, " ".join(output.split())) else None
+
+    return {commands: _without_places(wait_for(look, LIMIT_S, commands), cli.cwd)}
+
+
+def test_watch_shows_the_trial_that_trains(paceline: Cli) -> None:
+    values = {'"small"': '"my"', "max_steps = 20": "max_steps = 2000", "epochs = 8": "epochs = 900"}
+    spec = SMALL
+    for usual, other in values.items():
+        spec = spec.replace(usual, other)
+    with _started(paceline, spec):
+        found = _printed(paceline, "paceline watch RUN_DIR --once", r"samples/s, loss .* IOWait")
+    _compare(MONITOR, found)
+
+
+def test_stacks_shows_the_rank_that_hangs(paceline: Cli) -> None:
+    shutil.copy(HANGING, paceline.cwd / "train.py")
+    named = SMALL.replace('name = "tiny"\nsamples = 48', 'script = "train.py"')
+    spec = re.sub(r"(?s)\[training\].*?(?=\[\[workloads)", "", named)
+    spec += trial("torchrun", "gloo", arguments=["forward"])
+    # no break within the path of the script
+    wide = dataclasses.replace(paceline, environment={**paceline.environment, "COLUMNS": "300"})
+    with _started(wide, spec):
+        sentence = r" for [3-9] s; rank 1 has not begun it and is at \S+:\d+ in forward"
+        found = _printed(wide, "paceline stacks RUN_DIR", sentence)
+    _compare(MONITOR, found)
+
+
+def test_monitor_says_where_prometheus_is(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path / "recorded")
+    programs = tmp_path / "bin"  # that do nothing; Grafana is not among them
+    programs.mkdir()
+    for name, seconds in {"prometheus": 600, "promtool": 0}.items():
+        (programs / name).write_text(f"#!/bin/sh\nexec /bin/sleep {seconds}\n")
+        (programs / name).chmod(0o755)
+    with monitored(run.root, path=str(programs)) as monitor:
+        wait_for(lambda: "Ctrl-C" in monitor.log, LIMIT_S, "the last message")
+        _compare(MONITOR, {"paceline monitor RUN_DIR": monitor.log})
