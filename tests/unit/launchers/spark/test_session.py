@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
 
 from paceline.errors import EnvironmentLacks
 from paceline.launchers.spark import session
-from paceline.launchers.spark.session import count_slots, executors_of, open_session
+from paceline.launchers.spark.session import (
+    count_slots,
+    executors_of,
+    explain_loss,
+    open_session,
+)
 
 
 class FakeContext:
@@ -111,6 +118,45 @@ def test_names_of_executors():
     alive = executors_of(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: spark)))
     assert alive is not None
     assert alive() == {"1", "2"}
+
+
+def context_with_executors(master: str, *reasons: str | None) -> Any:
+    """Return a context whose executors were removed for these reasons; None: it was not."""
+    executors = [
+        SimpleNamespace(
+            removeReason=lambda reason=reason: SimpleNamespace(
+                isDefined=lambda: reason is not None, get=lambda: reason
+            )
+        )
+        for reason in reasons
+    ]
+    listed = SimpleNamespace(size=lambda: len(executors), apply=executors.__getitem__)
+    store = SimpleNamespace(executorList=lambda _active_only: listed)
+    spark = SimpleNamespace(statusStore=lambda: store)
+    jsc = SimpleNamespace(sc=lambda: spark)
+    return SimpleNamespace(_jsc=jsc, master=master, applicationId="application_1_0001")
+
+
+UNKNOWN = context_with_executors("yarn", None)
+KILLED = context_with_executors("yarn", None, "Killed")
+DENIED = SimpleNamespace(_jsc=SimpleNamespace(sc=Denying), master="yarn")
+
+
+@pytest.mark.parametrize(
+    ("context", "reason", "found"),
+    [
+        (KILLED, None, "Spark lost the executor: Killed; look at the nodes"),
+        (KILLED, "Gone", "Spark lost the executor: Gone; look at the nodes"),
+        (UNKNOWN, None, "^look at the nodes .* -applicationId application_1_0001"),
+        (context_with_executors("spark://head:7077", "Killed"), None, "the executor: Killed$"),
+        (context_with_executors("spark://head:7077", None), None, "^$"),
+        (context_with_executors("local[2]", "unused"), None, "^$"),
+        (DENIED, None, "^$"),
+    ],
+)
+def test_loss_of_an_executor_is_explained(context, reason, found, monkeypatch):
+    monkeypatch.setattr(session, "_LOSS_S", 0.01)
+    assert re.search(found, explain_loss(context, reason))
 
 
 def test_why_spark_cannot_start_is_one_line(monkeypatch):
