@@ -169,3 +169,19 @@ def test_why_spark_cannot_start_is_one_line(monkeypatch):
     found = r"could not start the application: org.YarnException: no such queue$"
     with pytest.raises(EnvironmentLacks, match=found):
         session._new_context({"spark.master": "spark://head:7077"}, 1.0)
+
+
+class Conf(dict[str, str]):
+    """Settings with the methods of a SparkConf."""
+
+    set = dict.__setitem__
+    setIfMissing = dict.setdefault  # noqa: N815  (Spark's name)
+
+
+def test_application_is_not_started_again_without_its_driver():
+    conf = Conf({"spark.master": "yarn"})
+    with session._start_limit(conf, 60.0):
+        assert conf["spark.yarn.maxAppAttempts"] == "1"
+    of_the_site = Conf({"spark.master": "yarn", "spark.yarn.maxAppAttempts": "3"})
+    with session._start_limit(of_the_site, 60.0):
+        assert of_the_site["spark.yarn.maxAppAttempts"] == "3"
