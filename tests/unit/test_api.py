@@ -231,3 +231,8 @@ def test_lines_of_progress(make_trial, capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == ["data set for tiny", "[2/9] t  ok  2.2 s"]
+
+
+def test_run_at_a_url_is_refused():
+    with pytest.raises(UsageError, match="hdfs://host/run: expected a folder"):
+        paceline.run("quickstart", out="hdfs://host/run")

@@ -275,6 +275,11 @@ def run(
     Raises UsageError, EnvironmentLacks or DataError before anything runs; RankFailed or TimedOut
     when a trial fails and the others are not run. Finished trials stay.
     """
+    if "://" in str(out):
+        raise UsageError(
+            f"{out}: expected a folder; `paceline run --out URL` copies a run to HDFS or an object "
+            "store at its end"
+        )
     checked = load_spec(spec)
     run_dir = runner.default_run_dir(checked.experiment.name) if out is None else Path(out)
     shown = LineProgress() if progress is None else progress

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +22,9 @@ from tests.support.commands import run_command, start_command
 from tests.support.environment import kept_environment
 from tests.support.hadoop_jars import class_path
 
-from paceline.host.processes import end_processes, wait_until
+from paceline.host.processes import command_line_of, end_processes, send, wait_until
 from paceline.host.spark import find_spark
+from paceline.lab.network import processes_in
 
 if TYPE_CHECKING:
     from paceline.lab import Lab
@@ -81,10 +83,11 @@ class Hadoop:
         """Return the id of the latest application that had a container."""
         return max(folder.name for folder in self.folder.glob("logs-*/application_*"))
 
-    def waiting_applications(self) -> set[str]:
-        """Return the ids of the applications that are in a queue and have not begun."""
+    def applications(self, *states: str) -> set[str]:
+        """Return the ids of the applications that are in one of YARN's states."""
         address = self.lab.hosts[0].address
-        answer = self._text(f"http://{address}:8088/ws/v1/cluster/apps?states=ACCEPTED")
+        query = f"states={','.join(states)}"
+        answer = self._text(f"http://{address}:8088/ws/v1/cluster/apps?{query}")
         return set(re.findall(r"application_\d+_\d+", answer))
 
     def container_files(self, application: str, name: str) -> list[str]:
@@ -101,6 +104,20 @@ class Hadoop:
         log = self.folder / f"{name}-{host.number}.log"
         command = self._command(host, *self.java(host, name))
         self.daemons.append(start_command(command, log, env=self.environment))
+
+    @contextmanager
+    def lost_node(self, host: Host) -> Iterator[None]:
+        """Kill the NodeManager of a host with all containers; start it again after the block."""
+        pids = processes_in(host.namespace)
+        kept = {
+            pid for pid in pids if any(word.endswith(".DataNode") for word in command_line_of(pid))
+        }
+        send(pids - kept, signal.SIGKILL)
+        try:
+            yield
+        finally:
+            self.start("NodeManager", host)
+            assert wait_until(self.is_ready, _START_S, poll_s=0.5), self.logs()
 
     def java(self, host: Host, name: str, *arguments: str) -> Sequence[str]:
         """Return the command of a daemon."""
@@ -205,6 +222,11 @@ def _configure(conf: Path, first: str, folder: Path, hosts: int) -> None:
             "yarn.nodemanager.log-dirs": folder / f"logs-{number}",
             "yarn.nodemanager.delete.debug-delay-sec": 600,  # keeps the logs of containers
             "yarn.nodemanager.container-monitor.interval-ms": 500,
+            "yarn.nodemanager.pmem-check-enabled": "true",
+            # Else YARN leaves the check to cgroups, even where it does not use them.
+            "yarn.nodemanager.resource.memory.enforced": "false",
+            # Address space says little about JVMs and torch; many sites switch this off.
+            "yarn.nodemanager.vmem-check-enabled": "false",
             "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": 100,
             # Containers find their own address without a name service.
             "yarn.nodemanager.env-whitelist": "JAVA_HOME,SPARK_LOCAL_HOSTNAME",

@@ -10,6 +10,7 @@ import re
 import sys
 import tarfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +19,13 @@ from tests.cluster.hadoop.cluster import Hadoop, hadoop_on
 from tests.cluster.lab.labs import checked_lab
 from tests.functional.cli_runs import NO_SIDECAR, small
 from tests.support.environment import QUICK_JVM
+from tests.support.waiting import wait_for
 
 from paceline.errors import ExitCode
 from paceline.host.processes import wait_until
 from paceline.host.spark import find_spark
 from paceline.lab import INTERFACE, LabSettings
+from paceline.lab.network import processes_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "hadoop"), pytest.mark.timeout(900)]
 
@@ -38,6 +41,14 @@ interface = "{INTERFACE}"
 [spark]
 master = "yarn"
 """
+LAST = """
+[[trials]]
+launcher = "local"
+local_strategy = "processes"
+ranks_per_node = 2
+oversubscribe = true
+"""
+FAULTY = Path(__file__).with_name("faulty_task.py")
 QUICK = QUICK_JVM["SPARK_SUBMIT_OPTS"].split()  # which Spark gives to its client only
 # Options of a site, which must arrive in every JVM.
 KERBEROS, PROXY = "-Djava.security.krb5.conf=/etc/site/krb5.conf", "-Dhttp.proxyHost=proxy.example"
@@ -166,6 +177,8 @@ def test_job_trains_where_the_driver_is_in_the_cluster(
     spec.write_text(spec_text(tiny_dataset), "utf-8")
     ended = hadoop.submit(
         site, "--deploy-mode", "cluster", "--driver-memory", "512m",
+        "--conf", "spark.driver.memoryOverhead=1g", "--conf", "spark.executor.memoryOverhead=1g",
+        "--conf", "spark.yarn.maxAppAttempts=1",
         "--conf", f"spark.pyspark.python={sys.executable}",
         JOBS / "train.py", spec, "--only", "*.spark.*", "--out", out,
     )  # fmt: skip
@@ -190,4 +203,86 @@ def test_a_queue_without_room_is_named_and_left(
     outcome = json.loads(trial_file(tmp_path / "run", "outcome.json").read_text())
     assert outcome["exit_code"] == ExitCode.ENVIRONMENT, ended.stderr
     assert "the queue full has no room" in outcome["message"]
-    assert wait_until(lambda: not hadoop.waiting_applications(), 30)
+    assert wait_until(lambda: not hadoop.applications("ACCEPTED"), 30)
+
+
+def faulty_spec(data: Path, options: str) -> str:
+    """Return the spec with a task that has faults in containers. options: of the task."""
+    task = f'task = "{FAULTY}:Faulty"\noptions = {{ {options} }}'
+    return spec_text(data).replace('name = "tiny"', f'name = "faulty"\n{task}')
+
+
+def test_container_over_its_memory_is_named_with_the_setting(
+    hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    spec, out = tmp_path / "spec.toml", tmp_path / "run"
+    host = hadoop.lab.hosts[1].name
+    text = faulty_spec(tiny_dataset, f'taken_mib = 700, taken_on = "{host}", sleep_s = 0.5')
+    text += '[spark.conf]\n"spark.executor.memory" = "512m"\n'
+    text += '"spark.executor.memoryOverhead" = "1g"\n'
+    spec.write_text(text, "utf-8")
+    ended = hadoop.paceline(site, "run", spec, "--out", out)
+    outcome = json.loads(trial_file(out, "outcome.json").read_text())
+    assert ended.returncode == outcome["exit_code"] == ExitCode.RANK_FAILED, ended.stderr
+    killed = rf"rank \d of 2 \(host {host}, .*exceeding physical memory"
+    assert re.search(killed, outcome["message"])
+    assert "spark.executor.memoryOverhead ([spark.conf]" in outcome["message"]
+
+
+def test_lost_node_is_named_and_the_run_goes_on(
+    hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    spec, out = tmp_path / "spec.toml", tmp_path / "run"
+    spec.write_text(faulty_spec(tiny_dataset, "sleep_s = 2.0") + LAST, "utf-8")
+    host = hadoop.lab.hosts[1]
+    before = {each.name: processes_in(each.namespace) for each in hadoop.lab.hosts}
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(hadoop.paceline, site, "run", spec, "--out", out)
+        [lost] = wait_for(lambda: ranks_on(out, host.name), 200, "a step on each host")
+        with hadoop.lost_node(host):
+            ended = running.result()
+            assert wait_until(lambda: not hadoop.applications("ACCEPTED", "RUNNING"), 60)
+            for each in hadoop.lab.hosts:
+                assert processes_in(each.namespace) <= before[each.name]
+    outcome = json.loads(trial_file(out, "outcome.json").read_text())
+    assert ended.returncode == outcome["exit_code"] == ExitCode.RANK_FAILED, ended.stderr
+    assert outcome["failed_rank"] == lost
+    assert f"rank {lost} of 2 (host {host.name}" in outcome["message"]
+    assert "yarn node -list" in outcome["message"]  # YARN itself notices it after 10 s
+    [last] = out.glob("trials/*.local.*.processes.*/outcome.json")
+    assert json.loads(last.read_text())["status"] == "ok"
+
+
+def ranks_on(run: Path, host: str) -> list[int]:
+    """Return the ranks on a host when both ranks have made a step."""
+    statuses = [
+        json.loads(file.read_text()) for file in run.glob("trials/*.spark.*/ranks/*/status.json")
+    ]
+    steps = list(run.glob("trials/*.spark.*/ranks/*/steps.jsonl"))
+    return [s["rank"] for s in statuses if s["host"] == host] if len(steps) == 2 else []
+
+
+@pytest.mark.parametrize(("scheme", "port"), [("hdfs", 9820), ("webhdfs", 9870)])
+def test_run_is_copied_to_hdfs_and_fetched(
+    scheme: str, port: int, hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(small(tiny_dataset, max_steps=6, image_size=32).replace(*NO_SIDECAR), "utf-8")
+    url = f"{scheme}://{hadoop.lab.hosts[0].address}:{port}/runs/{scheme}"
+    ended = hadoop.paceline(site, "run", spec, "--out", url)
+    assert ended.returncode == 0, ended.stderr
+    [local] = re.findall(rf"the run is in (\S+) and in {url}$", ended.stderr, re.MULTILINE)
+    refused = hadoop.paceline(site, "compare", url)
+    [fetch] = re.findall(r"copy it here with: (.+)", refused.stderr)
+    fetched = hadoop.call("sh", "-c", fetch)
+    assert fetched.returncode == 0, fetched.stderr
+    assert content(hadoop.folder / scheme) == content(hadoop.folder / local)
+    again = hadoop.paceline(site, "run", spec, "--out", url)
+    assert again.returncode == ExitCode.USAGE
+    assert f"{url}: expected a new or empty folder" in again.stderr
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Return the files below a folder by relative path."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}

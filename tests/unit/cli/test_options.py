@@ -81,3 +81,18 @@ def test_mistyped_run_directory_is_refused_at_once(verb, tmp_path, monkeypatch, 
     assert main([*verb.split(), "runs/frist-1"]) == ExitCode.USAGE
     shown = " ".join(capsys.readouterr().err.split())
     assert "runs/frist-1: expected a run directory, found none. Did you mean runs/first-1?" in shown
+
+
+def test_remote_place_is_only_for_options_that_allow_it(tmp_path: Path) -> None:
+    anywhere = options.out_option("PLACE", "help", remote=True)
+    assert given(anywhere, "--out", "s3://bucket/run") == "s3://bucket/run"
+    assert given(anywhere, "--out", str(tmp_path)) == tmp_path
+    for option, url in ((anywhere, "ftp://host/run"), (options.out_option("D", "h"), "s3://b/run")):
+        ended = CliRunner().invoke(click.command()(option(lambda **_: None)), ["--out", url])
+        assert ended.exit_code == ExitCode.USAGE
+        assert f"{url}: expected a path" in ended.output
+
+
+def test_remote_run_is_not_read_and_the_command_that_fetches_it_is_named(capsys) -> None:
+    assert main(["compare", "s3://bucket/runs/a"]) == ExitCode.USAGE
+    assert "aws s3 cp --recursive s3://bucket/runs/a a" in capsys.readouterr().err

@@ -23,6 +23,7 @@ LOST_PEER = status(0, "failed", "PeerLost: x", secondary=True)
 BAD_DATA = status(1, "failed", "DataError: x")
 TOO_LATE = status(0, "failed", "TimedOut: x")
 ASKED_TO_END = status(0, "failed", TERMINATED, secondary=True)
+ENDED_BY_YARN = status(1, "failed", TERMINATED, secondary=True)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,9 @@ ASKED_TO_END = status(0, "failed", TERMINATED, secondary=True)
         ([LOST_PEER], {}, None),
         ([LOST_PEER], {"named": 0}, None),
         ([LOST_PEER, status(1, "running")], {}, 1),
+        ([LOST_PEER, ENDED_BY_YARN], {}, 1),
+        ([LOST_PEER, ENDED_BY_YARN], {"named": 0}, 1),
+        ([LOST_PEER, ENDED_BY_YARN, status(2, "running")], {}, 2),
         ([ASKED_TO_END, status(1, "running")], {"named": 0}, 0),
         ([ASKED_TO_END, status(1, "running")], {}, 1),
         ([LOST_PEER, BAD_DATA], {"named": 0, "dead": (0,)}, 1),

@@ -214,3 +214,8 @@ def test_singleton_that_was_to_be_one_of_four_is_refused(environment):
 )
 def test_rank_that_may_be_alone_is_let_be(world_size, planned, environment):
     check_not_alone(world_size, planned, environment)
+
+
+def test_records_at_a_url_are_refused(parse):
+    with pytest.raises(UsageError, match="hdfs://h:8020/run: expected a folder that all ranks see"):
+        parse("--out", "hdfs://h:8020/run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any, TypeVar
 import click
 
 from paceline.host.messages import say
+from paceline.host.remote_files import how_to_fetch
 from paceline.records.layout import RunFiles
+from paceline.spec.values import REMOTE_SCHEMES, is_remote
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
 Decorator = Callable[[Decorated], Decorated]
@@ -23,6 +26,11 @@ seed = click.IntRange(min=0)
 
 def existing_run(value: str | Path) -> Path:
     """Return an existing directory. Raises click.BadParameter, which suggests a similar name."""
+    if is_remote(str(value)):
+        fetch = how_to_fetch(str(value))
+        raise click.BadParameter(
+            f"{value}: expected a run directory on this machine; copy it here with: {fetch}"
+        )
     path = Path(value)
     if path.is_dir():
         return path
@@ -136,11 +144,37 @@ def all_of(*options: Decorator[Any]) -> Decorator[Any]:
     return decorate
 
 
-def out_option(metavar: str, text: str, *, required: bool = False) -> Decorator[Any]:
-    """Return the option for the output, which has one name in all verbs."""
+class _Place(click.Path):
+    """A path, or where that is allowed the URL of a remote folder as text."""
+
+    def __init__(self, *, remote: bool) -> None:
+        super().__init__(path_type=Path)
+        self._remote = remote
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        text = str(value)
+        if self._remote and is_remote(text):
+            return text
+        if "://" in text:
+            schemes = f" or a URL of {', '.join(REMOTE_SCHEMES)}" if self._remote else ""
+            self.fail(f"{text}: expected a path{schemes}.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def out_option(
+    metavar: str, text: str, *, required: bool = False, remote: bool = False
+) -> Decorator[Any]:
+    """Return the option for the output, which has one name in all verbs.
+
+    remote: it may be the URL of a remote folder, which stays a str; else it is a Path.
+    """
     return click.option(
-        "-o", "--out", metavar=metavar, type=click.Path(path_type=Path), help=text,
-        required=required,
+        "-o", "--out", metavar=metavar, type=_Place(remote=remote), help=text, required=required,
     )  # fmt: skip
 
 

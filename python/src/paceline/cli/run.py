@@ -28,7 +28,12 @@ from paceline.spec.loading import shipped_experiments
 
 @click.command("run", cls=ExperimentCommand)
 @takes_experiment
-@out_option("RUN_DIR", "Write the run here; default: runs/NAME-DATE-TIME.")
+@out_option(
+    "RUN_DIR",
+    "Write the run here; default: runs/NAME-DATE-TIME. To a URL (hdfs, webhdfs, s3, gs) the run is "
+    "copied at the end.",
+    remote=True,
+)
 @click.option(
     "--resume",
     metavar="RUN_DIR",
@@ -48,7 +53,7 @@ from paceline.spec.loading import shipped_experiments
 @json_option
 def command(
     request: Request,
-    out: Path | None,
+    out: Path | str | None,
     resume: Path | None,
     dry_run: bool,
     exit_first: bool,
@@ -70,18 +75,21 @@ def command(
     if dry_run:
         show_plan(spec, as_json=as_json, commands=False)
         return
-    run_dir = resume or out or runner.default_run_dir(spec.experiment.name)
+    url = out if isinstance(out, str) else None
+    chosen = out if isinstance(out, Path) else None
+    run_dir = resume or chosen or runner.default_run_dir(spec.experiment.name)
     progress, files = ConsoleProgress(quiet=quiet, verbose=verbose), RunFiles(run_dir)
     how = partial(runner.how_to_continue, files)
-    with continued_by(how, files.manifest, files.tune.manifest), progress:
-        finished = api.run(
-            spec,
-            run_dir,
-            resume=resume is not None,
-            keep_going=False if exit_first else None,
-            progress=progress,
-        )
-    _show(finished, as_json=as_json)
+    with runner.copied_at_end(files, url):
+        with continued_by(how, files.manifest, files.tune.manifest), progress:
+            finished = api.run(
+                spec,
+                run_dir,
+                resume=resume is not None,
+                keep_going=False if exit_first else None,
+                progress=progress,
+            )
+        _show(finished, as_json=as_json)
 
 
 def _show(finished: Run, *, as_json: bool) -> None:

@@ -107,6 +107,24 @@ class Location:
             digest.update(block)
         return digest.hexdigest()
 
+    def make(self) -> None:
+        """Make the folder and its parents; see RemoteFolder."""
+        with self._explained():
+            self.filesystem.create_dir(self.root, recursive=True)
+            if self.filesystem.get_file_info(fs.FileSelector(self.root)):
+                raise not_empty(self.name)
+
+    def replace(self, folder: Path) -> None:
+        """Replace the content of the folder by that of a local one; see RemoteFolder."""
+        with self._explained():
+            self.filesystem.delete_dir_contents(self.root)
+            fs.copy_files(
+                str(folder), self.root,
+                source_filesystem=fs.LocalFileSystem(), destination_filesystem=self.filesystem,
+                # With threads, copies to S3 wait for uploads that the same few threads execute.
+                use_threads=False,
+            )  # fmt: skip
+
     def _require_folder(self) -> None:
         """Raise EnvironmentLacks if the folder or its bucket does not exist."""
         if self.filesystem.get_file_info(self.root).type == fs.FileType.Directory:

@@ -51,7 +51,8 @@ def first_failure(
     1. a rank that wrote an error of its own: its peers may have been killed because of it;
     2. a rank that is known to have died;
     3. the rank that the launcher names;
-    4. a rank that waited too long for others, then one that wrote no end.
+    4. a rank that waited too long for others, then one that wrote no end, then one that was asked
+       to end while others lost it.
 
     A rank whose only error is that a peer left is never the first. One that was asked to end may
     be: inside Spark, mpirun asks its ranks to end when the task that started it has died.
@@ -74,7 +75,9 @@ def _first_rank(
     lost_a_peer = {s.rank for s in statuses if s.secondary and s.error != TERMINATED}
     if named is not None and named not in lost_a_peer:
         return named
-    return next(iter([s.rank for s in own_errors] + running), None)
+    # Its launcher, YARN for example, has ended the rank that the others lost.
+    asked = [s.rank for s in statuses if s.error == TERMINATED and lost_a_peer]
+    return next(iter([s.rank for s in own_errors] + running + asked), None)
 
 
 def trial_end(job: Job, ends: Iterable[RankEnd | None], reason: str | None = None) -> RankEnd:

@@ -56,6 +56,15 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}; see --help")
 
 
+def _folder(text: str) -> Path:
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected a folder that all ranks see; `paceline run --out URL` copies a run "
+            "to HDFS or an object store at its end"
+        )
+    return Path(text)
+
+
 def parse_arguments(prog: str, words: Sequence[str] | None = None) -> JobArguments:
     """Parse the arguments of the job script `prog`; words: sys.argv without the program.
 
@@ -75,7 +84,7 @@ def parse_arguments(prog: str, words: Sequence[str] | None = None) -> JobArgumen
         help="change a key of the spec; may be repeated")  # fmt: skip
     add("--trial", type=Path, metavar="TRIAL_JSON", help="a planned trial in place of SPEC")
     add("--repeat", type=int, metavar="N", help="number of this repeat, from 0")
-    add("--out", type=Path, metavar="RUN_DIR", help="the job keeps its records there")
+    add("--out", type=_folder, metavar="RUN_DIR", help="the job keeps its records there")
     return parser.parse_args(words, namespace=JobArguments())
 
 

@@ -136,6 +136,7 @@ class RunFiles:
     # the looks of `repeats = "auto"`, and why no further repeat ran
     repeats = _File("repeats.json")
     report = _File("report.html")
+    copy = _File("copy.json")  # the remote place of a copy
     export = _File("export")  # files of `paceline export`, unless it gets another folder
     tuned_spec = _File("tuned.toml")  # the spec with the best settings of a search
     tuning = _File("tuning.json")  # result of a search

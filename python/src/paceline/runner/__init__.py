@@ -5,6 +5,7 @@ trial aside and runs it again.
 
 - `experiment`: the stages in order;
 - `planning`: a spec's data sets and trials;
+- `copies`: the copy at a remote place;
 - `directory`: the run directory: new, resumed, or refused;
 - `disk`: the estimated disk use, and the warning if it is too much;
 - `preview`: steps, duration, faults and warnings before the first trial;
@@ -15,6 +16,7 @@ trial aside and runs it again.
 """
 
 from paceline.runner.attach import Attached, attach, name_of_command
+from paceline.runner.copies import copied_at_end
 from paceline.runner.directory import (
     check_run_dir,
     default_run_dir,
@@ -46,6 +48,7 @@ __all__ = [
     "attach",
     "check_equivalences",
     "check_run_dir",
+    "copied_at_end",
     "default_run_dir",
     "failure_of",
     "failure_of_all",

@@ -192,6 +192,15 @@ def test_lost_task_is_named_although_its_rank_could_still_write_that_it_was_ende
     )  # fmt: skip
 
 
+def test_reason_of_a_lost_executor_that_comes_after_the_peers_message_is_reported(job):
+    write_status(job.files, 0, "failed", "PeerLost: x", secondary=True)
+    write_status(job.files, 1, "failed", TERMINATED, secondary=True)
+    message = "because barrier task ResultTask(0, 0) finished unsuccessfully"
+    end = failed_stage(job, message, lambda reason: f"{reason}: Container killed by YARN")
+    assert end.rank == 1
+    assert end.error.endswith("killed or crashed; None: Container killed by YARN")
+
+
 def test_what_a_rank_wrote_itself_outweighs_sparks_words(job):
     write_status(job.files, 1, "failed", "DataError: bad")
     end = failed_stage(job, "because barrier task ResultTask(0, 0) finished unsuccessfully")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
 
 from paceline.errors import EnvironmentLacks
 from paceline.launchers.spark import session
-from paceline.launchers.spark.session import count_slots, executors_of, open_session
+from paceline.launchers.spark.session import (
+    count_slots,
+    executors_of,
+    explain_loss,
+    open_session,
+)
 
 
 class FakeContext:
@@ -113,6 +120,45 @@ def test_names_of_executors():
     assert alive() == {"1", "2"}
 
 
+def context_with_executors(master: str, *reasons: str | None) -> Any:
+    """Return a context whose executors were removed for these reasons; None: it was not."""
+    executors = [
+        SimpleNamespace(
+            removeReason=lambda reason=reason: SimpleNamespace(
+                isDefined=lambda: reason is not None, get=lambda: reason
+            )
+        )
+        for reason in reasons
+    ]
+    listed = SimpleNamespace(size=lambda: len(executors), apply=executors.__getitem__)
+    store = SimpleNamespace(executorList=lambda _active_only: listed)
+    spark = SimpleNamespace(statusStore=lambda: store)
+    jsc = SimpleNamespace(sc=lambda: spark)
+    return SimpleNamespace(_jsc=jsc, master=master, applicationId="application_1_0001")
+
+
+UNKNOWN = context_with_executors("yarn", None)
+KILLED = context_with_executors("yarn", None, "Killed")
+DENIED = SimpleNamespace(_jsc=SimpleNamespace(sc=Denying), master="yarn")
+
+
+@pytest.mark.parametrize(
+    ("context", "reason", "found"),
+    [
+        (KILLED, None, "Spark lost the executor: Killed; look at the nodes"),
+        (KILLED, "Gone", "Spark lost the executor: Gone; look at the nodes"),
+        (UNKNOWN, None, "^look at the nodes .* -applicationId application_1_0001"),
+        (context_with_executors("spark://head:7077", "Killed"), None, "the executor: Killed$"),
+        (context_with_executors("spark://head:7077", None), None, "^$"),
+        (context_with_executors("local[2]", "unused"), None, "^$"),
+        (DENIED, None, "^$"),
+    ],
+)
+def test_loss_of_an_executor_is_explained(context, reason, found, monkeypatch):
+    monkeypatch.setattr(session, "_LOSS_S", 0.01)
+    assert re.search(found, explain_loss(context, reason))
+
+
 def test_why_spark_cannot_start_is_one_line(monkeypatch):
     text = "An error occurred while calling None.a.b.\n: org.YarnException: no such queue\n\tat x"
 
@@ -123,3 +169,19 @@ def test_why_spark_cannot_start_is_one_line(monkeypatch):
     found = r"could not start the application: org.YarnException: no such queue$"
     with pytest.raises(EnvironmentLacks, match=found):
         session._new_context({"spark.master": "spark://head:7077"}, 1.0)
+
+
+class Conf(dict[str, str]):
+    """Settings with the methods of a SparkConf."""
+
+    set = dict.__setitem__
+    setIfMissing = dict.setdefault  # noqa: N815  (Spark's name)
+
+
+def test_application_is_not_started_again_without_its_driver():
+    conf = Conf({"spark.master": "yarn"})
+    with session._start_limit(conf, 60.0):
+        assert conf["spark.yarn.maxAppAttempts"] == "1"
+    of_the_site = Conf({"spark.master": "yarn", "spark.yarn.maxAppAttempts": "3"})
+    with session._start_limit(of_the_site, 60.0):
+        assert of_the_site["spark.yarn.maxAppAttempts"] == "3"

@@ -167,8 +167,23 @@ def _import_quietly(trial: Trial) -> None:
         import_train(trial)
 
 
-def failed_stage(job: Job, message: str) -> RankEnd:
-    """Return how the first rank of a failed stage ended, from Spark's message and the statuses."""
+def lost_for(reason: str | None) -> str:
+    """Return the words about an executor that Spark has lost for this reason; empty for None."""
+    if reason is None:
+        return ""
+    # Spark names its own key only.
+    key = "spark.executor.memoryOverhead"
+    advice = f"{key} ([spark.conf] of the spec, or a higher [limits] rank_memory_mib)"
+    return f"Spark lost the executor: {reason.replace(key, advice)}"
+
+
+def failed_stage(
+    job: Job, message: str, explain_loss: Callable[[str | None], str] = lost_for
+) -> RankEnd:
+    """Return how the first rank of a failed stage ended, from Spark's message and the statuses.
+
+    explain_loss: returns why an executor was lost. It gets Spark's reason, if that is known.
+    """
     lost = LOST_TASK.search(message)
     named = None if lost is None else int(lost.group(1))
     failure = first_failure(read_statuses(job.files), named=named)
@@ -179,13 +194,13 @@ def failed_stage(job: Job, message: str) -> RankEnd:
     if failure.rank is None and named is None:
         return failure.end(first_line(message))
     if failure.rank is None or failure.was_asked_to_end:
-        failure = FirstFailure(rank=named)
+        failure = FirstFailure(rank=named if failure.rank is None else failure.rank)
     # Over MPI, ranks are processes of their own. SIGTERM ends them together with their task.
     over_mpi = job.trial.transport == "mpi"
     whose = "the Python of its barrier task" if over_mpi else "its Python worker"
-    loss = _LOST_EXECUTOR.search(message)
-    why = "" if loss is None else f"; Spark lost the executor: {loss[1].strip()}"
-    return failure.end(f"{whose} was killed or crashed{why}")
+    found = _LOST_EXECUTOR.search(message)
+    loss = explain_loss(None if found is None else found[1].strip())
+    return failure.end("; ".join(filter(None, [f"{whose} was killed or crashed", loss])))
 
 
 def _reported_end(message: str) -> RankEnd | None:

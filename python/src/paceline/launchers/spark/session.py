@@ -26,7 +26,7 @@ from paceline.host.messages import say
 from paceline.host.processes import wait_until
 from paceline.job.context import launched_unix_s, rank_environment
 from paceline.launchers.descriptors import is_local
-from paceline.launchers.spark.barrier import first_line
+from paceline.launchers.spark.barrier import first_line, lost_for
 from paceline.launchers.spark.configuration import check_conf, job_defaults, lacking_settings
 from paceline.launchers.spark.mpi.agent import new_token
 from paceline.plan.trial import Trial
@@ -36,6 +36,7 @@ _JOB_VARIABLE = "PACELINE_SPARK_JOB"
 _DENIED = (Py4JError, AttributeError)
 _POLL_S = 0.2
 _LEAVE_S = 10.0  # for YARN to take an application out of its queue
+_LOSS_S = 2.0  # `paceline run` ends a driver 4 s after the first failure of a rank
 
 
 @dataclass(slots=True)
@@ -121,6 +122,8 @@ def _start_limit(conf: SparkConf, limit_s: float) -> Iterator[None]:
 
     tag = f"paceline-{new_token()}".lower()  # as YARN keeps it
     conf.set("spark.yarn.tags", ",".join(filter(None, [conf.get("spark.yarn.tags"), tag])))
+    # A second attempt would have no driver; YARN starts it when it has lost the first one.
+    conf.setIfMissing("spark.yarn.maxAppAttempts", "1")
     # Asked later, the JVM would answer the call that was left.
     queue = conf.get("spark.yarn.queue", "default")
     former = signal.signal(signal.SIGALRM, late)
@@ -226,6 +229,30 @@ def executors_of(context: SparkContext) -> Callable[[], Collection[str]] | None:
     except _DENIED:
         return None
     return alive
+
+
+def explain_loss(context: SparkContext, reason: str | None) -> str:
+    """Return why an executor was lost and where to look; empty if none is known to be lost.
+
+    reason: Spark's own; None if a peer of its ranks has noticed the loss first. Spark explains it
+    some seconds later, YARN misses a node after minutes.
+    """
+    reasons: list[str] = []
+
+    def is_explained() -> bool:
+        executors = context._jsc.sc().statusStore().executorList(False)  # noqa: SLF001
+        removed = [executors.apply(i).removeReason() for i in range(executors.size())]
+        reasons.extend(reason.get() for reason in removed if reason.isDefined())
+        return bool(reasons)
+
+    where = ""
+    with contextlib.suppress(*_DENIED):
+        if reason is None and not is_local(str(context.master)):
+            reason = reasons[0] if wait_until(is_explained, _LOSS_S, _POLL_S) else None
+        if context.master == "yarn":
+            logs = f"yarn logs -applicationId {context.applicationId}"
+            where = f"look at the nodes (yarn node -list -all) and at the logs ({logs})"
+    return "; ".join(filter(None, [lost_for(reason), where]))
 
 
 def _end_jvm() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from py4j.protocol import Py4JError
@@ -26,7 +27,13 @@ from paceline.launchers.spark.barrier import Stage, failed_stage, run_barrier_ra
 from paceline.launchers.spark.mpi.agent import new_token
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.launchers.spark.rounds.round_task import run_round_task
-from paceline.launchers.spark.session import Session, count_slots, executors_of, open_session
+from paceline.launchers.spark.session import (
+    Session,
+    count_slots,
+    executors_of,
+    explain_loss,
+    open_session,
+)
 from paceline.launchers.supervise import wait_for_ranks
 from paceline.rank.rounds.exchange import Orders, Report, State, together
 from paceline.records.attempts import leave_attempt
@@ -54,8 +61,8 @@ def main(archive: Path) -> int:
         end = _train_in_rounds(session, job) if in_rounds else _train(session, job)
         finish(job, end)
         session.failed = end.error is not None
-    if end.error is not None:
-        say(rank_failed_line(end.rank, job.trial.placement.ranks, end.error))
+        if end.error is not None:  # the end of the session may take longer than a supervisor waits
+            say(rank_failed_line(end.rank, job.trial.placement.ranks, end.error))
     return end.exit_code
 
 
@@ -121,7 +128,7 @@ def _train_once(context: SparkContext, job: Job) -> RankEnd:
                     f"({_TOO_FEW_SLOTS}); use fewer ranks, or more or bigger executors"
                 )
             )
-        return failed_stage(job, str(error))
+        return failed_stage(job, str(error), partial(explain_loss, context))
     assert sorted(done) == list(range(ranks)), done
     return RankEnd(rank=0)
 
