@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import rows
+from tests.support.waiting import wait_for
 from typing_extensions import Buffer
 
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
@@ -155,11 +156,14 @@ def connecting(listener, token, hello):
 
 
 def test_only_who_knows_the_token_is_heard(listener):
-    with connecting(listener, "wrong", {"rank": 7}), connecting(listener, TOKEN, {"rank": 1}):
-        came = accept(listener, TOKEN, 20.0)
-        assert came is not None
-        with came[0]:
-            assert came[1] == {"rank": 1}
+    thread, came = in_thread(lambda: accept(listener, TOKEN, 20.0))
+    with connecting(listener, "wrong", {"rank": 7}) as wrong:
+        wait_for(lambda: wrong, 20.0, "the accepted connection with the wrong token")
+        with connecting(listener, TOKEN, {"rank": 1}):
+            thread.join(timeout=20)
+    [(peer, hello)] = came
+    with peer:
+        assert hello == {"rank": 1}
     with socket.create_connection(listener.getsockname()) as intruder:
         intruder.sendall(b'["token"]\n')
         assert accept(listener, TOKEN, 0.2) is None
