@@ -1,7 +1,7 @@
 """Local strategies on each of two nodes, under mpirun and under Spark.
 
 The nodes are network namespaces of this machine (paceline.lab) and share its cores. The tests check
-that the training is equivalent, not its speed. Here one configuration runs under mpirun and two
+that the training is equivalent, not its speed. Here one configuration runs under mpirun and three
 under Spark; tests/contract/test_strategies.py has all strategies, transports and reductions with
 nodes that are processes.
 """
@@ -32,9 +32,11 @@ master = "{master}"
 "spark.executor.extraJavaOptions" = "{java_options}"
 """
 # The strategy of each node, with two replicas or stages.
+PROCESSES = 'local_strategy = "processes"\nthreads_per_rank = 1\nranks_per_node = 2'
 STRATEGIES = {
-    "threads": "threads_per_rank = 2\nreplicas = 2",
-    "processes": "threads_per_rank = 1\nranks_per_node = 2",
+    "threads": 'local_strategy = "threads"\nthreads_per_rank = 2\nreplicas = 2',
+    "processes": PROCESSES,
+    "zero-1": f'{PROCESSES}\nreduction = "zero-1"',
 }
 
 
@@ -42,7 +44,7 @@ def entries(launcher: str, strategies: dict[str, str]) -> str:
     """Return a [[trials]] entry for each transport and its strategy."""
     return "".join(
         f'[[trials]]\nlauncher = "{launcher}"\ntransport = "{transport}"\nnodes = 2\n'
-        f'local_strategy = "{strategy}"\n{STRATEGIES[strategy]}\n'
+        f"{STRATEGIES[strategy]}\n"
         for transport, strategy in strategies.items()
     )
 
@@ -53,8 +55,9 @@ def run(
 ) -> tuple[list[dict[str, object]], Path]:
     """Run all trials; return the rows of the comparison without the baseline, and the folder."""
     folder = tmp_path_factory.mktemp("two-nodes")
-    trials = entries("mpi", {"mpi": "processes"})
+    trials = entries("mpi", {"mpi": "zero-1"})
     trials += entries("spark", {"gloo": "threads", "mpi": "processes"})
+    trials += entries("spark", {"gloo": "zero-1"})
     limits = {"rendezvous_s": 60, "collective_s": 30}
     spec = small(tiny_dataset, max_steps=6, image_size=64, dropout=True, **limits)
     spec += f'{trials}[network]\ninterface = "{INTERFACE}"\n'
@@ -73,8 +76,8 @@ def run(
 
 def test_strategies_on_two_nodes_train_the_same(run: tuple[list[dict[str, object]], Path]) -> None:
     rows, folder = run
-    assert [row["launcher"] for row in rows].count("spark") == 2
-    assert len(rows) == 3
+    assert [row["launcher"] for row in rows].count("spark") == 3
+    assert len(rows) == 4
     assert all(row["nodes"] == 2 for row in rows)
     assert {row["configuration"]: row["equivalent"] for row in rows} == {
         row["configuration"]: True for row in rows

@@ -67,6 +67,7 @@ def two_nodes(local_strategy, **options):
 
 
 HIERARCHICAL = two_nodes("processes", reduction="hierarchical")
+ZERO = two_nodes("processes", reduction="zero-1")
 FACTORS = {"sufficient_factors": "always"}
 # name -> (transport, ranks, what else the trial says)
 SETUPS = {
@@ -94,6 +95,8 @@ SETUPS = {
     "two-nodes-threads-2": ("mpi", 2, two_nodes("threads", thread_replicas=2)),
     "two-nodes-processes-2-hierarchical": ("gloo", 4, HIERARCHICAL),
     "two-nodes-processes-2-hierarchical-mpi": ("mpi", 4, HIERARCHICAL),
+    "two-nodes-processes-2-zero": ("gloo", 4, ZERO),
+    "two-nodes-processes-2-zero-mpi": ("mpi", 4, ZERO),
     "two-nodes-processes-2-flat": ("gloo", 4, two_nodes("processes", reduction="flat")),
     "two-nodes-threads-2-factors": ("mpi", 2, two_nodes("threads", thread_replicas=2, **FACTORS)),
     "two-nodes-processes-2-hierarchical-factors": ("gloo", 4, {**HIERARCHICAL, **FACTORS}),
@@ -283,6 +286,18 @@ def test_saved_state_has_the_sequential_weights_and_momentum(trained, half_way):
     saved = StateFiles(CheckpointFolder(trained["states"][GIVEN]).complete()[0])
     for name, wanted in half_way.items():
         assert (saved.tensor(name) - wanted).norm() / wanted.norm() < TOLERANCE, name
+
+
+@pytest.mark.parametrize("trained", [name for name in SETUPS if "zero" in name], indirect=True)
+def test_four_ranks_of_zero_have_a_quarter_of_the_state_each(trained):
+    checkpoint = CheckpointFolder(trained["states"][GIVEN]).complete()[0]
+    files = [load_file(checkpoint.part(rank)) for rank in range(checkpoint.ranks)]
+    model = build_model(make_task(CASES[GIVEN][0], classes=3))
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    for file in files:
+        own = sum(tensor.numel() for tensor in file.values() if tensor.dtype == torch.float32)
+        # weights and momentum; linear layers are divided by rows, the others by cache lines
+        assert own == pytest.approx(2 * elements / 4, rel=0.15)
 
 
 def test_training_continues_from_the_state_of_another_layout(trained, sequential):

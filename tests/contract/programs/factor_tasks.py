@@ -1,13 +1,15 @@
-"""Tasks whose linear layers have sufficient factors; tests/contract/test_factors.py trains them."""
+"""Tasks whose linear layers have sufficient factors, for test_factors.py and test_zero.py."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from paceline.training.task import Task
 
 CLASSES = 3
 CLIP_NORM = 0.05  # below the norm of every gradient of these trainings
+ADAPTIVE_RATE = 0.001
 
 
 class Convolutional(Task):
@@ -25,6 +27,13 @@ class Accumulated(Convolutional):
 
     accumulation_steps = 3
     clip_norm = CLIP_NORM
+
+
+class Adaptive(Convolutional):
+    """A state of two moments and a counter, without state before the first step."""
+
+    def optimizer(self, parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=ADAPTIVE_RATE)
 
 
 class Indices(nn.Module):

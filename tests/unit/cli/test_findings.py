@@ -187,8 +187,9 @@ def test_communication_tells_all_that_a_search_may_change():
     assert communication_text(found) == "5 MB buckets, 2 in flight, ring, int8, btl_tcp_links=2"
 
 
-def test_nodes_that_reduce_in_their_memory_first_have_no_buckets():
-    trial = changed(default_trial(), reduction="hierarchical")
+@pytest.mark.parametrize("reduction", ["hierarchical", "zero-1"])
+def test_nodes_that_reduce_in_their_memory_first_have_no_buckets(reduction):
+    trial = changed(default_trial(), reduction=reduction)
     assert communication_text(trial) == "auto"
 
 

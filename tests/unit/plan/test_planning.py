@@ -269,6 +269,12 @@ NODES = "; nodes = 2" + INTERFACE
         ("spark/threads", "replicas = 2" + NODES, 4, "gloo.threads.n2r1t2.fp32.k2"),
         ("mpi/processes", "replicas = 2" + NODES, 4, "mpi.processes.n2r2t1.fp32.hierarchical"),
         (
+            "mpi/processes",
+            "replicas = 2; reduction = 'zero-1'" + NODES,
+            4,
+            "mpi.processes.n2r2t1.fp32.zero-1",
+        ),
+        (
             "spark/processes",
             "replicas = 2; reduction = 'flat'" + NODES,
             4,

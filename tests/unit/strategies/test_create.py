@@ -21,6 +21,7 @@ from paceline.strategies.threads import ThreadsStrategy
         ("processes", "gloo", None, ReplicaStrategy),
         ("processes", "gloo", "flat", ReplicaStrategy),
         ("processes", "mpi", "hierarchical", ProcessesStrategy),
+        ("processes", "gloo", "zero-1", ProcessesStrategy),
     ],
 )
 def test_strategy_is_chosen_by_name_transport_and_reduction(

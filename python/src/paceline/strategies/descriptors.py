@@ -15,8 +15,9 @@ from paceline.spec.placement import NodeCounts, Placement
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.values import Count, PositiveInt
 
-# How the gradients of several nodes with several replicas each are averaged.
-Reduction = Literal["flat", "hierarchical"]
+# How the gradients of several nodes with several replicas each are averaged. "zero-1": each node
+# averages and updates a part (stage 1 of ZeRO: Rajbhandari et al., SC 2020).
+Reduction = Literal["flat", "hierarchical", "zero-1"]
 # Local SGD where the transport always averages weights: SparkNet (Moritz et al., ICLR 2016) takes
 # 10 to 50 steps.
 DEFAULT_PERIOD_STEPS = 10
@@ -25,6 +26,19 @@ DEFAULT_PERIOD_STEPS = 10
 def needs_two(key: str, strategy: str, *, instead: str) -> str:
     """Return the fault of a key that is 1. instead: the strategy for one."""
     return f'{key}: "{strategy}" needs at least 2, got 1; for one use local_strategy = "{instead}"'
+
+
+def without_all_reduce(request: TrialRequest, setting: str, instead: str) -> Iterator[str]:
+    """Yield the faults of keys that need all-reduces of gradients, which a setting does not use.
+
+    instead: a setting that does.
+    """
+    for key in ("compression", "sufficient_factors"):
+        if request.extension_keys.get(key) not in (None, "never"):
+            yield (
+                f"{key}: replaces all-reduces of gradients, but {setting} has none; remove it, or "
+                f"use {instead}"
+            )
 
 
 class ReplicaPerNode(StrategyDescriptor):
@@ -270,6 +284,9 @@ class Processes(ProcessPerReplica):
         keys = request.keys(ProcessesKeys)
         yield from _reduction_faults(request, keys)
         yield from _averaging_faults(request, keys)
+        if keys.reduction == "zero-1":
+            instead = 'reduction = "hierarchical"'
+            yield from without_all_reduce(request, 'reduction = "zero-1"', instead)
 
     def options(
         self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
@@ -295,6 +312,7 @@ class Processes(ProcessPerReplica):
             return None
         if options.reduction == "flat":
             return Exchange(among="ranks", overlaps=True)
+        # The reduce-scatter and the all-gather of "zero-1" together move what an all-reduce does.
         return Exchange(among="nodes", overlaps=False)
 
     def exchanges_gradients(self, request: TrialRequest) -> bool:
@@ -314,7 +332,7 @@ class Processes(ProcessPerReplica):
 def reduces_in_shared_memory(transport: str, options: ProcessesOptions) -> bool:
     """Return whether the processes of a node sum their gradients in memory that they share."""
     joins_node = TRANSPORTS.get(transport).joins_ranks and not TRANSPORTS.get(transport).spans_nodes
-    return joins_node or options.reduction == "hierarchical"
+    return joins_node or options.reduction in {"hierarchical", "zero-1"}
 
 
 def _is_flat(request: TrialRequest) -> bool:
@@ -337,10 +355,10 @@ def _reduction_faults(request: TrialRequest, keys: ProcessesKeys) -> Iterator[st
             "reduction: is for processes on several nodes, got nodes = 1; remove it "
             '(on one node, choose transport = "shared" or "gloo")'
         )
-    elif keys.reduction != "hierarchical":
+    elif keys.reduction == "flat":
         return
     elif request.device == "cuda":
-        yield 'reduction: "hierarchical" uses the memory of CPUs; on GPUs use "flat"'
+        yield f'reduction: "{keys.reduction}" uses the memory of CPUs; on GPUs use "flat"'
     elif request.transport is not None and TRANSPORTS.get(request.transport).joins_flat_only:
         yield f'reduction: "{request.transport}" reduces among all ranks at once; use "flat"'
 
@@ -354,7 +372,7 @@ def _averaging_faults(request: TrialRequest, keys: ProcessesKeys) -> Iterator[st
                 "remove this"
             )
         return
-    if keys.reduction == "hierarchical":
+    if keys.reduction in {"hierarchical", "zero-1"}:
         yield (
             "averaging_period_steps: local SGD averages the weights of all ranks at once; use "
             'reduction = "flat", or remove one of the two'
@@ -386,12 +404,8 @@ class Sharded(ProcessPerReplica):
     )
 
     def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
-        for key in ("compression", "sufficient_factors"):
-            if request.extension_keys.get(key) not in (None, "never"):
-                yield (
-                    f'{key}: replaces all-reduces of gradients, but "sharded" has none; remove it, '
-                    'or use local_strategy = "processes"'
-                )
+        instead = 'local_strategy = "processes"'
+        yield from without_all_reduce(request, '"sharded"', instead)
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         return True

@@ -12,14 +12,19 @@ The node has one copy of the weights; each process has its own gradients. A step
           that one gradient per node crosses the network
     each: optimiser step of its shards, which changes the shared weights
     barrier
+
+With the reduction `zero-1` the nodes divide the updates of a shard, too (see zero.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.node.memory import SoloNode
@@ -28,7 +33,12 @@ from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
 from paceline.strategies.reduction.factor_exchange import NodeFactors
-from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats, touch
+from paceline.strategies.reduction.flat_layout import (
+    FlatLayout,
+    ParameterShard,
+    shared_floats,
+    touch,
+)
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
@@ -40,6 +50,7 @@ from paceline.strategies.reduction.sufficient_factors import (
     linear_layers,
     rows_of,
 )
+from paceline.strategies.reduction.zero import ZeroExchange
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.compilation import compile_model
 from paceline.training.loss_scale import LossScale
@@ -47,9 +58,19 @@ from paceline.training.optimizers import trained_parameters
 from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import run_passes, working_dtype
 from paceline.training.state import persistent_buffers
-from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
+from paceline.training.strategy import (
+    GradientResult,
+    RankGroups,
+    StepCommunication,
+    TrainBatch,
+)
 from paceline.training.task import Task
+from paceline.transports.bucket_settings import gradient_options_of
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
+
+# Larger messages need more memory, also in Gloo: four ranks of AlexNet had peaks of 837 to 921 MB
+# with 25 MB, and of 693 to 825 MB with 4 MB.
+_ZERO_MESSAGE_MB = 4.0
 
 
 class ProcessesStrategy(ShardedStrategy):
@@ -58,6 +79,8 @@ class ProcessesStrategy(ShardedStrategy):
     def __init__(self) -> None:
         super().__init__()
         self._pass_communication: PassCommunication | None = None
+        self._zero: ZeroExchange | None = None  # None if each node updates all weights
+        self._ready_unix_s: float | None = None  # the gradients of the last batch, on this rank
 
     def prepare(
         self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
@@ -71,7 +94,9 @@ class ProcessesStrategy(ShardedStrategy):
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
         # the name of the workers in the records
         self._node = f"node {context.node_index}"
-        self._saves_shards, self._saves_buffers = context.node_index == 0, self._rank == 0
+        updating_nodes = trial.placement.nodes if trial.option("reduction") == "zero-1" else 1
+        self._saves_shards = updating_nodes > 1 or context.node_index == 0
+        self._saves_buffers = context.node_index == self._rank == 0
         limit_s = trial.limits.collective_s
         self._shared = shared = SharedNode(peers.node("gradients") or SoloNode(), limit_s)
         parameters = trained_parameters(model)
@@ -82,7 +107,9 @@ class ProcessesStrategy(ShardedStrategy):
         self._replicate_group = ReplicateGroup.join(trial, context, peers)
         self._node_factors = NodeFactors(trial)
         self._node_factors.join(self._factor_layers, self._replicate_group, owners=self._ranks)
-        self._shards_by_rank = self._layout.shards(self._ranks, rows)
+        shards = self._layout.shards(self._ranks * updating_nodes, rows)
+        by_rank = [shards[n : n + updating_nodes] for n in range(0, len(shards), updating_nodes)]
+        self._shards_by_rank = [list(chain.from_iterable(each)) for each in by_rank]
         own_shards = self._shards_by_rank[self._rank]
         weights = shared_floats(shared, "the weights", self._layout.elements)
         touch(own_shards, weights)
@@ -94,20 +121,52 @@ class ProcessesStrategy(ShardedStrategy):
         low_precision = self._open_low_precision(shared, weights, rows)
         self._open_shared_factors(shared, low_precision)
         self._scale = LossScale.of(trial.training)
-        shard = OptimizerShard(
-            self._layout, own_shards, weights, task, rows, low_precision, scale=self._scale
-        )
-        self._shards = [shard]
+        self._open_shards(by_rank[self._rank], weights, rows, low_precision)
         vectors = shared_rows(shared, "sums", self._ranks, max(1, statistics_width(model)))
         place, wait = (range(self._ranks), self._rank), self._barrier.wait
-        self._total_of_node = SharedSum(vectors, *place, wait)
+        owners = None if self._zero is None else self._replicate_group
+        self._total_of_owners = SharedSum(vectors, *place, wait, owners)
         if trial.placement.replicas > 1:
             total = SharedSum(vectors, *place, wait, self._replicate_group)
             self._pass_communication = synchronise(model, total, trial.training.batch_norm)
         compile_model(model, trial.training)
         self._barrier.wait()  # rank 0 has copied the weights
-        shard.refresh()
+        self._refresh()
         self._barrier.wait()
+
+    def _open_shards(
+        self,
+        by_node: Sequence[Sequence[ParameterShard]],
+        weights: Tensor,
+        rows: Mapping[str, int],
+        low_precision: LowPrecisionWeights | None,
+    ) -> None:
+        """Create the shards that this rank sums, and the optimiser of those that it updates.
+
+        by_node: by rank of the replicate group, if its nodes divide the updates.
+        """
+        group = self._replicate_group.group
+        own = dist.get_rank(group) if len(by_node) > 1 else 0
+        self._shards = [
+            OptimizerShard(
+                self._layout,
+                shards,
+                weights,
+                self._task if number == own else None,
+                rows,
+                low_precision,
+                scale=self._scale,
+            )
+            for number, shards in enumerate(by_node)
+        ]
+        if len(by_node) > 1:
+            message_mb = min(gradient_options_of(self._trial).bucket_mb, _ZERO_MESSAGE_MB)
+            self._zero = ZeroExchange(self._shards, group, message_mb)
+
+    def _refresh(self) -> None:
+        """Update the weights in lower precision."""
+        for shard in self._shards:
+            shard.refresh()
 
     def _open_low_precision(
         self, shared: SharedNode, weights: Tensor, rows: Container[str]
@@ -169,14 +228,38 @@ class ProcessesStrategy(ShardedStrategy):
         if self._ranks > 1:
             operation.end()
         self._sum_over_nodes()
-        return passed.result(alone=self._trial.placement.replicas == 1)
+        result = passed.result(alone=self._trial.placement.replicas == 1)
+        self._ready_unix_s = result.comm_ready_unix_s
+        return result
 
-    def step(self) -> None:
+    def _sum_over_nodes(self) -> None:
+        if self._zero is None:
+            super()._sum_over_nodes()
+        else:
+            self._zero.reduce_scatter()
+
+    def step(self) -> StepCommunication | None:
         """Step the optimiser; ends when the slowest rank of the node has stepped."""
         squared_norm = self._squared_norm()
-        self._shards[0].step(squared_norm)
+        for shard in self._shards:
+            shard.step(squared_norm)
         self._scale.update(squared_norm)
+        gathered = None if self._zero is None else self._gather_weights(self._zero)
         self._barrier.wait()
+        return gathered
+
+    def _gather_weights(self, zero: ZeroExchange) -> StepCommunication:
+        """Take the weights that other nodes have updated."""
+        started_s = time.perf_counter()
+        zero.all_gather(OptimizerShard.weights)
+        gathered_s = time.perf_counter() - started_s
+        self._refresh()
+        return StepCommunication(comm_s=gathered_s, comm_ready_unix_s=self._ready_unix_s)
+
+    def gradients(self) -> dict[str, Tensor]:
+        if self._zero is not None:
+            self._zero.all_gather(OptimizerShard.gradient_tensors)
+        return super().gradients()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights themselves, which change with the next step."""
@@ -190,7 +273,8 @@ class ProcessesStrategy(ShardedStrategy):
 
     def describe(self) -> StrategyResult:
         sizes = [4 * sum(s.elements for s in shards) for shards in self._shards_by_rank]
-        return {"shard_bytes": sizes, **super().describe()}
+        zero: StrategyResult = {} if self._zero is None else self._zero.describe()
+        return {"shard_bytes": sizes, **super().describe(), **zero}
 
     def _reduce(self) -> None:
         """Sum this rank's shards over the node's processes, or compute them from sufficient
@@ -201,4 +285,5 @@ class ProcessesStrategy(ShardedStrategy):
         own = gradients_of(self._model.named_parameters())
         others = [g.read for rank, g in enumerate(self._shared_gradients) if rank != self._rank]
         factors = [replica.read() for replica in self._shared_factors]
-        self._shards[0].reduce(own, others, factors)
+        for shard in self._shards:
+            shard.reduce(own, others, factors)

@@ -28,6 +28,7 @@ from paceline.analysis.trial.steps import read_steps
 from paceline.costs.link_cost import all_reduce
 from paceline.spec.descriptors import Exchange
 from paceline.spec.extensions import STRATEGIES
+from paceline.strategies.descriptors import ProcessesOptions
 
 ONE = np.ones((1, 1))
 LINKS = np.ones((2, 1, 1))  # beside the computation, and after it
@@ -165,6 +166,22 @@ def test_the_recorded_profile_has_both_buckets(tmp_path):
     assert leads == pytest.approx([made.EARLY_S / 0.5, 0.0], abs=1e-6)
 
 
+def test_scattered_gradients_and_gathered_weights_are_one_all_reduce(tmp_path):
+    files = fabricate.make_one(tmp_path, case=fabricate.Case(steps=20))
+
+    def both(rank, step, own_s):
+        scatter = {"operation": "alltoall", "payload_bytes": made.SECOND_BYTES}
+        gather = {"operation": "allgather", "payload_bytes": made.SECOND_BYTES // 2}
+        yield made.row(rank, 2 * step.step, own_s, own_s + 0.01, **scatter)
+        yield made.row(rank, 2 * step.step + 1, own_s + 0.01, own_s + 0.02, **gather)
+
+    record = made.in_each_step(files, both)
+    profile = recorded_profile(record, read_steps(record), 0.5, 8.0, gradient_bytes=20e6)
+    (found,) = profile.messages
+    assert (found.operation, found.payload_bytes) == ("allreduce", made.SECOND_BYTES)
+    assert profile.unknown == ()
+
+
 def test_operations_that_a_layer_awaits_are_no_part_of_the_profile(tmp_path):
     files = fabricate.make_one(tmp_path, case=fabricate.Case(steps=20))
     record = made.two_buckets(files, awaited=True)
@@ -194,3 +211,12 @@ def test_sharded_moves_the_parameters_twice_and_the_gradients_once(ranks: int) -
     profile = declared_profile(exchange, parameters=1000, lead=0.0)
     each = 4 * 1000 * (ranks - 1) / ranks  # bytes of one all-gather, or of a reduce-scatter
     assert all_reduce("ring", ranks).path * profile.reduced_bytes == pytest.approx(3 * each)
+
+
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_zero_moves_the_gradients_once_and_the_weights_once(nodes: int) -> None:
+    exchange = STRATEGIES.get("processes").exchange(ProcessesOptions(reduction="zero-1"))
+    profile = declared_profile(exchange, parameters=1000, lead=0.0)
+    each = 4 * 1000 * (nodes - 1) / nodes  # bytes of the reduce-scatter, or of the all-gather
+    assert exchange.among == "nodes"
+    assert all_reduce("ring", nodes).path * profile.reduced_bytes == pytest.approx(2 * each)

@@ -8,6 +8,7 @@ from torch import nn
 
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
+from paceline.training.state import RankState
 from paceline.workloads.build import make_task
 
 
@@ -117,3 +118,19 @@ def test_gradients_are_let_go_of_after_the_step(task):
     assert len(shard.gradient_tensors()) == 1
     shard.step()
     assert shard.gradient_tensors() == []
+
+
+def test_shard_that_another_node_steps_keeps_its_weights_and_saves_nothing():
+    layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
+    flat, state = torch.ones(layout.elements), RankState()
+    shard = OptimizerShard(layout, layout.shards(1)[0], flat, None)
+    reduce(shard, layout, {"bias": torch.ones(3)}, [])
+    assert shard.squared_norm() == 0
+    shard.step()
+    shard.add_to(state)
+    assert shard.gradient_tensors() == []
+    assert (flat == 1).all()
+    assert state == RankState()
+    (weights,) = shard.weights()
+    weights.fill_(2)
+    assert (flat[:3] == 2).all()

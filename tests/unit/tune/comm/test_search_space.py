@@ -71,9 +71,11 @@ def test_hierarchical_is_tried_only_where_nodes_have_several_ranks_that_reduce_t
     everywhere = ["auto", "native", "ring", "recursive-doubling", "rabenseifner"]
     levels = [*everywhere, "hierarchical"]
     flat = {**MANY, "reduction": '"flat"'}
+    zero = {**MANY, "reduction": '"zero-1"'}
     assert [name for (name,) in tried("algorithm", "algorithm")] == everywhere
     assert [name for (name,) in tried("algorithm", "algorithm", values=flat)] == levels
     assert [name for (name,) in tried("algorithm", "algorithm", values=MANY)] == everywhere
+    assert [name for (name,) in tried("algorithm", "algorithm", values=zero)] == everywhere
 
 
 def test_only_transport_mpi_has_algorithms_and_only_mpirun_parameters():

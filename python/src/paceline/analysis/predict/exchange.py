@@ -33,7 +33,7 @@ from paceline.analysis.trial.steps import RankSteps
 from paceline.costs.link_cost import all_gather, all_reduce
 from paceline.spec.descriptors import Exchange
 
-REDUCES, GATHERS = "allreduce", "allgather"
+REDUCES, GATHERS, SCATTERS = "allreduce", "allgather", "alltoall"
 _LEAST_RATIO = 0.01  # of a transfer that vanishes: its logarithm is needed
 _FAIR_SHARE = 0.5  # of a core, for one of two threads
 
@@ -128,6 +128,11 @@ def recorded_profile(
         pl.col("rank") == rank, pl.col("ranks") > 1, pl.col("step").is_in(steps.steady().step),
         pl.col("payload_bytes") > 0, pl.col("opened_s").is_not_null(), ~pl.col("awaited"),
     )  # fmt: skip
+    if SCATTERS in timed["operation"]:
+        # of ZeRO: scattered gradients and gathered weights together are an all-reduce by a ring
+        timed = timed.filter(pl.col("operation") != GATHERS).with_columns(
+            pl.col("operation").replace(SCATTERS, REDUCES)
+        )
     by_step = [rows for _, rows in timed.sort("asked_s").group_by("step", maintain_order=True)]
     if not by_step:
         return None

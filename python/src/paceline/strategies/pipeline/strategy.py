@@ -120,7 +120,7 @@ class PipelineStrategy(ShardedStrategy):
         self._share_weights(trained_parameters(model), place, ownership, device)
         workers, width = range(context.ranks_on_node), max(1, statistics_width(model))
         rows = shared_rows(shared, "sums", len(workers), width)
-        self._total_of_node = SharedSum(rows, workers, context.local_rank, self._everyone.wait)
+        self._total_of_owners = SharedSum(rows, workers, context.local_rank, self._everyone.wait)
         if not self._alone:
             siblings, wait = place.siblings(place.stage), self._weights.replicas.synchronise
             own_rank, nodes = context.local_rank, self._replicate_group

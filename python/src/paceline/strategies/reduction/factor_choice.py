@@ -50,13 +50,15 @@ def setting_of(trial: Trial) -> FactorSetting:
     """Return the setting that a trial's training uses.
 
     "auto" means "never" within a node, on GPUs, with gradient compression, which is compared with
-    all gradients, and where the transport has only one process group.
+    all gradients, where no gradients are all-reduced, and where the transport has only one process
+    group.
     """
     options = gradient_options_of(trial)
     may_send = (
         trial.placement.nodes > 1
         and trial.device == "cpu"
         and options.compression is None
+        and trial.option("reduction") != "zero-1"
         and not TRANSPORTS.get(trial.transport).joins_flat_only
     )
     if options.sufficient_factors == "auto" and not may_send:

@@ -30,7 +30,8 @@ class OptimizerShard:
     """The parameter shards that one worker owns, their gradients and their optimiser.
 
     layout: of the parameters. weights: flat float32 array of the elements from `first` on, which
-    holds the shards. Several workers may share it, and each writes only its own shards. rows:
+    holds the shards. Several workers may share it, and each writes only its own shards. task: None
+    if another node steps them, and this worker only exchanges their gradients and weights. rows:
     parameters of linear layers whose gradients are computed from sufficient factors, with their
     numbers of rows. low_precision: copy of the weights of those layers, which all workers share,
     too. scale: of the gradients, under fp16.
@@ -41,7 +42,7 @@ class OptimizerShard:
         layout: FlatLayout,
         parameter_shards: Sequence[ParameterShard],
         weights: Tensor,
-        task: Task,
+        task: Task | None,
         rows: Mapping[str, int] | None = None,
         low_precision: LowPrecisionWeights | None = None,
         *,
@@ -57,10 +58,16 @@ class OptimizerShard:
         ]
         self._parameters = [nn.Parameter(weights[place]) for place in self._places]
         # A worker owns nothing if there are more workers than cache lines of parameters.
-        owns = bool(parameter_shards)
         names = [shard.name for shard in parameter_shards]
         named = zip(names, self._parameters, strict=True)
-        self._optimizer = TaskOptimizer(task, named, scale) if owns else None
+        self._optimizer: TaskOptimizer | None = None
+        if task is not None and names:
+            self._optimizer = TaskOptimizer(task, named, scale)
+
+    @property
+    def elements(self) -> int:
+        """Return the number of elements of all shards."""
+        return sum(shard.elements for shard in self.parameter_shards)
 
     def reduce(
         self,
@@ -87,6 +94,10 @@ class OptimizerShard:
         for place, parameter in zip(self._places, self._parameters, strict=True):
             parameter.grad = flat[place]
 
+    def weights(self) -> list[Tensor]:
+        """Return the weights; change them in place to replace them."""
+        return [parameter.detach() for parameter in self._parameters]
+
     def gradient_tensors(self, skip: Container[str] = ()) -> list[Tensor]:
         """Return the reduced gradients; change them in place to sum them over nodes.
 
@@ -109,10 +120,9 @@ class OptimizerShard:
 
         squared_norm: of the gradient of the whole model; needed if the task clips gradients.
         """
-        if self._optimizer is None:
-            return
-        self._optimizer.step(squared_norm)
-        self.refresh()
+        if self._optimizer is not None:
+            self._optimizer.step(squared_norm)
+            self.refresh()
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -129,16 +139,16 @@ class OptimizerShard:
             self._low_precision.refresh(self.parameter_shards)
 
     def add_to(self, state: RankState) -> None:
-        """Add the weights of these shards and their optimiser's state."""
+        """Add weights and optimiser state of these shards, if this worker steps them."""
+        if self._optimizer is None:
+            return
         shards = {shard.name: shard for shard in self.parameter_shards}
         for shard, parameter in zip(self.parameter_shards, self._parameters, strict=True):
             own = self._layout.elements_of(shard, parameter)
             state.tensors.append(replace(own, name=f"{WEIGHTS}/{own.name}"))
-        if self._optimizer is not None:
-            state.add_optimizer(
-                self._optimizer,
-                lambda name, values: self._layout.elements_of(shards[name], values),
-            )
+        state.add_optimizer(
+            self._optimizer, lambda name, values: self._layout.elements_of(shards[name], values)
+        )
 
     @torch.no_grad()
     def restore(self, saved: SavedState) -> None:

@@ -29,10 +29,10 @@ class ShardedStrategy(LocalStrategy):
         self._layout: FlatLayout  # of the whole model
         self._shards: list[OptimizerShard]  # of the workers of this rank
         self._own_elements = slice(None)  # of the layout, to which these shards belong
-        self._total_of_node: Total | None = None  # None if there is one rank on a node
+        self._total_of_owners: Total | None = None  # None if this rank owns all shards
         self._replicate_group = ReplicateGroup()
         self._node_factors: NodeFactors
-        self._saves_shards = True  # whether this node is the first; all nodes have the same
+        self._saves_shards = True  # False if the ranks of another node save the same
         self._saves_buffers = True  # whether this is the first rank with its layers
         self._scale = LossScale(is_used=False)  # of the gradients
 
@@ -55,9 +55,9 @@ class ShardedStrategy(LocalStrategy):
         if self._task.clip_norm is None and not self._scale.is_used:
             return None
         own = sum(shard.squared_norm() for shard in self._shards)
-        if self._total_of_node is None:
+        if self._total_of_owners is None:
             return own
-        return float(self._total_of_node(torch.tensor([own], dtype=torch.float64)))
+        return float(self._total_of_owners(torch.tensor([own], dtype=torch.float64)))
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients, complete on all ranks of the node."""
@@ -73,7 +73,7 @@ class ShardedStrategy(LocalStrategy):
         return self._scale.unscaled(found)
 
     def rank_state(self) -> RankState:
-        """Return the shards of this rank on the first node; all nodes have the same."""
+        """Return the shards that this rank updates, unless another node has the same."""
         state = RankState()
         if self._saves_shards:
             for shard in self._shards:

@@ -1,0 +1,96 @@
+"""ZeRO-1 between nodes: clipping, accumulation, AdamW, and the bytes that are sent.
+
+tests/contract/test_strategies.py has its equivalence and its checkpoints. The oracle is torch
+alone.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.contract.programs import factor_tasks
+from tests.support import oracle
+
+from paceline.records.files import read_jsonl
+from paceline.workloads.build import build_model, make_task
+
+pytestmark = pytest.mark.contract
+
+SEED, BATCH, STEPS = 3, 10, 7  # as in programs/ranks.py and programs/strategies.py
+ROW_GROUP_ROWS = (20, 21)
+MESSAGE_BYTES = 0.02 * 2**20  # as in programs/factors.py
+# AdamW divides by the size of the gradients, which enlarges relative differences of small ones.
+TOLERANCES = {"Accumulated": 1e-4, "Adaptive": 1e-3, "Linear": 1e-4}
+# transport -> ranks, nodes
+SETUPS = {"gloo": (6, 3), "mpi": (4, 2)}
+
+
+@pytest.fixture(scope="module", params=SETUPS)
+def trained(request, run_ranks, tmp_path_factory, data):
+    """Return the numbers of ranks and nodes, and the folder of what the ranks left."""
+    ranks, nodes = SETUPS[request.param]
+    folder = tmp_path_factory.mktemp("zero")
+    save_file(data, folder / "data.safetensors")
+    setups = {"zero": {"nodes": nodes, "local_strategy": "processes", "reduction": "zero-1"}}
+    run_ranks(ranks, request.param, "factors", folder, json.dumps(setups), *TOLERANCES)
+    return ranks, nodes, folder / "zero"
+
+
+def task_named(name):
+    return make_task(f"{factor_tasks.__file__}:{name}", classes=3, dropout=True, seed=SEED)
+
+
+def train_by_hand(data, name):
+    """Return the weights of a training by torch alone."""
+    model = build_model(task_named(name))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    if name == "Adaptive":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=factor_tasks.ADAPTIVE_RATE)
+    clip_norm = factor_tasks.CLIP_NORM if name == "Accumulated" else None
+    batches = oracle.global_batches(
+        ROW_GROUP_ROWS, SEED, BATCH, STEPS, data["images"], data["labels"]
+    )
+    gradients = oracle.train_alone(model, batches, optimizer, seed=SEED, clip_norm=clip_norm)
+    if clip_norm is not None:
+        norms = [torch.cat([g.flatten() for g in step.values()]).norm() for step in gradients]
+        assert min(norms) > clip_norm
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("task", TOLERANCES)
+def test_weights_are_those_of_one_process(trained, data, task):
+    ranks, _, folder = trained
+    wanted, initial = train_by_hand(data, task), build_model(task_named(task)).state_dict()
+    found = [load_file(folder / f"{task}.{rank}.safetensors") for rank in range(ranks)]
+    for name, tensor in wanted.items():
+        weights = found[0][f"weights/{name}"]
+        moved = (tensor - initial[name]).norm()
+        assert (weights - tensor).norm() < TOLERANCES[task] * moved
+        assert all(torch.equal(weights, other[f"weights/{name}"]) for other in found)
+
+
+@pytest.mark.parametrize("task", TOLERANCES)
+def test_a_step_scatters_all_gradients_and_gathers_all_weights(trained, task):
+    ranks, nodes, folder = trained
+    elements = sum(parameter.numel() for parameter in build_model(task_named(task)).parameters())
+    messages = 0
+    for rank in range(ranks):
+        rows = [*read_jsonl(folder / f"{task}.{rank}.jsonl")]
+        scattered, gathered = (
+            [row["payload_bytes"] for row in rows if row["operation"] == name]
+            for name in ("alltoall", "allgather")
+        )
+        said = json.loads((folder / f"{task}.{rank}.json").read_text())
+        a_step = said["bucket_bytes"]
+        assert all(size <= MESSAGE_BYTES for size in a_step)
+        assert scattered == STEPS * a_step
+        # the gradients of two steps are gathered for the comparison
+        assert sum(gathered) == (STEPS + 2) * sum(a_step) / nodes
+        assert said["sent_bytes_per_step"] == round(2 * sum(a_step) * (nodes - 1) / nodes)
+        messages += sum(a_step)
+    # Ranks of a node divide the gradients. Shorter shards leave a part of their row unused: a rank
+    # may have a row more of a linear layer than another one.
+    assert 4 * elements * nodes <= messages <= 1.4 * 4 * elements * nodes
