@@ -5,12 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from paceline.data.remote_folder import remote_folder
 from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.host.messages import say
 from paceline.records.files import read_json, write_json
 from paceline.records.layout import RunFiles
+
+if TYPE_CHECKING:
+    from paceline.data.remote_folder import RemoteFolder
 
 
 @contextmanager
@@ -22,7 +25,7 @@ def copied_at_end(files: RunFiles, url: str | None) -> Iterator[None]:
     be used, EnvironmentLacks after a good block if the copy fails.
     """
     if url is not None:
-        remote_folder(url).make()
+        _remote_folder(url).make()
         say(f"the run is written to {files.root}, and copied to {url} at the end")
     elif files.copy.exists():
         url = str(read_json(files.copy)["url"])
@@ -43,11 +46,18 @@ def copied_at_end(files: RunFiles, url: str | None) -> Iterator[None]:
     _copy(files, url)
 
 
+def _remote_folder(url: str) -> RemoteFolder:
+    # Only a copy needs pyarrow, which an installation without extras lacks.
+    from paceline.data.remote_folder import remote_folder  # noqa: PLC0415
+
+    return remote_folder(url)
+
+
 def _copy(files: RunFiles, url: str) -> None:
     if not _keep_place(files, url):
         return
     try:
-        remote_folder(url).replace(files.root)
+        _remote_folder(url).replace(files.root)
     except EnvironmentLacks as error:
         raise EnvironmentLacks(
             f"{error}\nthe run is in {files.root}; copy it again with: paceline run --resume "

@@ -227,16 +227,13 @@ class ProcessesStrategy(ShardedStrategy):
         self._reduce()
         if self._ranks > 1:
             operation.end()
-        self._sum_over_nodes()
+        if self._zero is None:
+            self._sum_over_nodes()
+        else:
+            self._zero.reduce_scatter()
         result = passed.result(alone=self._trial.placement.replicas == 1)
         self._ready_unix_s = result.comm_ready_unix_s
         return result
-
-    def _sum_over_nodes(self) -> None:
-        if self._zero is None:
-            super()._sum_over_nodes()
-        else:
-            self._zero.reduce_scatter()
 
     def step(self) -> StepCommunication | None:
         """Step the optimiser; ends when the slowest rank of the node has stepped."""
