@@ -16,7 +16,9 @@ from itertools import chain
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost
@@ -117,8 +119,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
             buffers = [wire_buffer(output) for output in outputs]
             if opts.rootRank == self._own_rank:
                 buffers[self._own_rank].copy_(wire_buffer(own))
-            parts = dict(enumerate(map(byte_view, buffers)))
-            self._levels.host.segments.gather(parts, opts.rootRank)
+            self._levels.host.segments.gather(_without(opts.rootRank, buffers), opts.rootRank)
             if opts.rootRank == self._own_rank:
                 for buffer, output in zip(buffers, outputs, strict=True):
                     copy_back(buffer, output)
@@ -137,8 +138,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
 
         def call() -> None:
             buffers = [wire_buffer(each) for each in inputs]
-            parts = dict(enumerate(map(byte_view, buffers)))
-            self._levels.host.segments.scatter(parts, opts.rootRank)
+            self._levels.host.segments.scatter(_without(opts.rootRank, buffers), opts.rootRank)
             copy_back(buffers[self._own_rank], own)
 
         return self._submit("scatter", call, output_tensors, [own, *chain(*input_tensors)], opts)
@@ -348,6 +348,11 @@ class _UnsharedGroup(RecordedProcessGroup):
     def describe(self) -> TransportResult:
         """Return why the ranks share no memory, for the records."""
         return {"not_shared": self._reason}
+
+
+def _without(root: int, buffers: Sequence[Tensor]) -> dict[int, NDArray[np.uint8]]:
+    """Return the parts of a message by rank, but that of the root, which it copies itself."""
+    return {rank: byte_view(each) for rank, each in enumerate(buffers) if rank != root}
 
 
 def _check_sizes(name: str, own: Tensor, others: Sequence[Tensor]) -> None:

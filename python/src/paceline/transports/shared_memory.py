@@ -100,8 +100,8 @@ class SharedSegments:
         self._run("allgather", message, message.publish, message.copy_out)
 
     def gather(self, parts: Parts, root: int) -> None:
-        """Copy each part from its owner to the root. The others give arrays of the same sizes,
-        which stay as they are."""
+        """Copy each part from its owner to the root, which owns none. The others give arrays of the
+        same sizes, which stay as they are."""
         message = self._message(parts)
         take = message.copy_out if self._rank == root else _nothing
         self._run("gather", message, message.publish, take)
@@ -210,7 +210,7 @@ class _Message:
 
     def take(self, chunk: int, slot: int, writer: int) -> None:
         """Copy the own part as `writer` has copied it in."""
-        assert self._own is not None, "every rank owns a part"
+        assert self._own is not None, "every rank but the writer owns a part"
         own = self._chunk(self._own, chunk)
         own[:] = self._area(slot, writer, self._rank, own)
 
