@@ -10,16 +10,21 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.contract.programs.factor_tasks import CLIP_NORM
+from tests.contract.by_hand import (
+    BATCH,
+    ROW_GROUP_ROWS,
+    SEED,
+    STEPS,
+    task_named,
+    train_by_hand,
+)
 from tests.support import oracle
 
 from paceline.records.files import read_jsonl
-from paceline.workloads.build import build_model, make_task
+from paceline.workloads.build import build_model
 
 pytestmark = pytest.mark.contract
 
-SEED, BATCH, STEPS = 3, 10, 7  # as in programs/ranks.py and programs/strategies.py
-ROW_GROUP_ROWS = (20, 21)
 TOLERANCE = 1e-4  # as in test_strategies.py
 TASKS = ("Convolutional", "Accumulated", "Embedded", "Linear")
 
@@ -54,26 +59,6 @@ def trained(request, run_ranks, tmp_path_factory, data):
     save_file(data, folder / "data.safetensors")
     run_ranks(ranks, transport, "factors", folder, json.dumps({request.param: values}), *TASKS)
     return request.param, ranks, folder / request.param
-
-
-def task_named(name):
-    from tests.contract.programs import factor_tasks
-
-    return make_task(f"{factor_tasks.__file__}:{name}", classes=3, dropout=True, seed=SEED)
-
-
-def train_by_hand(data, name):
-    model = build_model(task_named(name))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    clip_norm = CLIP_NORM if name == "Accumulated" else None
-    batches = oracle.global_batches(
-        ROW_GROUP_ROWS, SEED, BATCH, STEPS, data["images"], data["labels"]
-    )
-    gradients = oracle.train_alone(model, batches, optimizer, seed=SEED, clip_norm=clip_norm)
-    if clip_norm is not None:
-        norms = [torch.cat([g.flatten() for g in step.values()]).norm() for step in gradients]
-        assert min(norms) > clip_norm
-    return model.state_dict()
 
 
 @pytest.mark.parametrize("task", TASKS)

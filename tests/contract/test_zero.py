@@ -11,16 +11,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.contract.programs import factor_tasks
-from tests.support import oracle
+from tests.contract.by_hand import STEPS, task_named, train_by_hand
 
 from paceline.records.files import read_jsonl
-from paceline.workloads.build import build_model, make_task
+from paceline.workloads.build import build_model
 
 pytestmark = pytest.mark.contract
 
-SEED, BATCH, STEPS = 3, 10, 7  # as in programs/ranks.py and programs/strategies.py
-ROW_GROUP_ROWS = (20, 21)
 MESSAGE_BYTES = 0.02 * 2**20  # as in programs/factors.py
 # AdamW divides by the size of the gradients, which enlarges relative differences of small ones.
 TOLERANCES = {"Accumulated": 1e-4, "Adaptive": 1e-3, "Linear": 1e-4}
@@ -37,27 +34,6 @@ def trained(request, run_ranks, tmp_path_factory, data):
     setups = {"zero": {"nodes": nodes, "local_strategy": "processes", "reduction": "zero-1"}}
     run_ranks(ranks, request.param, "factors", folder, json.dumps(setups), *TOLERANCES)
     return ranks, nodes, folder / "zero"
-
-
-def task_named(name):
-    return make_task(f"{factor_tasks.__file__}:{name}", classes=3, dropout=True, seed=SEED)
-
-
-def train_by_hand(data, name):
-    """Return the weights of a training by torch alone."""
-    model = build_model(task_named(name))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    if name == "Adaptive":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=factor_tasks.ADAPTIVE_RATE)
-    clip_norm = factor_tasks.CLIP_NORM if name == "Accumulated" else None
-    batches = oracle.global_batches(
-        ROW_GROUP_ROWS, SEED, BATCH, STEPS, data["images"], data["labels"]
-    )
-    gradients = oracle.train_alone(model, batches, optimizer, seed=SEED, clip_norm=clip_norm)
-    if clip_norm is not None:
-        norms = [torch.cat([g.flatten() for g in step.values()]).norm() for step in gradients]
-        assert min(norms) > clip_norm
-    return model.state_dict()
 
 
 @pytest.mark.parametrize("task", TOLERANCES)
