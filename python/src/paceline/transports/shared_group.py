@@ -111,18 +111,18 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Copy every rank's tensor to `opts.rootRank`, all of one size."""
         if not self._shares_all([*input_tensors, *chain(*output_tensors)]):
             return self._by_gloo("gather", opts, output_tensors, input_tensors)
-        (own,) = input_tensors
-        outputs = output_tensors[0] if opts.rootRank == self._own_rank else [own] * self._ranks
-        _check_sizes("gather", own, outputs)
+        (own,), root = input_tensors, opts.rootRank
+        outputs = output_tensors[0] if root == self._own_rank else []
+        if root == self._own_rank:
+            _check_sizes("gather", own, outputs)
 
         def call() -> None:
-            buffers = [wire_buffer(output) for output in outputs]
-            if opts.rootRank == self._own_rank:
-                buffers[self._own_rank].copy_(wire_buffer(own))
-            self._levels.host.segments.gather(_without(opts.rootRank, buffers), opts.rootRank)
-            if opts.rootRank == self._own_rank:
-                for buffer, output in zip(buffers, outputs, strict=True):
-                    copy_back(buffer, output)
+            buffers = self._parts_at_root(own, outputs)
+            if root == self._own_rank:
+                buffers[root].copy_(wire_buffer(own))
+            self._levels.host.segments.gather(_without(root, buffers), root)
+            for buffer, output in zip(buffers, outputs, strict=False):  # none but on the root
+                copy_back(buffer, output)
 
         return self._submit("gather", call, output_tensors, input_tensors, opts)
 
@@ -132,16 +132,17 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Copy one of the tensors of `opts.rootRank`, all of one size, to each rank."""
         if not self._shares_all([*output_tensors, *chain(*input_tensors)]):
             return self._by_gloo("scatter", opts, output_tensors, input_tensors)
-        (own,) = output_tensors
-        inputs = input_tensors[0] if opts.rootRank == self._own_rank else [own] * self._ranks
-        _check_sizes("scatter", own, inputs)
+        (own,), root = output_tensors, opts.rootRank
+        inputs = input_tensors[0] if root == self._own_rank else []
+        if root == self._own_rank:
+            _check_sizes("scatter", own, inputs)
 
         def call() -> None:
-            buffers = [wire_buffer(each) for each in inputs]
-            self._levels.host.segments.scatter(_without(opts.rootRank, buffers), opts.rootRank)
+            buffers = self._parts_at_root(own, inputs)
+            self._levels.host.segments.scatter(_without(root, buffers), root)
             copy_back(buffers[self._own_rank], own)
 
-        return self._submit("scatter", call, output_tensors, [own, *chain(*input_tensors)], opts)
+        return self._submit("scatter", call, output_tensors, [own, *inputs], opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Copy the tensors of `opts.rootRank` to every rank."""
@@ -275,6 +276,13 @@ class SharedMemoryGroup(RecordedProcessGroup):
         given = () if opts is None else (opts,)
         work: Work = getattr(super(), method)(*arguments, *given)
         return work
+
+    def _parts_at_root(self, own: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the root's tensors for all ranks, flat. On other ranks, which have none, the own
+        one stands for each."""
+        if not tensors:
+            return [wire_buffer(own)] * self._ranks
+        return [wire_buffer(each) for each in tensors]
 
     def _gather_parts(self, outputs: Sequence[Tensor], own: Tensor) -> None:
         buffers = [wire_buffer(output) for output in outputs]
