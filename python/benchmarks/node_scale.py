@@ -49,7 +49,6 @@ from paceline.records.attempts import begin_attempt
 from paceline.records.layout import TrialFiles
 from paceline.spec.loading import parse_spec
 from paceline.strategies.processes import ProcessesStrategy
-from paceline.strategies.reduction.sufficient_factors import linear_layers
 from paceline.training.resources import apply_resources
 
 SPEC = """
@@ -285,7 +284,6 @@ def costs(seen: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     options = arguments()
     torch.set_num_threads(1)  # forks cannot use a thread pool of this process
-    linear_layers(nn.Linear(1, 1), torch.zeros(1, 1))  # imports much of torch at its first use
     raw: dict[int, list[dict[str, Any]]] = {ranks: [] for ranks in options.ranks}
     with tempfile.TemporaryDirectory(prefix="paceline-benchmark-") as temporary:
         folder = Path(temporary)
