@@ -1,4 +1,4 @@
-"""What users read of pydantic's faults."""
+"""The sentences that report faults of a spec."""
 
 from __future__ import annotations
 
