@@ -1,6 +1,7 @@
-"""Random communication over the MPI backend, checked against Gloo and against plain arithmetic.
+"""Random communication over a back end of ours, checked against Gloo and against plain arithmetic.
 
-usage: fuzz.py [--ranks 2 3 4] [--cases 3000] [--seed 1] [--only CASE] [--json FILE]
+usage: fuzz.py [--backend mpi4py] [--ranks 2 3 4] [--cases 3000] [--seed 1] [--only CASE]
+               [--json FILE]
 
 Starts itself under mpirun, once for each number of ranks. A case that fails is printed with its
 number; `--only NUMBER` with the same seed and ranks repeats it alone.
@@ -19,10 +20,12 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(REPOSITORY))
+BACK_ENDS = ("mpi4py", "paceline")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, prog="fuzz.py")
+    parser.add_argument("--backend", choices=BACK_ENDS, default=BACK_ENDS[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--cases", type=int, default=3000, help="for each number of ranks")
     parser.add_argument("--seed", type=int, default=1)
@@ -35,7 +38,7 @@ def start(options: argparse.Namespace) -> int:
     """Run all numbers of ranks one after the other; 1 if a case failed."""
     summaries: list[dict[str, Any]] = []
     for ranks in options.ranks:
-        words = ["--cases", options.cases, "--seed", options.seed]
+        words = ["--backend", options.backend, "--cases", options.cases, "--seed", options.seed]
         words += [] if options.only is None else ["--only", options.only]
         command = [
             Path(sys.executable).with_name("mpirun"), "-n", ranks, "--oversubscribe", "--bind-to",
@@ -56,7 +59,9 @@ def start(options: argparse.Namespace) -> int:
             json.loads(last) if last.startswith("{") else {"ranks": ranks, "died": last}
         )
         print(done.stdout, file=sys.stderr)
-    text = json.dumps({"seed": options.seed, "runs": summaries}, indent=1)
+    text = json.dumps(
+        {"backend": options.backend, "seed": options.seed, "runs": summaries}, indent=1
+    )
     if options.json is None:
         print(text)
     else:
@@ -69,7 +74,7 @@ def take_part(options: argparse.Namespace) -> int:
     from tests.contract.programs.fuzz_rank import Rank
 
     started = time.monotonic()
-    rank = Rank(options.seed)
+    rank = Rank(options.seed, options.backend)
     numbers = range(options.cases) if options.only is None else [options.only]
     summary = rank.run(numbers)
     if summary is None:
