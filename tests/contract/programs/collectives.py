@@ -185,6 +185,20 @@ def check_asynchronous(transport: str, rank: int, size: int) -> None:
         assert np.array_equal(tensor.double().numpy(), want)
 
 
+def check_early_start(transport: str, rank: int, size: int) -> None:
+    """An operation that nobody waits for returns before the other ranks begin it."""
+    tensor, token = torch.ones(3), torch.zeros(1)
+    if rank != 0:
+        dist.recv(token, 0)
+    work = dist.all_reduce(tensor, async_op=True)
+    if rank == 0:
+        for other in range(1, size):
+            dist.send(token, other)
+    assert work is not None
+    work.wait()
+    assert tensor.tolist() == [size] * 3
+
+
 def check_subgroup(transport: str, rank: int, size: int) -> None:
     members = [0, size - 1]
     group = dist.new_group(members)
@@ -199,7 +213,7 @@ def check_subgroup(transport: str, rank: int, size: int) -> None:
 CHECKS: list[Callable[[str, int, int], None]] = [
     check_allreduce, check_average, check_bool, check_long_and_empty, check_not_contiguous,
     check_channels_last, check_broadcast, check_gathering, check_root, check_reduce_scatter,
-    check_objects, check_messages, check_asynchronous, check_subgroup,
+    check_objects, check_messages, check_asynchronous, check_early_start, check_subgroup,
 ]  # fmt: skip
 # torch's Gloo has no AVG, does not reduce bool, and refuses tensors that are not contiguous.
 NOT_IN_GLOO = {check_average, check_bool, check_not_contiguous, check_channels_last}
