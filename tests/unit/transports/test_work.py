@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 
 import pytest
 
 from paceline.errors import RankFailed, TimedOut
+from paceline.transports import work
 from paceline.transports.work import PendingWork, ProgressThread
 
 
@@ -60,3 +62,30 @@ def test_first_failure_ends_all_later_operations_of_both_kinds(progress) -> None
         with pytest.raises(RankFailed, match="broken"):
             start("later", lambda: ran.append(1), []).wait()
     assert ran == []
+
+
+def test_call_that_limits_itself_has_the_first_word_about_a_time_out(monkeypatch) -> None:
+    """It names the absent ranks."""
+    monkeypatch.setattr(work, "WATCH_SHARE", 0.4)
+    thread = ProgressThread("library", 0, 2.0, "test")
+
+    def wait_in_vain() -> None:
+        time.sleep(2.6)  # before 2.8 s; the limiter looks after 2.4 and 3.2 s
+        raise TimedOut("rank 2 is absent")
+
+    try:
+        with pytest.raises(TimedOut, match="rank 2 is absent"):
+            thread.submit("barrier", wait_in_vain, []).wait()
+    finally:
+        thread.close(5)
+
+
+def test_call_that_does_not_return_is_failed(monkeypatch) -> None:
+    monkeypatch.setattr(work, "WATCH_SHARE", 0.5)
+    thread, ended = ProgressThread("library", 0, 0.2, "test"), threading.Event()
+    try:
+        with pytest.raises(TimedOut, match=r"library barrier did not end within 0\.2 s"):
+            thread.submit("barrier", lambda: ended.wait(20), []).wait()
+    finally:
+        ended.set()
+        thread.close(5)

@@ -22,7 +22,9 @@ from paceline.transports.base import timed_out
 if TYPE_CHECKING:
     from paceline.transports.recorder import Operation
 
-WATCH_SHARE = 1 / 20  # share of the limit by which a blocked call may be noticed late
+# A call that limits its own waits names the absent ranks. So it has this share of the limit longer
+# to raise its error, before a call that does not return is failed, in another such share.
+WATCH_SHARE = 1 / 20
 
 # Untyped: torch's stub does not describe how to subclass it.
 _Work: Any = Work
@@ -57,7 +59,7 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
         """Wait for the end. Raises the error of the work, or TimedOut after the timeout (0: the
         group's)."""
         asked_s = timeout.total_seconds()
-        if not self._ended.wait(asked_s or self.limit_s * (1 + 2 * WATCH_SHARE)):
+        if not self._ended.wait(asked_s or self.limit_s * (1 + 3 * WATCH_SHARE)):
             raise timed_out(self.name, self.rank, asked_s or self.limit_s)
         if self._error is not None:
             raise self._error
@@ -222,9 +224,10 @@ class ProgressThread:
 
     def _enforce_limit(self) -> None:
         """Fail an operation whose library call does not return; the call cannot be cancelled."""
-        while not self._closing.wait(self._limit_s * WATCH_SHARE):
+        share_s = self._limit_s * WATCH_SHARE
+        while not self._closing.wait(share_s):
             current = self._current
-            if current is None or time.monotonic() - current[1] < self._limit_s:
+            if current is None or time.monotonic() - current[1] < self._limit_s + share_s:
                 continue
             self._fail(current[0], timed_out(current[0].name, self._rank, self._limit_s))
 
