@@ -12,6 +12,7 @@ from paceline.training.optimizers import TaskOptimizer
 from paceline.training.state import (
     Elements,
     RankState,
+    divisible,
     join_elements,
     restore_model,
     restore_optimizer,
@@ -49,6 +50,15 @@ def test_parts_with_gaps_or_overlaps_are_refused(bounds):
     tensor = torch.randn(12)
     with pytest.raises(DataError, match="weights/w"):
         join_elements("weights/w", [part(tensor, *b) for b in bounds])
+
+
+def test_optimisers_state_of_another_shape_than_its_parameter_cannot_be_divided():
+    tensor = torch.zeros(3)
+    assert divisible("layer.weight", tensor, (3,)) is tensor
+    with pytest.raises(
+        DataError, match=r"layer\.weight has shape \(3,\), .* sequential or intraop"
+    ):
+        divisible("layer.weight", tensor, (3, 2))
 
 
 @pytest.mark.parametrize("strides", [(0, 1), (3, 3), (1, 1), (100, 1)])

@@ -145,6 +145,19 @@ def whole(saved: SavedState, name: str, shape: tuple[int, ...]) -> Tensor:
     return tensor
 
 
+def divisible(parameter: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return an optimiser's saved tensor, of which each worker takes a part.
+
+    Raises DataError if it has another shape than its parameter.
+    """
+    if tuple(tensor.shape) != shape:
+        raise DataError(
+            f"checkpoint: the optimiser's state of {parameter} has shape {tuple(tensor.shape)}, "
+            "which cannot be divided; continue with local strategy sequential or intraop"
+        )
+    return tensor
+
+
 @torch.no_grad()
 def restore_optimizer(
     optimizer: TaskOptimizer,

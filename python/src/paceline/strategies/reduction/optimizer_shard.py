@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import DataError
 from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
 from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
@@ -22,7 +20,14 @@ from paceline.strategies.reduction.sufficient_factors import (
 )
 from paceline.training.loss_scale import LossScale
 from paceline.training.optimizers import TaskOptimizer, no_gradient
-from paceline.training.state import WEIGHTS, RankState, SavedState, restore_optimizer, whole
+from paceline.training.state import (
+    WEIGHTS,
+    RankState,
+    SavedState,
+    divisible,
+    restore_optimizer,
+    whole,
+)
 from paceline.training.task import Task
 
 
@@ -161,8 +166,12 @@ class OptimizerShard:
             name = f"{WEIGHTS}/{shard.name}"
             tensor = whole(saved, name, self._layout.shape(shard.name))
             parameter.copy_(self._layout.part(shard, tensor))
+
+        def part_of(name: str, tensor: Tensor) -> Tensor:
+            tensor = divisible(name, tensor, self._layout.shape(name))
+            return self._layout.part(shards[name], tensor)
+
         if self._optimizer is not None:
-            part_of = partial(_part_of_state, self._layout, shards)
             restore_optimizer(self._optimizer, saved, part_of)
         self.refresh()
 
@@ -170,21 +179,6 @@ class OptimizerShard:
         """Copy the gradients to their places in a flat array of the layout."""
         for shard, gradient in zip(self.parameter_shards, self.gradient_tensors(), strict=True):
             flat[shard.place] = gradient
-
-
-def _part_of_state(
-    layout: FlatLayout, shards: Mapping[str, ParameterShard], name: str, tensor: Tensor
-) -> Tensor:
-    """Return the part of an optimiser's saved tensor that belongs to the shard of a parameter.
-
-    shards: by parameter. Raises DataError if the tensor has another shape than the parameter.
-    """
-    if tuple(tensor.shape) != layout.shape(name):
-        raise DataError(
-            f"checkpoint: the optimiser's state of {name} has shape {tuple(tensor.shape)}, which "
-            "cannot be divided; continue with local strategy sequential or intraop"
-        )
-    return layout.part(shards[name], tensor)
 
 
 def gradients_of(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:

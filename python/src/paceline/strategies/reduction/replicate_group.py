@@ -118,16 +118,21 @@ class ReplicateGroup:
             return {}
         if self._gradient_sum is not None:
             return {"bucket_bytes": self._sizes_bytes, **self._gradient_sum.describe()}
-        sent = round(all_reduce_bytes(sum(self._sizes_bytes), dist.get_world_size(self.group)))
-        return {
-            "bucket_bytes": self._sizes_bytes,
-            "sent_bytes_per_step": sent,
-            "uncompressed_bytes_per_step": sent,
-        }
+        return traffic_of(self._sizes_bytes, dist.get_world_size(self.group))
 
     def close(self, *, failed: bool) -> None:
         if self._gradient_sum is not None:
             self._gradient_sum.close(failed=failed)
+
+
+def traffic_of(sizes_bytes: list[int], ranks: int) -> StrategyResult:
+    """Return the sizes of messages, and what each of so many ranks sends to sum them."""
+    sent = round(all_reduce_bytes(sum(sizes_bytes), ranks))
+    return {
+        "bucket_bytes": sizes_bytes,
+        "sent_bytes_per_step": sent,
+        "uncompressed_bytes_per_step": sent,
+    }
 
 
 def all_reduce_tensors(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.costs.link_cost import all_reduce_bytes
 from paceline.records.communication import StrategyResult
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
+from paceline.strategies.reduction.replicate_group import traffic_of
 from paceline.torch_internals import all_gather_single
 
 
@@ -75,12 +75,7 @@ class ZeroExchange:
     def describe(self) -> StrategyResult:
         """Return sizes and traffic: both operations together send what one all-reduce does."""
         sizes = [4 * len(self._shards) * (stop - start) for start, stop in self._bounds]
-        sent = round(all_reduce_bytes(sum(sizes), len(self._shards)))
-        return {
-            "bucket_bytes": sizes,
-            "sent_bytes_per_step": sent,
-            "uncompressed_bytes_per_step": sent,
-        }
+        return traffic_of(sizes, len(self._shards))
 
     def _rows(self, message: Tensor) -> Sequence[Tensor]:
         return message.view(len(self._shards), -1).unbind()

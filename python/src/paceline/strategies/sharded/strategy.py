@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from paceline.errors import DataError, UsageError
+from paceline.errors import UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
@@ -38,6 +38,7 @@ from paceline.training.state import (
     WEIGHTS,
     RankState,
     SavedState,
+    divisible,
     persistent_buffers,
     restore_buffers,
     restore_optimizer,
@@ -174,12 +175,7 @@ class FullyShardedStrategy(LocalStrategy):
     def _own_part(self, name: str, tensor: Tensor) -> Tensor:
         """Return this rank's rows of an optimiser's saved tensor."""
         shard = self._shards[name]
-        if tuple(tensor.shape) != shard.shape:
-            raise DataError(
-                f"checkpoint: the optimiser's state of {name} has shape {tuple(tensor.shape)}, "
-                "which cannot be divided; continue with local strategy sequential or intraop"
-            )
-        return shard.rows_of(tensor).contiguous()
+        return shard.rows_of(divisible(name, tensor, shard.shape)).contiguous()
 
     def describe(self) -> StrategyResult:
         return {"unit_bytes": self._unit_bytes, **self._scale.describe()}
