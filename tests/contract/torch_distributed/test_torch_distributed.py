@@ -25,11 +25,13 @@ OF_MPI = {"test_all_to_all_single_unequal_split", "test_all_to_all_full_group"}
 
 
 @pytest.mark.parametrize(
-    ("backend", "like", "skipped"),
-    [("mpi4py", "mpi", {OF_GPUS}), ("paceline", "gloo", {OF_GPUS, *OF_MPI})],
+    ("backend", "ranks", "like", "skipped"),
+    [("mpi4py", 2, "mpi", {OF_GPUS}), ("paceline", 3, "gloo", {OF_GPUS, *OF_MPI})],
 )
-def test_tests_that_pytorch_runs_for_its_own_back_end_pass(backend, like, skipped, forks, tmp_path):
-    rows = run_job(TESTS, 2, like, tmp_path / "job", backend, forks.python_m_mpi4py)
+def test_tests_that_pytorch_runs_for_its_own_back_end_pass(
+    backend, ranks, like, skipped, forks, tmp_path
+):
+    rows = run_job(TESTS, ranks, like, tmp_path / "job", backend, forks.python_m_mpi4py)
     assert set(rows) == set(TESTS), (tmp_path / "job" / "log.txt").read_text()[-3000:]
     failed = {name: row["detail"] for name, row in rows.items() if row["outcome"] == "failed"}
     assert failed == {}
