@@ -79,6 +79,7 @@ SETUPS = {
     "processes-shared-3": ("shared", 3, on_node("processes")),
     "sharded-gloo-3": ("gloo", 3, on_node("sharded")),
     "sharded-mpi-2": ("mpi", 2, on_node("sharded")),
+    "sharded-paceline-3": ("paceline", 3, on_node("sharded")),
     "parameter-server-gloo-2": ("gloo", 2, on_node("parameter-server")),
     "pipeline-1f1b-2": ("shared", 2, on_node("pipeline", pipeline=pipeline(2, 4))),
     "pipeline-gpipe-3": (

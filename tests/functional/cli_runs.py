@@ -75,13 +75,15 @@ def small(data: object = None, **values: object) -> str:
     return text
 
 
-def trial(launcher: str, transport: str, **values: object) -> str:
+def trial(
+    launcher: str, transport: str, local_strategy: str = "processes", **values: object
+) -> str:
     """A [[trials]] entry with two one-thread ranks."""
     lines = [
         "[[trials]]",
         f'launcher = "{launcher}"',
         f'transport = "{transport}"',
-        'local_strategy = "processes"',
+        f'local_strategy = "{local_strategy}"',
         "ranks_per_node = 2",
         "oversubscribe = true",
         *(f"{key} = {json.dumps(value)}" for key, value in values.items()),

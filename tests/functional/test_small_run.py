@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 CONFIGURATIONS = {
     ("local", "none", "sequential"),
     ("torchrun", "gloo", "processes"),
+    ("torchrun", "paceline", "sharded"),
     ("mpi", "mpi", "processes"),
     ("spark", "mpi", "processes"),
 }
@@ -47,7 +48,7 @@ def finished(tmp_path_factory, cache):
     spec.write_text(
         "keep_tensors = true\n"
         + SMALL.replace("[telemetry]\n", telemetry)
-        + "".join(trial(c[0], c[1]) for c in sorted(CONFIGURATIONS) if c[1] != "none")
+        + "".join(trial(*c) for c in sorted(CONFIGURATIONS) if c[1] != "none")
         + '[mpi]\narguments = ["-x", "HF_TOKEN"]\n'
     )
     cli = cli_in(cache, folder)

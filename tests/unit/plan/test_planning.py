@@ -208,6 +208,13 @@ SPARK = 'launcher = "spark"; local_strategy = "sequential"; nodes = 2'
         # on one node the strategy decides, and launchers alone change nothing
         (
             [
+                f'launcher = "{name}"; local_strategy = "sharded"'
+                for name in ("mpi", "spark", "local")
+            ],
+            ["paceline"] * 3,
+        ),
+        (
+            [
                 'launcher = "mpi"; local_strategy = "processes"',
                 'launcher = "mpi"; local_strategy = "parameter-server"',
                 'launcher = "spark"; local_strategy = "parameter-server"',

@@ -74,6 +74,16 @@ class SharedMemory(GradientTransport):
     serves_scripts = True
     sends_messages = True
 
+    def auto_priority(self, request: TrialRequest) -> int | None:
+        """The default on one node for strategies that send data by collectives.
+
+        Others use the memory of the node themselves, or send messages between two ranks, which are
+        those of Gloo here, too. On several nodes only `reduction = "flat"` would gain.
+        """
+        strategy = strategy_of(request)
+        by_collectives = strategy is not None and strategy.needs_process_group
+        return 30 if by_collectives and request.nodes == 1 else None
+
     def all_reduce_algorithms(self, nodes: int, options: Any) -> tuple[str, ...]:
         """Return Gloo's default algorithm, by which hosts exchange their sums."""
         return ("ring",)
