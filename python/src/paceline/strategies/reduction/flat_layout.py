@@ -221,7 +221,10 @@ def copy_shards(shards: Iterable[ParameterShard], source: Tensor, target: Tensor
 
 
 def touch(shards: Iterable[ParameterShard], flat: Tensor) -> None:
-    """Write zeros to the shards, so that their pages are allocated on this worker's NUMA node."""
+    """Write zeros to the shards, so that their pages are allocated on this worker's NUMA node.
+
+    The policy of the process decides where; a user can set another one by numactl(8).
+    """
     for shard in shards:
         flat[shard.place] = 0
 
