@@ -66,19 +66,37 @@ def test_small_types_are_reduced_in_larger_ones(on_all_ranks, dtype, reduction, 
     assert on_all_ranks(task) == [expected] * RANKS
 
 
-def test_rank_whose_operation_fails_is_named_to_the_ranks_that_wait(on_all_ranks):
-    def task(group, rank):
-        own = torch.ones(7 if rank == 1 else 6)
-        with pytest.raises((RankFailed, PeerLost)) as caught:
-            group.reduce_scatter_single(torch.empty(2), own).wait()
-        with pytest.raises(type(caught.value)):  # from then on all do
-            group.barrier().wait()
-        return str(caught.value)
+def fail_on_rank_1(group, rank):
+    """Return the message of each rank."""
+    own = torch.ones(7 if rank == 1 else 6)
+    with pytest.raises((RankFailed, PeerLost)) as caught:
+        group.reduce_scatter_single(torch.empty(2), own).wait()
+    with pytest.raises(type(caught.value)):  # from then on all do
+        group.barrier().wait()
+    return str(caught.value)
 
-    first, failed, last = on_all_ranks(task)
+
+def test_rank_whose_operation_fails_is_named_to_the_ranks_that_wait(on_all_ranks):
+    first, failed, last = on_all_ranks(fail_on_rank_1)
     assert failed.startswith("rank 1: shared memory reduce_scatter failed:")
     for told in (first, last):
         assert "rank 1 has failed" in told
+
+
+def test_rank_that_leaves_says_in_all_its_groups_whom_it_has_lost_in_one(on_all_ranks):
+    store = dist.HashStore()
+    others = on_all_ranks(lambda _, rank: open_group(store, rank))
+    on_all_ranks(fail_on_rank_1)
+
+    def leave_or_wait(_, rank):
+        if rank > 0:
+            others[rank].abort()
+            return
+        with pytest.raises(PeerLost, match=r"rank 1 has failed, so rank [12] has left"):
+            others[0].barrier().wait()
+        others[0].abort()
+
+    on_all_ranks(leave_or_wait)
 
 
 def test_root_refuses_tensors_of_other_sizes_and_the_group_works_on(on_all_ranks):
