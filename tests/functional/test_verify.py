@@ -22,12 +22,17 @@ def verified(paceline, *words):
     return finished.returncode, json.loads(finished.stdout)["layouts"]
 
 
+def trained_with_roundings(folder):
+    return (folder / "run/trials/reference-rounded/outcome.json").exists()
+
+
 # Other bugs: python/benchmarks/verify_bugs.py
-def test_a_bug_is_found_with_its_first_step_and_cause(paceline):
+def test_a_bug_is_found_with_its_first_step_and_cause(paceline, tmp_path):
     code, [layout] = verified(paceline, BUGS, "--bug", "late-drift")
     found = layout["finding"]
     assert (code, found["passed"], found["step"]) == (9, False, 2)
     assert "was not exchanged" in found["reason"]
+    assert trained_with_roundings(tmp_path)
 
 
 def test_a_bug_is_found_beside_its_corrected_twin(paceline):
@@ -46,10 +51,11 @@ def test_layouts_are_varied_by_an_option_of_the_script(paceline):
     assert code == 0
 
 
-def test_flat_parameters_of_fsdp_1_are_put_together(paceline):
+def test_flat_parameters_of_fsdp_1_are_put_together(paceline, tmp_path):
     code, layouts = verified(paceline, "--vary", "--originals=no,yes", FLAT)
     assert [each["finding"]["passed"] for each in layouts] == [True, True], layouts
     assert code == 0
+    assert not trained_with_roundings(tmp_path), "layouts agree without it"
 
 
 def test_plain_ddp_is_no_false_alarm_and_another_model_is_not_judged(paceline):

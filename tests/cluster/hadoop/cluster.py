@@ -124,8 +124,10 @@ class Hadoop:
         java = f"{self.environment['JAVA_HOME']}/bin/java"
         main = f"org.apache.hadoop.{_PACKAGES[name]}.{name}"
         values = (f"-Dlab.address={host.address}", f"-Dlab.number={host.number}")
+        # Jetty leaves folders there
+        folder = f"-Djava.io.tmpdir={self.folder}"
         classes = ("-cp", f"{self.folder}/conf:{class_path()}")
-        return [java, *_JAVA, *values, *classes, main, *arguments]
+        return [java, *_JAVA, *values, folder, *classes, main, *arguments]
 
     def is_ready(self) -> bool:
         """Return whether all nodes of both services have registered."""

@@ -82,11 +82,10 @@ def python(host: Host, program: str, *words: object) -> subprocess.CompletedProc
     return run_command(host.command(sys.executable, "-c", program, *words), LIMIT_S)
 
 
-def answer(host: Host, program: str, *words: object) -> dict[str, Any]:
+def answer(host: Host, program: str, *words: object) -> Any:
     done = python(host, program, *words)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def transfer(lab: Lab, count: int) -> dict[str, Any] | None:
@@ -159,6 +158,24 @@ def test_links_take_as_long_as_they_were_shaped_for(pair: Lab) -> None:
     fast = transfer(pair, 1_000_000)
     assert fast is not None
     assert fast["seconds"] < slow["seconds"] / 2
+
+
+def packets_sent(host: Host) -> int:
+    """Return what the host's interface has handed over, a segment as one packet."""
+    counter = f"/sys/class/net/{INTERFACE}/statistics/tx_packets"
+    return int(answer(host, f"print(open({counter!r}).read())"))
+
+
+def test_limited_link_takes_no_processor_time_to_divide_segments_into_frames(pair: Lab) -> None:
+    pair.shape("500mbit")
+    before = packets_sent(pair.hosts[1])
+    try:
+        sent = transfer(pair, 4_000_000)
+    finally:
+        pair.shape(None)
+    assert sent is not None
+    frames = 4_000_000 / 1448  # bytes of TCP in an Ethernet frame
+    assert packets_sent(pair.hosts[1]) - before < frames / 4
 
 
 @pytest.mark.parametrize("where", ["cable", "switch"])

@@ -6,6 +6,7 @@ from paceline.plan.trial import Evaluation, Trial
 from paceline.spec import load_spec
 from paceline.spec.loading import parse_spec
 from paceline.spec.tables import Target
+from tests.support.trials import tiny_trial
 
 SPEC = """
 schema = 2
@@ -59,6 +60,15 @@ def test_names_are_stable_and_unique():
     assert len(set(ids)) == len(ids)
     assert "tiny.mpi.shared.processes.n1r4t1.fp32.r0" in ids
     assert "simple-big.local.none.intraop.n1r1t4.bf16.r2" in ids
+
+
+def test_options_of_a_script_are_readable_in_names_and_never_alike():
+    (plain, *others) = (
+        tiny_trial(arguments=(argument,)).configuration.rpartition(".")[2]
+        for argument in ("--layout=ddp", "--lr=0.1", "--lr=0-1", "--lr=0_1")
+    )
+    assert plain == "layout-ddp"
+    assert len(set(others)) == 3
 
 
 def test_nearest_value_wins():

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
-from paceline.plan.sample_order import SampleOrder, SampleRandom, sample_key, share_bounds
+from paceline.plan.sample_order import (
+    SampleOrder,
+    SampleRandom,
+    sample_key,
+    sample_order_of,
+    share_bounds,
+)
+from paceline.plan.trial import Evaluation
+from tests.support.trials import tiny_trial
 
 orders = st.builds(
     SampleOrder,
@@ -124,6 +132,16 @@ def test_held_out_samples_depend_on_their_seed_and_leave_some_to_train():
     assert set(epoch_order(order.held_out(), 0)) != set(epoch_order(again.held_out(), 0))
     with pytest.raises(UsageError, match=r"fewer than the data set's 40 samples, got 40"):
         replace(order, held_out_samples=40)
+
+
+def test_order_of_a_training_holds_out_the_samples_of_its_evaluations():
+    evaluation = Evaluation(held_out_samples=5, split_seed=3, every_steps=1, every_epochs=None)
+    found = [
+        sample_order_of(tiny_trial(training={"evaluation": each}).training, [20])
+        for each in (None, evaluation)
+    ]
+    assert [each.held_out_samples for each in found] == [0, 5]
+    assert found[1].split_seed == 3
 
 
 def test_last_incomplete_batch_is_kept():

@@ -68,8 +68,8 @@ def command(
 ) -> int:  # fmt: skip
     """Show whether a training script trains the same in every layout.
 
-    The script runs unchanged: in one process, in one process with roundings added, and in each
-    layout. A ✗ names the first step, module and tensor that differ, and the likely cause.
+    The script runs unchanged: in one process, and in each layout. A ✗ names the first step, module
+    and tensor that differ, and the likely cause.
     """
     if not is_script(spec):
         raise click.UsageError(f"{spec}: expected a script (FILE.py)")

@@ -110,6 +110,8 @@ def test_rounding_passes_up_to_four_times_the_measured_change():
     reference = one_process(steps=1)
     assert judge([reference], [wide], ours).passed is True
     assert judge([reference], [ROUNDED], ours).passed is False
+    assert judge([reference], [], ours).passed is False
+    assert judge([reference], [], ranks()).passed is True
 
 
 @pytest.mark.parametrize(

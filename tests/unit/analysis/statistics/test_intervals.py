@@ -13,6 +13,7 @@ from paceline.analysis.statistics.intervals import (
     Estimate,
     holm,
     mean_interval,
+    satterthwaite,
     single_trial_log_mean,
     welch_difference,
 )
@@ -88,6 +89,27 @@ def test_centre_is_the_total_time_so_stalls_count() -> None:
     steps = np.full(40, 0.1)
     steps[::5] = 0.6
     assert math.exp(single_trial_log_mean(steps).value) == pytest.approx(0.2)
+
+
+def test_equal_steps_have_an_interval_without_width() -> None:
+    found = single_trial_log_mean(np.full(40, 0.1))
+    assert (found.low, found.high, found.is_reliable) == (found.value, found.value, True)
+
+
+@pytest.mark.parametrize(
+    ("variances", "degrees", "expected"),
+    [
+        ([1e-6, 1e-6], [4, 4], 8.0),  # alike: the degrees add up
+        ([4e-6, 0.0], [3, 5], 3.0),  # of the only one that varies
+        ([2.0, 1.0], [3, 5], 9 / (4 / 3 + 1 / 5)),
+        ([0.0, 0.0], [3, 5], 3.0),  # the fewest
+    ],
+)
+def test_degrees_of_a_sum_of_variances(
+    variances: list[float], degrees: list[int], expected: float
+) -> None:
+    found = satterthwaite(np.array(variances), np.array(degrees))
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5])
