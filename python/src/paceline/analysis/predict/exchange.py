@@ -124,9 +124,10 @@ def recorded_profile(
     if operations.is_empty():
         return None
     rank = steps.ranks[0]
+    is_within_passes = pl.col("awaited") & (pl.col("asked_s") < pl.col("opened_s"))
     timed = operation_times(steps, operations, clock_errors(record, operations)).filter(
         pl.col("rank") == rank, pl.col("ranks") > 1, pl.col("step").is_in(steps.steady().step),
-        pl.col("payload_bytes") > 0, pl.col("opened_s").is_not_null(), ~pl.col("awaited"),
+        pl.col("payload_bytes") > 0, pl.col("opened_s").is_not_null(), ~is_within_passes,
     )  # fmt: skip
     if SCATTERS in timed["operation"]:
         # of ZeRO: scattered gradients and gathered weights together are an all-reduce by a ring

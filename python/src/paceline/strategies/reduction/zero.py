@@ -23,6 +23,7 @@ from paceline.costs.link_cost import all_reduce_bytes
 from paceline.records.communication import StrategyResult
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.torch_internals import all_gather_single
+from paceline.training.pass_communication import PassCommunication
 
 
 class ZeroExchange:
@@ -36,6 +37,7 @@ class ZeroExchange:
         self, shards: Sequence[OptimizerShard], group: dist.ProcessGroup | None, message_mb: float
     ) -> None:
         """shards: by rank of the group; each rank steps its own. message_mb: of all rows."""
+        self.communication = PassCommunication()  # operations without the copies around them
         self._shards, self._group = shards, group
         self._own = shards[dist.get_rank(group)]
         longest = max(shard.elements for shard in shards)
@@ -51,7 +53,8 @@ class ZeroExchange:
             for shard, row in zip(self._shards, self._rows(sent), strict=True):
                 for part, place in _places(shard.gradient_tensors(), row, start):
                     place.copy_(part)
-            dist.all_to_all_single(received, sent, group=self._group)
+            with self.communication.measured():
+                dist.all_to_all_single(received, sent, group=self._group)
             total = received.view(len(self._shards), -1).sum(0)
             for part, place in _places(self._own.gradient_tensors(), total, start):
                 part.copy_(place)
@@ -66,7 +69,8 @@ class ZeroExchange:
             received = self._received[: len(self._shards) * (stop - start)]
             for part, place in _places(tensors_of(self._own), own, start):
                 place.copy_(part)
-            all_gather_single(received, own, group=self._group)
+            with self.communication.measured():
+                all_gather_single(received, own, group=self._group)
             for shard, row in zip(self._shards, self._rows(received), strict=True):
                 if shard is not self._own:
                     for part, place in _places(tensors_of(shard), row, start):
