@@ -69,8 +69,8 @@ from paceline.training.task import Task
 from paceline.transports.bucket_settings import gradient_options_of
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation, not_recording
 
-# Larger messages need more memory, also in Gloo: four ranks of AlexNet had peaks of 837 to 921 MB
-# with 25 MB, and of 693 to 825 MB with 4 MB.
+# A process keeps two such buffers. Two of 25 MB would need nearly as much as each of four ranks
+# on two nodes saves by dividing the momentum of AlexNet.
 _ZERO_MESSAGE_MB = 4.0
 
 

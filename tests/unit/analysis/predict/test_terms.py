@@ -167,14 +167,14 @@ def test_the_recorded_profile_has_both_buckets(tmp_path):
 
 
 def test_scattered_gradients_and_gathered_weights_are_one_all_reduce(tmp_path):
-    files = fabricate.make_one(tmp_path, case=fabricate.Case(steps=20))
+    way = dataclasses.replace(MPI, reduction="zero-1")
+    files = fabricate.make_one(tmp_path, way, case=fabricate.Case(steps=20))
 
     def both(rank, step, own_s):
         number, begun_s = 2 * step.step, own_s + 0.001
-        scatter = {"operation": "alltoall", "payload_bytes": made.SECOND_BYTES}
-        gather = {"operation": "allgather", "payload_bytes": made.SECOND_BYTES // 2}
-        yield made.row(rank, number, begun_s, begun_s + 0.01, awaited=True, **scatter)
-        yield made.row(rank, number + 1, begun_s + 0.01, begun_s + 0.02, awaited=True, **gather)
+        moves = {"operation": "alltoall", "awaited": True, "payload_bytes": made.SECOND_BYTES}
+        yield made.row(rank, number, begun_s, begun_s + 0.01, **moves)
+        yield made.row(rank, number + 1, begun_s + 0.02, begun_s + 0.03, **moves)
 
     record = made.in_each_step(files, both)
     profile = recorded_profile(record, read_steps(record), 0.5, 8.0, gradient_bytes=20e6)
