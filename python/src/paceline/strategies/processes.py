@@ -126,12 +126,10 @@ class ProcessesStrategy(ShardedStrategy):
         self._open_shards(by_rank[self._rank], weights, rows, low_precision)
         vectors = shared_rows(shared, "sums", self._ranks, max(1, statistics_width(model)))
         place, wait = (range(self._ranks), self._rank), self._barrier.wait
-        self._total_of_owners = SharedSum(vectors, *place, wait)
-        if self._zero is not None:
-            owners = SharedSum(vectors, *place, wait, self._replicate_group)
-            self._total_of_owners = self._zero.communication.timed(owners)
+        sum_of_owners = None if self._zero is None else self._zero.sum_vector
+        self._total_of_owners = SharedSum(vectors, *place, wait, sum_of_owners)
         if trial.placement.replicas > 1:
-            total = SharedSum(vectors, *place, wait, self._replicate_group)
+            total = SharedSum(vectors, *place, wait, self._replicate_group.sum_vector)
             self._pass_communication = synchronise(model, total, trial.training.batch_norm)
         compile_model(model, trial.training)
         self._barrier.wait()  # rank 0 has copied the weights

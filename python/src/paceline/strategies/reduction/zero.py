@@ -77,6 +77,11 @@ class ZeroExchange:
                     for part, place in _places(tensors_of(shard), row, start):
                         part.copy_(place)
 
+    def sum_vector(self, values: Tensor) -> None:
+        """Sum a small vector in place over the group."""
+        with self.communication.measured():
+            dist.all_reduce(values, group=self._group)
+
     def describe(self) -> StrategyResult:
         """Return sizes and traffic: both operations together send what one all-reduce does."""
         sizes = [4 * len(self._shards) * (stop - start) for start, stop in self._bounds]
