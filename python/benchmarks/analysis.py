@@ -228,6 +228,7 @@ def make_rank(files: TrialFiles, trial: Trial, rank: int, times: np.ndarray[Any,
         "step_s": times,
         "bubble_s": None,
         "pass_comm_s": None,
+        "comm_ended_unix_s": None,
     }
     frame = pl.DataFrame(columns, schema=format_of(StepRow).types)
     write_parquet(frame, parquet_path(own.steps), {})

@@ -5,10 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
 import paceline
+from paceline.training.task import NamedParameters
+from paceline.workloads.gpt import GPT
 
 CLASSES = 3
 _CHANNELS = (3, 64, 128, 256, 512, 256)
@@ -70,3 +73,13 @@ class Classify(paceline.Task):
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+class AdaptiveGPT(GPT):
+    """The workload `gpt-small` with AdamW, whose state is twice as large as the weights.
+
+    Of zero.toml.
+    """
+
+    def optimizer(self, parameters: NamedParameters) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=self.settings.learning_rate)

@@ -1,7 +1,7 @@
 """Local strategies on each of two nodes, under mpirun and under Spark.
 
 The nodes are network namespaces of this machine (paceline.lab) and share its cores. The tests check
-that the training is equivalent, not its speed. Here one configuration runs under mpirun and three
+that the training is equivalent, not its speed. Here two configurations run under mpirun and three
 under Spark; tests/contract/test_strategies.py has all strategies, transports and reductions with
 nodes that are processes.
 """
@@ -20,9 +20,9 @@ from tests.support.environment import kept_environment
 
 from paceline.lab import INTERFACE, Lab
 
-pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout(500)]
 
-LIMIT_S = 300.0
+LIMIT_S = 400.0
 SPARK = """
 [spark]
 master = "{master}"
@@ -33,10 +33,13 @@ master = "{master}"
 """
 # The strategy of each node, with two replicas or stages.
 PROCESSES = 'local_strategy = "processes"\nthreads_per_rank = 1\nranks_per_node = 2'
+ZERO = f'{PROCESSES}\nreduction = "zero-1"'
 STRATEGIES = {
     "threads": 'local_strategy = "threads"\nthreads_per_rank = 2\nreplicas = 2',
     "processes": PROCESSES,
-    "zero-1": f'{PROCESSES}\nreduction = "zero-1"',
+    "zero-1": ZERO,
+    "zero-1 in fp16": f'{ZERO}\nprecision = "fp16"\naccumulation_steps = 2',
+    "sharded": PROCESSES.replace("processes", "sharded"),
 }
 
 
@@ -55,7 +58,7 @@ def run(
 ) -> tuple[list[dict[str, object]], Path]:
     """Run all trials; return the rows of the comparison without the baseline, and the folder."""
     folder = tmp_path_factory.mktemp("two-nodes")
-    trials = entries("mpi", {"mpi": "zero-1"})
+    trials = entries("mpi", {"mpi": "zero-1 in fp16", "gloo": "sharded"})
     trials += entries("spark", {"gloo": "threads", "mpi": "processes"})
     trials += entries("spark", {"gloo": "zero-1"})
     limits = {"rendezvous_s": 60, "collective_s": 30}
@@ -77,7 +80,7 @@ def run(
 def test_strategies_on_two_nodes_train_the_same(run: tuple[list[dict[str, object]], Path]) -> None:
     rows, folder = run
     assert [row["launcher"] for row in rows].count("spark") == 3
-    assert len(rows) == 4
+    assert len(rows) == 5
     assert all(row["nodes"] == 2 for row in rows)
     assert {row["configuration"]: row["equivalent"] for row in rows} == {
         row["configuration"]: True for row in rows

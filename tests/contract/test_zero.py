@@ -1,4 +1,4 @@
-"""ZeRO-1 between nodes: clipping, accumulation, AdamW, and the bytes that are sent.
+"""ZeRO-1 between nodes: clipping, accumulation, AdamW, the bytes that are sent, and the records.
 
 tests/contract/test_strategies.py has its equivalence and its checkpoints. The oracle is torch
 alone.
@@ -13,7 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.contract.by_hand import STEPS, task_named, train_by_hand
 
+from paceline.analysis.trial.communication import trial_communication
+from paceline.analysis.trial.reading import load_trial
 from paceline.records.files import read_jsonl
+from paceline.records.layout import TrialFiles
 from paceline.workloads.build import build_model
 
 pytestmark = pytest.mark.contract
@@ -55,18 +58,41 @@ def test_a_step_scatters_all_gradients_and_gathers_all_weights(trained, task):
     messages = 0
     for rank in range(ranks):
         rows = [*read_jsonl(folder / f"{task}.{rank}.jsonl")]
-        scattered, gathered = (
-            [row["payload_bytes"] for row in rows if row["operation"] == name]
-            for name in ("alltoall", "allgather")
-        )
+        sent = [row["payload_bytes"] for row in rows if row["operation"] == "alltoall"]
         said = json.loads((folder / f"{task}.{rank}.json").read_text())
         a_step = said["bucket_bytes"]
         assert all(size <= MESSAGE_BYTES for size in a_step)
-        assert scattered == STEPS * a_step
-        # the gradients of two steps are gathered for the comparison
-        assert sum(gathered) == (STEPS + 2) * sum(a_step) / nodes
+        assert sent == 2 * STEPS * a_step  # gradients, and then weights
         assert said["sent_bytes_per_step"] == round(2 * sum(a_step) * (nodes - 1) / nodes)
         messages += sum(a_step)
     # Ranks of a node divide the gradients. Shorter shards leave a part of their row unused: a rank
     # may have a row more of a linear layer than another one.
     assert 4 * elements * nodes <= messages <= 1.4 * 4 * elements * nodes
+
+
+@pytest.mark.parametrize(("task", "moments"), [("Accumulated", 1), ("Adaptive", 2)])
+def test_ranks_of_all_nodes_divide_the_state_of_the_optimiser(trained, task, moments):
+    ranks, _, folder = trained
+    elements = sum(parameter.numel() for parameter in build_model(task_named(task)).parameters())
+    found = [
+        json.loads((folder / f"{task}.{rank}.json").read_text())["state_bytes"]
+        for rank in range(ranks)
+    ]
+    assert sum(found) == moments * 4 * elements
+    # linear layers are divided by rows, the rest by cache lines
+    assert max(found) < 1.2 * sum(found) / ranks
+
+
+def test_profile_of_a_whole_worker_has_both_exchanges_of_each_step(run_ranks, tmp_path):
+    setup = {"nodes": 2, "local_strategy": "processes", "reduction": "zero-1"}
+    run_ranks(4, "gloo", "training", tmp_path, json.dumps(setup))
+    found = trial_communication(load_trial(TrialFiles(tmp_path)))
+    assert len(found.ranks) == 4
+    for rank in found.ranks:
+        assert {each.operation for each in rank.bins} == {"shared_reduce", "alltoall"}
+        phases = sum(seconds for seconds in rank.phases_s.values() if seconds is not None)
+        assert phases == pytest.approx(rank.step_s, rel=1e-6)
+        # all are exposed, although the update lies between those of a step
+        operations_s = sum(each.time_s for each in rank.bins) / rank.steps
+        assert rank.exposed_s == pytest.approx(operations_s, rel=0.01)
+        assert rank.exposed_s <= rank.comm_s * 1.01

@@ -75,20 +75,12 @@ def small(data: object = None, **values: object) -> str:
     return text
 
 
-def trial(
-    launcher: str, transport: str, local_strategy: str = "processes", **values: object
-) -> str:
-    """A [[trials]] entry with two one-thread ranks."""
-    lines = [
-        "[[trials]]",
-        f'launcher = "{launcher}"',
-        f'transport = "{transport}"',
-        f'local_strategy = "{local_strategy}"',
-        "ranks_per_node = 2",
-        "oversubscribe = true",
-        *(f"{key} = {json.dumps(value)}" for key, value in values.items()),
-    ]
-    return "\n".join(lines) + "\n"
+def trial(launcher: str, transport: str, **values: object) -> str:
+    """A [[trials]] entry with two one-thread ranks of `processes`, or other values."""
+    usual = {"local_strategy": "processes", "ranks_per_node": 2, "oversubscribe": True}
+    keys = {"launcher": launcher, "transport": transport, **usual, **values}
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in keys.items()]
+    return "[[trials]]\n" + "".join(lines)
 
 
 @dataclass(frozen=True)

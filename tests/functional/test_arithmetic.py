@@ -1,22 +1,22 @@
-"""Keys that change how a training computes, with two ranks under every launcher."""
+"""Keys that change how a training computes, and `sharded`, with two ranks under every launcher."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 from tests.functional.cli_runs import NO_SIDECAR, cli_in, small, trial
 
-pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(700)]
 
-LAUNCHERS = {"torchrun": "gloo", "mpi": "mpi", "spark": "gloo"}
+LAUNCHERS = {"local": "gloo", "torchrun": "gloo", "mpi": "mpi", "spark": "gloo"}
 # All keys in two trials for each launcher: to start ranks takes longer than their steps.
-KEYS = (
-    {"compile": True, "accumulation_steps": 2, "float32_matmul_precision": "medium"},
-    {"precision": "fp16", "accumulation_steps": 2},
-)
+COMPILED = {"compile": True, "accumulation_steps": 2, "float32_matmul_precision": "medium"}
+SHARDED = {"local_strategy": "sharded", "precision": "fp16"}
+ACCUMULATED = {"precision": "fp16", "accumulation_steps": 2}
 STEPS = 4
-LIMIT_S = 450
+LIMIT_S = 650
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +26,14 @@ def compared(tmp_path_factory, cache, tiny_dataset):
     tiny_dataset: the data set of the run, made before it.
     """
     folder = tmp_path_factory.mktemp("arithmetic")
-    trials = [trial(*each, **keys) for each in LAUNCHERS.items() for keys in KEYS]
+    trials = [trial(*each, **keys) for each in LAUNCHERS.items() for keys in (COMPILED, SHARDED)]
+    trials.append(trial("local", "shared", **ACCUMULATED))
     text = small(max_steps=STEPS).replace(*NO_SIDECAR)
     (folder / "keys.toml").write_text(text + "".join(trials), "utf-8")
     paceline = cli_in(cache, folder)
+    # all trials compile the same model
+    compiled = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
+    paceline = dataclasses.replace(paceline, environment={**paceline.environment, **compiled})
     finished = paceline("run", "keys.toml", "--out", "run", limit_s=LIMIT_S)
     assert finished.returncode == 0, finished.stderr
     rows = json.loads(paceline.main("compare", "run", "--json").stdout)["rows"]
@@ -38,17 +42,27 @@ def compared(tmp_path_factory, cache, tiny_dataset):
 
 @pytest.fixture(params=LAUNCHERS)
 def rows(request, compared):
-    """Return the rows of one launcher by precision."""
-    return {row["precision"]: row for row in compared if row["launcher"] == request.param}
+    """Return the rows of one launcher by strategy, with `transport` for those of `compared`."""
+    transport = LAUNCHERS[request.param]
+    found = [row for row in compared if row["launcher"] == request.param]
+    return {row["local_strategy"]: row for row in found if row["transport"] == transport}
 
 
-def test_every_key_is_equivalent(rows):
-    found = {precision: row["equivalent"] for precision, row in rows.items()}
-    assert found == {"fp32": True, "fp16": True}
+def test_every_key_and_strategy_is_equivalent(compared):
+    equivalent = {row["configuration"]: row["equivalent"] for row in compared}
+    assert equivalent == dict.fromkeys(equivalent, True)
+    assert len(equivalent) == 2 * len(LAUNCHERS) + 1
 
 
 def test_the_keys_change_how_the_ranks_compute(rows):
-    assert rows["fp32"]["configuration"].endswith(".accumulate2.compiled.matmul-medium")
-    assert rows["fp16"]["configuration"].endswith(".fp16.accumulate2")
+    compiled, sharded = rows["processes"], rows["sharded"]
+    assert compiled["configuration"].endswith(".accumulate2.compiled.matmul-medium")
+    assert sharded["configuration"].endswith(".sharded.n1r2t1.fp16")
     # half precision differs more than another order of sums
-    assert rows["fp32"]["max_abs_weight_diff"] < 1e-6 < rows["fp16"]["max_abs_weight_diff"]
+    assert compiled["max_abs_weight_diff"] < 1e-6 < sharded["max_abs_weight_diff"]
+
+
+def test_accumulation_under_fp16_differs_by_its_roundings(compared):
+    [row] = [row for row in compared if row["transport"] == "shared"]
+    assert row["configuration"].endswith(".fp16.accumulate2")
+    assert row["max_abs_weight_diff"] > 1e-6

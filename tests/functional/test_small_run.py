@@ -48,7 +48,11 @@ def finished(tmp_path_factory, cache):
     spec.write_text(
         "keep_tensors = true\n"
         + SMALL.replace("[telemetry]\n", telemetry)
-        + "".join(trial(*c) for c in sorted(CONFIGURATIONS) if c[1] != "none")
+        + "".join(
+            trial(launcher, transport, local_strategy=strategy)
+            for launcher, transport, strategy in sorted(CONFIGURATIONS)
+            if transport != "none"
+        )
         + '[mpi]\narguments = ["-x", "HF_TOKEN"]\n'
     )
     cli = cli_in(cache, folder)

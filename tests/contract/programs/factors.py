@@ -3,12 +3,13 @@
 usage: factors.py TRANSPORT FOLDER SETUPS_JSON TASK…
 
 setups: as of strategies.py. TASK: a class of factor_tasks.py. FOLDER/SETUP/TASK.RANK.safetensors
-holds the weights and gradients, FOLDER/SETUP/TASK.RANK.json the description of the communication,
-FOLDER/SETUP/TASK.RANK.jsonl its records.
+holds the weights and gradients, FOLDER/SETUP/TASK.RANK.json the description of the communication
+and `state_bytes` of the optimiser, FOLDER/SETUP/TASK.RANK.jsonl the records of the communication.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -26,6 +27,15 @@ from paceline.transports.recorder import recording
 TASKS = Path(__file__).with_name("factor_tasks.py")
 
 
+def state_bytes() -> int:
+    """Return the bytes of the states of all optimisers in this process, without single numbers."""
+    gc.collect()
+    optimizers = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+    states = [values for each in optimizers for values in each.state.values()]
+    tensors = [t for values in states for t in values.values() if isinstance(t, torch.Tensor)]
+    return sum(tensor.nbytes for tensor in tensors if tensor.dim())
+
+
 def main() -> None:
     torch.set_num_threads(1)
     transport, folder, setups = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
@@ -40,9 +50,14 @@ def main() -> None:
             training = trial.training.model_copy(update={"task": f"{TASKS}:{task}"})
             own = trial.model_copy(update={"training": training})
             files = place / f"{task}.{context.rank}"
+            sizes: list[int] = []
             with recording(files.with_name(f"{files.name}.jsonl")):
-                left, said = train(context, own, Case(peers, task), data)
+                left, described = train(
+                    context, own, Case(peers, task), data,
+                    before_end=lambda sizes=sizes: sizes.append(state_bytes()),
+                )  # fmt: skip
             save_file(left, files.with_name(f"{files.name}.safetensors"))
+            said = {**described, "state_bytes": sizes[0]}
             files.with_name(f"{files.name}.json").write_text(json.dumps(said))
         peers.leave(failed=False)
 

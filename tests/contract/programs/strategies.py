@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,12 @@ def train(
     *,
     saved_in: Path | None = None,
     restored_from: Path | None = None,
+    before_end: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, torch.Tensor], StrategyResult]:
-    """Return gradients, weights and losses, and the strategy's description."""
+    """Return gradients, weights and losses, and the strategy's description.
+
+    before_end: called while the strategy still has its memory.
+    """
     training = trial.training
     order = SampleOrder([20, 21], training.seed, training.global_batch, training.epochs)
     strategy = create_strategy(trial)
@@ -126,6 +131,7 @@ def train(
     left |= {f"weights/{name}": t.contiguous().clone() for name, t in weights.items()}
     left["losses"] = torch.tensor(losses)
     said = strategy.describe()
+    before_end()
     strategy.close(failed=False)
     return left, said
 

@@ -1,6 +1,6 @@
 """Run by mpirun: the worker itself, with photos from memory instead of a data set.
 
-usage: training.py TRANSPORT FOLDER [TRIAL_JSON]   (what the trial says beside)
+usage: training.py TRANSPORT FOLDER [TRIAL_JSON]   (what the trial says beside, and `nodes`)
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ def make_feed(order: Any, *, rank: int, world_size: int, share_of_node: Any, **_
 def main() -> None:
     transport, folder = sys.argv[1], Path(sys.argv[2])
     worker.open_samples = opening((11, 10), make_feed)
-    context = make_context(folder)
+    values = json.loads(sys.argv[3]) if sys.argv[3:] else {}
+    nodes = values.pop("nodes", 1)
+    context = make_context(folder, nodes)
     files = TrialFiles(folder)
-    trial = make_trial(transport, context.world_size, epochs=2)
-    if sys.argv[3:]:
-        trial = changed(trial, **json.loads(sys.argv[3]))
+    trial = changed(make_trial(transport, context.world_size, nodes=nodes, epochs=2), **values)
+    if context.is_first:
+        files.trial.write_text(trial.model_dump_json())
     worker.train(trial, context, files)
     assert not torch.distributed.is_initialized()
     left = [t.name for t in threading.enumerate() if t.name.startswith("mpi-")]

@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -536,3 +537,11 @@ def edit_json(path: Path, **changes: object) -> None:
     document = json.loads(path.read_text())
     document.update(changes)
     path.write_text(json.dumps(document))
+
+
+def edit_rows(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change each row of a file of JSON lines in place."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        change(row)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

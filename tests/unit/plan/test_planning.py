@@ -1,4 +1,5 @@
 import pytest
+from tests.support.trials import tiny_trial
 
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
@@ -6,7 +7,6 @@ from paceline.plan.trial import Evaluation, Trial
 from paceline.spec import load_spec
 from paceline.spec.loading import parse_spec
 from paceline.spec.tables import Target
-from tests.support.trials import tiny_trial
 
 SPEC = """
 schema = 2

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.trials import tiny_trial
 
 from paceline.errors import UsageError
 from paceline.plan.sample_order import (
@@ -14,7 +15,6 @@ from paceline.plan.sample_order import (
     share_bounds,
 )
 from paceline.plan.trial import Evaluation
-from tests.support.trials import tiny_trial
 
 orders = st.builds(
     SampleOrder,

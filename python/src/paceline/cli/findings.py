@@ -203,7 +203,7 @@ def communication_text(trial: Trial) -> str:
 
 
 def _in_buckets(trial: Trial) -> bool:
-    is_flat = trial.option("reduction") in {None, "flat"} and trial.option("averaging") is None
+    is_flat = not trial.strategy_options.sums_within_node and trial.option("averaging") is None
     return is_flat and trial.placement.replicas_per_rank == trial.placement.stages == 1
 
 

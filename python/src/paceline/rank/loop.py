@@ -117,8 +117,10 @@ class Loop:
         gradient_s = result.forward_s + result.backward_s
         gradient_s += (result.bubble_s or 0.0) + (result.comm_s or 0.0)
         gradient_s += result.pass_comm_s or 0.0
+        comm_ended_unix_s = None
         if within_step is not None:
             optimizer_s -= within_step.comm_s
+            comm_ended_unix_s = within_step.comm_ended_unix_s
             result = replace(
                 result,
                 comm_s=(result.comm_s or 0.0) + within_step.comm_s,
@@ -134,6 +136,7 @@ class Loop:
             optimizer_s=optimizer_s,
             other_s=step_s - data_wait_s - gradient_s - (stepped_s - optimizing_s),
             step_s=step_s,
+            comm_ended_unix_s=comm_ended_unix_s,
             **fields_of(result),
         )
         return row, ended_s

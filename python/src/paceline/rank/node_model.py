@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from paceline.host.memory import available_bytes
 from paceline.node.memory import NodeShare, SharedFile, open_shared_file
 from paceline.spec.values import MemoryFormat
+from paceline.training.resources import return_freed_memory
 from paceline.training.task import Task
 from paceline.training.transforms import put_in_memory_format
 from paceline.workloads.build import build_model, built_without_values
@@ -79,6 +80,7 @@ class NodeModel:
             view.copy_(tensor.detach())
             if isinstance(tensor, nn.Parameter):
                 tensor.data = view
+        return_freed_memory()  # the strategy allocates its own weights next
         self._places = places.text
         node.publish("written", "")
 

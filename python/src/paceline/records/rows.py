@@ -50,6 +50,8 @@ class StepRow:
     averaged, and `pass_comm_s`, in which layers waited for other ranks before that.
     `comm_ready_unix_s` is when this rank's last gradient was ready; the analysis splits both with
     it into waiting for the slowest rank and transfer. All are None without peers.
+    `comm_ended_unix_s` is when the last part of `comm_s` ended, if the rank computed between its
+    parts; None if they followed one another.
     """
 
     step: int  # global step, from 0
@@ -69,6 +71,7 @@ class StepRow:
     step_s: float
     bubble_s: float | None = None  # a stage's waiting for its neighbours; None without a pipeline
     pass_comm_s: float | None = None  # None without layers that communicate
+    comm_ended_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,16 @@ class OptionModel(BaseModel):
         """Return whether weights change within a step, so that its loss has no equivalent."""
         return False
 
+    @property
+    def sums_within_node(self) -> bool:
+        """Return whether the ranks of a node sum gradients in its memory before they are sent."""
+        return False
+
+    @property
+    def divides_updates_among_nodes(self) -> bool:
+        """Return whether each node updates a part of the weights, instead of all of them."""
+        return False
+
     def exact_form(self) -> Self:
         """Return the options of the equivalent training that differs in nothing else."""
         return self

@@ -23,6 +23,14 @@ Reduction = Literal["flat", "hierarchical", "zero-1"]
 DEFAULT_PERIOD_STEPS = 10
 
 
+def _sums_within_node(reduction: Reduction | None) -> bool:
+    return reduction in ("hierarchical", "zero-1")
+
+
+def _divides_updates(reduction: Reduction | None) -> bool:
+    return reduction == "zero-1"
+
+
 def needs_two(key: str, strategy: str, *, instead: str) -> str:
     """Return the fault of a key that is 1. instead: the strategy for one."""
     return f'{key}: "{strategy}" needs at least 2, got 1; for one use local_strategy = "{instead}"'
@@ -223,6 +231,14 @@ class ProcessesOptions(OptionModel):
     averaging: AveragingSettings | None = None
 
     @property
+    def sums_within_node(self) -> bool:
+        return _sums_within_node(self.reduction)
+
+    @property
+    def divides_updates_among_nodes(self) -> bool:
+        return _divides_updates(self.reduction)
+
+    @property
     def inexact_reason(self) -> str | None:
         if self.averaging is None:
             return None
@@ -284,9 +300,9 @@ class Processes(ProcessPerReplica):
         keys = request.keys(ProcessesKeys)
         yield from _reduction_faults(request, keys)
         yield from _averaging_faults(request, keys)
-        if keys.reduction == "zero-1":
+        if _divides_updates(keys.reduction):
             instead = 'reduction = "hierarchical"'
-            yield from without_all_reduce(request, 'reduction = "zero-1"', instead)
+            yield from without_all_reduce(request, f'reduction = "{keys.reduction}"', instead)
 
     def options(
         self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
@@ -332,7 +348,7 @@ class Processes(ProcessPerReplica):
 def reduces_in_shared_memory(transport: str, options: ProcessesOptions) -> bool:
     """Return whether the processes of a node sum their gradients in memory that they share."""
     joins_node = TRANSPORTS.get(transport).joins_ranks and not TRANSPORTS.get(transport).spans_nodes
-    return joins_node or options.reduction in {"hierarchical", "zero-1"}
+    return joins_node or options.sums_within_node
 
 
 def _is_flat(request: TrialRequest) -> bool:
@@ -355,7 +371,7 @@ def _reduction_faults(request: TrialRequest, keys: ProcessesKeys) -> Iterator[st
             "reduction: is for processes on several nodes, got nodes = 1; remove it "
             '(on one node, choose transport = "shared" or "gloo")'
         )
-    elif keys.reduction == "flat":
+    elif not _sums_within_node(keys.reduction):
         return
     elif request.device == "cuda":
         yield f'reduction: "{keys.reduction}" uses the memory of CPUs; on GPUs use "flat"'
@@ -372,7 +388,7 @@ def _averaging_faults(request: TrialRequest, keys: ProcessesKeys) -> Iterator[st
                 "remove this"
             )
         return
-    if keys.reduction in {"hierarchical", "zero-1"}:
+    if _sums_within_node(keys.reduction):
         yield (
             "averaging_period_steps: local SGD averages the weights of all ranks at once; use "
             'reduction = "flat", or remove one of the two'

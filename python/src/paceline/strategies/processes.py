@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -56,7 +57,7 @@ from paceline.training.compilation import compile_model
 from paceline.training.loss_scale import LossScale
 from paceline.training.optimizers import trained_parameters
 from paceline.training.pass_communication import PassCommunication
-from paceline.training.passes import run_passes, working_dtype
+from paceline.training.passes import Passes, run_passes, working_dtype
 from paceline.training.state import persistent_buffers
 from paceline.training.strategy import (
     GradientResult,
@@ -66,10 +67,10 @@ from paceline.training.strategy import (
 )
 from paceline.training.task import Task
 from paceline.transports.bucket_settings import gradient_options_of
-from paceline.transports.recorder import SHARED_REDUCE, begin_operation
+from paceline.transports.recorder import SHARED_REDUCE, begin_operation, not_recording
 
-# Larger messages need more memory, also in Gloo: four ranks of AlexNet had peaks of 837 to 921 MB
-# with 25 MB, and of 693 to 825 MB with 4 MB.
+# A process keeps two such buffers. Two of 25 MB would need nearly as much as each of four ranks
+# on two nodes saves by dividing the momentum of AlexNet.
 _ZERO_MESSAGE_MB = 4.0
 
 
@@ -94,7 +95,8 @@ class ProcessesStrategy(ShardedStrategy):
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
         # the name of the workers in the records
         self._node = f"node {context.node_index}"
-        updating_nodes = trial.placement.nodes if trial.option("reduction") == "zero-1" else 1
+        divides_updates = trial.strategy_options.divides_updates_among_nodes
+        updating_nodes = trial.placement.nodes if divides_updates else 1
         self._saves_shards = updating_nodes > 1 or context.node_index == 0
         self._saves_buffers = context.node_index == self._rank == 0
         limit_s = trial.limits.collective_s
@@ -124,10 +126,10 @@ class ProcessesStrategy(ShardedStrategy):
         self._open_shards(by_rank[self._rank], weights, rows, low_precision)
         vectors = shared_rows(shared, "sums", self._ranks, max(1, statistics_width(model)))
         place, wait = (range(self._ranks), self._rank), self._barrier.wait
-        owners = None if self._zero is None else self._replicate_group
-        self._total_of_owners = SharedSum(vectors, *place, wait, owners)
+        sum_of_owners = None if self._zero is None else self._zero.sum_vector
+        self._total_of_owners = SharedSum(vectors, *place, wait, sum_of_owners)
         if trial.placement.replicas > 1:
-            total = SharedSum(vectors, *place, wait, self._replicate_group)
+            total = SharedSum(vectors, *place, wait, self._replicate_group.sum_vector)
             self._pass_communication = synchronise(model, total, trial.training.batch_norm)
         compile_model(model, trial.training)
         self._barrier.wait()  # rank 0 has copied the weights
@@ -227,35 +229,49 @@ class ProcessesStrategy(ShardedStrategy):
         self._reduce()
         if self._ranks > 1:
             operation.end()
-        if self._zero is None:
-            self._sum_over_nodes()
-        else:
-            self._zero.reduce_scatter()
-        result = passed.result(alone=self._trial.placement.replicas == 1)
+        if self._zero is not None:
+            return self._scatter(self._zero, passed)
+        self._sum_over_nodes()
+        return passed.result(alone=self._trial.placement.replicas == 1)
+
+    def _scatter(self, zero: ZeroExchange, passed: Passes) -> GradientResult:
+        """Sum what this rank updates over the nodes. Copies to and from messages count as a part of
+        the backward pass."""
+        began_s, before_s = time.perf_counter(), zero.communication.total_s
+        zero.reduce_scatter()
+        waited_s = zero.communication.total_s - before_s
+        copies_s = time.perf_counter() - began_s - waited_s
+        result = passed.result(alone=False)
+        assert result.comm_s is not None, "there are peers"
         self._ready_unix_s = result.comm_ready_unix_s
-        return result
+        return replace(
+            result, backward_s=result.backward_s + copies_s, comm_s=result.comm_s - copies_s
+        )
 
     def step(self) -> StepCommunication | None:
         """Step the optimiser; ends when the slowest rank of the node has stepped."""
+        zero = self._zero
+        before_s = 0.0 if zero is None else zero.communication.total_s
         squared_norm = self._squared_norm()
         for shard in self._shards:
             shard.step(squared_norm)
         self._scale.update(squared_norm)
-        gathered = None if self._zero is None else self._gather_weights(self._zero)
+        sent = None
+        if zero is not None:
+            zero.all_gather(OptimizerShard.weights)
+            sent = StepCommunication(
+                comm_s=zero.communication.total_s - before_s,
+                comm_ready_unix_s=self._ready_unix_s,
+                comm_ended_unix_s=time.time(),
+            )
+            self._refresh()
         self._barrier.wait()
-        return gathered
-
-    def _gather_weights(self, zero: ZeroExchange) -> StepCommunication:
-        """Take the weights that other nodes have updated."""
-        started_s = time.perf_counter()
-        zero.all_gather(OptimizerShard.weights)
-        gathered_s = time.perf_counter() - started_s
-        self._refresh()
-        return StepCommunication(comm_s=gathered_s, comm_ready_unix_s=self._ready_unix_s)
+        return sent
 
     def gradients(self) -> dict[str, Tensor]:
         if self._zero is not None:
-            self._zero.all_gather(OptimizerShard.gradient_tensors)
+            with not_recording():  # it is no part of a step
+                self._zero.all_gather(OptimizerShard.gradient_tensors)
         return super().gradients()
 
     def state_dict(self) -> dict[str, Tensor]:

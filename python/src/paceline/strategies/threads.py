@@ -128,10 +128,10 @@ class ThreadsStrategy(ShardedStrategy):
         """Sum the statistics of batch normalisation over all replicas, also of other nodes."""
         pool, replicas = self._threads(), len(self._replicas)
         rows = np.zeros((2 * replicas, max(1, statistics_width(model))))
-        nodes = self._replicate_group
+        sum_over_nodes = self._replicate_group.sum_vector
         for worker, replica in enumerate(self._replicas):
             wait = partial(pool.barrier, worker)
-            total = SharedSum(rows, range(replicas), worker, wait, nodes)
+            total = SharedSum(rows, range(replicas), worker, wait, sum_over_nodes)
             self._pass_communication[worker] = synchronise(
                 replica, total, self._trial.training.batch_norm
             )

@@ -35,7 +35,8 @@ def is_awaiting() -> bool:
 
 
 class PassCommunication:
-    """Measures the time that the layers of one replica spend in communication."""
+    """Measures the time that a thread waits for communication: of the layers of one replica, or of
+    a step between nodes."""
 
     def __init__(self) -> None:
         self.total_s = 0.0  # so far

@@ -56,12 +56,14 @@ class GradientResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCommunication:
-    """Communication within `Stepper.step`: an averaging of weights, or the rest of a sum of
-    gradients, of which the optimiser has used other gradients meanwhile."""
+    """Communication within `Stepper.step`: an averaging or a gathering of weights, or the rest of a
+    sum of gradients, of which the optimiser has used other gradients meanwhile."""
 
     comm_s: float  # in which this rank only waited
     # when this rank's weights or gradients were ready; None if it waits for no other rank
     comm_ready_unix_s: float | None
+    # when it ended, if this rank has computed since then; None if it only waited
+    comm_ended_unix_s: float | None = None
 
 
 class RankGroups(Protocol):

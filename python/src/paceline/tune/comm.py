@@ -170,7 +170,7 @@ def algorithm_choices(request: TrialRequest, trial: Trial, settings: TuneSetting
         return [{"algorithm": name} for name in settings.algorithms]
     place = trial.placement
     # hierarchical differs only if several ranks on several nodes reduce together
-    is_flat = trial.option("reduction") in {None, "flat"}
+    is_flat = not trial.strategy_options.sums_within_node
     levels = is_flat and place.nodes > 1 and place.ranks_per_node > 1
     return [{"algorithm": name} for name in ALGORITHMS if levels or name != "hierarchical"]
 

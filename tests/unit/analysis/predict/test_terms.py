@@ -167,13 +167,14 @@ def test_the_recorded_profile_has_both_buckets(tmp_path):
 
 
 def test_scattered_gradients_and_gathered_weights_are_one_all_reduce(tmp_path):
-    files = fabricate.make_one(tmp_path, case=fabricate.Case(steps=20))
+    way = dataclasses.replace(MPI, reduction="zero-1")
+    files = fabricate.make_one(tmp_path, way, case=fabricate.Case(steps=20))
 
     def both(rank, step, own_s):
-        scatter = {"operation": "alltoall", "payload_bytes": made.SECOND_BYTES}
-        gather = {"operation": "allgather", "payload_bytes": made.SECOND_BYTES // 2}
-        yield made.row(rank, 2 * step.step, own_s, own_s + 0.01, **scatter)
-        yield made.row(rank, 2 * step.step + 1, own_s + 0.01, own_s + 0.02, **gather)
+        number, begun_s = 2 * step.step, own_s + 0.001
+        moves = {"operation": "alltoall", "awaited": True, "payload_bytes": made.SECOND_BYTES}
+        yield made.row(rank, number, begun_s, begun_s + 0.01, **moves)
+        yield made.row(rank, number + 1, begun_s + 0.02, begun_s + 0.03, **moves)
 
     record = made.in_each_step(files, both)
     profile = recorded_profile(record, read_steps(record), 0.5, 8.0, gradient_bytes=20e6)
@@ -183,8 +184,10 @@ def test_scattered_gradients_and_gathered_weights_are_one_all_reduce(tmp_path):
 
 
 def test_operations_that_a_layer_awaits_are_no_part_of_the_profile(tmp_path):
-    files = fabricate.make_one(tmp_path, case=fabricate.Case(steps=20))
-    record = made.two_buckets(files, awaited=True)
+    def rows(rank, step, own_s):
+        yield made.row(rank, step.step, own_s - 0.02, own_s - 0.01, awaited=True)
+
+    record = made.in_each_step(fabricate.make_one(tmp_path, case=fabricate.Case(steps=20)), rows)
     assert recorded_profile(record, read_steps(record), 0.5, 8.0, gradient_bytes=22e6) is None
 
 

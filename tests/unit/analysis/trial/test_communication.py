@@ -108,6 +108,27 @@ def test_communication_of_layers_is_divided_and_counted_once(make: Any) -> None:
     assert [check.passed for check in profiled.checks] == [True, True]
 
 
+def test_operations_before_and_after_an_update_are_exposed(make: Any) -> None:
+    # 0.01 s of scattering gradients, 0.02 s of the optimiser, 0.02 s of gathering weights
+    def end(row: dict[str, Any]) -> None:
+        row["comm_ended_unix_s"] = row["comm_ready_unix_s"] + 0.05
+
+    def rows(rank, step, ready_s):
+        number, gather_s = 2 * step.step, ready_s + 0.03
+        yield made.row(rank, number, ready_s, ready_s + 0.01, operation="alltoall", awaited=True)
+        yield made.row(rank, number + 1, gather_s, gather_s + 0.02, operation="alltoall")
+
+    files = make(lead_s=0.0, transfer_s=0.03, optimizer_s=0.02)
+    for rank in range(2):
+        fabricate.edit_rows(files.rank(rank).steps, end)
+    profiled = profile(made.in_each_step(files, rows))
+    for rank in profiled.ranks:
+        assert rank.exposed_s == pytest.approx(0.03, abs=1e-5)
+        assert rank.between_s == pytest.approx(0.0, abs=1e-5)
+        assert rank.overlapped_s == pytest.approx(0.0, abs=1e-5)
+    assert [check.passed for check in profiled.checks] == [True, True]
+
+
 def test_evaluations_between_steps_are_no_part_of_their_time(make):
     found = profile(load_trial(make(case=fabricate.Case(evaluate_every_steps=5))))
     assert [check.passed for check in found.checks] == [True]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -32,15 +31,15 @@ def straggler_of(record: TrialRecord, errors_s: Any = NO_ERROR) -> tuple[Straggl
 
 def shift_ready(files: TrialFiles, rank: int, by_s: NDArray[np.float64]) -> None:
     """Move when a rank was ready in each step; its communication must last longer than that."""
-    path = files.rank(rank).steps
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in rows:
+
+    def shift(row: dict[str, Any]) -> None:
         late_s = float(by_s[row["step"]])
         row["comm_ready_unix_s"] += late_s
         row["comm_s"] -= late_s
         assert row["comm_s"] >= 0.0
         row["backward_s"] += late_s
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    fabricate.edit_rows(files.rank(rank).steps, shift)
 
 
 def test_cost_is_the_last_ranks_lead_over_the_next() -> None:
@@ -117,12 +116,12 @@ def test_trial_without_a_step_can_be_read(make: Any) -> None:
 
 def move(files: TrialFiles, rank: int, by_s: float) -> TrialRecord:
     """Let all steps of a rank begin and end later."""
-    path = files.rank(rank).steps
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in rows:
+
+    def shift(row: dict[str, Any]) -> None:
         row["started_unix_s"] += by_s
         row["comm_ready_unix_s"] += by_s
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    fabricate.edit_rows(files.rank(rank).steps, shift)
     return load_trial(files)
 
 

@@ -118,6 +118,7 @@ def test_records_hold_both_costs_of_each_layer(measured):
         ("gloo", 2, {"sufficient_factors": "never"}, "never"),
         ("gloo", 2, {"compression": {"method": "bf16"}}, "never"),
         ("nccl", 2, {}, "never"),  # it joins all ranks at once
+        ("gloo", 2, {"local_strategy": "processes", "reduction": "zero-1"}, "never"),
     ],
 )
 def test_auto_is_for_exact_gradients_between_nodes(make_trial, transport, nodes, sending, setting):

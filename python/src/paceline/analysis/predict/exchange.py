@@ -124,16 +124,20 @@ def recorded_profile(
     if operations.is_empty():
         return None
     rank = steps.ranks[0]
+    is_within_passes = pl.col("awaited") & (pl.col("asked_s") < pl.col("opened_s"))
     timed = operation_times(steps, operations, clock_errors(record, operations)).filter(
         pl.col("rank") == rank, pl.col("ranks") > 1, pl.col("step").is_in(steps.steady().step),
-        pl.col("payload_bytes") > 0, pl.col("opened_s").is_not_null(), ~pl.col("awaited"),
-    )  # fmt: skip
-    if SCATTERS in timed["operation"]:
-        # of ZeRO: scattered gradients and gathered weights together are an all-reduce by a ring
-        timed = timed.filter(pl.col("operation") != GATHERS).with_columns(
+        pl.col("payload_bytes") > 0, pl.col("opened_s").is_not_null(), ~is_within_passes,
+    ).sort("asked_s")  # fmt: skip
+    if record.trial.strategy_options.divides_updates_among_nodes:
+        # The first half of the all-to-alls scatters gradients, the second half gathers weights.
+        # Together they send what an all-reduce by a ring does.
+        of_step = ("step", "operation")
+        is_gather = 2 * pl.int_range(pl.len()).over(of_step) >= pl.len().over(of_step)
+        timed = timed.filter((pl.col("operation") != SCATTERS) | ~is_gather).with_columns(
             pl.col("operation").replace(SCATTERS, REDUCES)
         )
-    by_step = [rows for _, rows in timed.sort("asked_s").group_by("step", maintain_order=True)]
+    by_step = [rows for _, rows in timed.group_by("step", maintain_order=True)]
     if not by_step:
         return None
     usual = Counter(len(rows) for rows in by_step).most_common(1)[0][0]

@@ -5,9 +5,11 @@ rank's own end. Turns are compared on rank 0's clock. A wait that is shorter tha
 of both ranks cannot be measured, and counts as transfer.
 
 Exposed time lies within the step's exposed window: from this rank's last gradient being ready to
-all gradients averaged (StepRow.comm_s). Overlapped time runs in parallel with computation. Where
-several operations are active at once, the time counts for the one that began first. So nothing is
-counted twice: the exposed times of a step's operations and the gaps between them add up to comm_s.
+the end of the communication after it (StepRow.comm_s). Where the rank computes between two
+operations, as with ZeRO-1, both lie within the window, and it computes during none of them.
+Overlapped time runs in parallel with computation. Where several operations are active at once, the
+time counts for the one that began first. So nothing is counted twice: the exposed times of a step's
+operations and the gaps between them add up to comm_s.
 An operation that the rank awaited within a pass is exposed, too: its time there is a part of
 StepRow.pass_comm_s.
 """
@@ -172,7 +174,7 @@ def _windows(steps: RankSteps) -> pl.DataFrame:
             "started_s",
             pl.col("ended_s").alias("step_ended_s"),
             pl.col("ready_s").alias("opened_s"),
-            (pl.col("ready_s") + pl.col("comm_s")).alias("closed_s"),
+            pl.col("comm_ended_s").alias("closed_s"),
             pl.lit(rank, dtype=pl.Int64).alias("rank"),
         )
         for rank in steps.ranks

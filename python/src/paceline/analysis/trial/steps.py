@@ -30,7 +30,7 @@ FINAL_STEPS = 10  # the final loss is the mean over the last steps: one step is 
 _FIELDS = (
     "step", "epoch", "started_unix_s", "samples", "loss_sum", "data_wait_s", "forward_s",
     "backward_s", "bubble_s", "comm_s", "comm_ready_unix_s", "optimizer_s", "other_s", "step_s",
-    "pass_comm_s",
+    "pass_comm_s", "comm_ended_unix_s",
 )  # fmt: skip
 
 
@@ -39,9 +39,9 @@ class RankSteps:
     """Step rows of all ranks, by field: arrays of shape (ranks, steps), NaN without a value.
 
     Fields are the numbers of StepRow and: started_s, ended_s, ready_s (when the rank's last
-    gradient was ready), own_ready_s (when it would have been ready without pass_comm_s) and
-    even_ready_s (the same, had the communication before ended on all ranks at once) on rank 0's
-    clock, comm_wait_s and comm_transfer_s.
+    gradient was ready), comm_ended_s (when the communication from then on ended), own_ready_s (when
+    it would have been ready without pass_comm_s) and even_ready_s (the same, had the communication
+    before ended on all ranks at once) on rank 0's clock, comm_wait_s and comm_transfer_s.
 
     comm_wait_s is the part of comm_s + pass_comm_s in which a rank waited for the slowest one: the
     distance of their own_ready_s, but at most that of their even_ready_s. A rank that is late only
@@ -161,9 +161,11 @@ def rank_steps(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> RankSte
     fields["started_s"] = fields["started_unix_s"] + offsets_s
     fields["ended_s"] = fields["started_s"] + fields["step_s"]
     fields["ready_s"] = fields["comm_ready_unix_s"] + offsets_s
+    ended_s = fields["comm_ended_unix_s"] + offsets_s  # NaN where nothing was computed meanwhile
+    fields["comm_ended_s"] = np.fmax(ended_s, fields["ready_s"] + fields["comm_s"])
     within_s = np.nan_to_num(fields["pass_comm_s"])
     fields["own_ready_s"] = fields["ready_s"] - within_s
-    ended_before_s = _last_end(fields["ready_s"] + fields["comm_s"])
+    ended_before_s = _last_end(fields["comm_ended_s"])
     ended_before_s[:, np.isin(step, evaluated_steps(record))] = np.nan
     fields["even_ready_s"] = _even_ready(fields["own_ready_s"], ended_before_s, stages)
     exposed_s = fields["comm_s"] + within_s

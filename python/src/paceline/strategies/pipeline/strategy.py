@@ -123,8 +123,8 @@ class PipelineStrategy(ShardedStrategy):
         self._total_of_owners = SharedSum(rows, workers, context.local_rank, self._everyone.wait)
         if not self._alone:
             siblings, wait = place.siblings(place.stage), self._weights.replicas.synchronise
-            own_rank, nodes = context.local_rank, self._replicate_group
-            self._stage.synchronise(SharedSum(rows, siblings, own_rank, wait, nodes))
+            own_rank, sum_over_nodes = context.local_rank, self._replicate_group.sum_vector
+            self._stage.synchronise(SharedSum(rows, siblings, own_rank, wait, sum_over_nodes))
         self._everyone.wait()  # all weights have been copied
 
     def _open_stage(

@@ -17,7 +17,6 @@ from paceline.node.shared_node import SharedNode
 from paceline.plan.trial import Trial
 from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard, shared_arrays
-from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.training.batch_norm import batch_norms, synchronise
 from paceline.training.pass_communication import PassCommunication
 
@@ -122,16 +121,16 @@ class SharedSum:
         members: Sequence[int],
         own: int,
         wait: Callable[[], None],
-        nodes: ReplicateGroup | None = None,
+        sum_over_nodes: Callable[[Tensor], None] | None = None,
     ) -> None:
         """memory: shape (2 x workers of the node, width), shared. members: the workers whose
-        vectors are summed. own: this worker. wait: barrier of the members. nodes: group in which
-        the first member sums over nodes as well."""
+        vectors are summed. own: this worker. wait: barrier of the members. sum_over_nodes: sums a
+        vector in place; the first member calls it."""
         self._vectors, self._sums = np.split(memory, 2)
         self._members = list(members)
         self._own = own
         self._wait = wait
-        self._nodes = nodes
+        self._sum_over_nodes = sum_over_nodes
 
     def __call__(self, values: Tensor) -> Tensor:
         """Return the sum of `values`, float64, shape (elements,), on their device."""
@@ -142,8 +141,8 @@ class SharedSum:
         # Nobody still reads the previous sum: all have come to the barrier after that.
         if self._own == first:
             total = self._vectors[self._members, :elements].sum(axis=0)
-            if self._nodes is not None:
-                self._nodes.sum_vector(torch.from_numpy(total))
+            if self._sum_over_nodes is not None:
+                self._sum_over_nodes(torch.from_numpy(total))
             self._sums[first, :elements] = total
         self._wait()
         return torch.from_numpy(self._sums[first, :elements].copy()).to(values.device)
