@@ -120,7 +120,9 @@ def why_it_failed(ended: subprocess.CompletedProcess[str]) -> str:
 
 
 def _last_line(ended: subprocess.CompletedProcess[str]) -> str:
-    return ((ended.stderr or ended.stdout).strip().splitlines() or ["no message"])[-1]
+    lines = (ended.stderr or ended.stdout).strip().splitlines()
+    # A stack of Java begins each frame with a tab.
+    return next((line for line in reversed(lines) if not line.startswith("\t")), "no message")
 
 
 def how_to_install(extra: str) -> str:
