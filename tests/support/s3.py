@@ -1,12 +1,17 @@
-"""An S3 server on loopback (moto), which only known credentials may use."""
+"""An S3 server (moto), which only known credentials may use.
+
+`python -m tests.support.s3 ADDRESS PORT` serves until its input ends, as on a host of a lab.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -22,18 +27,19 @@ _DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Er
 class S3Server:
     """The server's address, and the bytes that clients have read of each object."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, address: str, port: int) -> None:
         self.port = port
+        self._place = f"{address}:{port}"
         self.read_bytes: Counter[str] = Counter()
 
     def url(self, path: str, bucket: str = BUCKET) -> str:
         """Return the URL of a folder of a bucket."""
-        return f"s3://{bucket}/{path}?endpoint_override=127.0.0.1:{self.port}&scheme=http"
+        return f"s3://{bucket}/{path}?endpoint_override={self._place}&scheme=http"
 
     def upload(self, folder: Path, path: str) -> str:
         """Copy a local folder, and return its URL."""
         store = fs.S3FileSystem(
-            access_key=KEY, secret_key=KEY, endpoint_override=f"127.0.0.1:{self.port}",
+            access_key=KEY, secret_key=KEY, endpoint_override=self._place,
             scheme="http", region="us-east-1", allow_bucket_creation=True,
         )  # fmt: skip
         store.create_dir(BUCKET)
@@ -52,8 +58,8 @@ class _Quiet(WSGIRequestHandler):
 
 
 @contextmanager
-def s3_server() -> Iterator[S3Server]:
-    """Serve S3 on a free port of loopback; requests without the known key are denied."""
+def s3_server(address: str = "127.0.0.1", port: int = 0) -> Iterator[S3Server]:
+    """Serve S3, by default on a free port of loopback. Requests need the known key."""
     moto = DomainDispatcherApplication(create_backend_app)
     server: S3Server | None = None
 
@@ -66,8 +72,8 @@ def s3_server() -> Iterator[S3Server]:
             server.read_bytes[environ["PATH_INFO"]] += sum(map(len, blocks))
         return blocks
 
-    listening = make_server("127.0.0.1", 0, application, True, request_handler=_Quiet)
-    server = S3Server(listening.server_port)
+    listening = make_server(address, port, application, True, request_handler=_Quiet)
+    server = S3Server(address, listening.server_port)
     thread = threading.Thread(target=listening.serve_forever, daemon=True)
     thread.start()
     try:
@@ -76,3 +82,14 @@ def s3_server() -> Iterator[S3Server]:
         listening.shutdown()
         thread.join(10)
         listening.server_close()
+
+
+def main() -> None:
+    with s3_server(sys.argv[1], int(sys.argv[2])) as server, TemporaryDirectory() as empty:
+        server.upload(Path(empty), "other")  # makes the bucket
+        print("ready", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

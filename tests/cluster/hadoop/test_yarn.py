@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.hadoop.cluster import Hadoop, hadoop_on
-from tests.cluster.lab.labs import checked_lab
+from tests.cluster.lab.labs import checked_lab, hide
 from tests.functional.cli_runs import NO_SIDECAR, small
 from tests.support.environment import QUICK_JVM
 from tests.support.waiting import wait_for
@@ -58,8 +58,12 @@ SITE = {"driver": (KERBEROS, PROXY, *QUICK), "executor": (TRUST, PORT, *QUICK)}
 
 @pytest.fixture(scope="module")
 def hadoop() -> Iterator[Hadoop]:
-    with checked_lab(LabSettings(hosts=2, slots=2)) as lab, hadoop_on(lab) as started:
-        yield started
+    with checked_lab(LabSettings(hosts=2, slots=2)) as lab:
+        runs = Path(lab.record.folder, "hadoop", "runs")  # of commands without --out
+        runs.mkdir(parents=True)
+        hide(runs, lab.hosts[1])
+        with hadoop_on(lab) as started:
+            yield started
 
 
 def site_conf(folder: Path) -> Path:
@@ -280,6 +284,31 @@ def test_run_is_copied_to_hdfs_and_fetched(
     again = hadoop.paceline(site, "run", spec, "--out", url)
     assert again.returncode == ExitCode.USAGE
     assert f"{url}: expected a new or empty folder" in again.stderr
+
+
+def test_nodes_that_do_not_see_the_run_send_their_records_to_hdfs(
+    hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    spec = tmp_path / "spec.toml"
+    # Nodes of this YARN have no program `hadoop`, so its class in Spark's jars is used; and this
+    # YARN passes on fewer variables than others.
+    conf = f'[spark.conf]\n"spark.executorEnv.SPARK_HOME" = "{find_spark().path}"\n'
+    conf += f'"spark.executorEnv.HADOOP_CONF_DIR" = "{hadoop.folder}/conf"\n'
+    spec.write_text(spec_text(tiny_dataset) + conf, "utf-8")
+    url = f"hdfs://{hadoop.lab.hosts[0].address}:9820/runs/unshared"
+    ended = hadoop.paceline(site, "run", spec, "--out", url)
+    [name] = re.findall(r"the run is in (\S+) and in hdfs:", ended.stderr)
+    run = hadoop.folder / name
+    log = trial_file(run, "launcher.log").read_text()
+    assert ended.returncode == 0, ended.stderr + log
+    rows = json.loads((run / "comparison.json").read_text())["rows"]
+    assert [row["equivalent"] for row in rows if row["launcher"] == "spark"] == [True]
+    statuses = [json.loads(trial_file(run, f"ranks/{n}/status.json").read_text()) for n in (0, 1)]
+    assert [status["state"] for status in statuses] == ["done", "done"]
+    assert {status["host"] for status in statuses} == {host.name for host in hadoop.lab.hosts}
+    application = hadoop.last_application()
+    told = "".join(hadoop.container_files(application, "stderr"))
+    assert f"host {hadoop.lab.hosts[1].name} does not see" in told
 
 
 def content(folder: Path) -> dict[str, bytes]:

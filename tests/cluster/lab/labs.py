@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.host.processes import command_line_of, pids_with_variable, wait_until
 from paceline.lab import Lab, LabSettings, network, removal
-from paceline.lab.record import NAME_VARIABLE, ROOT, LabRecord, Registry, namespaces_among
+from paceline.lab.record import NAME_VARIABLE, ROOT, Host, LabRecord, Registry, namespaces_among
 
 _LOCK_S = 120.0
 
@@ -45,6 +45,15 @@ def keeping_remains() -> Iterator[None]:
     """Keep all test processes from removing what is left of a killed lab, for a look at it."""
     with _locked(fcntl.LOCK_EX):
         yield
+
+
+def hide(folder: Path, host: Host) -> None:
+    """Let processes that start on the host after this see nothing in a folder that exists."""
+    text, before = host.entrance.read_text("utf-8"), "sh -c 'hostname"
+    assert before in text
+    # Each command on a host has mounts of its own (ip-netns(8)).
+    after = f"sh -c 'mount -t tmpfs none {folder} && hostname"
+    host.entrance.write_text(text.replace(before, after), "utf-8")
 
 
 def traces_of(record: LabRecord) -> list[str]:

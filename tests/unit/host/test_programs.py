@@ -32,6 +32,11 @@ def test_finding_about_a_program_says_where_it_is():
     ("status", "errors", "reason"),
     [
         (1, "Traceback\nKeyError: 'a'\n", "KeyError: 'a'"),
+        (
+            1,
+            "Exception in x: no file\n\tat a.B.c(B.java:1)\n\t... 2 more\n",
+            "Exception in x: no file",
+        ),
         (1, "", "no message"),
         (-9, "", "ended with -9: no message"),
     ],

@@ -48,6 +48,7 @@ ENDED_BY_YARN = status(1, "failed", TERMINATED, secondary=True)
         ([TOO_LATE, status(1, "running")], {"dead": (1,)}, 1),
         ([TOO_LATE, status(1, "running")], {"named": 1}, 1),
         ([TOO_LATE, BAD_DATA], {}, 1),
+        ([status(1, "running")], {"named": 0, "dead": (1,)}, 0),
     ],
 )
 def test_first_failure(statuses, hints, rank):

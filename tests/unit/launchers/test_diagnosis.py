@@ -121,6 +121,14 @@ def test_job_that_refused_before_any_rank_keeps_its_code_and_words(outcome_of):
     assert "  | paceline: world size: expected 2 ranks, got 1" in outcome.message
 
 
+def test_rank_that_was_refused_before_its_status_is_told_in_the_job_scripts_words(outcome_of):
+    log = "paceline: host b: no run directory\nMPI_ABORT was invoked on rank 1 in communicator\n"
+    outcome = outcome_of(ended(3), log=log)
+    assert (outcome.exit_code, outcome.failed_rank) == (3, 1)
+    told = "rank 1 of 2 failed before it could write a status: host b: no run directory"
+    assert outcome.message.splitlines()[0].endswith(told)
+
+
 def test_job_that_failed_before_any_rank_is_told_in_its_last_error(outcome_of):
     error = 'Exception in thread "main" java.io.IOException: Cannot run program "./env/bin/python"'
     log = (

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.s3 import CREDENTIALS, S3Server, s3_server
+from tests.support.s3 import S3Server
 
 from paceline.data.location import location_of
 from paceline.errors import EnvironmentLacks, RankFailed, UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.runner import copied_at_end
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server() as running:
-        running.upload(tmp_path_factory.mktemp("empty"), "other")  # makes the bucket
-        yield running
-
-
-@pytest.fixture
-def url(server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    return server.url(f"runs/{tmp_path.name}")
 
 
 @pytest.fixture

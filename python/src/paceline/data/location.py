@@ -111,8 +111,8 @@ class Location:
         """Make the folder and its parents; see RemoteFolder."""
         with self._explained():
             self.filesystem.create_dir(self.root, recursive=True)
-            if self.filesystem.get_file_info(fs.FileSelector(self.root)):
-                raise not_empty(self.name)
+        if self.names():
+            raise not_empty(self.name)
 
     def replace(self, folder: Path) -> None:
         """Replace the content of the folder by that of a local one; see RemoteFolder."""
@@ -123,6 +123,24 @@ class Location:
                 source_filesystem=fs.LocalFileSystem(), destination_filesystem=self.filesystem,
                 # With threads, copies to S3 wait for uploads that the same few threads execute.
                 use_threads=False,
+            )  # fmt: skip
+
+    def names(self) -> set[str]:
+        """Return the names of what is in the folder; see RemoteFolder."""
+        with self._explained():
+            inside = fs.FileSelector(self.root, allow_not_found=True)
+            return {info.base_name for info in self.filesystem.get_file_info(inside)}
+
+    def fetch(self, folder: Path) -> None:
+        """Copy the content into a new local folder; see RemoteFolder."""
+        folder.mkdir(parents=True)
+        with self._explained():
+            if self.filesystem.get_file_info(self.root).type == fs.FileType.NotFound:
+                return
+            fs.copy_files(
+                self.root, str(folder),
+                source_filesystem=self.filesystem, destination_filesystem=fs.LocalFileSystem(),
+                use_threads=False,  # as in `replace`
             )  # fmt: skip
 
     def _require_folder(self) -> None:

@@ -1,7 +1,7 @@
-"""A remote folder for a copy of local files: in HDFS through Hadoop's own client, else pyarrow.
+"""A remote folder for copies of local files: in HDFS through Hadoop's own client, else pyarrow.
 
 Hadoop's client is in Spark's jars, and reads the configuration of the site. So HDFS needs no native
-library here.
+library here. Importing this module imports no pyarrow, which an installation without extras lacks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from paceline.data.location import location_of, not_empty
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import why_it_failed
 from paceline.host.remote_files import hadoop_fs
@@ -20,17 +19,22 @@ _LIMIT_S = 1800.0  # gigabytes over a slow network
 
 
 class RemoteFolder(Protocol):
-    """A remote folder that belongs to one local folder."""
+    """A remote folder that belongs to one local folder. All methods raise EnvironmentLacks."""
 
     def make(self) -> None:
-        """Make the folder and its parents.
-
-        Raises UsageError if it is not empty, EnvironmentLacks if it cannot be made.
-        """
+        """Make the folder and its parents. Raises UsageError if it is not empty."""
         ...
 
     def replace(self, folder: Path) -> None:
-        """Replace its content by that of a local folder. Raises EnvironmentLacks."""
+        """Replace its content by that of a local folder."""
+        ...
+
+    def names(self) -> set[str]:
+        """Return the names of what is in it; none if it does not exist."""
+        ...
+
+    def fetch(self, folder: Path) -> None:
+        """Copy its content, if it exists, into a new local folder."""
         ...
 
 
@@ -39,7 +43,17 @@ def remote_folder(url: str) -> RemoteFolder:
 
     Raises UsageError for another scheme.
     """
-    return HadoopFolder(url.rstrip("/")) if url.startswith("hdfs://") else location_of(url)
+    if url.startswith("hdfs://"):
+        return HadoopFolder(url.rstrip("/"))
+    from paceline.data.location import location_of  # noqa: PLC0415  (pyarrow)
+
+    return location_of(url)
+
+
+def url_below(url: str, *names: str) -> str:
+    """Return the URL of a folder below another one, with the same options."""
+    place, mark, options = url.partition("?")
+    return "/".join([place.rstrip("/"), *names]) + mark + options
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +63,9 @@ class HadoopFolder:
     url: str
 
     def make(self) -> None:
-        self._call("-mkdir", "-p", self.url)
-        if self._call("-ls", self.url).strip():
+        from paceline.data.location import not_empty  # noqa: PLC0415  (pyarrow)
+
+        if self.names():
             raise not_empty(self.url)
 
     def replace(self, folder: Path) -> None:
@@ -58,6 +73,17 @@ class HadoopFolder:
         # Hadoop reads local names as URLs, in which the path of the folder may be wrong.
         names = sorted(path.name for path in folder.iterdir())
         self._call("-put", *names, self.url, folder=folder)
+
+    def names(self) -> set[str]:
+        self._call("-mkdir", "-p", self.url)  # `-ls` fails without it
+        listed = self._call("-ls", "-C", self.url)
+        return {line.rpartition("/")[2] for line in listed.splitlines() if "/" in line}
+
+    def fetch(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        urls = [f"{self.url}/{name}" for name in sorted(self.names())]
+        if urls:
+            self._call("-get", *urls, ".", folder=folder)
 
     def _call(self, *words: str, folder: Path | None = None) -> str:
         try:
@@ -74,6 +100,6 @@ class HadoopFolder:
 
     def _failed(self, why: str) -> EnvironmentLacks:
         return EnvironmentLacks(
-            f"{self.url}: cannot be written ({why}); check the address, the rights of the user "
+            f"{self.url}: cannot be used ({why}); check the address, the rights of the user "
             "(HADOOP_USER_NAME or a Kerberos ticket) and the configuration in HADOOP_CONF_DIR"
         )

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -119,7 +120,9 @@ def why_it_failed(ended: subprocess.CompletedProcess[str]) -> str:
 
 
 def _last_line(ended: subprocess.CompletedProcess[str]) -> str:
-    return ((ended.stderr or ended.stdout).strip().splitlines() or ["no message"])[-1]
+    lines = (ended.stderr or ended.stdout).strip().splitlines()
+    # A stack of Java begins each frame with a tab.
+    return next((line for line in reversed(lines) if not line.startswith("\t")), "no message")
 
 
 def how_to_install(extra: str) -> str:
@@ -154,6 +157,20 @@ def package_folder(package: str) -> Path | None:
 def scripts_folder() -> Path:
     """Return the folder of the programs in this Python's environment."""
     return Path(sysconfig.get_path("scripts"))
+
+
+def own_module(name: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command of a module of this package, and its environment.
+
+    For a helper that the supervisor of a trial must not end: it ends every process that carries the
+    trial's variables.
+    """
+    # The caller may have found the package in an archive or through sys.path; so must the helper.
+    home = str(Path(__file__).resolve().parents[2])
+    search = dict.fromkeys([home, *(str(Path(entry).absolute()) for entry in sys.path if entry)])
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PACELINE_")}
+    # -P: no module of the working directory can replace one of the library
+    return [sys.executable, "-P", "-m", name], {**kept, "PYTHONPATH": os.pathsep.join(search)}
 
 
 def job_script(folder: str, name: str, environment: Mapping[str, str] = os.environ) -> Path:

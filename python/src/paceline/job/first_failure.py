@@ -49,7 +49,7 @@ def first_failure(
     reason. In order of weight:
 
     1. a rank that wrote an error of its own: its peers may have been killed because of it;
-    2. a rank that is known to have died;
+    2. a rank that is known to have died, unless the launcher names one that never began;
     3. the rank that the launcher names;
     4. a rank that waited too long for others, then one that wrote no end, then one that was asked
        to end while others lost it.
@@ -67,9 +67,10 @@ def _first_rank(
     own_errors = [s for s in statuses if s.state == "failed" and not s.secondary]
     causes = [s.rank for s in own_errors if exit_code_of(s.error) != ExitCode.TIMED_OUT]
     running = [s.rank for s in statuses if s.state == "running"]
+    has_begun = named is None or any(s.rank == named for s in statuses)
     if causes:
         return named if named in causes else causes[0]
-    if dead:
+    if dead and has_begun:  # else the others were ended because of it
         # Spark ends the peers of a lost task at once, so several may have died between two looks.
         return named if named in running else min(dead)
     lost_a_peer = {s.rank for s in statuses if s.secondary and s.error != TERMINATED}

@@ -1,13 +1,13 @@
 """The job that a job script's command line describes: a trial, and the place of its records.
 
-The trial is one of a spec, or it was planned before and is in a file. Every rank reads the command
-line itself and gets the same trial.
+The trial is one of a spec, or it was planned before and is in a file.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,10 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
+from paceline.data.remote_folder import remote_folder
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.job.context import launching_pid
+from paceline.job.place import Place
 from paceline.plan.planning import plan_trials, repeated
 from paceline.plan.selection import matching, no_match
 from paceline.plan.trial import Trial, trial_name
@@ -31,6 +33,7 @@ class Job:
     trial: Trial
     files: TrialFiles
     run: RunFiles | None  # set where this job itself keeps the run directory
+    place: Place | None = None  # for nodes that do not see the run directory
 
     @property
     def supervised(self) -> bool:
@@ -119,14 +122,15 @@ def _planned_job(arguments: JobArguments, path: Path, launcher: str) -> Job:
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise UsageError(f"--trial describes the whole trial; leave out {', '.join(given)}")
-    trial = read_trial(path)
+    place = Place.from_environment()
+    trial = read_trial(path) if place is None or path.exists() else _published(place, path.name)
     if trial.launcher != launcher:
         raise UsageError(
             f'--trial {path}: is for launcher "{trial.launcher}", this is "{launcher}"; its '
             "command.txt has the right command"
         )
     if arguments.out is None:
-        return Job(trial=trial, files=TrialFiles(path.parent), run=None)
+        return Job(trial=trial, files=TrialFiles(path.parent), run=None, place=place)
     if arguments.repeat is not None:  # the seed is already that of the trial
         name = trial_name(trial.configuration, arguments.repeat)
         trial = trial.model_copy(update={"repeat": arguments.repeat, "id": name})
@@ -181,6 +185,14 @@ def read_trial(path: Path) -> Trial:
         raise UsageError(
             f"--trial {path}: expected a trial of this version of Paceline: {error}"
         ) from error
+
+
+def _published(place: Place, name: str) -> Trial:
+    """Return the trial that `paceline run` has put at the run's remote place."""
+    with tempfile.TemporaryDirectory(prefix="paceline-") as temporary:
+        folder = Path(temporary, "trial")
+        remote_folder(place.trial).fetch(folder)
+        return read_trial(folder / name)
 
 
 def _with_own_file(trial: Trial, folder: Path) -> Trial:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
-from paceline.errors import EnvironmentLacks, ExitCode, PacelineError, TimedOut
+from paceline.errors import ExitCode, PacelineError, TimedOut
 from paceline.host.memory import permanent_objects
 from paceline.host.messages import say
 from paceline.host.processes import die_with_parent
@@ -27,6 +27,7 @@ from paceline.job.rank_status import (
 )
 from paceline.job.sidecars import host_sidecar
 from paceline.job.stacks import answer_requests, request_stacks, write_error
+from paceline.job.unshared import check_shared
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.attempts import begin_attempt
@@ -117,13 +118,4 @@ def import_train(trial: Trial) -> ModuleType:
     with permanent_objects():
         return import_module(
             "paceline.rank.train" if script is None else "paceline.rank.script.train"
-        )
-
-
-def check_shared(job: Job, host: str) -> None:
-    """Raise EnvironmentLacks if the trial's directory cannot be seen from this host."""
-    if not job.files.trial.exists():
-        raise EnvironmentLacks(
-            f"host {host}: expected {job.files.trial}, found none: the run directory "
-            "must be on storage that all nodes share, under the same path"
         )

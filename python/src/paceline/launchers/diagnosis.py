@@ -94,7 +94,7 @@ def _message(
     log = files.launcher_log
     if failure.status is not None and log_tail(files.rank(failure.status.rank).log):
         log = files.rank(failure.status.rank).log
-    reported = _reported_by_launcher(files, failure.rank, ended)
+    reported = _reported_by_launcher(files, failure, ended)
     if ended.timed_out:
         what = _late_text(trial, statuses)
     elif ended.missing_ranks:
@@ -128,7 +128,8 @@ def _what_happened(
         return f"the launcher {how} and {finished} of {ranks} ranks finished; {says}"
     name = f"rank {failure.rank} of {ranks}"
     if status is None:
-        return f"{name} failed before it could write a status; the launcher {how}"
+        why = f"; the launcher {how}" if reported is None else f": {reported}"
+        return f"{name} failed before it could write a status{why}"
     where = f"{name} (host {status.host}, pid {status.pid})"
     if reported is not None and (failure.error is None or failure.was_asked_to_end):
         what = "wrote no error" if failure.error is None else "was asked to end"
@@ -153,17 +154,21 @@ def missing_ranks_text(missing: Sequence[int], limit_s: float) -> str:
     return f"rank(s) {names} did not start within {limit_s:g} s (limits.rendezvous_s)"
 
 
-def _reported_by_launcher(files: TrialFiles, rank: int | None, ended: Ended) -> str | None:
-    """Return the reason that the job script printed for a rank, without a rank the last error."""
-    if rank is None:
-        is_own = ended.exit_status in SPECIFIC_ERRORS
-        lines = _OWN_LINE if is_own else _ERROR_LINE
-        errors = lines.findall(_log_text(files.launcher_log))
-        return errors[-1][:_LONGEST_REASON] if errors else None
-    for found in RANK_FAILED_LINE.finditer(_log_text(files.launcher_log)):
-        if rank == int(found.group(1)):
+def _reported_by_launcher(files: TrialFiles, failure: FirstFailure, ended: Ended) -> str | None:
+    """Return the reason that the job script printed for the rank; without one, or for a rank that
+    was refused before it began, the last error."""
+    text = _log_text(files.launcher_log)
+    for found in RANK_FAILED_LINE.finditer(text):
+        if failure.rank == int(found.group(1)):
             return found.group(2)
-    return None
+    is_own = ended.exit_status in SPECIFIC_ERRORS
+    if failure.rank is not None and not (is_own and failure.status is None):
+        return None
+    errors = (_OWN_LINE if is_own else _ERROR_LINE).findall(text)
+    if not errors:
+        return None
+    reason: str = errors[-1]
+    return reason if is_own else reason[:_LONGEST_REASON]
 
 
 def _exit_words(exit_status: int) -> str:

@@ -85,13 +85,14 @@ class Ended(Watched):
     left_behind: tuple[int, ...] = ()  # pids that SIGKILL did not end
 
 
-def supervise(
+def supervise(  # noqa: PLR0913  (launchers differ in their limits)
     command: Command,
     files: TrialFiles,
     *,
     limit_s: float,
     start_limit: StartLimit | None = None,
     restart_limit_s: float | None = None,
+    unseen_s: float = 0.0,
     on_started: Callable[[int], object] = lambda _pid: None,
     on_interrupted: Callable[[], object] = lambda: None,
 ) -> Ended:
@@ -102,6 +103,7 @@ def supervise(
     an exception or KeyboardInterrupt.
     start_limit: None if the launcher itself limits the time until all ranks have started.
     restart_limit_s: time for a launcher that restarts failed ranks itself; None for others.
+    unseen_s: so much later than the ranks whose status is here, others may end.
     on_started gets the launcher's pid; what it starts is not part of the trial.
     on_interrupted is called while the ranks still run, if a signal asks this process to end.
     """
@@ -117,7 +119,7 @@ def supervise(
                 limit_s=limit_s,
                 start_limit=start_limit,
                 restart_limit_s=restart_limit_s,
-                exit_limit_s=_EXIT_S,
+                exit_limit_s=_EXIT_S + unseen_s,
             )
             ended_unix_s = time.time()
             if not watched.ended_by_itself:

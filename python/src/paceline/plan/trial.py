@@ -267,6 +267,11 @@ class Trial(_Value):
         return not self.inexact_reasons
 
     @property
+    def is_replayed(self) -> bool:
+        """Return whether steps are replayed after the training, from states of the baseline."""
+        return self.save_tensors and self.is_exact
+
+    @property
     def round_steps(self) -> int:
         """Steps from one exchange between ranks to the next; a rate covers whole rounds."""
         return max(each.round_steps for each in self.options)

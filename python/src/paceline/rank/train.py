@@ -116,7 +116,7 @@ class _TaskRank:
                     evaluator = self._evaluator(samples, first)
                     self._prepare(strategy, samples.task, first)
                     checkpoints = self._checkpoints(opened, strategy, samples, chosen)
-                    if self.trial.save_tensors and self.trial.is_exact:
+                    if self.trial.is_replayed:
                         self.replays = Replays(
                             self.trial, self.context, self.files, samples, strategy, self.peers,
                             self._open_feed,

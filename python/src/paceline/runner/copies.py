@@ -5,28 +5,27 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from paceline.data.remote_folder import remote_folder
 from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.host.messages import say
 from paceline.records.files import read_json, write_json
 from paceline.records.layout import RunFiles
-
-if TYPE_CHECKING:
-    from paceline.data.remote_folder import RemoteFolder
 
 
 @contextmanager
 def copied_at_end(files: RunFiles, url: str | None) -> Iterator[None]:
     """Copy the run directory at the end of the block, also if trials have failed.
 
-    url: a new remote place; None: that of an earlier command, if there is one. A signal ends the
-    block without a copy. Raises UsageError or EnvironmentLacks before the block if the place cannot
-    be used, EnvironmentLacks after a good block if the copy fails.
+    url: a new remote place, written into the run directory; None: that of an earlier command, if
+    there is one. A signal ends the block without a copy. Raises UsageError or EnvironmentLacks
+    before the block if the place cannot be used, EnvironmentLacks after a good block if the copy
+    fails.
     """
     if url is not None:
-        _remote_folder(url).make()
+        remote_folder(url).make()
         say(f"the run is written to {files.root}, and copied to {url} at the end")
+        write_json(files.copy, {"url": url})
     elif files.copy.exists():
         url = str(read_json(files.copy)["url"])
     else:
@@ -41,23 +40,16 @@ def copied_at_end(files: RunFiles, url: str | None) -> Iterator[None]:
             say(str(error))
         raise
     except BaseException:
-        _keep_place(files, url)
+        _has_begun(files)
         raise
     _copy(files, url)
 
 
-def _remote_folder(url: str) -> RemoteFolder:
-    # Only a copy needs pyarrow, which an installation without extras lacks.
-    from paceline.data.remote_folder import remote_folder  # noqa: PLC0415
-
-    return remote_folder(url)
-
-
 def _copy(files: RunFiles, url: str) -> None:
-    if not _keep_place(files, url):
+    if not _has_begun(files):
         return
     try:
-        _remote_folder(url).replace(files.root)
+        remote_folder(url).replace(files.root)
     except EnvironmentLacks as error:
         raise EnvironmentLacks(
             f"{error}\nthe run is in {files.root}; copy it again with: paceline run --resume "
@@ -66,9 +58,10 @@ def _copy(files: RunFiles, url: str) -> None:
     say(f"the run is in {files.root} and in {url}")
 
 
-def _keep_place(files: RunFiles, url: str) -> bool:
-    """Write the place into the run directory, for `--resume`; return whether there is one."""
-    if not files.root.is_dir():  # nothing has begun
-        return False
-    write_json(files.copy, {"url": url})
-    return True
+def _has_begun(files: RunFiles) -> bool:
+    """Return whether there is more than the place; remove a run directory that has no more."""
+    if any(path != files.copy for path in files.root.iterdir()):
+        return True
+    files.copy.unlink()
+    files.root.rmdir()
+    return False

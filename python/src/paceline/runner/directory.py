@@ -85,10 +85,11 @@ def check_new(files: RunFiles) -> None:
 def _may_be_first(path: Path, files: RunFiles) -> bool:
     """Return whether a path in a run directory may be there before the run.
 
-    A search may be, and what a run leaves that was killed before it had written its manifest.
+    A search and the place of a copy may be, and what a run leaves that was killed before it had
+    written its manifest.
     """
     left = (files.lock.name, f".{files.manifest.name}.")
-    return path == files.tune.root or path.name.startswith(left)
+    return path in (files.tune.root, files.copy) or path.name.startswith(left)
 
 
 def _check_resumed(files: RunFiles, spec: Spec) -> None:

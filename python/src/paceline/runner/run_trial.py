@@ -12,6 +12,7 @@ from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
 from paceline.host.machine import host_name
 from paceline.job.context import SIDECAR_HOST_VARIABLE
 from paceline.job.first_failure import RESTARTED_CODES
+from paceline.job.place import Place
 from paceline.job.sidecars import watch
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
@@ -24,6 +25,7 @@ from paceline.records.files import read_json, write_json, write_text
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import FailureRow, Outcome
 from paceline.runner.failure_injection import failing
+from paceline.runner.nodes import collect, published
 from paceline.runner.planning import Progress
 from paceline.spec.extensions import LAUNCHERS
 from paceline.telemetry import SidecarHandle
@@ -88,12 +90,14 @@ def _run_attempt(
     The second result is the failure of a rank, after which a new start may help.
     """
     launcher = launcher_for(trial.launcher)
-    command = launcher.command(trial, files)
+    place = published(trial, files)
+    command = launcher.command(_knowing(trial, place), files)
     environment = {**command.environment, SIDECAR_HOST_VARIABLE: host_name()}
     command = dataclasses.replace(command, environment=environment)
     write_text(files.command, command.shell_line() + "\n")
     described, limits = LAUNCHERS.get(trial.launcher), trial.limits
     start_limit = StartLimit(trial.placement.ranks, limits.rendezvous_s)
+    sees_ranks = place is None  # else those of other nodes are perhaps seen at the end only
     restarts_ranks = described.restarts_ranks and trial.restarts > 0
     sidecars: list[SidecarHandle] = []
     try:
@@ -101,15 +105,19 @@ def _run_attempt(
             command,
             files,
             limit_s=limit_s,
-            start_limit=start_limit if described.needs_start_limit else None,
+            start_limit=start_limit if described.needs_start_limit and sees_ranks else None,
             restart_limit_s=limits.rendezvous_s if restarts_ranks else None,
+            unseen_s=0.0 if sees_ranks else limits.collective_s,
             on_started=lambda pid: sidecars.extend(watch(trial, files, host_name(), (pid,))),
             on_interrupted=lambda: trial.checkpoint and write_last_checkpoint(files),
         )
     finally:
         for sidecar in sidecars:
             sidecar.stop()
+    missing = None if place is None else collect(place, files)
     outcome = diagnose(trial, files, ended, launcher)
+    if missing is not None and outcome.message is not None:
+        outcome = dataclasses.replace(outcome, message=f"{outcome.message}\n{missing}")
     # A rank that waits for a lost host too long has timed out; the limit of the trial is final.
     if ended.timed_out or outcome.exit_code not in RESTARTED_CODES:
         return outcome, None
@@ -119,6 +127,13 @@ def _run_attempt(
         failed_rank=outcome.failed_rank,
         message=outcome.reason,
     )
+
+
+def _knowing(trial: Trial, place: Place | None) -> Trial:
+    """Return the trial for the launcher, which passes its variables to the job side."""
+    if place is None:
+        return trial
+    return trial.model_copy(update={"environment": trial.environment | place.environment()})
 
 
 def _after_good_end(trial: Trial, files: TrialFiles) -> None:

@@ -5,18 +5,16 @@ A failure here is a warning: a run without its trace is still a run.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import threading
 import warnings
 from contextlib import suppress
 from pathlib import Path
 
-import paceline
 from paceline.errors import DataError, PacelineError, PacelineWarning
 from paceline.host.machine import host_name
 from paceline.host.processes import Process
+from paceline.host.programs import own_module
 from paceline.records.files import read_json
 from paceline.telemetry.access import caution, expected_authorization
 from paceline.telemetry.request import SidecarRequest, remove_targets, target_files
@@ -131,21 +129,16 @@ def sidecar_is_alive(state: Path) -> bool:
 
 
 def _spawn(request: SidecarRequest) -> subprocess.Popen[bytes]:
-    # The caller may have found this package in an archive or through sys.path; so must the child.
-    home = str(Path(paceline.__file__).resolve().parent.parent)
-    search = dict.fromkeys([home, *(str(Path(entry).absolute()) for entry in sys.path if entry)])
-    # The supervisor of a trial ends every process that carries the trial's variables.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    command, environment = own_module("paceline.telemetry.sidecar")
     request.trace.parent.mkdir(parents=True, exist_ok=True)
     with _log_of(request).open("ab") as log:
         process = subprocess.Popen(
-            # -P: no module of the working directory can replace one of the library
-            [sys.executable, "-P", "-m", "paceline.telemetry.sidecar"],
+            command,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C is for the caller
-            env={**kept, "PYTHONPATH": os.pathsep.join(search)},
+            env=environment,
         )
     assert process.stdin is not None
     try:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tests.support.rows import write_status
 
 from paceline.errors import EnvironmentLacks
+from paceline.job.place import Place
 from paceline.job.rank_status import TERMINATED, RankEnd
+from paceline.job.run_directory import prepare
 from paceline.launchers.spark import barrier
 from paceline.launchers.spark.barrier import (
     BarrierTaskFailed,
@@ -18,19 +22,32 @@ from paceline.launchers.spark.barrier import (
     failed_stage,
     run_barrier_rank,
 )
+from paceline.records.layout import TrialFiles
 
 
 @pytest.fixture
-def job(make_job):
-    return make_job(launcher="spark")
+def prepared(make_job):
+    """Make a job whose trial is in the run directory, as the driver leaves it."""
+
+    def make(**keys):
+        job = make_job(launcher="spark", **keys)
+        prepare(job)
+        return job
+
+    return make
+
+
+@pytest.fixture
+def job(prepared):
+    return prepared()
 
 
 def stage(all_gather, *, in_one_executor: bool = False) -> Stage:
     return Stage(all_gather=all_gather, in_one_executor=in_one_executor, token="secret")
 
 
-def test_ranks_on_more_nodes_than_recorded_are_refused(make_job):
-    job = make_job(interface="lo", launcher="spark")
+def test_ranks_on_more_nodes_than_recorded_are_refused(prepared):
+    job = prepared(interface="lo")
     all_gather = lambda mine: [mine, mine.replace('"host": "', '"host": "x')]  # noqa: E731
     with pytest.raises(BarrierTaskFailed, match="EnvironmentLacks: ranks are on 2 hosts"):
         run_barrier_rank(job, 0, stage(all_gather))
@@ -51,7 +68,7 @@ def test_missing_interface_is_an_error_of_the_rank_and_not_a_killed_worker(job, 
 
 
 @pytest.mark.parametrize(("waited_s", "raised"), [(60.0, BarrierTaskFailed), (1.0, EOFError)])
-def test_barrier_to_which_not_all_tasks_came_is_named(make_job, monkeypatch, waited_s, raised):
+def test_barrier_to_which_not_all_tasks_came_is_named(prepared, monkeypatch, waited_s, raised):
     """PySpark reports an EOFError; a quick one means that another task has failed."""
     now_s = 100.0
     monkeypatch.setattr(barrier, "time", SimpleNamespace(monotonic=lambda: now_s))
@@ -61,7 +78,7 @@ def test_barrier_to_which_not_all_tasks_came_is_named(make_job, monkeypatch, wai
         now_s += waited_s
         raise EOFError
 
-    job = make_job(rendezvous_s=60.0, launcher="spark")
+    job = prepared(rendezvous_s=60.0)
     with pytest.raises(raised) as caught:
         run_barrier_rank(job, 1, stage(all_gather))
     if raised is BarrierTaskFailed:
@@ -88,6 +105,15 @@ class Gather:
         return all_gather
 
 
+def in_threads(of_rank):
+    """Run both tasks at once."""
+    tasks = [threading.Thread(target=of_rank, args=(rank,)) for rank in range(2)]
+    for task in tasks:
+        task.start()
+    for task in tasks:
+        task.join(timeout=20)
+
+
 @pytest.mark.parametrize("in_one_executor", [False, True])
 def test_tasks_meet_once_at_rank_0s_socket(job, monkeypatch, in_one_executor):
     contexts = {}
@@ -98,19 +124,11 @@ def test_tasks_meet_once_at_rank_0s_socket(job, monkeypatch, in_one_executor):
 
     monkeypatch.setattr(barrier, "run_rank", run)
     gather = Gather(2)
-    job.files.root.mkdir(parents=True)
-    job.files.trial.touch()
-    tasks = [
-        threading.Thread(
-            target=run_barrier_rank,
-            args=(job, rank, stage(gather.of(rank), in_one_executor=in_one_executor)),
+    in_threads(
+        lambda rank: run_barrier_rank(
+            job, rank, stage(gather.of(rank), in_one_executor=in_one_executor)
         )
-        for rank in range(2)
-    ]
-    for task in tasks:
-        task.start()
-    for task in tasks:
-        task.join(timeout=20)
+    )
     (first, watched), (second, _) = contexts[0], contexts[1]
     assert gather.calls == (0 if in_one_executor else 2)  # one a task
     assert first.store.listen_fd is not None
@@ -120,10 +138,41 @@ def test_tasks_meet_once_at_rank_0s_socket(job, monkeypatch, in_one_executor):
     barrier.close_listener(first.store)
 
 
+def test_tasks_of_a_node_without_the_run_directory_use_one_folder(job, monkeypatch):
+    """They meet by allGather, because they cannot leave an address in the run directory."""
+    place = Place(url="s3://bucket/run", attempt="a")
+    far = dataclasses.replace(job, run=None, place=place, files=TrialFiles(Path("/nowhere/x/y/z")))
+    used = {}
+
+    def in_folder(job, folder, host, *, ranks, is_first):
+        used[is_first] = (folder, ranks)
+        return job, None
+
+    monkeypatch.setattr(barrier, "in_folder", in_folder)
+    monkeypatch.setattr(
+        barrier, "run_rank", lambda _job, context, _pids: RankEnd(rank=context.rank)
+    )
+    gather = Gather(2)
+    in_threads(
+        lambda rank: run_barrier_rank(far, rank, stage(gather.of(rank), in_one_executor=True))
+    )
+    assert gather.calls == 2
+    assert used[True] == used[False]
+    folder, ranks = used[True]
+    assert ranks == 2
+    assert not Path(folder).exists()  # the first task makes it
+
+
+def test_mpi_ranks_without_the_run_directory_are_refused(prepared):
+    job = prepared(transport="mpi")
+    job.files.trial.unlink()
+    job = dataclasses.replace(job, place=Place(url="s3://bucket/run", attempt="a"))
+    with pytest.raises(BarrierTaskFailed, match="with transport gloo a remote place is enough"):
+        run_barrier_rank(job, 0, stage(pytest.fail, in_one_executor=True))
+
+
 def test_secret_of_a_stage_is_not_in_its_files(job, monkeypatch):
     monkeypatch.setattr(barrier, "run_rank", lambda *_args: RankEnd(rank=0))
-    job.files.root.mkdir(parents=True)
-    job.files.trial.touch()
     run_barrier_rank(job, 0, stage(pytest.fail, in_one_executor=True))
     assert "secret" not in (job.files.root / "rendezvous.json").read_text()
 

@@ -322,13 +322,6 @@ def test_task_that_does_not_come_is_named(far_job):
         run_mpi_task(job, 0, places([address, address], ["a", "b"]), address, TOKEN)
 
 
-def test_run_directory_that_a_host_does_not_see_is_told(far_job):
-    far_job.files.trial.unlink()
-    address = listen_on("lo")
-    with pytest.raises(EnvironmentLacks, match=r"host b: expected .*storage that all nodes share"):
-        run_mpi_task(far_job, 1, places([address, address], ["a", "b"]), address, TOKEN)
-
-
 def write_status(job, rank, state, error=None, **changes) -> None:
     rows.write_status(job.files, rank, state, error, **{"host": "h", "pid": 7, **changes})
 
@@ -417,9 +410,16 @@ def test_what_mpirun_says_is_passed_on(job, capsys):
 
 
 class FakeWorld:
-    """Rank 1 of 2, both on this host."""
+    """A rank of 2, both on this host."""
 
-    rank, size, local_rank, ranks_on_node = 1, 2, 1, 2
+    size, ranks_on_node = 2, 2
+
+    def __init__(self, rank, job=None):
+        self.rank = self.local_rank = rank
+        self._job = job
+
+    def of_rank_0(self, value):
+        return self._job if value is None else value
 
     def gather(self, value):
         return [value, value]
@@ -431,15 +431,14 @@ class FakeWorld:
 def test_rank_that_mpirun_placed_elsewhere_refuses(far_job, monkeypatch):
     for name, value in EnclosingJob("spark", [0], []).environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("sys.argv", ["x", "--trial", str(far_job.files.trial)])
     with pytest.raises(EnvironmentLacks, match=r"where spark has the tasks \[0\]"):
-        train(FakeWorld())
+        train(FakeWorld(1, far_job))
 
 
 def test_trial_of_spark_is_refused_by_an_mpi_job_of_its_own(far_job, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", "--trial", str(far_job.files.trial)])
     with pytest.raises(UsageError, match='for launcher "spark", this is "mpi"'):
-        train(FakeWorld())
+        train(FakeWorld(0))
 
 
 def test_ranks_keep_the_run_directory_of_a_job_by_hand(far_job):

@@ -23,6 +23,7 @@ from paceline.job.rank import run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, listen_on
 from paceline.job.run_directory import finish, prepare
+from paceline.job.unshared import Delivery, in_folder, new_folder
 from paceline.plan.rank_context import StoreAddress
 from paceline.training.resources import keep_freed_memory
 
@@ -91,7 +92,7 @@ def run_as_rank(world: World, rank_main: Callable[[World], int]) -> int:
 def train(world: World) -> int:
     """Train as one rank of the world; collective. Return an exit code; raises PacelineError."""
     enclosing = EnclosingJob.from_environment()
-    job = parse_job("mpi" if enclosing is None else enclosing.launcher, "mpi-jobs/train.py")
+    job = _job(world, "mpi" if enclosing is None else enclosing.launcher)
     check_not_alone(world.size, job.trial.placement.ranks)
     hosts = world.gather(world.of_this_node(host_name()))
     nodes = nodes_of(hosts, "use mpirun --map-by ppr:N:node or srun --ntasks-per-node")
@@ -102,13 +103,49 @@ def train(world: World) -> int:
     check_reachable(job.trial.interface, nodes)
     if world.rank == 0:
         prepare(job)
-    launchers = world.gather((host_name(), launching_pid()))
+    launchers = world.gather((host_name(), launching_pid()))  # now rank 0 has prepared the job
     watched_pids = sorted({pid for host, pid in launchers if host == host_name()})
     started_by_mpi = launching_pid() != os.getpid()  # else by a shell or by slurmstepd
+    job, delivery = _on_this_node(world, job, hosts[world.rank])
     end = _train(world, job, hosts, watched_pids, parent_is_launcher=started_by_mpi)
     if world.rank == 0 or (end.error is not None and not end.secondary):
         finish(job, end)
+    if delivery is not None and end.exit_code == ExitCode.OK:
+        delivery.wait()
     return end.exit_code
+
+
+def _job(world: World, launcher: str) -> Job:
+    """Return the job that rank 0 reads, because other hosts may not see its files; collective."""
+    own = parse_job(launcher, "mpi-jobs/train.py") if world.rank == 0 else None
+    job = world.of_rank_0(own)
+    assert job is not None
+    return job
+
+
+def _on_this_node(world: World, job: Job, host: str) -> tuple[Job, Delivery | None]:
+    """Return the job with its files as this node sees them; collective.
+
+    Raises EnvironmentLacks in all ranks if a node needs a run directory that it does not see. So no
+    rank begins, and the others are not taken for the cause.
+    """
+    is_first = world.local_rank == 0
+    folder, refusal = world.of_this_node(_folder(job, host) if is_first else (None, None))
+    refusals = list(filter(None, world.gather(refusal)))
+    if refusals:
+        raise EnvironmentLacks(refusals[0])
+    found = in_folder(job, folder, host, ranks=world.ranks_on_node, is_first=is_first)
+    if job.place is not None:  # a node may have fetched a lot
+        world.wait_for_all(job.trial.limits.trial_s)
+    return found
+
+
+def _folder(job: Job, host: str) -> tuple[str | None, str | None]:
+    """Return the name of this node's folder, and why the node is refused."""
+    try:
+        return new_folder(job, host), None
+    except EnvironmentLacks as error:
+        return None, str(error)
 
 
 def _train(

@@ -23,9 +23,10 @@ from paceline.host.processes import parent_of
 from paceline.job.context import nodes_of, rank_context
 from paceline.job.first_failure import FirstFailure, first_failure
 from paceline.job.job import Job
-from paceline.job.rank import check_shared, import_train, run_rank
+from paceline.job.rank import import_train, run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, exchange_address, listen_on
+from paceline.job.unshared import ONLY_GLOO, in_folder, new_folder
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.launchers.spark.launcher import LOST_TASK
 from paceline.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
@@ -39,6 +40,8 @@ _RANK_ERROR = re.compile(r"paceline rank (\d+) ended (\{.*?\})$", re.MULTILINE)
 # Spark's reason, for example that YARN ended a container (TaskEndReason.scala).
 _LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(.+?\) Reason: (.+)")
 _CALL = "An error occurred while calling "  # Py4J's first line; the next one has the reason
+# Why the ranks of transport mpi need a run directory that all hosts see.
+_NEEDS_FILES = f"task 0 reads there how all ranks ended{ONLY_GLOO}"
 
 
 class BarrierTaskFailed(Exception):  # noqa: N818  (it appears only inside Spark's own messages)
@@ -61,12 +64,18 @@ def run_barrier_rank(job: Job, rank: int, stage: Stage) -> int:
     """
     over_mpi = job.trial.transport == "mpi"
     try:
+        host = host_name()
+        folder = new_folder(job, host, _NEEDS_FILES if over_mpi else None)
         # Every task listens, because the host of rank 0 is not known yet.
         address = listen_on(job.trial.interface)
         own = TaskPlace(
-            host=host_name(), address=address.host, port=address.port, executor=executor_pid()
+            host=host,
+            address=address.host,
+            port=address.port,
+            executor=executor_pid(),
+            folder=folder,
         )
-        if stage.in_one_executor:
+        if stage.in_one_executor and folder is None:
             places = _on_this_host(job, rank, own, address, stage.token)
         else:
             with nullcontext() if over_mpi else _importing_worker(job):
@@ -78,13 +87,23 @@ def run_barrier_rank(job: Job, rank: int, stage: Stage) -> int:
         else:
             if rank != 0:
                 close_listener(address)
-            executors = {p.executor for p in places if p.host == context.host}
-            end = run_rank(job, context, sorted(pid for pid in executors if pid is not None))
+            end = _run(job, context, [place for place in places if place.host == host])
     except PacelineError as error:
         raise task_failed(RankEnd.of(error, rank)) from error
     if end.error is not None:
         raise task_failed(end)
     return rank
+
+
+def _run(job: Job, context: RankContext, here: Sequence[TaskPlace]) -> RankEnd:
+    """Run the rank. here: the tasks on this host, by rank."""
+    is_first = context.local_rank == 0
+    job, delivery = in_folder(job, here[0].folder, context.host, ranks=len(here), is_first=is_first)
+    executors = {place.executor for place in here if place.executor is not None}
+    end = run_rank(job, context, sorted(executors))
+    if delivery is not None and end.error is None:
+        delivery.wait()
+    return end
 
 
 def _on_this_host(
@@ -94,7 +113,6 @@ def _on_this_host(
 
     The tasks need only rank 0's socket; the sockets of the others are not used on one host.
     """
-    check_shared(job, own.host)
     start = hashlib.sha256(token.encode()).hexdigest()
     first = exchange_address(job, rank, address, start)
     place = dataclasses.replace(own, address=first.host, port=first.port)

@@ -22,7 +22,6 @@ from pathlib import Path
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.host.processes import shell_status
 from paceline.job.job import Job
-from paceline.job.rank import check_shared
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.mpi.rank import EnclosingJob
 from paceline.launchers.mpi.tools import find_mpirun
@@ -49,6 +48,7 @@ class TaskPlace:
     address: str  # of a socket that it listens on
     port: int
     executor: int | None  # process id of the JVM above it
+    folder: str | None = None  # that it would make for its node; see job.unshared
 
     @classmethod
     def from_json(cls, text: str) -> TaskPlace:
@@ -65,13 +65,12 @@ def run_mpi_task(
 
     places: of all tasks, by rank. address: the socket that this task listens on, closed here.
     token: the secret of this stage's tasks.
-    Raises EnvironmentLacks if mpirun or the run directory is missing or a host cannot be reached,
-    TimedOut if task 0 does not end.
+    Raises EnvironmentLacks if mpirun is missing or a host cannot be reached, TimedOut if task 0
+    does not end.
     """
     assert address.listen_fd is not None
     with socket.socket(fileno=address.listen_fd) as listener:
         mine = places[rank]
-        check_shared(job, mine.host)
         here = [number for number, place in enumerate(places) if place.host == mine.host]
         executors = sorted({e for n in here if (e := places[n].executor) is not None})
         enclosing = EnclosingJob(job.trial.launcher, here, executors)

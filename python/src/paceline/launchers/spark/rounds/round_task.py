@@ -20,9 +20,10 @@ from paceline.host.memory import permanent_objects
 from paceline.host.processes import die_with_parent, process_started_unix_s
 from paceline.job.context import own_start_unix_s
 from paceline.job.job import Job
-from paceline.job.rank import check_shared, prepare_process
+from paceline.job.rank import prepare_process
 from paceline.job.rank_status import RankEnd, RankStatusFile, log_of, terminated
 from paceline.job.sidecars import host_sidecar
+from paceline.job.unshared import ONLY_GLOO, check_shared
 from paceline.launchers.spark.barrier import executor_pid, task_failed
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.executors import own_executor
@@ -59,7 +60,7 @@ def run_round_task(
     host = host_name()
     kept = _kept.get(str(job.files.root))
     try:
-        check_shared(job, host)
+        check_shared(job, host, f"tasks take their ranks there{ONLY_GLOO}")
         context = _claimed(job, partition, orders, host, None if kept is None else kept.worker.rank)
     except PacelineError as error:  # there is no rank yet whose status could be written
         raise task_failed(RankEnd.of(error, partition)) from error

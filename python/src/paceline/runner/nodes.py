@@ -1,0 +1,101 @@
+"""Nodes that do not see the run directory: what they need, and what they send (job.unshared)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+from paceline.data.remote_folder import remote_folder, url_below
+from paceline.errors import EnvironmentLacks, PacelineWarning
+from paceline.host.processes import wait_until
+from paceline.job.place import Place
+from paceline.job.unshared import needs_run_directory
+from paceline.plan.trial import Trial
+from paceline.records.files import read_json
+from paceline.records.layout import RunFiles, TrialFiles
+from paceline.spec.extensions import LAUNCHERS
+
+_DELIVERY_S = 120.0  # after the end of the launcher, when most of it is done
+_POLL_S = 1.0
+
+
+def published(trial: Trial, files: TrialFiles) -> Place | None:
+    """Put what other nodes need to the run's remote place, before an attempt at a trial.
+
+    None if the run has no such place, if the trial runs on this host only, or if all nodes have to
+    see the run directory. A place that cannot be used is a warning: they may see it.
+    """
+    run = RunFiles(files.root.absolute().parents[1])
+    if not (run.copy.exists() and _leaves_this_host(trial)) or needs_run_directory(trial):
+        return None
+    attempt = f"{trial.id}-{secrets.token_hex(4)}"
+    place = Place(url=str(read_json(run.copy)["url"]), attempt=attempt)
+    try:
+        _upload(files.root, place.trial)
+        if trial.is_replayed:
+            _upload_missing(run.replay, place.replay)
+    except EnvironmentLacks as error:
+        text = f"{error}\nonly nodes that see {files.root} can take part in {trial.id}"
+        warnings.warn(text, PacelineWarning, stacklevel=2)
+        return None
+    return place
+
+
+def _leaves_this_host(trial: Trial) -> bool:
+    launcher = LAUNCHERS.get(trial.launcher)
+    executors = launcher.executor_program(trial.launcher_options)
+    return trial.placement.nodes > 1 or executors is not None
+
+
+def _upload(folder: Path, url: str) -> None:
+    remote = remote_folder(url)
+    remote.make()
+    remote.replace(folder)
+
+
+def _upload_missing(replay: Path, url: str) -> None:
+    """Upload the states that are not there yet; a state does not change any more."""
+    for training in sorted(replay.glob("*")):
+        place = url_below(url, training.name)
+        there = remote_folder(place).names()
+        for state in sorted(training.iterdir()):
+            if state.name not in there:
+                _upload(state, url_below(place, state.name))
+
+
+def collect(place: Place, files: TrialFiles) -> str | None:
+    """Copy the records that nodes have sent, or still send, into the trial's directory.
+
+    Return a message about the nodes whose records are missing.
+    """
+    try:
+        hosts = remote_folder(place.hosts).names()
+        missing = set(hosts)
+
+        def all_sent() -> bool:
+            names = {host: remote_folder(place.host(host)).names() for host in missing}
+            missing.difference_update(host for host in names if "done" in names[host])
+            return not missing
+
+        wait_until(all_sent, _DELIVERY_S, _POLL_S)
+        for host in sorted(hosts - missing):
+            _fetch(place.host(host, "files"), files.root)
+    except EnvironmentLacks as error:
+        return f"the records of other nodes cannot be fetched: {error}"
+    if not missing:
+        return None
+    return (
+        f"host {', '.join(sorted(missing))} has sent no records within {_DELIVERY_S:g} s of the "
+        f"end: it was killed, or does not reach {place.url} any more"
+    )
+
+
+def _fetch(url: str, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".fetched-", dir=folder) as temporary:
+        fetched = Path(temporary, "files")
+        remote_folder(url).fetch(fetched)
+        shutil.copytree(fetched, folder, dirs_exist_ok=True, copy_function=os.replace)
