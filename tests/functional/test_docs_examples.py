@@ -1,4 +1,4 @@
-"""The commands of the documentation that only read a run or a spec, run as they stand."""
+"""The commands of the documentation that start no trial, run as they stand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.functional
 
 READING = (
     "compare", "explain", "export", "history", "list", "plan", "predict", "profile", "recommend",
-    "report",
+    "render", "report",
 )  # fmt: skip
 STARTING_TRIALS = {"--measure", "--verify"}
 _A_RUN = re.compile(r"RUN_A|RUN_DIR|DIR|runs/[\w-]+")
