@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Write the tables and marked figures of docs/results from the raw files.
+"""Write the tables and marked figures of docs from the raw files of docs/results.
 
     python result_tables.py [--check]
 
@@ -39,6 +39,7 @@ TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"([−\d.,]+)(<!-- (\w+)/([^>]+?)(?: \* ([\d.e+-]+))? -->)")
 UNITS = {"": 1.0, "ms": 1e3, "MB": 1e-6, "GB": 1e-9, "MiB": 2.0**-20, "million": 1e-6}
 NONE = "–"
+MACHINE = "AMD EPYC, 2 cores"  # docs/results/README.md describes it for all tables
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 Row = Mapping[str, Any]
 
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def pages() -> list[Path]:
-    return sorted(RESULTS.glob("**/*.md"))
+    return sorted(RESULTS.parent.glob("**/*.md"))
 
 
 @cache
@@ -75,9 +76,19 @@ def raw(name: str) -> Any:
 
 
 def with_tables(text: str) -> str:
-    """Return a page with the tables and figures that the raw files give."""
-    text = TABLE.sub(lambda found: found[1] + table(found[2]) + found[3], text)
-    return FIGURE.sub(lambda found: figure(*found.groups()) + found[2], text)
+    """Return a page with the tables and figures that the raw files give.
+
+    Of several tables of one raw file, the first states where the figures come from.
+    """
+    stated: set[str] = set()
+
+    def filled(found: re.Match[str]) -> str:
+        name = declared()[found[2]]["raw"]
+        source = same_source(name) if name in stated else provenance(name)
+        stated.add(name)
+        return f"{found[1]}\n{table(found[2])}\n{source}\n{found[3]}"
+
+    return FIGURE.sub(lambda found: figure(*found.groups()) + found[2], TABLE.sub(filled, text))
 
 
 def figure(shown: str, _marker: str, name: str, path: str, factor: str | None) -> str:
@@ -93,12 +104,11 @@ def figure(shown: str, _marker: str, name: str, path: str, factor: str | None) -
 
 
 def table(name: str) -> str:
-    """Return a table in Markdown, and below it where its figures come from."""
+    """Return a table in Markdown."""
     spec = declared()[name]
     head, body = (pivoted if "cells" in spec else listed)(spec)
     lines = [head, ["---"] * len(head), *body]
-    text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    return f"\n{text}\n{provenance(spec['raw'])}\n"
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def listed(spec: Row) -> tuple[list[str], list[list[str]]]:
@@ -282,15 +292,22 @@ def provenance(name: str) -> str:
     document = raw(name)
     versions, host = document.get("versions", {}), document.get("host", {})
     commit = (document.get("git") or {}).get("commit") or document.get("commit")
+    stated = document.get("machine", "machine not recorded")
+    machine = f"{host['cpu_model']}, {host['cores']} cores" if host else stated
     parts = [
         f"`{document['command']}`" if "command" in document else "",
         document.get("date", ""),
         f"version {versions['paceline']}" if "paceline" in versions else "",
         f"commit {commit[:7]}" if isinstance(commit, str) else "",
-        f"{host['cpu_model']}, {host['cores']} cores" if host else document.get("machine", ""),
+        "" if machine == MACHINE else machine,
         f"[raw](raw/{name}.json)",
     ]
     return ", ".join(part for part in parts if part) + "."
+
+
+def same_source(name: str) -> str:
+    """Return the sentence below a table whose raw file a table above it has named."""
+    return f"As above, [raw](raw/{name}.json)."
 
 
 if __name__ == "__main__":

@@ -8,18 +8,23 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from tests.cluster.lab.labs import checked_lab
 from tests.support.commands import run_command
+from tests.support.documentation import ROOT
 from tests.support.environment import kept_environment
+from tests.support.outputs import compare_outputs, without_places
 
 from paceline.lab import INTERFACE, Lab, LabSettings, network
 from paceline.lab.record import Host
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout(300)]
 
+PAGE = ROOT / "docs/how-to/clusters.md"
 LIMIT_S = 120.0
 # With it the speed of the links does not depend on the load of this machine.
 RATE, SLOW_RATE = "200mbit", "10mbit"
@@ -63,16 +68,32 @@ def on(host: Host, *words: str) -> None:
     subprocess.run(host.command(*words), check=True, capture_output=True, timeout=LIMIT_S)
 
 
+def examined(lab: Lab, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command on the first host."""
+    command = [sys.executable, "-m", "paceline.cli", "doctor", *words]
+    environment = kept_environment(PACELINE_CACHE=str(folder / "cache"), COLUMNS="80")
+    return run_command(lab.hosts[0].command(*command), LIMIT_S, env=environment, cwd=folder)
+
+
 def doctor(lab: Lab, folder: Path, *words: str) -> dict[str, dict[str, str]]:
-    """Run the command on the first host; return its faults by what is wrong."""
-    command = [sys.executable, "-m", "paceline.cli", "doctor", *words, "--json"]
-    environment = kept_environment(PACELINE_CACHE=str(folder / "cache"))
-    done = run_command(lab.hosts[0].command(*command), LIMIT_S, env=environment, cwd=folder)
+    """Return the faults by what is wrong."""
+    done = examined(lab, folder, *words, "--json")
     findings = json.loads(done.stdout)["findings"]
     faults = {each["what"]: each for each in findings if not each["ok"]}
     assert done.returncode == (3 if faults else 0), done.stderr
     assert list(folder.glob(".paceline-doctor-*")) == []
     return faults
+
+
+@contextmanager
+def slow_link(lab: Lab, host: Host) -> Iterator[None]:
+    """Limit the link of one host more than those of the others."""
+    alone = dataclasses.replace(lab.record, hosts=[host])
+    network.shape(alone, SLOW_RATE)
+    try:
+        yield
+    finally:
+        network.shape(alone, RATE)
 
 
 def names(lab: Lab) -> list[str]:
@@ -82,6 +103,20 @@ def names(lab: Lab) -> list[str]:
 def test_hosts_without_a_fault(three: Lab, tmp_path: Path) -> None:
     slots = [f"{name}:1" for name in names(three)]
     assert doctor(three, tmp_path, "--hosts", ",".join(slots), "--link", RATE) == {}
+
+
+def test_the_page_shows_a_slow_link(three: Lab, tmp_path: Path) -> None:
+    hosts = ",".join(f"{name}:2" for name in names(three))
+    with (
+        slow_link(three, three.hosts[2]),
+        TemporaryDirectory(dir="/tmp") as folder,  # a short name, which is not broken into lines
+    ):
+        done = examined(three, tmp_path, "--hosts", hosts, "--folder", folder)
+    shown = done.stdout.replace(folder, "/shared/runs")
+    for number, host in enumerate(three.hosts, start=1):
+        shown = shown.replace(host.name, f"node{number}").replace(host.address, f"node{number}")
+    command = "paceline doctor --hosts node1:2,node2:2,node3:2 --folder /shared/runs"
+    compare_outputs(PAGE, {command: without_places(shown, tmp_path)})
 
 
 def test_faults_of_one_host(three: Lab, tmp_path: Path) -> None:
@@ -95,13 +130,9 @@ def test_faults_of_one_host(three: Lab, tmp_path: Path) -> None:
         f'exec {three.agent} "$@"\n'
     )
     agent.chmod(0o755)
-    alone = dataclasses.replace(three.record, hosts=[last])
-    network.shape(alone, SLOW_RATE)
-    try:
+    with slow_link(three, last):
         hosts = ",".join(names(three))
         faults = doctor(three, tmp_path, "--hosts", hosts, "--agent", str(agent))
-    finally:
-        network.shape(alone, RATE)
     assert set(faults) == {"bandwidth", "clocks", "versions", "run folder"}
     assert f"every link of {last.address}: less" in faults["bandwidth"]["why"]
     assert f"{last.address} is +30.0" in faults["clocks"]["why"]

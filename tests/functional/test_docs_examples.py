@@ -1,12 +1,14 @@
-"""The commands of the documentation that only read a run or a spec, run as they stand."""
+"""The commands of the documentation that start no trial, run as they stand."""
 
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 from tests.functional.cli_runs import SMALL, cli_in
-from tests.support.documentation import EARLIER, PAGES, commands_in_blocks
+from tests.support.documentation import EARLIER, PAGES, ROOT, commands_in_blocks
+from tests.support.outputs import compare_outputs, shown_outputs, without_places
 from tests.unit.analysis import fabricate
 
 from paceline.errors import ExitCode
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.functional
 
 READING = (
     "compare", "explain", "export", "history", "list", "plan", "predict", "profile", "recommend",
-    "report",
+    "render", "report",
 )  # fmt: skip
 STARTING_TRIALS = {"--measure", "--verify"}
 _A_RUN = re.compile(r"RUN_A|RUN_DIR|DIR|runs/[\w-]+")
@@ -61,3 +63,16 @@ def test_an_example(examples, words):
     needs_link = words[0] == "predict" and "--link" not in words
     expected = ExitCode.NOT_COMPARABLE if needs_link else ExitCode.OK
     assert done.returncode == expected, done.stderr
+
+
+@pytest.mark.parametrize("name", ["explain", "predict"])
+def test_a_page_shows_what_a_command_prints_of_the_first_run(examples, name):
+    page = ROOT / f"docs/how-to/{name}.md"
+    found = {}
+    for commands in shown_outputs(page):
+        done = examples.main(*shlex.split(commands.replace("runs/example", "runs/a"))[1:])
+        assert done.returncode == ExitCode.OK, done.stderr
+        output = done.stdout.replace("runs/a", "runs/example")
+        found[commands] = without_places(output, examples.cwd)
+    assert found
+    compare_outputs(page, found, exact=True)

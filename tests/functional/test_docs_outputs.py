@@ -12,8 +12,7 @@ import re
 import shutil
 import signal
 import sys
-import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,18 +20,23 @@ import pytest
 from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, trial
 from tests.functional.monitored import monitored
 from tests.support.commands import run_command
-from tests.support.documentation import ROOT, SHOWN, form, shown_outputs
+from tests.support.documentation import ROOT
+from tests.support.environment import AS_ROOT
+from tests.support.outputs import WRITES, compare_outputs, shown_outputs, without_places
 from tests.support.waiting import wait_for
 from tests.unit.monitor.recorded import make_recorded_run
 
-from paceline.host.machine import host_name
+from paceline.errors import ExitCode
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(900)]
 
-FOLLOWED = ("docs/tutorials/first-comparison.md", "docs/how-to/target.md")
-MONITOR = ROOT / "docs/how-to/monitor.md"
+README = ROOT / "README.md"
+COMPARISON = ROOT / "docs/tutorials/first-comparison.md"
+BACK_ENDS = ROOT / "docs/reference/back-ends.md"
+MONITOR, OWN_TASK, TARGET, VERIFY = (
+    ROOT / f"docs/how-to/{name}.md" for name in ("monitor", "own-task", "target", "verify")
+)
 HANGING = Path(__file__).parent / "programs/hanging.py"
-WRITES = "PACELINE_WRITE_OUTPUTS" in os.environ
 PAGE_LIMIT_S = 800
 _PART = re.compile(
     r"Save this as `(?P<file>[^`]+)`[^\n]*\n\n```\w+\n(?P<content>.*?)^```$"
@@ -47,25 +51,7 @@ _SMALLER = {
 }
 
 
-def _compare(page: Path, found: Mapping[str, str]) -> None:
-    """Compare outputs with those on the page, by the commands above them; or write them."""
-    shown = shown_outputs(page)
-    assert found.keys() <= shown.keys()
-    if WRITES:
-        text = SHOWN.sub(
-            lambda part: part[0].replace(
-                f"```text\n{part['output']}```",
-                f"```text\n{found.get(part['commands'].strip(), part['output'])}```",
-            ),
-            page.read_text("utf-8"),
-        )
-        page.write_text(text, "utf-8")
-    else:
-        for commands, output in found.items():
-            assert form(output) == form(shown[commands]), commands
-
-
-def _follow(page: Path, cli: Cli) -> dict[str, str]:
+def _follow(page: Path, cli: Cli, expected: ExitCode = ExitCode.OK) -> dict[str, str]:
     """Save the files of a page, run its console blocks, and return their outputs."""
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     outputs = {}
@@ -76,8 +62,8 @@ def _follow(page: Path, cli: Cli) -> dict[str, str]:
         commands = _sized(part["commands"]).replace("./pacelinew", "paceline")
         environment = {**cli.environment, "PATH": programs}
         done = run_command(["bash", "-euc", commands], PAGE_LIMIT_S, env=environment, cwd=cli.cwd)
-        assert done.returncode == 0, done.stderr
-        outputs[part["commands"].strip()] = _without_places(done.stdout, cli.cwd)
+        assert done.returncode == expected, done.stderr
+        outputs[part["commands"].strip()] = without_places(done.stdout, cli.cwd)
     return outputs
 
 
@@ -87,22 +73,27 @@ def _sized(text: str) -> str:
     return text
 
 
-def _without_places(output: str, folder: Path) -> str:
-    """Return the output with other names for this machine and its folders."""
-    libraries = sysconfig.get_path("purelib")
-    places = {f"{folder}/": "", libraries: "site-packages", f"{ROOT}/python/src": "site-packages"}
-    for place, name in places.items():
-        output = output.replace(place, name)
-    output = re.sub(rf"\b{re.escape(host_name())}\b", "node1", output)
-    return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+def _compare_shown(page: Path, outputs: dict[str, str]) -> None:
+    """Compare all outputs on a page with those of its commands."""
+    compare_outputs(page, {commands: outputs[commands] for commands in shown_outputs(page)})
 
 
-@pytest.mark.parametrize("page", FOLLOWED)
-def test_a_page_shows_what_its_commands_print(paceline: Cli, page: str) -> None:
-    outputs = _follow(ROOT / page, paceline)
-    shown = shown_outputs(ROOT / page)
-    assert shown.keys() <= outputs.keys()
-    _compare(ROOT / page, {commands: outputs[commands] for commands in shown})
+def test_the_comparison_page_shows_its_outputs_and_another_uses_its_data_set(paceline: Cli) -> None:
+    _compare_shown(COMPARISON, _follow(COMPARISON, paceline))
+    _follow(OWN_TASK, paceline)
+
+
+@pytest.mark.parametrize("page", [TARGET, BACK_ENDS], ids=lambda page: page.stem)
+def test_a_page_shows_its_outputs(paceline: Cli, page: Path) -> None:
+    own = dataclasses.replace(paceline, environment={**paceline.environment, **AS_ROOT})
+    _compare_shown(page, _follow(page, own))
+
+
+def test_two_pages_show_a_bug_that_verify_finds(paceline: Cli) -> None:
+    outputs = _follow(VERIFY, paceline, ExitCode.NOT_EQUIVALENT)
+    _compare_shown(VERIFY, outputs)
+    [found] = outputs.values()
+    compare_outputs(README, dict.fromkeys(shown_outputs(README), found))
 
 
 @contextmanager
@@ -124,7 +115,7 @@ def _printed(cli: Cli, commands: str, words: str) -> dict[str, str]:
         output = cli.main(*commands.split()[1:]).stdout
         return output if re.search(words, " ".join(output.split())) else None
 
-    return {commands: _without_places(wait_for(look, LIMIT_S, commands), cli.cwd)}
+    return {commands: without_places(wait_for(look, LIMIT_S, commands), cli.cwd)}
 
 
 def test_watch_shows_the_trial_that_trains(paceline: Cli) -> None:
@@ -134,7 +125,7 @@ def test_watch_shows_the_trial_that_trains(paceline: Cli) -> None:
         spec = spec.replace(usual, other)
     with _started(paceline, spec):
         found = _printed(paceline, "paceline watch RUN_DIR --once", r"samples/s, loss .* IOWait")
-    _compare(MONITOR, found)
+    compare_outputs(MONITOR, found)
 
 
 def test_stacks_shows_the_rank_that_hangs(paceline: Cli) -> None:
@@ -147,7 +138,7 @@ def test_stacks_shows_the_rank_that_hangs(paceline: Cli) -> None:
     with _started(wide, spec):
         sentence = r" for [3-9] s; rank 1 has not begun it and is at \S+:\d+ in forward"
         found = _printed(wide, "paceline stacks RUN_DIR", sentence)
-    _compare(MONITOR, found)
+    compare_outputs(MONITOR, found)
 
 
 def test_monitor_says_where_prometheus_is(tmp_path: Path) -> None:
@@ -159,4 +150,4 @@ def test_monitor_says_where_prometheus_is(tmp_path: Path) -> None:
         (programs / name).chmod(0o755)
     with monitored(run.root, path=str(programs)) as monitor:
         wait_for(lambda: "Ctrl-C" in monitor.log, LIMIT_S, "the last message")
-        _compare(MONITOR, {"paceline monitor RUN_DIR": monitor.log})
+        compare_outputs(MONITOR, {"paceline monitor RUN_DIR": monitor.log})

@@ -8,9 +8,13 @@ import tomllib
 
 import pytest
 from tests.functional.cli_runs import cli_in
+from tests.support.documentation import ROOT
+from tests.support.outputs import WRITES, compare_outputs, without_places
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
+PAGE = ROOT / "docs/how-to/tune.md"
+STEPS, REPEATS, SIZE = (20, 4, 64) if WRITES else (3, 1, 32)
 LIMITS = """
 [telemetry]
 enabled = false
@@ -26,7 +30,7 @@ seed = 3
 repeats = 1
 [training]
 global_batch = 16
-image_size = 32
+image_size = {SIZE}
 [[workloads]]
 name = "tiny"
 samples = 48
@@ -38,9 +42,9 @@ launcher = "mpi"
 local_strategy = "best"
 [tune]
 strategies = ["intraop", "processes"]
-steps = 3
+steps = {STEPS}
 warmup_steps = 1
-repeats = 1
+repeats = {REPEATS}
 oversubscribe = true
 {LIMITS}"""
 
@@ -58,6 +62,13 @@ def tuned(folder, cache, what, text):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory, cache):
     return tuned(tmp_path_factory.mktemp("search"), cache, "local", SPEC)
+
+
+@pytest.mark.parametrize(("search", "what"), [("searched", "local"), ("communicated", "comm")])
+def test_the_page_shows_what_a_search_prints(request, search, what):
+    cli, _, _, result = request.getfixturevalue(search)
+    output = without_places(result.stdout, cli.cwd)
+    compare_outputs(PAGE, {f"paceline tune {what} search.toml --out found": output})
 
 
 def outcomes(run_dir):
@@ -167,9 +178,9 @@ local_strategy = "processes"
 ranks_per_node = 2
 oversubscribe = true
 [tune]
-steps = 3
+steps = {STEPS}
 warmup_steps = 1
-repeats = 1
+repeats = {REPEATS}
 buckets_mb = [0.05]
 buckets_in_flight = []
 algorithms = []

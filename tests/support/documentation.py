@@ -31,22 +31,34 @@ _IN_CONTAINER = ("docker run", "buildah run")
 
 def commands_in_blocks(page: Path) -> Iterator[list[str]]:
     """Yield the words of every `paceline` and `pacelinew` command in the code blocks of a page."""
+    for line in lines_in_blocks(page):
+        if "paceline" in line:
+            yield from _commands(line)
+
+
+def lines_in_blocks(page: Path) -> Iterator[str]:
+    """Yield the lines of the code blocks of a page that may be commands, without `[` and `]`."""
     for language, block in _BLOCK.findall(page.read_text("utf-8")):
-        for line in block.replace("\\\n", " ").splitlines():
-            if language in _SHELLS and "paceline" in line:
-                yield from _commands(line.removeprefix("$ "))
+        if language in _SHELLS:
+            for line in block.replace("\\\n", " ").splitlines():
+                yield _with_options(line.removeprefix("$ "))
 
 
 def commands_in_prose(page: Path) -> Iterator[list[str]]:
     """Yield the words of the commands that stand between backticks; they may be shortened."""
     for text in _SPAN.findall(FENCED.sub("", page.read_text("utf-8"))):
         if text.startswith(("paceline ", "./pacelinew ")) and "…" not in text:
-            yield from _commands(text)
+            yield from _commands(_with_options(text))
+
+
+def _with_options(line: str) -> str:
+    """Return a line with all that it marks as optional."""
+    while _OPTIONAL.search(line):  # options within options
+        line = _OPTIONAL.sub(r"\1", line)
+    return line
 
 
 def _commands(line: str) -> Iterator[list[str]]:
-    while _OPTIONAL.search(line):  # options within options
-        line = _OPTIONAL.sub(r"\1", line)
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     words = list(lexer)
@@ -68,31 +80,3 @@ def _begins_command(line: str, words: list[str], place: int) -> bool:
     is_in_container = line.startswith(_IN_CONTAINER) and words[place] == "paceline"
     is_on_host = "lab exec" in line and before.isdecimal()
     return before in _BEFORE or bool(re.match(r"\w+=", before)) or is_in_container or is_on_host
-
-
-# A block of commands, and the output that a page shows below it.
-SHOWN = re.compile(
-    r"^```\w*\n(?P<commands>[^`]+?)^```\n\n<!-- output -->\n```text\n(?P<output>.*?)^```$",
-    re.DOTALL | re.MULTILINE,
-)
-# the notes below a table, and the verdict
-_BY_CHANCE = re.compile(r"^eq\.: .*?(?=^report: |\Z)", re.DOTALL | re.MULTILINE)
-_COST = re.compile(r"\b(compute|data wait|bubble|waiting|transfer|other) (?=\d)")
-_FIGURE = re.compile(r"[=≈+-]?\d\S*|±\S+|missed|\u2013")
-_CALL = re.compile(r"  \S+:\d+ in ")  # of a stack
-
-
-def shown_outputs(page: Path) -> dict[str, str]:
-    """Return the outputs that a page shows, by the commands above them."""
-    text = page.read_text("utf-8")
-    return {found["commands"].strip(): found["output"] for found in SHOWN.finditer(text)}
-
-
-def form(output: str) -> list[str]:
-    """Return what every run prints: the words without figures, notes and verdict.
-
-    They are sorted, because the order of configurations and the breaks of lines differ.
-    """
-    lines = _BY_CHANCE.sub("", output).splitlines()
-    known = (_COST.sub("", line) for line in lines if not _CALL.match(line))
-    return sorted(word for line in known for word in _FIGURE.sub("", line).split())

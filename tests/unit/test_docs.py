@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.documentation import FENCED, PAGES, ROOT, form
+from tests.support.documentation import FENCED, PAGES, ROOT
+from tests.support.outputs import form
 
 from paceline.cli.app import app
 from paceline.errors import ExitCode

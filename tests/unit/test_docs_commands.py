@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 
 import click
 import pytest
-from tests.support.documentation import EARLIER, PAGES, ROOT, commands_in_blocks, commands_in_prose
+from tests.support.documentation import (
+    EARLIER,
+    PAGES,
+    ROOT,
+    commands_in_blocks,
+    commands_in_prose,
+    lines_in_blocks,
+)
 
 from paceline.cli.app import app
+from paceline.job.job import parse_arguments
 
 # of placeholders that stand for a number, or for one of several words
 VALUES = {"FORMAT": "csv", "NAME": "tiny", "PERCENT": "3%", "SECONDS": "1", "N": "1", "S": "1"}
 _VERB_OF_SCRIPT = re.compile(r"^    (\w+)\)$", re.MULTILINE)
 SCRIPT_VERBS = set(_VERB_OF_SCRIPT.findall((ROOT / "pacelinew").read_text("utf-8")))
+
+_JOB_SCRIPT = re.compile(
+    r"(?:(?:mpi|spark)-jobs/train\.py|-m paceline\.launchers\.(?:local|torchrun)) (?P<words>.*)"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +80,11 @@ def test_the_command_line_accepts_the_commands_of_a_page(page):
         if refusal and not ((words, refusal) in in_prose and refusal.startswith("MissingParameter"))
     ]
     assert refused == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_job_scripts_accept_their_arguments_on_a_page(page):
+    for line in lines_in_blocks(page):
+        for found in _JOB_SCRIPT.finditer(line):
+            words = shlex.split(found["words"], comments=True)
+            parse_arguments("train.py", [_value(word) for word in words if word != "…"])

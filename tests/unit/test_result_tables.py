@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Tables and marked figures of docs/results are what the raw files say."""
+"""Tables and marked figures of the documentation are what the raw files say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def result_tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("result_tables")
 
 
-@pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda page: page.name)
 def test_tables_and_figures_follow_from_the_raw_files(
     result_tables: ModuleType, page: Path
 ) -> None:
@@ -98,12 +98,33 @@ def test_rows_are_selected_sorted_grouped_and_summarised(
 ) -> None:
     monkeypatch.setattr(result_tables, "raw", {"new": GROUPS}.__getitem__)
     monkeypatch.setattr(result_tables, "declared", lambda: {"t": tomllib.loads(TABLE)})
-    lines = result_tables.table("t").splitlines()
-    assert lines[3:5] == [
-        "| b | 1 | 12.3 | 50 % to 50 % | 1 of 1 |",
-        "| a | 2 | 500 | −5.1 % to 20 % | 1 of 2 |",
-    ]
-    assert lines[-1] == "`python new.py`, 2026-01-02, [raw](raw/new.json)."
+    marks = "<!-- table: t -->\n<!-- end -->\n"
+    first, second = result_tables.with_tables(marks * 2).split("<!-- end -->\n")[:2]
+    for text in (first, second):
+        assert text.splitlines()[4:6] == [
+            "| b | 1 | 12.3 | 50 % to 50 % | 1 of 1 |",
+            "| a | 2 | 500 | −5.1 % to 20 % | 1 of 2 |",
+        ]
+    source = "`python new.py`, 2026-01-02, machine not recorded, [raw](raw/new.json)."
+    assert first.endswith(f"\n\n{source}\n")
+    assert second.endswith("\n\nAs above, [raw](raw/new.json).\n")
+
+
+@pytest.mark.parametrize(
+    ("host", "named"),
+    [
+        ({"cpu_model": "AMD EPYC", "cores": 2}, ""),
+        ({"cpu_model": "AMD EPYC", "cores": 64}, "AMD EPYC, 64 cores, "),
+    ],
+)
+def test_a_table_of_another_machine_names_it(
+    result_tables: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    host: dict[str, object],
+    named: str,
+) -> None:
+    monkeypatch.setattr(result_tables, "raw", {"new": {"date": "today", "host": host}}.__getitem__)
+    assert result_tables.provenance("new") == f"today, {named}[raw](raw/new.json)."
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_options_of_the_spec_reach_the_model(file):
 
 
 def test_unknown_option_is_refused_with_its_name(file):
-    with pytest.raises(UsageError, match=r"options of Small: .*wdith"):
+    with pytest.raises(UsageError, match=r"options of Small: wdith: .*Did you mean \"width\"\?"):
         make_task(f"{file}:Small", options={"wdith": 5})
 
 

@@ -60,7 +60,7 @@ def no_such_key(key: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -
     names = list(known)
     meant = [dotted for dotted in elsewhere if dotted.endswith(f".{key}")]
     hint = did_you_mean(meant[0] if meant else key, [*names, *meant])
-    hint = hint or f" Known keys: {', '.join(names)}."
+    hint = hint or f" Known keys: {', '.join(names) or 'none'}."
     return f"no such key.{hint}"
 
 

@@ -28,7 +28,7 @@ from paceline.data.source import Source
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.plan.trial import Training
 from paceline.spec.extensions import WORKLOADS
-from paceline.spec.sentences import first_of, sentences
+from paceline.spec.sentences import first_of, no_such_key, sentences
 from paceline.spec.workloads import split_task_path
 from paceline.torch_internals import base_of
 from paceline.training.batch_norm import batch_norms
@@ -349,5 +349,6 @@ def _created(task_class: type[Task], settings: TaskSettings) -> Task:
     try:
         return task_class(settings)
     except ValidationError as error:
-        faults = "; ".join(sentences(error.errors()))
-        raise UsageError(f"options of {task_class.__name__}: {faults}") from error
+        known = task_class.Options.model_fields
+        faults = sentences(error.errors(), lambda place: no_such_key(str(place[-1]), known))
+        raise UsageError(f"options of {task_class.__name__}: {'; '.join(faults)}") from error
