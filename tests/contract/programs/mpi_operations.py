@@ -276,6 +276,7 @@ def check_profile(rank: int, size: int) -> None:
 
 def check_messages_that_nobody_sends(rank: int, size: int) -> None:
     """Both a wait and a future end within the limit, and the group stays of use."""
+    dist.barrier()  # a rank may be late; the group's own barrier waits no longer than its limit
     group = dist.new_group(timeout=timedelta(seconds=SHORT_S))
     if rank == 0:
         started = time.monotonic()
@@ -293,6 +294,7 @@ def check_messages_that_nobody_sends(rank: int, size: int) -> None:
 
 def check_messages_of_a_group_name_ranks_of_the_world(rank: int, size: int) -> None:
     last = size - 1
+    dist.barrier()
     group = dist.new_group([0, last], timeout=timedelta(seconds=SHORT_S))
     hosts: list[str | None] = [None] * size
     dist.all_gather_object(hosts, socket.gethostname())
