@@ -103,7 +103,7 @@ class Rank:
             self._wait_for_all()
 
     def _is_left_to_gloo(self, case: Case) -> bool:
-        """Whether the back end under test lets Gloo carry the case out."""
+        """Return whether the back end under test passes the case on to Gloo."""
         left = case.operation in _LEFT_TO_GLOO or case.size == 1
         return left and self._backend != MPI4PY
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -64,18 +63,35 @@ def test_first_failure_ends_all_later_operations_of_both_kinds(progress) -> None
     assert ran == []
 
 
+class StoppedClock:
+    """Shows the time that is set, and counts the looks at it from then on."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.looks = threading.Semaphore(0)
+
+    def monotonic(self) -> float:
+        if self.now_s:
+            self.looks.release()
+        return self.now_s
+
+
 def test_call_that_limits_itself_has_the_first_word_about_a_time_out(monkeypatch) -> None:
     """It names the absent ranks."""
+    clock = StoppedClock()
+    monkeypatch.setattr(work, "time", clock)
     monkeypatch.setattr(work, "WATCH_SHARE", 0.4)
-    thread = ProgressThread("library", 0, 2.0, "test")
+    thread = ProgressThread("library", 0, 0.5, "test")
 
     def wait_in_vain() -> None:
-        time.sleep(2.6)  # before 2.8 s; the limiter looks after 2.4 and 3.2 s
+        clock.now_s = 0.6  # after the limit, but before the limiter may fail the call
+        for _ in range(2):  # at the second look, what followed from the first one is done
+            assert clock.looks.acquire(timeout=20)
         raise TimedOut("rank 2 is absent")
 
     try:
         with pytest.raises(TimedOut, match="rank 2 is absent"):
-            thread.submit("barrier", wait_in_vain, []).wait()
+            thread.submit("barrier", wait_in_vain, []).get_future().wait()
     finally:
         thread.close(5)
 

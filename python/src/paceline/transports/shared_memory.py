@@ -100,8 +100,10 @@ class SharedSegments:
         self._run("allgather", message, message.publish, message.copy_out)
 
     def gather(self, parts: Parts, root: int) -> None:
-        """Copy each part from its owner to the root, which owns none. The others give arrays of the
-        same sizes, which stay as they are."""
+        """Copy each part from its owner to the root, which owns none.
+
+        The others give arrays of the same sizes, into which nothing is written.
+        """
         message = self._message(parts)
         take = message.copy_out if self._rank == root else _nothing
         self._run("gather", message, message.publish, take)
