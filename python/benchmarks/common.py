@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from paceline.host.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+_ABSOLUTE_FOLDER = re.compile(r"(?<![^=:,])/(?:[^\s/]+/)*")  # at the beginning of a word or value
+
 
 def documented_parser(text: str | None) -> argparse.ArgumentParser:
     """Return a parser whose help begins with the text of a module, as it stands."""
@@ -33,8 +36,8 @@ def write_results(path: Path, name: str, results: Mapping[str, Any]) -> None:
     """Write raw values and conclusions with what they are worthless without."""
     document = {
         "benchmark": name,
-        # names only, because paths of the machine do not belong in results
-        "command": " ".join(["python", *(word.rpartition("/")[2] for word in sys.argv)]),
+        # folders of the machine do not belong in results
+        "command": " ".join(["python", *(_ABSOLUTE_FOLDER.sub("", word) for word in sys.argv)]),
         "date": time.strftime("%Y-%m-%d"),
         "host": {k: v for k, v in machine_facts().items() if k != "host"},
         "versions": package_versions(),

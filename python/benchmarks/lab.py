@@ -55,10 +55,11 @@ class Workload:
 
 _CONVOLUTIONAL = f"{Path(__file__).with_name('tasks.py').resolve()}:Convolutional"
 # That of `paceline run quickstart`, the first paper's networks on fewer of its photos, and a
-# network without large linear layers.
+# network without large linear layers. Eight steps of `tiny` warm up, because Spark's JVM compiles
+# during the first ones and takes the core of a rank.
 WORKLOADS = {
     "quickstart": Workload(
-        "tiny", 192, "image_size = 128\nglobal_batch = 64", 4, dict.fromkeys(SPEEDS, 24), 0.25
+        "tiny", 192, "image_size = 128\nglobal_batch = 64", 8, dict.fromkeys(SPEEDS, 28), 0.25
     ),
     "alexnet": Workload(
         "simple-big", 256, "global_batch = 64", 2, {FULL: 16, "1gbit": 12, "100mbit": 6}, 1.0

@@ -167,14 +167,20 @@ def crossover(axes: Axes) -> None:
 
 def two_hosts(axes: Axes) -> None:
     """Draw a pair of bars for each link speed, with 95 % intervals, under mpirun with MPI."""
+    runs = {run["speed"]: run["rows"] for run in raw("lab_factors")["runs"]}
+    links = {"full": "full speed", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
     ways = {
-        "lab_alexnet": ("all gradients are sent (228 MB a step)", GREY),
-        "lab_factors": ("factors of large layers (13 MB a step), the default", BLUE),
+        "never": ("all gradients are sent (228 MB a step)", GREY),
+        "auto": ("factors of large layers (13 MB a step), the default", BLUE),
     }
-    for offset, (name, (label, colour)) in zip((-0.2, 0.2), ways.items(), strict=True):
-        for index, run in enumerate(raw(name)["runs"]):
-            by_way = {(row["launcher"], row["transport"]): row["speedup"] for row in run["rows"]}
-            found = by_way["mpi", "mpi"]
+    for offset, (factors, (label, colour)) in zip((-0.2, 0.2), ways.items(), strict=True):
+        for index, speed in enumerate(links):
+            found = next(
+                row["speedup"]
+                for row in runs[speed]
+                if (row["launcher"], row["transport"]) == ("mpi", "mpi")
+                and row["options"]["sufficient_factors"] == factors
+            )
             error = [[found["median"] - found["low"]], [found["high"] - found["median"]]]
             axes.bar(
                 index + offset, found["median"], 0.38, color=colour, yerr=error, capsize=3,
@@ -188,7 +194,7 @@ def two_hosts(axes: Axes) -> None:
                 color=GREEN if found["low"] > 1 else RED if found["high"] < 1 else DARK,
             )
     axes.axhline(1, color=DARK, linewidth=1, linestyle="--")
-    axes.set_xticks(range(3), ["full speed", "1 Gbit/s", "100 Mbit/s"])
+    axes.set_xticks(range(len(links)), list(links.values()))
     axes.set_xlabel("link between the hosts")
     axes.set_ylabel("speedup over one host")
     axes.set_ylim(0, 2.6)
