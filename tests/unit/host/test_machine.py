@@ -14,6 +14,7 @@ from paceline.host.machine import (
     gpu_models,
     has_link,
     machine_facts,
+    name_of_cpu,
     torch_cuda,
 )
 
@@ -99,3 +100,17 @@ def test_list_of_packages_does_not_depend_on_what_was_imported(tmp_path, monkeyp
 def test_only_an_interface_that_exists_has_a_link(name: str) -> None:
     assert has_link("lo")
     assert not has_link(name)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        (
+            "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\ncpu family\t: 26\n",
+            "AMD EPYC (family 25, model 17)",
+        ),
+        ("processor\t: 0\nmodel name\t: Neoverse\n", "Neoverse"),
+    ],
+)
+def test_cpus_that_a_hypervisor_gives_the_same_name_are_told_apart(cpuinfo: str, name: str) -> None:
+    assert name_of_cpu(cpuinfo) == name

@@ -51,10 +51,23 @@ def default_cache_dir() -> Path:
 
 def cpu_model() -> str:
     """Return the name of the CPU; "unknown" if the kernel does not report it."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
+    return name_of_cpu(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+
+
+def name_of_cpu(cpuinfo: str) -> str:
+    """Return the name of the first CPU in the text of /proc/cpuinfo.
+
+    On x86 with family and model: hypervisors report names such as "AMD EPYC" for CPUs whose speeds
+    differ by a factor of two.
+    """
+    facts: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        facts.setdefault(key.strip(), value.strip())
+    name = facts.get("model name") or platform.processor() or "unknown"
+    if "cpu family" not in facts:
+        return name
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})"
 
 
 def package_versions() -> dict[str, str]:
