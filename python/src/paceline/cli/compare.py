@@ -20,7 +20,6 @@ from paceline.analysis.between_runs.speeds import (
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row
-from paceline.analysis.compare.run import no_finished_baseline
 from paceline.cli.console import markdown, plain_console, print_json
 from paceline.cli.options import (
     FILE,
@@ -144,7 +143,7 @@ def command(
     if save_reference is not None:
         write_reference(save_reference, read_speeds(run.files))
     if not run.comparison.baselines:
-        raise no_finished_baseline(run.files)
+        raise NotComparable(_no_baseline(run.files))
     return ExitCode.OK
 
 
@@ -183,6 +182,15 @@ def _sorted(comparison: Comparison, column: str | None) -> Comparison:
     for workload in comparison.workloads:
         rows += sorted(comparison.rows_of(workload), key=_SORT_KEYS[column])
     return dataclasses.replace(comparison, rows=tuple(rows))
+
+
+def _no_baseline(run: RunFiles) -> str:
+    """Return the message about a run whose rows have no speedup."""
+    return (
+        f"{run.root}: expected a finished baseline (launcher local, local strategy sequential) to "
+        "compare with, found none. Repair its cause and run `paceline run --resume "
+        f"{run.root}`."
+    )
 
 
 def _speeds(run_dir: Path) -> Speeds:

@@ -54,7 +54,7 @@ class RunData:
         Raises NotComparable if no trial has finished, UsageError if no configuration matches the
         baseline, DataError if a file is damaged.
         """
-        return compare_run(self.files, require_baseline=False, baseline=self._baseline)
+        return compare_run(self.files, baseline=self._baseline)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of `paceline compare --json`, one for each configuration."""

@@ -114,7 +114,7 @@ def write_report(run: RunFiles, out: Path, comparison: Comparison | None = None)
     Raises NotComparable if no trial has finished, DataError if a file is damaged. Without a
     finished baseline the page says so and shows no speedup.
     """
-    found = compare_run(run, require_baseline=False) if comparison is None else comparison
+    found = compare_run(run) if comparison is None else comparison
     write_text(out, render(found))
 
 

@@ -45,27 +45,23 @@ _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of t
 def compare_run(
     run: RunFiles,
     *,
-    require_baseline: bool = True,
     baseline: str | None = None,
     analysed: dict[str, TrialAnalysis] | None = None,
 ) -> Comparison:
     """Compare the finished trials of `run`. Writes nothing.
 
-    require_baseline: without a finished baseline there is no speedup; False still gives the rows,
-    with `speedup` None.
+    Without a finished baseline there is no speedup.
     baseline: shell pattern of configurations; speedups are over the fastest equivalent one that
     matches. Default: that of the spec, else the sequential baseline.
     analysed: checked trials by id, which are not analysed again; new ones are added.
-    Raises NotComparable if no trial has finished, or the baseline is required and missing;
-    UsageError if no configuration matches `baseline`; DataError if a file is damaged.
+    Raises NotComparable if no trial has finished, UsageError if no configuration matches
+    `baseline`, DataError if a file is damaged.
     """
     records, manifest = load_run(run), load_manifest(run)
     finished = [r for r in records if r.finished]
     unfinished = [_unfinished(r) for r in records if not r.finished]
     if not finished:
         raise NotComparable(_nothing_finished(run, unfinished))
-    if require_baseline and not any(r.trial.is_baseline for r in finished):
-        raise no_finished_baseline(run)
     by_workload: dict[str, list[TrialRecord]] = {}
     for record in records:
         by_workload.setdefault(record.trial.training.workload, []).append(record)
@@ -93,15 +89,6 @@ def compare_run(
         compression=tuple(found for part in parts for found in part.compression),
         trials=trials,
         manifest=manifest,
-    )
-
-
-def no_finished_baseline(run: RunFiles) -> NotComparable:
-    """Return the error about a run whose rows have no speedup."""
-    return NotComparable(
-        f"{run.root}: expected a finished baseline (launcher local, local strategy sequential) to "
-        "compare with, found none. Repair its cause and run `paceline run --resume "
-        f"{run.root}`."
     )
 
 
