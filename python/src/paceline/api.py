@@ -19,6 +19,7 @@ import plotly.graph_objects as go
 
 from paceline import runner
 from paceline.analysis.compare.explain_run import explain_pair
+from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.explain.interventions import Verification
 from paceline.analysis.predict.link import requested_link
@@ -34,7 +35,7 @@ from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
 from paceline.report.document import charts, write_report
 from paceline.report.table import comparison_html, comparison_text
-from paceline.report.verdict import StatedVerdict, comparison_document, stated_verdicts
+from paceline.report.verdict import comparison_document, with_sentences
 from paceline.runner import Preview, Progress
 from paceline.runner.verification import LIMIT_S, verify_run
 from paceline.spec import Experiment, SpecSource, load_spec
@@ -104,12 +105,12 @@ class Run(RunData):
         return self.files.root
 
     @property
-    def verdicts(self) -> Mapping[str, StatedVerdict]:
+    def verdicts(self) -> Mapping[str, Verdict]:
         """The fastest configuration of each workload, by how much, and why."""
-        return stated_verdicts(self.comparison)
+        return with_sentences(self.comparison).verdicts
 
     @property
-    def verdict(self) -> StatedVerdict:
+    def verdict(self) -> Verdict:
         """The verdict on the only workload. Raises UsageError if the run has several."""
         if len(self.verdicts) > 1:
             raise UsageError(

@@ -46,6 +46,7 @@ class Verdict:
     no_baseline: str | None = None  # why no baseline has finished
     # those of the above that differ from the best in launcher and transport, and in nothing else
     other_launcher_and_transport: tuple[str, ...] = ()
+    sentence: str = ""  # with which the report states it
 
 
 def make_verdict(
