@@ -33,7 +33,7 @@ from paceline.cli.options import (
 from paceline.errors import ExitCode, NotComparable
 from paceline.export.run_data import RunData
 from paceline.plan.selection import matching, no_match
-from paceline.records.files import jsonable, write_text
+from paceline.records.files import fields_of, write_text
 from paceline.records.layout import RunFiles
 from paceline.report.runs import configuration_names, gate_sentences, junit_text, runs_view
 from paceline.report.table import comparison_view
@@ -135,7 +135,7 @@ def command(
     run = RunData(RunFiles(run_dir), baseline)
     shown = _sorted(_selected(run.comparison, only), sort)
     if as_json:
-        print_json({**comparison_document(run.comparison), "rows": jsonable(shown.rows)})
+        print_json({**comparison_document(run.comparison), "rows": shown.rows})
     elif as_markdown:
         print(markdown(comparison_view(shown, _MARKDOWN_WIDTH, run.comparison)))
     else:
@@ -214,9 +214,9 @@ def _print_pair(
     comparison = compare_runs(before, after)
     differences = run_differences(before.manifest, after.manifest)
     if as_json:
-        more = {"first": labels[0], "second": labels[1], "differences": jsonable(differences)}
-        judged = {} if gate is None else {"gate": jsonable(gate)}
-        print_json({**comparison.to_json(), **more, **judged})
+        more = {"first": labels[0], "second": labels[1], "differences": differences}
+        judged = {} if gate is None else {"gate": gate}
+        print_json({**fields_of(comparison), **more, **judged})
     else:
         names = _names(before, after)
         sentences = [] if gate is None else gate_sentences(gate, names)

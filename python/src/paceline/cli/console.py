@@ -15,10 +15,16 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
+from paceline.records.files import jsonable
+from paceline.records.rows import SCHEMA
+
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print a document for other programs."""
-    json.dump(document, sys.stdout, indent=1)
+    """Print a document for other programs, after its schema.
+
+    Dataclasses become objects, and numbers that JSON does not have become null.
+    """
+    json.dump(jsonable({"schema": SCHEMA, **document}), sys.stdout, indent=1)
     print()
 
 

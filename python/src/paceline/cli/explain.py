@@ -22,9 +22,7 @@ from paceline.cli.progress import ConsoleProgress
 from paceline.errors import NotComparable
 from paceline.export.run_data import RunData
 from paceline.plan.selection import no_match
-from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
-from paceline.records.rows import SCHEMA
 from paceline.report.explain import (
     explained_runs_view,
     explanation_view,
@@ -90,12 +88,8 @@ def command(
         with ConsoleProgress() as progress:
             verification = verify_run(run, chosen, out, limit_s=limit_s, progress=progress)
     if as_json:
-        document = {
-            "schema": SCHEMA,
-            "explanations": [each.to_json() for each in explanations],
-            "verification": jsonable(verification),
-        }
-        print_json(document)
+        documents = [each.to_json() for each in explanations]
+        print_json({"explanations": documents, "verification": verification})
         return
     _show(run, explanations)
     if verification is not None:
@@ -152,11 +146,10 @@ def _explain_runs(first_dir: Path, second_dir: Path, only: str | None, *, as_jso
     found = explain_runs(first, second, labels, only)
     if as_json:
         document = {
-            "schema": SCHEMA,
             "first": str(first_dir),
             "second": str(second_dir),
             "explanations": [each.to_json() for each in found.explanations],
-            "differences": jsonable(found.differences),
+            "differences": found.differences,
             "not_compared": found.not_compared,
         }
         print_json(document)

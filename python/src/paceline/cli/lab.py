@@ -17,7 +17,6 @@ from paceline.host.processes import shell_status
 from paceline.lab import Lab, LabSettings, network, why_not
 from paceline.lab.record import LabRecord, Registry
 from paceline.lab.removal import is_abandoned, remove, remove_abandoned
-from paceline.records.rows import SCHEMA
 
 _name_option = click.option(
     "--name", default="lab", show_default=True, metavar="NAME", help="Name of the lab."
@@ -112,7 +111,7 @@ def list_labs(as_json: bool) -> None:
     states = {name: _state(record, is_abandoned(record)) for name, record in found.items()}
     if as_json:
         labs = [_json(name, record, states[name]) for name, record in found.items()]
-        print_json({"schema": SCHEMA, "labs": labs})
+        print_json({"labs": labs})
         return
     for name, record in found.items():
         print(f"{_described(record) if record else f'lab {name}'}\n  state   {states[name]}")

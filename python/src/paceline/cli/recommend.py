@@ -17,7 +17,6 @@ from paceline.cli.predict import predictions_of, takes_prediction
 from paceline.cli.progress import ConsoleProgress
 from paceline.export.run_data import RunData
 from paceline.records.layout import RunFiles
-from paceline.records.rows import SCHEMA
 from paceline.report.predict import refusal_sentences
 from paceline.report.recommend import recommendation_view
 from paceline.runner.directory import check_machine
@@ -65,12 +64,8 @@ def command(
     if measure:
         decision, measured = _measure(decision, run_dirs, goal, request)
     if as_json:
-        document = {
-            "schema": SCHEMA,
-            "recommendations": [each.to_json() for each in decision.recommendations],
-            "measured": measured,
-        }
-        print_json(document)
+        documents = [each.to_json() for each in decision.recommendations]
+        print_json({"recommendations": documents, "measured": measured})
         return
     _show(decision)
     if measure:

@@ -18,7 +18,7 @@ from paceline.cli.experiment import (
 from paceline.cli.options import count, json_option, list_option, out_option
 from paceline.cli.progress import ConsoleProgress
 from paceline.errors import ExitCode
-from paceline.records.files import jsonable
+from paceline.records.files import fields_of
 from paceline.report.section import Cell, Column, Section, Table, terminal_view
 from paceline.runner.verify_script import VerifiedLayout, VerifiedScript, verify_script
 from paceline.spec import load_spec
@@ -91,7 +91,7 @@ def command(
     with ConsoleProgress(quiet=quiet) as progress:
         verified = verify_script(loaded, runner.plan(loaded), run_dir, progress=progress)
     if as_json:
-        print_json(jsonable(verified))
+        print_json(fields_of(verified))
     else:
         plain_console().print(terminal_view(_section(verified)))
     return _CODES[verified.passed]

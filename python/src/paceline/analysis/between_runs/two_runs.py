@@ -10,15 +10,12 @@ may still come from the state of the machine at that time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from paceline.analysis.between_runs.speeds import Speeds
 from paceline.analysis.statistics.intervals import Estimate, Interval, holm, welch_difference
 from paceline.analysis.statistics.rates import RunRates
-from paceline.records.files import jsonable
-from paceline.records.rows import SCHEMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +46,6 @@ class RunComparison:
     @property
     def slower(self) -> list[PairedRow]:
         return [row for row in self.rows if row.is_different and row.ratio.median < 1]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **jsonable(self)}
 
 
 def compare_runs(before: Speeds, after: Speeds) -> RunComparison:
