@@ -117,11 +117,11 @@ class RunRates:
             found = only.steps or found
         return found.exponential()
 
-    def log_ratio(self, first: str, second: str, confidence: float = CONFIDENCE) -> Estimate | None:
+    def log_ratio(self, first: str, second: str) -> Estimate | None:
         """Return the logarithm of first / second; None without common repeats."""
         if self.layout is None or not (self.repeats.get(first) and self.repeats.get(second)):
             return None
-        return log_ratio(self.layout, self._index[first], self._index[second], confidence)
+        return log_ratio(self.layout, self._index[first], self._index[second])
 
     def ratio(self, first: str, second: str) -> Interval | None:
         """Return first / second; None without common repeats."""
