@@ -11,18 +11,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from paceline.analysis.trial.host_frames import (
-    column,
-    cpu_percent,
-    gaps,
-    ram_percent,
-    run_cpu_percent,
-    run_switches_per_s,
-    struct_fields,
-)
+from paceline.analysis.trial.host_frames import column, gaps, host_frame, struct_fields
 from paceline.analysis.trial.reading import HostTrace, RankRecord, TrialRecord
 
 MemoryKind = Literal["pss", "rss"]
+_SWITCHES = (
+    "run_voluntary_context_switches_per_s", "run_involuntary_context_switches_per_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +53,7 @@ class Usage:
 def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
     """Summarise the traces of all hosts of a trial."""
     sampled = [host for host in hosts if not host.samples.is_empty()]
-    train = [_Training(record, host) for host in sampled]
+    train = [TrainingSamples(record, host) for host in sampled]
     inside = [host for host in train if host.has_samples]
     memory, kind = _memory_peak([_until_trained(record, host) for host in sampled])
     return Usage(
@@ -72,7 +67,7 @@ def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
         threads_median=_total(host.median("run_threads") for host in inside),
         threads_peak=_total(host.peak("run_threads") for host in inside),
         run_cpu_percent=_total(host.mean("run_cpu_percent") for host in inside),
-        context_switches_per_s=_total(host.mean("run_switches_per_s") for host in inside),
+        context_switches_per_s=_total(host.mean(*_SWITCHES) for host in inside),
         sidecar_core_percent=max(_known(_sidecar_percent(h) for h in sampled), default=None),
         sidecar_rss_peak_bytes=max(
             (int(column(h.samples, "sidecar_rss_bytes").max()) for h in sampled), default=None
@@ -86,36 +81,32 @@ def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
     )
 
 
-class _Training:
+class TrainingSamples:
     """The samples of one host inside the training; a sample describes the time before it."""
 
     def __init__(self, record: TrialRecord, host: HostTrace) -> None:
-        samples = host.samples
-        self._inside = in_training(record, host.host, samples)
-        self._values = {
-            **cpu_percent(samples),
-            "ram_percent": ram_percent(samples),
-            "run_cpu_percent": run_cpu_percent(samples),
-            "run_switches_per_s": run_switches_per_s(samples),
-            "run_threads": column(samples, "run_threads"),
-        }
+        self._frame = host_frame(host)
+        self._inside = in_training(record, host.host, self._frame)
 
     @property
     def has_samples(self) -> bool:
         return bool(self._inside.any())
 
-    def mean(self, name: str) -> float | None:
-        return self._reduced(name, np.mean)
+    def mean(self, *columns: str) -> float | None:
+        """Return the mean of a column of `host_frame`, or of the sum of several."""
+        return self._reduced(np.mean, *columns)
 
     def median(self, name: str) -> float | None:
-        return self._reduced(name, np.median)
+        return self._reduced(np.median, name)
 
     def peak(self, name: str) -> float | None:
-        return self._reduced(name, np.max)
+        return self._reduced(np.max, name)
 
-    def _reduced(self, name: str, reduce: Callable[[NDArray[np.float64]], Any]) -> float | None:
-        """Reduce the known values of a figure; None without any."""
-        found = self._values.get(name, np.zeros(len(self._inside)) * np.nan)[self._inside]
+    def _reduced(
+        self, reduce: Callable[[NDArray[np.float64]], Any], *columns: str
+    ) -> float | None:
+        """Reduce the known values; None without any."""
+        found = np.sum([column(self._frame, name) for name in columns], axis=0)[self._inside]
         known = found[~np.isnan(found)]
         return float(reduce(known)) if len(known) else None
 
