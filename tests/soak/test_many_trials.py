@@ -15,7 +15,7 @@ from tests.soak.marked import MarkedCommand
 
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
-from paceline.runner import plan
+from paceline.runner.planning import plan
 from paceline.runner.disk import disk_uses, total_disk_use
 from paceline.spec import load_spec
 

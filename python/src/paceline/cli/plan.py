@@ -11,8 +11,8 @@ from paceline.cli.findings import print_search_plan, search_plan_json
 from paceline.cli.options import json_option
 from paceline.report.section import Column, Table, terminal_table
 from paceline.report.wording import NOT_MEASURED, megabytes, short_ids
-from paceline.runner import ConfigurationPreview, DiskUse, Preview
-from paceline.runner.preview import duration
+from paceline.runner.disk import DiskUse
+from paceline.runner.preview import ConfigurationPreview, Preview, duration
 from paceline.spec import Spec
 from paceline.tune.local import plan_local
 

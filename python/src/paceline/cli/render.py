@@ -23,7 +23,7 @@ from paceline.launchers.schedulers.qsub import QsubSettings, render_pbs, render_
 from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
 from paceline.plan.trial import Trial
 from paceline.records.files import write_text
-from paceline.runner import plan
+from paceline.runner.planning import plan
 from paceline.spec import Experiment, load_spec
 from paceline.spec.values import is_remote
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from paceline import runner
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import (
     ExperimentCommand,
@@ -20,6 +19,8 @@ from paceline.cli.progress import ConsoleProgress
 from paceline.errors import ExitCode
 from paceline.records.files import fields_of
 from paceline.report.section import Cell, Column, Section, Table, terminal_view
+from paceline.runner.directory import default_run_dir
+from paceline.runner.planning import plan
 from paceline.runner.verify_script import VerifiedLayout, VerifiedScript, verify_script
 from paceline.spec import load_spec
 
@@ -87,9 +88,9 @@ def command(
         if "ranks_per_node" in trial:
             trial["oversubscribe"] = True  # nothing is timed
     loaded = load_spec({**source, "repeats": 1, "telemetry": {"enabled": False}})
-    run_dir = out or runner.default_run_dir(f"verify-{loaded.experiment.name}")
+    run_dir = out or default_run_dir(f"verify-{loaded.experiment.name}")
     with ConsoleProgress(quiet=quiet) as progress:
-        verified = verify_script(loaded, runner.plan(loaded), run_dir, progress=progress)
+        verified = verify_script(loaded, plan(loaded), run_dir, progress=progress)
     if as_json:
         print_json(fields_of(verified))
     else:
