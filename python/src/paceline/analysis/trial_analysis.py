@@ -9,7 +9,6 @@ import polars as pl
 
 from paceline.analysis.equivalence.check import Equivalence, equivalence_of
 from paceline.analysis.statistics.rates import RepeatRate, repeat_rate
-from paceline.analysis.trial.background_load import Disturbance, disturbance
 from paceline.analysis.trial.evaluation import (
     Evaluations,
     TargetTime,
@@ -22,7 +21,7 @@ from paceline.analysis.trial.reading import TrialRecord, read_hosts
 from paceline.analysis.trial.recovery import CheckpointCost, Recovery, checkpoint_cost, recoveries
 from paceline.analysis.trial.staleness import read_updates
 from paceline.analysis.trial.steps import GlobalSteps, global_steps, read_steps
-from paceline.analysis.trial.usage import Usage, trial_usage
+from paceline.analysis.trial.usage import Disturbance, Usage, disturbance, trial_usage
 from paceline.records.layout import TrialFiles
 
 

@@ -30,9 +30,9 @@ from paceline.analysis.compare.verdict import make_verdict
 from paceline.analysis.equivalence.check import equivalence_baseline, plainness
 from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.trial import resource_checks as resources
-from paceline.analysis.trial.background_load import disturbance_flags
 from paceline.analysis.trial.configuration import node_setup
 from paceline.analysis.trial.reading import TrialRecord, load_manifest, load_run
+from paceline.analysis.trial.usage import disturbance_flags
 from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
 from paceline.errors import NotComparable
 from paceline.plan.selection import matching, no_match

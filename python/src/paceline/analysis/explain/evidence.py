@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.analysis.trial.background_load import disturbance
 from paceline.analysis.trial.reading import TrialRecord, read_hosts
-from paceline.analysis.trial.usage import TrainingSamples
+from paceline.analysis.trial.usage import TrainingSamples, disturbance
 
 Values = dict[str, float | None]
 
