@@ -132,7 +132,7 @@ def command(
         if gate is not None and junit is not None:
             write_text(junit, junit_text(gate, _names(before, after)))
         return ExitCode.OK if gate is None else gate.exit_code
-    run = RunData(RunFiles(run_dir), baseline)
+    run = RunData(run_dir, baseline)
     shown = _sorted(_selected(run.comparison, only), sort)
     if as_json:
         print_json({**comparison_document(run.comparison), "rows": shown.rows})
@@ -194,7 +194,7 @@ def _no_baseline(run: RunFiles) -> str:
 
 
 def _speeds(run_dir: Path) -> Speeds:
-    return read_speeds(RunData(RunFiles(run_dir)).files)
+    return read_speeds(RunData(run_dir).files)
 
 
 def _names(before: Speeds, after: Speeds) -> dict[str, str]:

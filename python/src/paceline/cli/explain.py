@@ -22,7 +22,6 @@ from paceline.cli.progress import ConsoleProgress
 from paceline.errors import NotComparable
 from paceline.export.run_data import RunData
 from paceline.plan.selection import no_match
-from paceline.records.layout import RunFiles
 from paceline.report.explain import (
     explained_runs_view,
     explanation_view,
@@ -80,7 +79,7 @@ def command(
             raise click.UsageError("--pair, --verify: expected one run, got two")
         _explain_runs(run_dir, second, only, as_json=as_json)
         return
-    run = RunData(RunFiles(run_dir))
+    run = RunData(run_dir)
     explanations = _explanations(run, pair, only)
     verification = None
     if verify:  # the first explanation that has an intervention
@@ -138,7 +137,7 @@ def _show(run: RunData, explanations: list[Explanation]) -> None:
 def _explain_runs(first_dir: Path, second_dir: Path, only: str | None, *, as_json: bool) -> None:
     """Explain the difference between two runs."""
     paths = first_dir, second_dir
-    first, second = (RunData(RunFiles(path)).comparison for path in paths)
+    first, second = (RunData(path).comparison for path in paths)
     names = [path.resolve().name for path in paths]
     labels = (names[0], names[1]) if names[0] != names[1] else (str(first_dir), str(second_dir))
     if labels[0] == labels[1]:

@@ -30,7 +30,6 @@ from paceline.cli.options import (
 from paceline.cli.progress import ConsoleProgress
 from paceline.errors import NotComparable
 from paceline.export.run_data import RunData, finished_trials
-from paceline.records.layout import RunFiles
 from paceline.report.predict import predictions_view, refusal_sentences
 from paceline.report.wording import listed
 from paceline.runner.directory import check_machine
@@ -59,7 +58,7 @@ def node_numbers(value: str) -> tuple[int, ...]:
 
 def predictions_of(run_dirs: Sequence[Path], request: Request) -> Predictions:
     """Predict from the finished trials of runs. Raises NotComparable if there are none."""
-    return predict(finished_trials([RunData(RunFiles(path)) for path in run_dirs]), request)
+    return predict(finished_trials([RunData(path) for path in run_dirs]), request)
 
 
 def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -143,7 +142,7 @@ def command(run_dirs: tuple[Path, ...], request: Request, measure: bool, as_json
 
 def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> None:
     """Run short trials of the first run's configurations; say before how long they take."""
-    run = RunData(RunFiles(run_dir))
+    run = RunData(run_dir)
     check_machine(load_manifest(run.files), run_dir)
     trials_s = {
         record.trial.configuration: record.outcome.ended_unix_s - record.outcome.launched_unix_s

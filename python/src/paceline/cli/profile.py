@@ -11,7 +11,6 @@ from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, run_dir_argument
 from paceline.errors import DataError
 from paceline.export.run_data import RunData
-from paceline.records.layout import RunFiles
 from paceline.report.profile import overview, profile_view
 
 
@@ -24,7 +23,7 @@ def command(run_dir: Path, trial: str | None, as_json: bool) -> None:
 
     RUN_DIR: default: the newest run in runs/.
     """
-    records = RunData(RunFiles(run_dir)).chosen(trial)
+    records = RunData(run_dir).chosen(trial)
     found = [each for record in records if (each := trial_communication(record)) is not None]
     if not found:
         names = ", ".join(record.trial.id for record in records)

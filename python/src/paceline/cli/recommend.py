@@ -75,7 +75,7 @@ def command(
 def _decide(run_dirs: tuple[Path, ...], goal: Goal, request: Request) -> _Decision:
     """Read the run and recommend for each workload."""
     most = max(request.nodes, default=None)
-    comparison = RunData(RunFiles(run_dirs[0])).comparison
+    comparison = RunData(run_dirs[0]).comparison
     predictions = None
     if most is not None and most > 1:
         predictions = predictions_of(run_dirs, request)
