@@ -27,6 +27,10 @@ from paceline.runner.planning import plan
 from paceline.spec import Experiment, load_spec
 from paceline.spec.values import is_remote
 
+# Dashes, pattern and example of an option.
+_SLURM_OPTION = "--", r"[a-z][a-z-]*(=.+)?", "Slurm with its value, such as account=NAME"
+_QSUB_OPTION = "-", r"[A-Za-z][A-Za-z_]*( .+)?", "qsub with its value, such as 'A NAME'"
+
 
 @click.group("render")
 def command() -> None:
@@ -95,8 +99,8 @@ def slurm(
     settings = SlurmSettings(
         places=Places(run_dir=_run_dir(run_dir, experiment), data_dir=data_dir),
         python=python,
-        sbatch_options=_options_of_slurm(sbatch_options),
-        srun_options=_options_of_slurm(srun_options),
+        sbatch_options=_checked(sbatch_options, *_SLURM_OPTION),
+        srun_options=_checked(srun_options, *_SLURM_OPTION),
     )
     for dataset in sorted({settings.places.dataset(trial) for trial in trials}):
         if dataset and not is_remote(dataset) and not Path(dataset).exists():
@@ -107,14 +111,12 @@ def slurm(
     _write(out or Path(f"{experiment.name}-slurm"), render_slurm(trials, settings))
 
 
-def _options_of_slurm(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the options without `--`. Raises click.UsageError for other text, and for lines."""
-    options = tuple(option.removeprefix("--") for option in given)
+def _checked(given: tuple[str, ...], dashes: str, pattern: str, expected: str) -> tuple[str, ...]:
+    """Return options without dashes. Raises click.UsageError for other text, and for lines."""
+    options = tuple(option.removeprefix(dashes) for option in given)
     for option in options:
-        if re.fullmatch(r"[a-z][a-z-]*(=.+)?", option) is None:
-            raise click.UsageError(
-                f"expected an option of Slurm with its value, such as account=NAME, got {option!r}"
-            )
+        if re.fullmatch(pattern, option) is None:
+            raise click.UsageError(f"expected an option of {expected}, got {option!r}")
     return options
 
 
@@ -162,19 +164,13 @@ def _settings_of_qsub(
     qsub_options: tuple[str, ...],
 ) -> QsubSettings:
     """Raise click.UsageError for an option that is none, or has further lines."""
-    options = tuple(option.removeprefix("-") for option in qsub_options)
-    for option in options:
-        if re.fullmatch(r"[A-Za-z][A-Za-z_]*( .+)?", option) is None:
-            raise click.UsageError(
-                f"expected an option of qsub with its value, such as 'A NAME', got {option!r}"
-            )
     return QsubSettings(
         name=experiment.name,
         spec=str(Path(spec).resolve()) if Path(spec).is_file() else spec,
         folder=str(Path.cwd()),
         run_dir=_run_dir(run_dir, experiment),
         python=python,
-        options=options,
+        options=_checked(qsub_options, *_QSUB_OPTION),
     )
 
 
