@@ -11,8 +11,9 @@ from paceline.analysis.compare.ranking import Ranking, rankings
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.predict.prediction import Prediction, Predictions
+from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.intervals import Interval
-from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.records.files import jsonable
 from paceline.records.phases import LABELS
@@ -230,7 +231,7 @@ def _main_term(prediction: Prediction) -> str:
     return f"{name} is {100 * terms[name] / sum(terms.values()):.0f} % of its step"
 
 
-def _next_measurement(fastest: FastestNames, baseline: str | None) -> NextMeasurement | None:
+def _next_measurement(fastest: Fastest, baseline: str | None) -> NextMeasurement | None:
     if not fastest.undecided or fastest.leader is None:
         return None
     names = [fastest.leader, *fastest.undecided]

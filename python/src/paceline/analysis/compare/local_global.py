@@ -19,12 +19,12 @@ from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
 from paceline.analysis.compare.row import Row
+from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.intervals import Interval, holm
 from paceline.analysis.statistics.ranks import RankCorrelation, rank_correlation
-from paceline.analysis.statistics.rates import FastestNames
 
 Ratio = Callable[[str, str], Interval | None]
-FindFastest = Callable[[Iterable[str]], FastestNames]
+FindFastest = Callable[[Iterable[str]], Fastest]
 
 
 NODE_FIGURES = (

@@ -15,7 +15,7 @@ share (the core), or the own one, weighted by the probability that the configura
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,7 @@ class Layout:
     others, and cannot be compared.
     """
 
+    names: tuple[str, ...]
     log_means: NDArray[np.float64]  # adjusted for missing repeats; NaN without repeats
     repeats: NDArray[np.int64]  # measured, of each
     groups: NDArray[np.int64]
@@ -89,10 +90,11 @@ class Layout:
         return bool(self.groups[first] == self.groups[second] >= 0)
 
 
-def fit_layout(log_speeds: NDArray[np.float64]) -> Layout:
+def fit_layout(log_speeds: NDArray[np.float64], names: Sequence[str] | None = None) -> Layout:
     """Fit configurations and repeats, and estimate the noise.
 
-    log_speeds: shape (configurations, repeats), NaN where a repeat is missing.
+    log_speeds: shape (configurations, repeats), NaN where a repeat is missing. names: of the
+    configurations; None: their numbers.
     """
     known = ~np.isnan(log_speeds)
     values = np.where(known, log_speeds, 0.0)
@@ -106,6 +108,7 @@ def fit_layout(log_speeds: NDArray[np.float64]) -> Layout:
         error_of = np.arange(len(known))
     noise = _Noise(values, known)
     return Layout(
+        names=tuple(map(str, range(len(counts))) if names is None else names),
         log_means=log_means,
         repeats=counts,
         groups=groups,
