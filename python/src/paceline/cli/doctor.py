@@ -231,13 +231,7 @@ def _shared_memory() -> Finding:
 
 
 def _limits() -> Finding:
-    limits = read_limits()
-    parts = []
-    if limits.cpus is not None:
-        parts.append(f"{limits.cpus:g} cores")
-    if limits.memory_bytes is not None:
-        parts.append(f"{limits.memory_bytes / 2**30:.1f} GiB")
-    found = ", ".join(parts) or "no limit"
+    found = read_limits().words or "no limit"
     return Finding(what="cgroup", found=found, why="limits of this container")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import gzip
 from collections.abc import Iterator
 from dataclasses import replace
@@ -57,7 +56,7 @@ from paceline.report.sections import (
     staleness_section,
 )
 from paceline.report.verdict import verdict_sentence
-from paceline.report.wording import NOT_KNOWN, NOT_MEASURED, share, table_sentences
+from paceline.report.wording import NOT_KNOWN, NOT_MEASURED, share, table_sentences, utc
 
 _CONFIDENCE, _ERROR = share(CONFIDENCE), share(1 - CONFIDENCE)
 _MEANINGS = {
@@ -127,10 +126,10 @@ def render(comparison: Comparison) -> str:
         lstrip_blocks=True,
         loader=PackageLoader("paceline", "report"),
     )
-    manifest = comparison.manifest
+    created = comparison.manifest.get("created_unix_s")
     context: dict[str, Any] = {
         "comparison": comparison,
-        "created": _date(manifest.get("created_unix_s")),
+        "created": None if created is None else f"{utc(created)} UTC",
         "headlines": [(name, verdict_sentence(comparison, name)) for name in comparison.workloads],
         "sections": page_sections(comparison),
         "page": Detail.PAGE,
@@ -322,13 +321,6 @@ def _repeat(trial: TrialAnalysis) -> Repeat:
         pairs=resource_charts(trial.record, hosts),
         more=telemetry_charts(trial, hosts),
     )
-
-
-def _date(unix_s: float | None) -> str | None:
-    if unix_s is None:
-        return None
-    moment = dt.datetime.fromtimestamp(unix_s, tz=dt.UTC)
-    return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
 def _script_json(text: str) -> Markup:
