@@ -44,7 +44,6 @@ class Place:
 
     name: str
     log_ratio: Estimate | None  # fastest / this one, 95 %; None: no repeats in common
-    p_value: float  # that it is as fast as the fastest, corrected for the number of configurations
     is_separated: bool
     is_tie: bool  # shown to be at most the margin behind
     log_most_behind: float  # upper bound of its distance behind the leader, family-wise
@@ -124,7 +123,6 @@ def _place(
     return Place(
         name=layout.names[index],
         log_ratio=ratio,
-        p_value=p_value,
         # The second condition keeps the decision in agreement with the interval that is shown.
         is_separated=is_other and p_value <= level and ratio is not None and ratio.low > 0,
         is_tie=is_other and ratio is not None and max(most_behind, ratio.high) < limit,

@@ -50,7 +50,6 @@ class Usage:
     memory_peak_kind: MemoryKind | None
     threads_median: float | None
     threads_peak: float | None
-    run_cpu_percent: float | None  # of one core, mean over time, summed over hosts
     context_switches_per_s: float | None  # of the run, mean over time, summed over hosts
     sidecar_core_percent: float | None  # of one core, on the host with the highest cost
     sidecar_rss_peak_bytes: int | None
@@ -76,7 +75,6 @@ def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
         memory_peak_kind=kind,
         threads_median=_total(host.median("run_threads") for host in inside),
         threads_peak=_total(host.peak("run_threads") for host in inside),
-        run_cpu_percent=_total(host.mean("run_cpu_percent") for host in inside),
         context_switches_per_s=_total(host.mean(*_SWITCHES) for host in inside),
         sidecar_core_percent=max(_known(_sidecar_percent(h) for h in sampled), default=None),
         sidecar_rss_peak_bytes=max(
