@@ -288,7 +288,9 @@ def run(
     shown = LineProgress() if progress is None else progress
     if checked.experiment.tune is None:
         search = None
-        failed = experiment.run(checked, run_dir, resume=resume, progress=shown, keep_going=keep_going)
+        failed = experiment.run(
+            checked, run_dir, resume=resume, progress=shown, keep_going=keep_going
+        )
     else:
         search, failed = tune_and_run(
             checked, run_dir, resume=resume, progress=shown, keep_going=keep_going

@@ -46,7 +46,9 @@ class FakeLauncher:
 @pytest.fixture
 def run(make_trial, tmp_path, monkeypatch):
     def start(failures, restarts, error="RankFailed"):
-        monkeypatch.setattr("paceline.runner.run_trial.launcher_for", lambda _: FakeLauncher(failures, error))
+        monkeypatch.setattr(
+            "paceline.runner.run_trial.launcher_for", lambda _: FakeLauncher(failures, error)
+        )
         monkeypatch.setattr("paceline.runner.run_trial.watch", lambda *_: [])
         files = TrialFiles(tmp_path)
         trial = make_trial().model_copy(update={"restarts": restarts})

@@ -29,9 +29,9 @@ def tune_and_run(
 ) -> tuple[Findings | None, list[Outcome]]:
     """Search into `run_dir`/tune, then run the tuned spec into `run_dir`.
 
-    Return the findings (None if the search had ended before) and what `experiment.run` returns. After
-    the first trial has started the spec no longer changes, so that all trials of a run belong to
-    one spec. Raises the errors of `tune_local` and `experiment.run`.
+    Return the findings (None if the search had ended before) and what `experiment.run` returns.
+    After the first trial has started the spec no longer changes, so that all trials of a run belong
+    to one spec. Raises the errors of `tune_local` and `experiment.run`.
     """
     files = RunFiles(run_dir)
     searched = files.tune.manifest.exists()

@@ -57,7 +57,7 @@ class Fastest:
     places: tuple[Place, ...] = ()
     # ratio - 1 that this run separates with a probability of 80 %; infinite: more than tenfold
     detectable: float | None = None
-    further_repeats: int | None = None  # expected number that would decide; None: nothing or unknown
+    further_repeats: int | None = None  # expected number to decide; None: nothing or unknown
 
     @property
     def separated(self) -> tuple[Place, ...]:
