@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from paceline.analysis.between_runs.speeds import Speeds
 from paceline.analysis.statistics.intervals import Estimate, Interval, holm, welch_difference
 from paceline.analysis.statistics.rates import RunRates
@@ -73,8 +71,8 @@ def paired_differences(before: RunRates, after: RunRates) -> dict[str, Estimate]
 def tested_pairs(before: RunRates, after: RunRates) -> dict[str, tuple[Estimate, bool]]:
     """Return log(after / before) of each configuration in both, and whether it is different."""
     tests = paired_differences(before, after)
-    different = holm(np.array([found.p_value for found in tests.values()]))
-    return dict(zip(tests, zip(tests.values(), different.tolist(), strict=True), strict=True))
+    different = holm({name: found.p_value for name, found in tests.items()})
+    return {name: (found, name in different) for name, found in tests.items()}
 
 
 def _paired_rows(workload: str, before: Speeds, after: Speeds) -> list[PairedRow]:

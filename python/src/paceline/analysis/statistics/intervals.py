@@ -8,6 +8,7 @@ steady steps, or its mean seconds per step.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -173,13 +174,14 @@ def single_trial_log_mean(values: NDArray[np.float64]) -> Estimate | None:
     return replace(found, is_reliable=is_reliable)
 
 
-def holm(p_values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which hypotheses of a family are rejected at 5 % (S. Holm, 1979); NaN: none."""
-    tested = np.flatnonzero(~np.isnan(p_values))
-    order = tested[np.argsort(p_values[tested], kind="stable")]
-    kept = np.flatnonzero(p_values[order] > (1 - CONFIDENCE) / np.arange(len(order), 0, -1))
-    rejected = np.zeros(len(p_values), dtype=bool)
-    rejected[order[: kept[0]] if len(kept) else order] = True
+def holm(p_values: Mapping[str, float]) -> set[str]:
+    """Return the hypotheses of a family that are rejected at 5 % (S. Holm, 1979); NaN: untested."""
+    tested = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
+    rejected: set[str] = set()
+    for number, (p, name) in enumerate(tested):
+        if p > (1 - CONFIDENCE) / (len(tested) - number):
+            break
+        rejected.add(name)
     return rejected
 
 
