@@ -6,8 +6,6 @@ programs contain both, so markup is off and styles are given as arguments.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
-from paceline.records.files import jsonable
+from paceline.records.files import json_text
 from paceline.records.rows import SCHEMA
 
 
@@ -24,8 +22,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 
     Dataclasses become objects, and numbers that JSON does not have become null.
     """
-    json.dump(jsonable({"schema": SCHEMA, **document}), sys.stdout, indent=1)
-    print()
+    print(json_text({"schema": SCHEMA, **document}))
 
 
 def plain_console(*, stderr: bool = False) -> Console:

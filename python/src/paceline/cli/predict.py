@@ -16,9 +16,9 @@ import click
 
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
-from paceline.analysis.predict.prediction import Predictions, Request, ShareMeasurement
+from paceline.analysis.predict.prediction import CONFIDENCE, Predictions, Request, ShareMeasurement
 from paceline.analysis.trial.reading import load_manifest
-from paceline.cli.console import plain_console
+from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
     all_of,
     count,
@@ -30,6 +30,7 @@ from paceline.cli.options import (
 from paceline.cli.progress import ConsoleProgress
 from paceline.errors import NotComparable
 from paceline.export.run_data import RunData, finished_trials
+from paceline.records.files import fields_of
 from paceline.report.predict import predictions_view, refusal_sentences
 from paceline.report.wording import listed
 from paceline.runner.directory import check_machine
@@ -131,7 +132,7 @@ def command(run_dirs: tuple[Path, ...], request: Request, measure: bool, as_json
         _measure(run_dirs[0], found.unmeasured)
         found = predictions_of(run_dirs, wanted)
     if as_json:
-        print(found.to_json())
+        print_json({"confidence": CONFIDENCE, **fields_of(found)})
     elif found.predictions:
         console = plain_console()
         console.print(predictions_view(found, console.width))

@@ -16,7 +16,9 @@ from paceline.cli.options import json_option, run_dirs_argument
 from paceline.cli.predict import predictions_of, takes_prediction
 from paceline.cli.progress import ConsoleProgress
 from paceline.export.run_data import RunData
+from paceline.records.files import fields_of
 from paceline.records.layout import RunFiles
+from paceline.records.rows import SCHEMA
 from paceline.report.predict import refusal_sentences
 from paceline.report.recommend import recommendation_view
 from paceline.runner.directory import check_machine
@@ -64,7 +66,7 @@ def command(
     if measure:
         decision, measured = _measure(decision, run_dirs, goal, request)
     if as_json:
-        documents = [each.to_json() for each in decision.recommendations]
+        documents = [{"schema": SCHEMA, **fields_of(each)} for each in decision.recommendations]
         print_json({"recommendations": documents, "measured": measured})
         return
     _show(decision)
