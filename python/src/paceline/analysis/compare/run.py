@@ -31,7 +31,7 @@ from paceline.analysis.equivalence.check import equivalence_baseline, plainness
 from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.trial import resource_checks as resources
 from paceline.analysis.trial.configuration import node_setup
-from paceline.analysis.trial.reading import TrialRecord, load_manifest, load_run
+from paceline.analysis.trial.reading import TrialRecord, by_workload, load_manifest, load_run
 from paceline.analysis.trial.usage import disturbance_flags
 from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
 from paceline.errors import NotComparable
@@ -62,9 +62,6 @@ def compare_run(
     unfinished = [_unfinished(r) for r in records if not r.finished]
     if not finished:
         raise NotComparable(_nothing_finished(run, unfinished))
-    by_workload: dict[str, list[TrialRecord]] = {}
-    for record in records:
-        by_workload.setdefault(record.trial.training.workload, []).append(record)
     names = [record.trial.configuration for record in records]
     if baseline is not None and not matching(names, baseline):
         raise no_match("baseline", [baseline], names)
@@ -72,7 +69,7 @@ def compare_run(
     stopping = read_stopping(run)
     parts = [
         _Workload(name, found, pattern, stopping, {} if analysed is None else analysed)
-        for name, found in by_workload.items()
+        for name, found in by_workload(records).items()
     ]
     trials = {name: found for part in parts for name, found in part.trials.items()}
     return Comparison(

@@ -6,7 +6,8 @@ that names the file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +89,14 @@ class TrialRecord:
     def finished(self) -> bool:
         """Tell whether the trial ended well, so that it can be compared."""
         return self.outcome is not None and self.outcome.status == "ok"
+
+
+def by_workload(records: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
+    """Return the trials of each workload, in their order."""
+    found: dict[str, list[TrialRecord]] = defaultdict(list)
+    for record in records:
+        found[record.trial.training.workload].append(record)
+    return found
 
 
 def load_run(run: RunFiles) -> list[TrialRecord]:
