@@ -19,7 +19,7 @@ from paceline.lab.record import LabRecord, Registry
 from paceline.lab.removal import is_abandoned, remove, remove_abandoned
 
 _name_option = click.option(
-    "--name", default="lab", show_default=True, metavar="NAME", help="Name of the lab."
+    "--name", default="lab", metavar="NAME", help="Name of the lab."
 )
 # the number of the host, from 0, or its name
 _host_argument = click.argument("host")
@@ -32,7 +32,7 @@ def command() -> None:
 
 @command.command("up")
 @click.option(
-    "--hosts", metavar="N", type=int, default=2, show_default=True, help="Number of hosts."
+    "--hosts", metavar="N", type=int, default=2, help="Number of hosts."
 )
 @click.option(
     "--cores",
@@ -137,7 +137,6 @@ def execute(name: str, host: str, words: tuple[str, ...]) -> int:
     "--at",
     type=click.Choice(("cable", "switch")),
     default="cable",
-    show_default=True,
     help="The host's end of the link, or the switch's, which the host cannot see.",
 )
 @_host_argument

@@ -81,7 +81,7 @@ def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[...,
         list_option("--transport", "NAME,…", "Transports between nodes; default: as measured."),
         click.option(
             "--scaling", type=click.Choice(("strong", "weak")), default="strong",
-            show_default=True, help="Keep the global batch (strong) or that of a node (weak).",
+            help="Keep the global batch (strong) or that of a node (weak).",
         ),
         click.option(
             "--global-batch", metavar="N", type=count,

@@ -42,7 +42,6 @@ class _Decision:
     "--goal",
     type=click.Choice(_GOALS),
     default="time",
-    show_default=True,
     help="What should be least: time or core seconds (cost) of a sample or to the target, or "
     "memory of a node.",
 )

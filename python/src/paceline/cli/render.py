@@ -50,7 +50,7 @@ _takes_data_dir = click.option(
     "--data-dir", metavar="DIR", help="Folder on the nodes with a data set for each workload."
 )
 _takes_python = click.option(
-    "--python", metavar="PATH", default=sys.executable,
+    "--python", metavar="PATH", default=sys.executable, show_default=False,
     help="Python on the nodes; default: this one.",
 )  # fmt: skip
 _takes_qsub = all_of(
@@ -181,13 +181,13 @@ def _settings_of_qsub(
     "--claim",
     metavar="NAME",
     default="paceline",
-    show_default=True,
     help="PersistentVolumeClaim of /shared.",
 )
 @click.option(
     "--registry",
     metavar="PREFIX",
     default="",
+    show_default=False,
     help="Registry of the container images, ending in a slash.",
 )
 @click.option("--namespace", metavar="NAME", help="Namespace of the objects.")
@@ -195,7 +195,6 @@ def _settings_of_qsub(
     "--service-account",
     metavar="NAME",
     default="spark",
-    show_default=True,
     help="Account with which Spark drivers start executors.",
 )
 @click.option(
@@ -203,7 +202,6 @@ def _settings_of_qsub(
     metavar="GIB",
     type=positive,
     default=4.0,
-    show_default=True,
     help="Memory of a rank.",
 )
 @click.option(

@@ -40,7 +40,6 @@ _CODES = {True: ExitCode.OK, False: ExitCode.NOT_EQUIVALENT, None: ExitCode.NOT_
     metavar="N",
     type=count,
     default=2,
-    show_default=True,
     help="Ranks of each layout; they may share cores.",
 )
 @vary_option
@@ -49,7 +48,6 @@ _CODES = {True: ExitCode.OK, False: ExitCode.NOT_EQUIVALENT, None: ExitCode.NOT_
     metavar="N",
     type=count,
     default=_STEPS,
-    show_default=True,
     help="Compare so many steps of the optimiser.",
 )
 @out_option("RUN_DIR", "Write the run here; default: runs/verify-NAME-DATE-TIME.")

@@ -62,7 +62,6 @@ def _run_dir(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
     metavar="SECONDS",
     type=poll_seconds,
     default=1.0,
-    show_default=True,
     help="Time between two readings.",
 )
 @out_option("RUN_DIR", "COMMAND: write its records here; default: runs/NAME-DATE-TIME.")
