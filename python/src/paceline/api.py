@@ -29,10 +29,10 @@ from paceline.errors import NotComparable, UsageError
 from paceline.export.run_data import RunData, finished_trials
 from paceline.launchers.base import launcher_for
 from paceline.plan.trial import Trial
-from paceline.records.files import write_json
+from paceline.records.files import write_json, write_text
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
-from paceline.report.document import charts, write_report
+from paceline.report.document import charts, render
 from paceline.report.table import comparison_html, comparison_text
 from paceline.report.verdict import comparison_document, with_sentences
 from paceline.runner import experiment
@@ -209,7 +209,7 @@ class Run(RunData):
     def to_html(self, path: StrPath | None = None) -> Path:
         """Write the report, one HTML file, and return its path. Default: RUN_DIR/report.html."""
         out = self.files.report if path is None else Path(path)
-        write_report(self.files, out, self.comparison)
+        write_text(out, render(self.comparison))
         return out
 
     def __repr__(self) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,13 +15,10 @@ from markupsafe import Markup
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import short_name
-from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.fastest import TIE_MARGIN
 from paceline.analysis.statistics.intervals import CONFIDENCE, WIDEST
 from paceline.analysis.trial.host_frames import read_series
 from paceline.analysis.trial_analysis import TrialAnalysis
-from paceline.records.files import write_text
-from paceline.records.layout import RunFiles
 from paceline.records.phases import ALL_PHASES
 from paceline.report import strategies
 from paceline.report.columns import comparison_table, mark_sentences, table_title
@@ -106,19 +102,12 @@ _TEMPLATE = "document.html.j2"
 _MOST_TRIALS = 30  # whose traces are drawn
 
 
-def write_report(run: RunFiles, out: Path, comparison: Comparison | None = None) -> None:
-    """Write the report on the finished trials of `run` to `out`.
-
-    comparison: of this run, if it was computed already.
-    Raises NotComparable if no trial has finished, DataError if a file is damaged. Without a
-    finished baseline the page says so and shows no speedup.
-    """
-    found = compare_run(run) if comparison is None else comparison
-    write_text(out, render(found))
-
-
 def render(comparison: Comparison) -> str:
-    """Return the whole page as text."""
+    """Return the whole page as text.
+
+    Without a finished baseline the page says so and shows no speedup. Raises DataError if a trace
+    is damaged.
+    """
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
