@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tests.unit.analysis import fabricate
 
-
 pytestmark = pytest.mark.needs("mlflow")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from tests.unit.analysis import fabricate
 
-
 pytestmark = pytest.mark.needs("tensorboard")
 
 

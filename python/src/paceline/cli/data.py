@@ -32,9 +32,7 @@ def command() -> None:
     "--preset", type=click.Choice(_PRESETS), required=True, help="Workload to make images for."
 )
 @click.option("--images", metavar="N", type=count, help="Default: that of the preset.")
-@click.option(
-    "--seed", metavar="S", type=seed, default=1, help="Seed of the images."
-)
+@click.option("--seed", metavar="S", type=seed, default=1, help="Seed of the images.")
 def synth_command(out_dir: Path, preset: str, images: int | None, seed: int) -> None:
     """Make images in class folders."""
     with data_progress("images") as progress:

@@ -18,9 +18,7 @@ from paceline.lab import Lab, LabSettings, network, why_not
 from paceline.lab.record import LabRecord, Registry
 from paceline.lab.removal import is_abandoned, remove, remove_abandoned
 
-_name_option = click.option(
-    "--name", default="lab", metavar="NAME", help="Name of the lab."
-)
+_name_option = click.option("--name", default="lab", metavar="NAME", help="Name of the lab.")
 # the number of the host, from 0, or its name
 _host_argument = click.argument("host")
 
@@ -31,9 +29,7 @@ def command() -> None:
 
 
 @command.command("up")
-@click.option(
-    "--hosts", metavar="N", type=int, default=2, help="Number of hosts."
-)
+@click.option("--hosts", metavar="N", type=int, default=2, help="Number of hosts.")
 @click.option(
     "--cores",
     metavar="N",

@@ -279,9 +279,7 @@ class Trial(_Value):
     @property
     def is_baseline(self) -> bool:
         """Return whether it is the sequential process that every speedup is relative to."""
-        return is_baseline(
-            self.launcher, self.local_strategy, self.arguments, self.environment
-        )
+        return is_baseline(self.launcher, self.local_strategy, self.arguments, self.environment)
 
     @property
     def layout(self) -> str:

@@ -135,9 +135,7 @@ class TrialRequest(Overrides):
     @property
     def is_baseline(self) -> bool:
         """Return whether it is the sequential process that every speedup is relative to."""
-        return is_baseline(
-            self.launcher, self.local_strategy, self.arguments, self.environment
-        )
+        return is_baseline(self.launcher, self.local_strategy, self.arguments, self.environment)
 
     @property
     def extension_keys(self) -> dict[str, Any]:

@@ -54,9 +54,7 @@ class SearchMethod:
     compares_targets: bool
     searched: Callable[[SearchContext], list[Searched]]  # every target with its default
     present: Callable[[TrialRequest, Trial], TrialRequest]
-    filled_in: Callable[
-        [TrialRequest, WorkloadRequest, Experiment, Findings], TrialRequest | None
-    ]
+    filled_in: Callable[[TrialRequest, WorkloadRequest, Experiment, Findings], TrialRequest | None]
 
 
 class RoundSearch:

@@ -110,9 +110,7 @@ class TrainingSamples:
     def peak(self, name: str) -> float | None:
         return self._reduced(np.max, name)
 
-    def _reduced(
-        self, reduce: Callable[[NDArray[np.float64]], Any], *columns: str
-    ) -> float | None:
+    def _reduced(self, reduce: Callable[[NDArray[np.float64]], Any], *columns: str) -> float | None:
         """Reduce the known values; None without any."""
         found = np.sum([column(self._frame, name) for name in columns], axis=0)[self._inside]
         known = found[~np.isnan(found)]
@@ -250,6 +248,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def _total(values: Iterable[float | None]) -> float | None:
     known = _known(values)
     return sum(known) if known else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
