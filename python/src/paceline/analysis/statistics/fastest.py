@@ -65,18 +65,18 @@ class Fastest:
 
     @property
     def not_separated(self) -> tuple[str, ...]:
-        """Those that may be the fastest, without the leader."""
+        """Names of those that may be the fastest, without the leader."""
         others = (place for place in self.places if place.name != self.leader)
         return tuple(place.name for place in others if not place.is_separated)
 
     @property
     def ties(self) -> tuple[str, ...]:
-        """Those that are shown to be within the margin of the leader."""
+        """Names of those that are shown to be within the margin of the leader."""
         return tuple(place.name for place in self.places if place.is_tie)
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Those that are neither separated nor a tie."""
+        """Names of those that are neither separated nor a tie."""
         return tuple(name for name in self.not_separated if name not in self.ties)
 
 
