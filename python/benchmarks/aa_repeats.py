@@ -125,7 +125,7 @@ def resample(logs: Values, repeats: int, options: argparse.Namespace) -> dict[st
         pairs.append(pair_alarms(logs, shared, ours, theirs, 0.0))
         found.append(pair_alarms(logs, shared, ours, theirs, math.log1p(options.difference)))
         differences = two_runs(logs[:, ours], logs[:, theirs])
-        differs.append(bool(rejected(differences).any()))
+        differs.append(bool(rejected(differences)))
         too_slow.append(fails(differences))
         gate.append([fails([each]) for each in differences])
         slower.append([fails([each.shifted(-math.log1p(SLOWER))]) for each in differences])
@@ -167,14 +167,14 @@ def two_runs(before: Values, after: Values) -> list[Estimate]:
     ]
 
 
-def rejected(differences: list[Estimate]) -> NDArray[np.bool_]:
-    return holm(np.array([each.p_value for each in differences]))
+def rejected(differences: list[Estimate]) -> set[str]:
+    return holm({str(number): each.p_value for number, each in enumerate(differences)})
 
 
 def fails(differences: list[Estimate]) -> bool:
     """Return whether the gate fails for any of the configurations."""
     beyond = [each.shifted(-math.log1p(-LIMIT)) for each in differences]
-    return bool((rejected(beyond) & [each.value < 0 for each in beyond]).any())
+    return any(beyond[int(number)].value < 0 for number in rejected(beyond))
 
 
 def family(repeats_of_one: Values, repeats: int, random: np.random.Generator) -> Values:

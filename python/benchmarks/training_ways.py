@@ -16,7 +16,7 @@ from paceline.launchers.base import launcher_for
 from paceline.plan.planning import plan_trials
 from paceline.records.layout import TrialFiles
 from paceline.records.tables import row_dicts
-from paceline.runner import run_trial
+from paceline.runner.run_trial import run_trial
 from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from tests.soak.marked import MarkedCommand
 
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
-from paceline.runner import plan
 from paceline.runner.disk import disk_uses, total_disk_use
+from paceline.runner.planning import plan
 from paceline.spec import load_spec
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]

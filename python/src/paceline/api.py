@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from paceline import runner
 from paceline.analysis.compare.explain_run import explain_pair
+from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.explain.interventions import Verification
 from paceline.analysis.predict.link import requested_link
@@ -29,13 +29,16 @@ from paceline.errors import NotComparable, UsageError
 from paceline.export.run_data import RunData, finished_trials
 from paceline.launchers.base import launcher_for
 from paceline.plan.trial import Trial
-from paceline.records.files import write_json
+from paceline.records.files import write_json, write_text
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
-from paceline.report.document import charts, write_report
+from paceline.report.document import charts, render
 from paceline.report.table import comparison_html, comparison_text
-from paceline.report.verdict import StatedVerdict, comparison_document, stated_verdicts
-from paceline.runner import Preview, Progress
+from paceline.report.verdict import comparison_document, with_sentences
+from paceline.runner import experiment
+from paceline.runner.directory import default_run_dir
+from paceline.runner.planning import Progress, plan
+from paceline.runner.preview import Preview, preview_run
 from paceline.runner.verification import LIMIT_S, verify_run
 from paceline.spec import Experiment, SpecSource, load_spec
 from paceline.tune.findings import Findings
@@ -60,10 +63,10 @@ class Plan:
     """
 
     def __init__(self, spec: SpecSource) -> None:
-        planned = runner.plan(load_spec(spec))
+        planned = plan(load_spec(spec))
         self._planned = planned
         # the name of a default run directory contains the time: all commands use one
-        files = RunFiles(runner.default_run_dir(planned.experiment.name))
+        files = RunFiles(default_run_dir(planned.experiment.name))
         self._runs = files.root.parent
         self.experiment: Experiment = planned.experiment
         self.datasets: Mapping[str, str] = planned.datasets  # by workload; made by `run`
@@ -81,7 +84,7 @@ class Plan:
 
         The duration is that of the latest run of the same spec below runs/.
         """
-        return runner.preview_run(self._planned, self._runs)
+        return preview_run(self._planned, self._runs)
 
     def __repr__(self) -> str:
         return f"<paceline.Plan of {self.experiment.name}: {len(self.trials)} trials>"
@@ -104,12 +107,12 @@ class Run(RunData):
         return self.files.root
 
     @property
-    def verdicts(self) -> Mapping[str, StatedVerdict]:
+    def verdicts(self) -> Mapping[str, Verdict]:
         """The fastest configuration of each workload, by how much, and why."""
-        return stated_verdicts(self.comparison)
+        return with_sentences(self.comparison).verdicts
 
     @property
-    def verdict(self) -> StatedVerdict:
+    def verdict(self) -> Verdict:
         """The verdict on the only workload. Raises UsageError if the run has several."""
         if len(self.verdicts) > 1:
             raise UsageError(
@@ -206,7 +209,7 @@ class Run(RunData):
     def to_html(self, path: StrPath | None = None) -> Path:
         """Write the report, one HTML file, and return its path. Default: RUN_DIR/report.html."""
         out = self.files.report if path is None else Path(path)
-        write_report(self.files, out, self.comparison)
+        write_text(out, render(self.comparison))
         return out
 
     def __repr__(self) -> str:
@@ -281,11 +284,13 @@ def run(
             "store at its end"
         )
     checked = load_spec(spec)
-    run_dir = runner.default_run_dir(checked.experiment.name) if out is None else Path(out)
+    run_dir = default_run_dir(checked.experiment.name) if out is None else Path(out)
     shown = LineProgress() if progress is None else progress
     if checked.experiment.tune is None:
         search = None
-        failed = runner.run(checked, run_dir, resume=resume, progress=shown, keep_going=keep_going)
+        failed = experiment.run(
+            checked, run_dir, resume=resume, progress=shown, keep_going=keep_going
+        )
     else:
         search, failed = tune_and_run(
             checked, run_dir, resume=resume, progress=shown, keep_going=keep_going

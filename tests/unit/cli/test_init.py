@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.cli import main
 from paceline.errors import ExitCode
-from paceline.runner import plan
+from paceline.runner.planning import plan
 from paceline.spec import load_spec
 from paceline.spec.loading import shipped_experiments
 

@@ -13,13 +13,13 @@ import pytest
 from tests.support.rows import ENDED_WELL
 from tests.unit.analysis import fabricate
 
-from paceline import runner
 from paceline.cli import main
 from paceline.cli.progress import ConsoleProgress
 from paceline.errors import ExitCode, PacelineWarning
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import Outcome
+from paceline.runner import experiment
 from paceline.spec import Spec
 from paceline.spec.loading import shipped_experiments
 
@@ -34,7 +34,7 @@ def test_run_without_a_finished_trial_ends_with_the_reasons(monkeypatch, tmp_pat
     for _, files in fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI]).trials():
         fabricate.edit_json(files.outcome, status="failed")
     other = dataclasses.replace(FAILED, trial_id="tiny.y.r0", message="trial tiny.y.r0: broken")
-    monkeypatch.setattr(runner, "run", lambda *_, **__: [FAILED, other])
+    monkeypatch.setattr(experiment, "run", lambda *_, **__: [FAILED, other])
     assert main(["run", "quickstart", "--out", str(tmp_path)]) == ExitCode.TIMED_OUT
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -48,7 +48,7 @@ def test_run_with_some_failed_trials_shows_the_table_and_then_the_reason(
     monkeypatch, tmp_path, capsys
 ) -> None:
     fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
-    monkeypatch.setattr(runner, "run", lambda *_, **__: [FAILED])
+    monkeypatch.setattr(experiment, "run", lambda *_, **__: [FAILED])
     assert main(["run", "quickstart", "--out", str(tmp_path)]) == ExitCode.TIMED_OUT
     shown = capsys.readouterr()
     assert "is fastest" in shown.out
@@ -70,7 +70,7 @@ def test_reader_that_has_ended_changes_neither_the_run_nor_its_exit_code(
         warnings.warn("a warning", PacelineWarning, stacklevel=1)
         return failed
 
-    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(experiment, "run", run)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     reading, writing = os.pipe()
     os.close(reading)  # from now on, whoever writes gets EPIPE
@@ -95,7 +95,7 @@ def test_user_decides_whether_a_run_goes_on(monkeypatch, tmp_path, options, expe
         asked.append(keep_going)
         return [FAILED]
 
-    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(experiment, "run", run)
     main(["run", "quickstart", "--out", str(tmp_path), *options])
     assert asked == [expected]
 
@@ -127,7 +127,7 @@ def test_text_that_is_no_option_of_slurm_is_refused(tmp_path: Path, capsys) -> N
 
 def test_dry_run_shows_the_trials_and_runs_nothing(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "run", pytest.fail)
+    monkeypatch.setattr(experiment, "run", pytest.fail)
     assert main(["run", "quickstart", "--dry-run", "--only", "*.mpi.mpi.*"]) == ExitCode.OK
     shown = capsys.readouterr().out
     assert "mpi.mpi.processes" in shown
@@ -139,7 +139,7 @@ def test_dry_run_shows_the_trials_and_runs_nothing(monkeypatch, tmp_path, capsys
 
 def test_result_as_json(monkeypatch, tmp_path, capsys) -> None:
     fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
-    monkeypatch.setattr(runner, "run", lambda *_, **__: [])
+    monkeypatch.setattr(experiment, "run", lambda *_, **__: [])
     assert main(["run", "quickstart", "--json", "--out", str(tmp_path)]) == ExitCode.OK
     shown = capsys.readouterr()
     assert len(json.loads(shown.out)["rows"]) == 2
@@ -162,7 +162,7 @@ def test_run_goes_on_with_the_spec_of_its_directory(monkeypatch, tmp_path) -> No
         asked.append((spec.experiment.name, run_dir, resume))
         return []
 
-    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(experiment, "run", run)
     assert main(["run", "--resume", str(tmp_path)]) == ExitCode.OK
     assert asked == [("quickstart", tmp_path, True)]
 
@@ -186,7 +186,7 @@ def test_interruption_says_how_to_go_on(monkeypatch, tmp_path, capsys) -> None:
         interrupted_run(tmp_path / "a run")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(experiment, "run", run)
     out = str(tmp_path / "a run")
     assert main(["run", "quickstart", "--out", out]) == ExitCode.INTERRUPTED
     said = capsys.readouterr().err

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from paceline.errors import EnvironmentLacks
-from paceline.export.run_data import export, require
+from paceline.export.run_data import require
 
 
 def test_missing_modules_are_named_with_the_command():
@@ -26,4 +26,4 @@ def test_each_extra_is_asked_for(extra, run):
     if find_spec(extra) is not None:
         pytest.skip(f"{extra} is installed")
     with pytest.raises(EnvironmentLacks, match=rf"pip install 'paceline\[{extra}\]'"):
-        export(run, extra)
+        run.export(extra)

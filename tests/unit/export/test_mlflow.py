@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.export.run_data import export
-
 pytestmark = pytest.mark.needs("mlflow")
 
 
 @pytest.fixture
 def client(run, tmp_path):
-    (database,) = export(run, "mlflow", tmp_path / "store")
+    (database,) = run.export("mlflow", tmp_path / "store")
     assert database == tmp_path / "store/mlflow.db"
     import mlflow
 
@@ -53,5 +51,5 @@ def test_report_and_comparison_are_artefacts(run, client, tmp_path):
 
 
 def test_a_second_export_replaces_the_first(run, client, tmp_path):
-    export(run, "mlflow", tmp_path / "store")
+    run.export("mlflow", tmp_path / "store")
     assert len(_runs(client)) == 1 + len(run.trials)

@@ -11,7 +11,6 @@ from torch import nn
 
 from paceline.errors import DataError, UsageError
 from paceline.export import onnx as exporter
-from paceline.export.run_data import export
 from paceline.training.task import Task
 from paceline.training.tensors import save_tensors
 from paceline.workloads.build import build_model, make_task
@@ -41,7 +40,7 @@ def assert_computes(path, model, inputs, names):
 
 def test_model_gives_the_logits_of_torch(run, trained, tmp_path):
     trial, model = trained
-    (path,) = export(run, "onnx", tmp_path / "out", trial)
+    (path,) = run.export("onnx", tmp_path / "out", trial)
     assert path == tmp_path / f"out/{trial}.onnx"
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     images = torch.randn(5, 3, 64, 64, generator=torch.Generator().manual_seed(1))
@@ -63,7 +62,7 @@ def test_a_model_that_computes_something_else_is_not_written(run, trained, tmp_p
 def test_weights_that_were_not_kept_are_asked_for(run, alone, pair, tmp_path):
     run.files.trial(pair).weights.unlink()
     with pytest.raises(DataError) as raised:
-        export(run, "onnx", tmp_path / "out", pair)
+        run.export("onnx", tmp_path / "out", pair)
     assert "set `keep_tensors = true`" in str(raised.value)
     assert str(raised.value).endswith(f"Weights were kept of: {alone}.")
 
@@ -71,7 +70,7 @@ def test_weights_that_were_not_kept_are_asked_for(run, alone, pair, tmp_path):
 def test_weights_of_another_model_are_refused(run, alone, tmp_path):
     # the fabricated weights belong to no model
     with pytest.raises(DataError, match="expected the weights of tiny-alexnet"):
-        export(run, "onnx", tmp_path / "out", alone)
+        run.export("onnx", tmp_path / "out", alone)
 
 
 SCRIPT = {"path": "/t.py", "arguments": [], "directory": "/", "samples_per_step": None}
@@ -82,7 +81,7 @@ def test_script_of_the_user_exports_its_model_itself(run, pair, tmp_path):
     training = json.loads(files.trial.read_text("utf-8"))["training"]
     fabricate.edit_json(files.trial, training={**training, "script": SCRIPT})
     with pytest.raises(UsageError, match=r"ran a script\. Call torch\.onnx\.export there"):
-        export(run, "onnx", tmp_path / "out", pair)
+        run.export("onnx", tmp_path / "out", pair)
 
 
 GPT = "paceline.workloads.gpt:GPT"
@@ -106,7 +105,7 @@ def own(run, pair):
 
 def test_language_model_of_the_user_gives_the_scores_of_torch(run, pair, own, tmp_path):
     model = own(GPT, classes=0, input_shape=[65], input_dtype="int64")
-    (path,) = export(run, "onnx", tmp_path / "out", pair)
+    (path,) = run.export("onnx", tmp_path / "out", pair)
     tokens = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(1))
     assert_computes(path, model, tokens, ("inputs", "outputs"))
 
@@ -128,5 +127,5 @@ class ByValueTask(Task):
 def test_model_that_torch_cannot_export_is_refused(run, pair, own, tmp_path):
     own(f"{__name__}:ByValueTask", classes=2, input_shape=[3], input_dtype="float32")
     with pytest.raises(UsageError, match=r"torch.onnx cannot export ByValue: .*depends on values"):
-        export(run, "onnx", tmp_path / "out", pair)
+        run.export("onnx", tmp_path / "out", pair)
     assert not list((tmp_path / "out").glob("*.onnx"))

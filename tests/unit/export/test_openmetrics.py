@@ -11,7 +11,7 @@ from tests.unit.monitor.recorded import MPI, SEQUENTIAL, TWO_HOSTS, make_recorde
 
 from paceline.errors import DataError
 from paceline.export.openmetrics import Written, write_openmetrics
-from paceline.export.run_data import RunData, export
+from paceline.export.run_data import RunData
 from paceline.records.files import JsonlWriter, read_jsonl, write_json
 from paceline.records.layout import RunFiles
 from paceline.records.metrics import METRICS
@@ -184,11 +184,11 @@ def test_run_without_trials_is_an_empty_document(tmp_path) -> None:
 def test_format_writes_all_trials_or_one_and_refuses_damaged_ones(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (SEQUENTIAL, MPI))
     [first, second] = [name for name, _ in run.trials()]
-    [every] = export(RunData(run), "openmetrics", tmp_path / "out")
-    [one] = export(RunData(run), "openmetrics", tmp_path / "out", first)
+    [every] = RunData(run).export("openmetrics", tmp_path / "out")
+    [one] = RunData(run).export("openmetrics", tmp_path / "out", first)
     assert (every.name, one.name) == ("run.om", f"{first}.om")
     assert f'trial="{second}"' in every.read_text()
     assert f'trial="{second}"' not in one.read_text()
     run.trial(second).outcome.write_text("{")
     with pytest.raises(DataError, match="outcome"):
-        export(RunData(run), "openmetrics", tmp_path / "out")
+        RunData(run).export("openmetrics", tmp_path / "out")

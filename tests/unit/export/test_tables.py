@@ -8,11 +8,10 @@ import polars as pl
 import pytest
 
 from paceline.errors import UsageError
-from paceline.export.run_data import export
 
 
 def test_parquet_files_are_the_frames(run):
-    written = export(run, "parquet")
+    written = run.export("parquet")
     assert {path.name for path in written} == {
         "rows.parquet",
         "steps.parquet",
@@ -26,7 +25,7 @@ def test_parquet_files_are_the_frames(run):
 
 
 def test_csv_files_have_the_same_values(run, tmp_path):
-    export(run, "csv", tmp_path / "new/out")
+    run.export("csv", tmp_path / "new/out")
     rows = pl.read_csv(tmp_path / "new/out/rows.csv")
     expected = run.to_polars()
     assert rows.columns == expected.columns
@@ -37,25 +36,25 @@ def test_csv_files_have_the_same_values(run, tmp_path):
 
 
 def test_one_trial_alone(run, alone, tmp_path):
-    written = export(run, "csv", tmp_path / "out", alone)
+    written = run.export("csv", tmp_path / "out", alone)
     assert {path.stem for path in written} == {"rows", "steps", "host_trace"}
     assert set(pl.read_csv(tmp_path / "out/steps.csv")["trial"]) == {alone}
     assert len(pl.read_csv(tmp_path / "out/rows.csv")) == 1
 
 
 def test_perfetto_has_a_trace_of_each_trial(run, alone, pair, tmp_path):
-    written = export(run, "perfetto", tmp_path / "out")
+    written = run.export("perfetto", tmp_path / "out")
     assert {path.name for path in written} == {f"{alone}.json", f"{pair}.json"}
     events = json.loads((tmp_path / f"out/{pair}.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
-    assert [p.name for p in export(run, "perfetto", tmp_path / "one", pair)] == [f"{pair}.json"]
+    assert [p.name for p in run.export("perfetto", tmp_path / "one", pair)] == [f"{pair}.json"]
 
 
 def test_unknown_format_trial_and_folder_are_refused(run, tmp_path):
     with pytest.raises(UsageError, match=r"expected a format among csv, parquet, .*, got 'xml'"):
-        export(run, "xml")
+        run.export("xml")
     with pytest.raises(UsageError, match="no trial 'x'"):
-        export(run, "csv", tmp_path / "out", "x")
+        run.export("csv", tmp_path / "out", "x")
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="expected a folder that can be written, got: File exists"):
-        export(run, "csv", tmp_path / "file")
+        run.export("csv", tmp_path / "file")

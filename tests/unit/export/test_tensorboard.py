@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.export.run_data import export
-
 pytestmark = pytest.mark.needs("tensorboard")
 
 
@@ -18,7 +16,7 @@ def _read(folder):
 
 
 def test_curves_are_those_of_the_trial(run, pair, tmp_path):
-    written = export(run, "tensorboard", tmp_path / "out")
+    written = run.export("tensorboard", tmp_path / "out")
     assert written == [tmp_path / "out" / record.trial.id for record in run.trials]
     events = _read(tmp_path / "out" / pair)
     loss = events.Scalars("loss")
@@ -31,5 +29,5 @@ def test_curves_are_those_of_the_trial(run, pair, tmp_path):
 
 def test_a_second_export_replaces_the_first(run, pair, tmp_path):
     for _ in range(2):
-        export(run, "tensorboard", tmp_path / "out", pair)
+        run.export("tensorboard", tmp_path / "out", pair)
     assert len(_read(tmp_path / "out" / pair).Scalars("loss")) == fabricate.Case().steps

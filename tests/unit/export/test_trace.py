@@ -13,7 +13,6 @@ from tests.unit.analysis import fabricate
 from tests.unit.analysis import operations as made
 
 from paceline.analysis.trial.reading import load_trial
-from paceline.errors import UsageError
 from paceline.export.trace import trace_events, write_trace
 
 
@@ -141,12 +140,6 @@ def test_file_is_one_json_document_with_hosts_in_the_labels(make: Any, tmp_path:
     labels = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert labels == {0: "rank 0 (node0)", 1: "rank 1 (node1)"}
     assert [p.name for p in out.parent.iterdir()] == ["trace.json"]
-
-
-def test_place_that_cannot_be_written_is_a_wrong_use(make: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write the trace"):
-        write_trace(load_trial(make()), tmp_path / "file" / "trace.json")
 
 
 def test_trial_without_operations_has_its_steps(make: Any) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.support.fabricated_samples import ROWS, FakeFeed, opening, train_alone
 from torch.nn.functional import cross_entropy
 
-from paceline.analysis.equivalence.tensors import tensor_differences
+from paceline.analysis.equivalence.tensor_checks import tensor_differences
 from paceline.errors import RankFailed, UsageError
 from paceline.job.job import read_trial
 from paceline.plan.trial import Evaluation

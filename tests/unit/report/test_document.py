@@ -14,10 +14,9 @@ from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
-from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
 from paceline.report import document
-from paceline.report.document import charts, render, write_report
+from paceline.report.document import charts, render
 from paceline.report.figures.bars import rank_time_chart
 from paceline.report.figures.charts import colours
 from paceline.report.provenance import worst_checks
@@ -47,15 +46,11 @@ def comparison(run: RunFiles) -> Comparison:
 
 
 @pytest.fixture(scope="module")
-def page(run: RunFiles, tmp_path_factory: pytest.TempPathFactory) -> Page:
+def page(comparison: Comparison) -> Page:
     """The report of `run`."""
-    return _report(run, tmp_path_factory.mktemp("page") / "report.html")
-
-
-def _report(run: RunFiles, out: Path) -> Page:
-    write_report(run, out)
-    assert out.stat().st_size < 8 * _MIB
-    return Page(out.read_text("utf-8"))
+    html = render(comparison)
+    assert len(html.encode()) < 8 * _MIB
+    return Page(html)
 
 
 def test_the_page_needs_no_network(page: Page) -> None:
@@ -93,7 +88,7 @@ def test_lossy_configurations_are_ranked_where_there_is_a_target(tmp_path) -> No
     )
     run = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, lossy], cases=[case])
     assert any(row.is_lossy and row.ranked for row in compare_run(run).rows)
-    words = _report(run, tmp_path / "report.html").words
+    words = Page(render(compare_run(run))).words
     assert "They are ranked only by the time to a target." in words
     assert "Pale bars: equivalence was not shown." in words
     assert "and not ranked" not in words
@@ -128,8 +123,7 @@ def test_text_from_files_cannot_become_markup(run, tmp_path) -> None:
         for _, rank in files.ranks():
             fabricate.edit_json(rank.environment, host=evil, cpu_model=evil)
     fabricate.edit_json(run.manifest, host={"name": evil}, spec_toml=evil)
-    write_report(run, tmp_path / "report.html")
-    html = (tmp_path / "report.html").read_text("utf-8")
+    html = render(compare_run(run))
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert(1)" in html
 
@@ -140,15 +134,9 @@ def test_a_page_without_baseline_or_manifest_or_traces_still_stands(tmp_path) ->
     (files,) = (f for _, f in run.trials())
     files.host("node0").trace.unlink()
     files.command.unlink()
-    page = _report(run, tmp_path / "report.html")
+    page = Page(render(compare_run(run)))
     assert "No configuration is ranked, because no baseline finished." in page.words
     assert "This run has no traces." in page.words
-
-
-def test_no_finished_trial_gives_no_page(tmp_path: Path) -> None:
-    with pytest.raises(NotComparable):
-        write_report(RunFiles(tmp_path), tmp_path / "report.html")
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_colours_are_the_same_in_every_workload(comparison: Comparison) -> None:

@@ -41,5 +41,5 @@ def test_decided_run_leads_to_causes_and_to_a_spec_of_the_user(tmp_path) -> None
 
 def test_nothing_ranked_leads_nowhere(tmp_path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.MPI])
-    comparison = compare_run(run, require_baseline=False)
+    comparison = compare_run(run)
     assert next_commands(comparison, RUN, is_shipped=True) == []

@@ -13,7 +13,7 @@ def comparison(**by_configuration):
     """recoveries of each configuration."""
     rows = [SimpleNamespace(configuration=name) for name in by_configuration]
     trials = {
-        name: [SimpleNamespace(recoveries=recoveries, checkpoints=None)]
+        name: [SimpleNamespace(recoveries=recoveries, checkpoint_delay_s=None)]
         for name, recoveries in by_configuration.items()
     }
     return SimpleNamespace(rows=rows, trials=trials)

@@ -117,7 +117,7 @@ def test_interval_without_meaning_is_cut(comparison: Comparison) -> None:
 
 def test_without_a_baseline_there_is_no_column_of_speedups(tmp_path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.MPI])
-    assert "speedup" not in comparison_text(compare_run(run, require_baseline=False), 80)
+    assert "speedup" not in comparison_text(compare_run(run), 80)
 
 
 def test_without_colours_there_is_no_escape(comparison: Comparison) -> None:

@@ -11,7 +11,7 @@ from paceline.data.location import location_of
 from paceline.errors import EnvironmentLacks, RankFailed, UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
-from paceline.runner import copied_at_end
+from paceline.runner.copies import copied_at_end
 
 
 @pytest.fixture

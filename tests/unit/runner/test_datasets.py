@@ -12,7 +12,7 @@ from tests.support.s3 import s3_server
 
 from paceline.data.register import register
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.runner import make_datasets
+from paceline.runner.planning import make_datasets
 from paceline.spec import descriptors
 from paceline.spec.model_facts import ModelFacts
 from paceline.spec.models import Experiment

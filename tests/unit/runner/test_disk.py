@@ -16,7 +16,7 @@ from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import SampleLogRow
 from paceline.runner import disk
-from paceline.runner.disk import trial_disk_use
+from paceline.runner.disk import DiskUse, trial_disk_use
 from paceline.runner.planning import known_samples, plan, planned_steps
 from paceline.spec import load_spec
 from paceline.spec.models import TelemetrySettings
@@ -154,24 +154,6 @@ def planned(tmp_path):
     return plan(load_spec(str(spec)))
 
 
-@pytest.fixture
-def free(monkeypatch):
-    """Sets the free bytes of the disk; the model has 1 MB of parameters."""
-    asked = []
-
-    def facts_of(training):
-        asked.append(training)
-        return SimpleNamespace(optimizer="SGD", parameter_bytes=MB)
-
-    monkeypatch.setattr(disk, "task_facts", facts_of)
-
-    def set_free(size):
-        monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
-        return asked
-
-    return set_free
-
-
 def test_steps_follow_from_samples_and_epochs(planned):
     trial = planned.trials[0]
     samples = known_samples(planned, trial.training)
@@ -195,18 +177,20 @@ def test_a_script_has_the_steps_that_it_may_make_and_no_known_size(tmp_path, lim
     assert disk.total_disk_use(disk.disk_uses(planned)).kept_bytes > 0
 
 
-def test_too_small_disk_is_a_warning_with_both_sizes(planned, free, tmp_path):
-    free(5 * MB)
-    with pytest.warns(PacelineWarning, match=r"the run may need \d+ MB, 5 MB are free"):
-        disk.warn_of_small_disk(planned, tmp_path)
-
-
-def test_large_disk_is_no_warning_and_needs_no_facts(planned, free, tmp_path):
+def test_too_small_disk_is_a_warning_with_both_sizes(monkeypatch, tmp_path):
+    use = DiskUse(kept_bytes=4 * MB, training_bytes=MB, trace_training_bytes_per_s=0.1 * MB)
+    free = SimpleNamespace(free=6 * MB)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: free)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        asked = free(100 * MB)
-        disk.warn_of_small_disk(planned, tmp_path)
-        assert len(asked) == 1  # a model as large as the memory would not fit
-        free(10**15)
-        disk.warn_of_small_disk(planned, tmp_path)
-        assert len(asked) == 1
+        disk.warn_of_small_disk(use, 10.0, tmp_path)
+    with pytest.warns(PacelineWarning, match="the run may need 7 MB, 6 MB are free"):
+        disk.warn_of_small_disk(use, 20.0, tmp_path)
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [("SGD", 1), ("AdamW", 2)])
+def test_checkpoints_have_the_state_of_the_optimiser(planned, monkeypatch, optimizer, copies):
+    facts = SimpleNamespace(optimizer=optimizer, parameter_bytes=10 * MB)
+    monkeypatch.setattr(disk, "task_facts", lambda _: facts)
+    expected = trial_disk_use(planned.trials[0], 9, (10 * MB, copies), keeps_tensors=True)
+    assert disk.disk_uses(planned) == [expected]

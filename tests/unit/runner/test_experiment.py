@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from tests.support.progress import Quiet
 from tests.support.rows import ENDED_WELL
 from tests.unit.analysis import fabricate
 
-from paceline import runner
 from paceline.analysis.statistics.looks import levels
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
 from paceline.plan.trial import Trial
@@ -21,6 +19,7 @@ from paceline.records.files import write_json
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
 from paceline.runner import equivalence, experiment
+from paceline.runner.run_trial import failure_of_all
 from paceline.spec import load_spec
 
 SPEC = """
@@ -86,7 +85,7 @@ class MadeUp:
         self.ran.clear()
         self.progress = Quiet()
         spec = load_spec(str(self.spec), changes)
-        return runner.run(
+        return experiment.run(
             spec, self.out, resume=resume, progress=self.progress, keep_going=keep_going
         )
 
@@ -97,7 +96,7 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     monkeypatch.setattr(experiment, "make_datasets", lambda *_: {"tiny": str(tmp_path)})
     monkeypatch.setattr(experiment, "preflight", lambda _: None)
     monkeypatch.setattr(experiment, "check_equivalences", lambda *_, **__: None)
-    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", found.run_trial)
+    monkeypatch.setattr("paceline.runner.run_trial.run_trial", found.run_trial)
     return found
 
 
@@ -181,7 +180,7 @@ def test_exit_code_is_that_of_a_failed_rank_or_of_the_first_fault(
     tmp_path: Path, codes: list[ExitCode], expected: ExitCode
 ) -> None:
     outcomes = [outcome(f"trial{number}", code) for number, code in enumerate(codes)]
-    error = runner.failure_of_all(outcomes, RunFiles(tmp_path))
+    error = failure_of_all(outcomes, RunFiles(tmp_path))
     assert error.exit_code == expected
     assert all(f"trial trial{number}: broken" in str(error) for number in range(len(codes)))
     assert ("its log" in str(error)) == (len(codes) == 1)
@@ -204,11 +203,11 @@ def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
     fabricate.edit_json(baselines[0].outcome, status="failed")
     second = baselines[1].outcome.read_text()
     baselines[1].outcome.unlink()
-    runner.check_equivalences(trials, run, keep_tensors=False)
+    equivalence.check_equivalences(trials, run, keep_tensors=False)
     assert not other.equivalence.exists(), "the second baseline has not run yet"
 
     baselines[1].outcome.write_text(second)
-    runner.check_equivalences(trials, run, keep_tensors=False)
+    equivalence.check_equivalences(trials, run, keep_tensors=False)
     assert equivalence.is_finished(other)
     assert baselines[1].root.name in other.equivalence.read_text()
     assert baselines[1].weights.exists()
@@ -233,7 +232,7 @@ def measured(made_up: MadeUp, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     made_up.noise = 0.0001
     text = made_up.spec.read_text().replace("repeats = 2", 'repeats = "auto"\nmax_repeats = 4')
     made_up.spec.write_text(text)
-    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", run_trial)
+    monkeypatch.setattr("paceline.runner.run_trial.run_trial", run_trial)
     return made_up
 
 

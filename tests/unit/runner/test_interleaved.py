@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,8 +47,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Any:
         fabricate.make_trial(files, trial, way, case, 1000.0 * len(ran), 0.01)
         return outcome_of(trial)
 
-    # `paceline.runner` has a function of the module's name
-    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", run_trial)
+    monkeypatch.setattr("paceline.runner.run_trial.run_trial", run_trial)
     launcher = SimpleNamespace(preflight=lambda trial: None)
     monkeypatch.setattr(measure_more, "launcher_for", lambda name: launcher)
     monkeypatch.setattr(measure_more, "preflight", lambda trials: None)
@@ -88,7 +86,7 @@ def test_a_failed_trial_ends_the_comparison(
     tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = lambda trial, files: outcome_of(trial, "failed")  # noqa: E731
-    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", failing)
+    monkeypatch.setattr("paceline.runner.run_trial.run_trial", failing)
     with pytest.raises(RankFailed, match="it failed"):
         run_interleaved({"a": trial_of()}, tmp_path, repeats=2, limit_s=1, progress=Quiet())
 

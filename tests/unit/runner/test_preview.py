@@ -12,9 +12,8 @@ from paceline.errors import UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
-from paceline.runner import preview_run
 from paceline.runner.planning import plan
-from paceline.runner.preview import duration
+from paceline.runner.preview import duration, preview_run
 from paceline.spec import load_spec
 
 SPEC = """

@@ -1,6 +1,5 @@
 """New starts of a trial after a failed rank, with a fake launcher."""
 
-import importlib
 import json
 import sys
 
@@ -10,9 +9,6 @@ from paceline.launchers.base import Command
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.runner.run_trial import run_trial
-
-# The package exports the function under the name of the module.
-module = importlib.import_module("paceline.runner.run_trial")
 
 # Writes what a rank writes, and fails as often as the first argument says.
 PROGRAM = """
@@ -50,8 +46,10 @@ class FakeLauncher:
 @pytest.fixture
 def run(make_trial, tmp_path, monkeypatch):
     def start(failures, restarts, error="RankFailed"):
-        monkeypatch.setattr(module, "launcher_for", lambda _: FakeLauncher(failures, error))
-        monkeypatch.setattr(module, "watch", lambda *_: [])
+        monkeypatch.setattr(
+            "paceline.runner.run_trial.launcher_for", lambda _: FakeLauncher(failures, error)
+        )
+        monkeypatch.setattr("paceline.runner.run_trial.watch", lambda *_: [])
         files = TrialFiles(tmp_path)
         trial = make_trial().model_copy(update={"restarts": restarts})
         return run_trial(trial, files), files

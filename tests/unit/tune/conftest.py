@@ -9,7 +9,7 @@ import pytest
 
 from paceline.analysis.statistics.rates import repeat_rate
 from paceline.spec.loading import parse_spec
-from paceline.tune.local import LocalSearch
+from paceline.tune.local import LOCAL_SEARCH
 from paceline.tune.measurement import Measurement
 from paceline.tune.method import RoundSearch
 from paceline.tune.spaces import SearchContext, short_experiment
@@ -86,7 +86,7 @@ def local_space(experiment, workload, strategy, cores):
     """Return the candidates of a strategy, which is searched although no trial has it."""
     tune = experiment.tune.model_copy(update={"strategies": (strategy,)})
     context = local_context(experiment.model_copy(update={"tune": tune}), cores)
-    spaces = RoundSearch(LocalSearch(), context).first_spaces()
+    spaces = RoundSearch(LOCAL_SEARCH, context).first_spaces()
     return next(s for s in spaces if (s.target.workload, s.target.name) == (workload, strategy))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -57,9 +56,7 @@ def find(monkeypatch, tmp_path):
         rows = SimpleNamespace(row_group_rows=[machine.samples])
         rate = repeat_rate(np.full(3, 5.0), np.ones(3))
         monkeypatch.setattr(search, "open_dataset", lambda _: rows)
-        monkeypatch.setattr(
-            import_module("paceline.runner.run_trial"), "run_trial", machine.run_trial
-        )
+        monkeypatch.setattr("paceline.runner.run_trial.run_trial", machine.run_trial)
         monkeypatch.setattr(search, "load_trial", lambda _: None)
         monkeypatch.setattr(search, "trial_speed", lambda _: rate)
         one = search._TrialSearch(

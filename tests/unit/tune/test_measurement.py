@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib import import_module
 
 import pytest
 from tests.support.rows import ENDED_WELL
@@ -33,7 +32,7 @@ def trials():
 @pytest.fixture
 def measurer(run, trials, monkeypatch):
     """A measurer that may not start anything, unless a test lets it."""
-    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", None)
+    monkeypatch.setattr("paceline.runner.run_trial.run_trial", None)
     monkeypatch.setattr(measurement, "check_equivalences", lambda *_, **__: None)
 
     def make(limit_s=None):
@@ -86,7 +85,7 @@ def test_unfinished_trial_is_set_aside_and_run(measurer, run, trials, monkeypatc
         fabricate.make_trial(trial_files, trial, fabricate.INTRAOP, CASE, fabricate.LAUNCHED)
         return dataclasses.replace(ENDED_WELL, trial_id=trial.id)
 
-    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", fabricated)
+    monkeypatch.setattr("paceline.runner.run_trial.run_trial", fabricated)
     made, watcher = measurer()
     assert made.measure(trials[1], 1, 1).failure is None
     assert watcher.started == [trials[1].id]
@@ -110,7 +109,7 @@ def test_baseline_that_fails_ends_the_search(measurer, run, trials, monkeypatch)
             failed_rank=0, message="rank 0: no memory",
         )  # fmt: skip
 
-    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", failing)
+    monkeypatch.setattr("paceline.runner.run_trial.run_trial", failing)
     made, watcher = measurer()
     with pytest.raises(RankFailed, match="no memory"):
         made.measure(trials[0], 1, 1)

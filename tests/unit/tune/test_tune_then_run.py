@@ -41,7 +41,7 @@ def stages(spec, monkeypatch, tmp_path):
 
     monkeypatch.setattr(tune_then_run, "make_datasets", lambda *_: {"tiny": str(tmp_path)})
     monkeypatch.setattr(tune_then_run, "tune_local", search)
-    monkeypatch.setattr(tune_then_run.runner, "run", run)
+    monkeypatch.setattr(tune_then_run.experiment, "run", run)
     return calls, interrupted
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from paceline.analysis.compare.ranking import Ranking, rankings
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.predict.prediction import Prediction, Predictions
+from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.intervals import Interval
-from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial_analysis import TrialAnalysis
-from paceline.records.files import jsonable
 from paceline.records.phases import LABELS
-from paceline.records.rows import SCHEMA
 
 Goal = Literal["time", "cost", "memory"]
 _SAMPLES = 1000
@@ -73,11 +72,6 @@ class Recommendation:
         """The best predicted configuration whose whole interval is better than the measured one."""
         limit = math.inf if self.best is None else self.best.value.median
         return next((each for each in self.predicted if each.value.high < limit), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return one entry of the document of `paceline recommend --json`."""
-        document: dict[str, Any] = {"schema": SCHEMA, **jsonable(self)}
-        return document
 
 
 def recommend(
@@ -230,7 +224,7 @@ def _main_term(prediction: Prediction) -> str:
     return f"{name} is {100 * terms[name] / sum(terms.values()):.0f} % of its step"
 
 
-def _next_measurement(fastest: FastestNames, baseline: str | None) -> NextMeasurement | None:
+def _next_measurement(fastest: Fastest, baseline: str | None) -> NextMeasurement | None:
     if not fastest.undecided or fastest.leader is None:
         return None
     names = [fastest.leader, *fastest.undecided]

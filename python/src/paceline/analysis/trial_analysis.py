@@ -9,7 +9,6 @@ import polars as pl
 
 from paceline.analysis.equivalence.check import Equivalence, equivalence_of
 from paceline.analysis.statistics.rates import RepeatRate, repeat_rate
-from paceline.analysis.trial.background_load import Disturbance, disturbance
 from paceline.analysis.trial.evaluation import (
     Evaluations,
     TargetTime,
@@ -19,10 +18,10 @@ from paceline.analysis.trial.evaluation import (
 from paceline.analysis.trial.phases import RankPhases, trial_phases
 from paceline.analysis.trial.pipeline import Pipeline, trial_pipeline
 from paceline.analysis.trial.reading import TrialRecord, read_hosts
-from paceline.analysis.trial.recovery import CheckpointCost, Recovery, checkpoint_cost, recoveries
+from paceline.analysis.trial.recovery import Recovery, checkpoint_delay_s, recoveries
 from paceline.analysis.trial.staleness import read_updates
 from paceline.analysis.trial.steps import GlobalSteps, global_steps, read_steps
-from paceline.analysis.trial.usage import Usage, trial_usage
+from paceline.analysis.trial.usage import Disturbance, Usage, disturbance, trial_usage
 from paceline.records.layout import TrialFiles
 
 
@@ -46,7 +45,7 @@ class TrialAnalysis:
     step_p95_s: float | None  # 95th percentile
     time_to_first_step_s: float | None
     recoveries: tuple[Recovery, ...] = ()
-    checkpoints: CheckpointCost | None = None
+    checkpoint_delay_s: float | None = None  # median
 
     @property
     def repeat(self) -> int:
@@ -81,5 +80,5 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
         step_p95_s=float(np.quantile(step_s, 0.95)) if len(step_s) else None,
         time_to_first_step_s=first,
         recoveries=recoveries(record, table),
-        checkpoints=checkpoint_cost(record),
+        checkpoint_delay_s=checkpoint_delay_s(record),
     )

@@ -113,7 +113,7 @@ app = _Verbs(
     "much, and why.",
     epilog=_epilog(),
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 click.version_option(__version__, prog_name="paceline", message="%(prog)s %(version)s")(app)
 

@@ -20,7 +20,6 @@ from paceline.analysis.between_runs.speeds import (
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row
-from paceline.analysis.compare.run import no_finished_baseline
 from paceline.cli.console import markdown, plain_console, print_json
 from paceline.cli.options import (
     FILE,
@@ -34,7 +33,7 @@ from paceline.cli.options import (
 from paceline.errors import ExitCode, NotComparable
 from paceline.export.run_data import RunData
 from paceline.plan.selection import matching, no_match
-from paceline.records.files import jsonable, write_text
+from paceline.records.files import fields_of, write_text
 from paceline.records.layout import RunFiles
 from paceline.report.runs import configuration_names, gate_sentences, junit_text, runs_view
 from paceline.report.table import comparison_view
@@ -133,10 +132,10 @@ def command(
         if gate is not None and junit is not None:
             write_text(junit, junit_text(gate, _names(before, after)))
         return ExitCode.OK if gate is None else gate.exit_code
-    run = RunData(RunFiles(run_dir), baseline)
+    run = RunData(run_dir, baseline)
     shown = _sorted(_selected(run.comparison, only), sort)
     if as_json:
-        print_json({**comparison_document(run.comparison), "rows": jsonable(shown.rows)})
+        print_json({**comparison_document(run.comparison), "rows": shown.rows})
     elif as_markdown:
         print(markdown(comparison_view(shown, _MARKDOWN_WIDTH, run.comparison)))
     else:
@@ -144,7 +143,7 @@ def command(
     if save_reference is not None:
         write_reference(save_reference, read_speeds(run.files))
     if not run.comparison.baselines:
-        raise no_finished_baseline(run.files)
+        raise NotComparable(_no_baseline(run.files))
     return ExitCode.OK
 
 
@@ -185,8 +184,17 @@ def _sorted(comparison: Comparison, column: str | None) -> Comparison:
     return dataclasses.replace(comparison, rows=tuple(rows))
 
 
+def _no_baseline(run: RunFiles) -> str:
+    """Return the message about a run whose rows have no speedup."""
+    return (
+        f"{run.root}: expected a finished baseline (launcher local, local strategy sequential) to "
+        "compare with, found none. Repair its cause and run `paceline run --resume "
+        f"{run.root}`."
+    )
+
+
 def _speeds(run_dir: Path) -> Speeds:
-    return read_speeds(RunData(RunFiles(run_dir)).files)
+    return read_speeds(RunData(run_dir).files)
 
 
 def _names(before: Speeds, after: Speeds) -> dict[str, str]:
@@ -206,9 +214,9 @@ def _print_pair(
     comparison = compare_runs(before, after)
     differences = run_differences(before.manifest, after.manifest)
     if as_json:
-        more = {"first": labels[0], "second": labels[1], "differences": jsonable(differences)}
-        judged = {} if gate is None else {"gate": jsonable(gate)}
-        print_json({**comparison.to_json(), **more, **judged})
+        more = {"first": labels[0], "second": labels[1], "differences": differences}
+        judged = {} if gate is None else {"gate": gate}
+        print_json({**fields_of(comparison), **more, **judged})
     else:
         names = _names(before, after)
         sentences = [] if gate is None else gate_sentences(gate, names)

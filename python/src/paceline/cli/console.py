@@ -6,8 +6,6 @@ programs contain both, so markup is off and styles are given as arguments.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,11 +13,16 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
+from paceline.records.files import json_text
+from paceline.records.rows import SCHEMA
+
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print a document for other programs."""
-    json.dump(document, sys.stdout, indent=1)
-    print()
+    """Print a document for other programs, after its schema.
+
+    Dataclasses become objects, and numbers that JSON does not have become null.
+    """
+    print(json_text({"schema": SCHEMA, **document}))
 
 
 def plain_console(*, stderr: bool = False) -> Console:

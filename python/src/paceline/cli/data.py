@@ -32,9 +32,7 @@ def command() -> None:
     "--preset", type=click.Choice(_PRESETS), required=True, help="Workload to make images for."
 )
 @click.option("--images", metavar="N", type=count, help="Default: that of the preset.")
-@click.option(
-    "--seed", metavar="S", type=seed, default=1, show_default=True, help="Seed of the images."
-)
+@click.option("--seed", metavar="S", type=seed, default=1, help="Seed of the images.")
 def synth_command(out_dir: Path, preset: str, images: int | None, seed: int) -> None:
     """Make images in class folders."""
     with data_progress("images") as progress:
@@ -49,7 +47,6 @@ def synth_command(out_dir: Path, preset: str, images: int | None, seed: int) -> 
     "--on-bad-image",
     type=click.Choice(("fail", "skip")),
     default="fail",
-    show_default=True,
     help="What to do about an image that cannot be read.",
 )
 @click.option(
@@ -57,7 +54,6 @@ def synth_command(out_dir: Path, preset: str, images: int | None, seed: int) -> 
     metavar="S",
     type=seed,
     default=1,
-    show_default=True,
     help="Seed of the order of the samples.",
 )
 def ingest_command(images_dir: Path, out_dataset: str, on_bad_image: Any, seed: int) -> None:

@@ -22,8 +22,6 @@ from paceline.host.programs import Finding, how_to_install, why_it_failed
 from paceline.preflight.findings import exit_code, findings_of, verdict
 from paceline.preflight.hosts import remote_shell
 from paceline.preflight.observe import document, observe
-from paceline.records.files import jsonable
-from paceline.records.rows import SCHEMA
 from paceline.report.section import Column, Table, terminal_table
 from paceline.spec.extensions import LAUNCHERS, load_object
 from paceline.spec.values import bits_per_s
@@ -128,7 +126,7 @@ def _show(
     more: values for JSON, empty for this host alone.
     """
     if as_json:
-        print_json({"schema": SCHEMA, "findings": jsonable(findings), **more})
+        print_json({"findings": findings, **more})
     else:
         plain_console().print(terminal_table(Table(columns=columns, items=findings, gap=1)))
     if more and not as_json:
@@ -233,13 +231,7 @@ def _shared_memory() -> Finding:
 
 
 def _limits() -> Finding:
-    limits = read_limits()
-    parts = []
-    if limits.cpus is not None:
-        parts.append(f"{limits.cpus:g} cores")
-    if limits.memory_bytes is not None:
-        parts.append(f"{limits.memory_bytes / 2**30:.1f} GiB")
-    found = ", ".join(parts) or "no limit"
+    found = read_limits().words or "no limit"
     return Finding(what="cgroup", found=found, why="limits of this container")
 
 

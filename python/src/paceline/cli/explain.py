@@ -22,9 +22,6 @@ from paceline.cli.progress import ConsoleProgress
 from paceline.errors import NotComparable
 from paceline.export.run_data import RunData
 from paceline.plan.selection import no_match
-from paceline.records.files import jsonable
-from paceline.records.layout import RunFiles
-from paceline.records.rows import SCHEMA
 from paceline.report.explain import (
     explained_runs_view,
     explanation_view,
@@ -82,7 +79,7 @@ def command(
             raise click.UsageError("--pair, --verify: expected one run, got two")
         _explain_runs(run_dir, second, only, as_json=as_json)
         return
-    run = RunData(RunFiles(run_dir))
+    run = RunData(run_dir)
     explanations = _explanations(run, pair, only)
     verification = None
     if verify:  # the first explanation that has an intervention
@@ -90,12 +87,8 @@ def command(
         with ConsoleProgress() as progress:
             verification = verify_run(run, chosen, out, limit_s=limit_s, progress=progress)
     if as_json:
-        document = {
-            "schema": SCHEMA,
-            "explanations": [each.to_json() for each in explanations],
-            "verification": jsonable(verification),
-        }
-        print_json(document)
+        documents = [each.to_json() for each in explanations]
+        print_json({"explanations": documents, "verification": verification})
         return
     _show(run, explanations)
     if verification is not None:
@@ -144,7 +137,7 @@ def _show(run: RunData, explanations: list[Explanation]) -> None:
 def _explain_runs(first_dir: Path, second_dir: Path, only: str | None, *, as_json: bool) -> None:
     """Explain the difference between two runs."""
     paths = first_dir, second_dir
-    first, second = (RunData(RunFiles(path)).comparison for path in paths)
+    first, second = (RunData(path).comparison for path in paths)
     names = [path.resolve().name for path in paths]
     labels = (names[0], names[1]) if names[0] != names[1] else (str(first_dir), str(second_dir))
     if labels[0] == labels[1]:
@@ -152,11 +145,10 @@ def _explain_runs(first_dir: Path, second_dir: Path, only: str | None, *, as_jso
     found = explain_runs(first, second, labels, only)
     if as_json:
         document = {
-            "schema": SCHEMA,
             "first": str(first_dir),
             "second": str(second_dir),
             "explanations": [each.to_json() for each in found.explanations],
-            "differences": jsonable(found.differences),
+            "differences": found.differences,
             "not_compared": found.not_compared,
         }
         print_json(document)

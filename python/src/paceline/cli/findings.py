@@ -11,8 +11,6 @@ from rich.text import Text
 
 from paceline.cli.console import plain_console
 from paceline.plan.trial import Trial
-from paceline.records.files import jsonable
-from paceline.records.rows import SCHEMA
 from paceline.spec.extensions import STRATEGIES
 from paceline.transports.bucket_settings import gradient_options_of
 from paceline.tune.method import SearchPlan
@@ -78,7 +76,6 @@ def print_search_plan(plan: SearchPlan) -> None:
 
 def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
         "experiment": plan.context.experiment.name,
         "data": dict(plan.context.datasets),
         "search": [
@@ -87,7 +84,7 @@ def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
                 "local_strategy": space.target.name,
                 "default": None if space.default is None else space.default.configuration,
                 "candidates": [trial.model_dump(mode="json") for trial in space.candidates],
-                "left_out": jsonable(space.left_out),
+                "left_out": space.left_out,
             }
             for space in plan.spaces
         ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from paceline.analysis.between_runs.history import history_json, read_history
+from paceline.analysis.between_runs.history import read_history
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import RUNS, existing_run, json_option
 from paceline.errors import DataError
@@ -28,6 +28,6 @@ def command(root: Path, as_json: bool) -> None:
             "`paceline run` makes one"
         )
     if as_json:
-        print_json(history_json(runs))
+        print_json({"runs": runs})
     else:
         plain_console().print(history_view(runs))

@@ -17,11 +17,8 @@ from paceline.host.processes import shell_status
 from paceline.lab import Lab, LabSettings, network, why_not
 from paceline.lab.record import LabRecord, Registry
 from paceline.lab.removal import is_abandoned, remove, remove_abandoned
-from paceline.records.rows import SCHEMA
 
-_name_option = click.option(
-    "--name", default="lab", show_default=True, metavar="NAME", help="Name of the lab."
-)
+_name_option = click.option("--name", default="lab", metavar="NAME", help="Name of the lab.")
 # the number of the host, from 0, or its name
 _host_argument = click.argument("host")
 
@@ -32,9 +29,7 @@ def command() -> None:
 
 
 @command.command("up")
-@click.option(
-    "--hosts", metavar="N", type=int, default=2, show_default=True, help="Number of hosts."
-)
+@click.option("--hosts", metavar="N", type=int, default=2, help="Number of hosts.")
 @click.option(
     "--cores",
     metavar="N",
@@ -112,7 +107,7 @@ def list_labs(as_json: bool) -> None:
     states = {name: _state(record, is_abandoned(record)) for name, record in found.items()}
     if as_json:
         labs = [_json(name, record, states[name]) for name, record in found.items()]
-        print_json({"schema": SCHEMA, "labs": labs})
+        print_json({"labs": labs})
         return
     for name, record in found.items():
         print(f"{_described(record) if record else f'lab {name}'}\n  state   {states[name]}")
@@ -138,7 +133,6 @@ def execute(name: str, host: str, words: tuple[str, ...]) -> int:
     "--at",
     type=click.Choice(("cable", "switch")),
     default="cable",
-    show_default=True,
     help="The host's end of the link, or the switch's, which the host cannot see.",
 )
 @_host_argument

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option
-from paceline.records.rows import SCHEMA
 from paceline.spec.extensions import GROUPS
 from paceline.spec.loading import shipped_experiments
 
@@ -26,7 +25,7 @@ def command(kinds: Sequence[str], as_json: bool) -> None:
     """List the shipped experiments, and everything that a spec can name."""
     found = {kind: _entries(kind) for kind in kinds or KINDS}
     if as_json:
-        print_json({"schema": SCHEMA, **found})
+        print_json(found)
         return
     for kind, entries in found.items():
         table = Table.grid(padding=(0, 2))

@@ -18,14 +18,12 @@ from paceline.records.layout import RunFiles
     "--listen",
     metavar="HOST:PORT",
     default="127.0.0.1:9090",
-    show_default=True,
     help="Where Prometheus answers.",
 )
 @click.option(
     "--grafana-listen",
     metavar="HOST:PORT",
     default="127.0.0.1:3000",
-    show_default=True,
     help="Where Grafana answers.",
 )
 def command(run_dir: Path, listen: str, grafana_listen: str) -> None:  # fmt: skip

@@ -9,12 +9,10 @@ from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
 from paceline.cli.findings import print_search_plan, search_plan_json
 from paceline.cli.options import json_option
-from paceline.records.files import jsonable
-from paceline.records.rows import SCHEMA
 from paceline.report.section import Column, Table, terminal_table
 from paceline.report.wording import NOT_MEASURED, megabytes, short_ids
-from paceline.runner import ConfigurationPreview, DiskUse, Preview
-from paceline.runner.preview import duration
+from paceline.runner.disk import DiskUse
+from paceline.runner.preview import ConfigurationPreview, Preview, duration
 from paceline.spec import Spec
 from paceline.tune.local import plan_local
 
@@ -92,16 +90,15 @@ def _duration(each: ConfigurationPreview) -> str:
 def _document(planned: Plan) -> dict[str, object]:
     preview = planned.preview
     return {
-        "schema": SCHEMA,
         "experiment": planned.experiment.name,
         "data": dict(planned.datasets),
         "trials": [
             {**trial.model_dump(mode="json"), "command": planned.commands[trial.id]}
             for trial in planned.trials
         ],
-        "configurations": jsonable(preview.configurations),
+        "configurations": preview.configurations,
         "expected_s": preview.expected_s,
-        "disk_use": jsonable(preview.disk),
+        "disk_use": preview.disk,
         "faults": preview.faults,
         "warnings": preview.warnings,
     }

@@ -16,9 +16,9 @@ import click
 
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
-from paceline.analysis.predict.prediction import Predictions, Request, ShareMeasurement
+from paceline.analysis.predict.prediction import CONFIDENCE, Predictions, Request, ShareMeasurement
 from paceline.analysis.trial.reading import load_manifest
-from paceline.cli.console import plain_console
+from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
     all_of,
     count,
@@ -30,7 +30,7 @@ from paceline.cli.options import (
 from paceline.cli.progress import ConsoleProgress
 from paceline.errors import NotComparable
 from paceline.export.run_data import RunData, finished_trials
-from paceline.records.layout import RunFiles
+from paceline.records.files import fields_of
 from paceline.report.predict import predictions_view, refusal_sentences
 from paceline.report.wording import listed
 from paceline.runner.directory import check_machine
@@ -59,7 +59,7 @@ def node_numbers(value: str) -> tuple[int, ...]:
 
 def predictions_of(run_dirs: Sequence[Path], request: Request) -> Predictions:
     """Predict from the finished trials of runs. Raises NotComparable if there are none."""
-    return predict(finished_trials([RunData(RunFiles(path)) for path in run_dirs]), request)
+    return predict(finished_trials([RunData(path) for path in run_dirs]), request)
 
 
 def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -81,7 +81,7 @@ def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[...,
         list_option("--transport", "NAME,…", "Transports between nodes; default: as measured."),
         click.option(
             "--scaling", type=click.Choice(("strong", "weak")), default="strong",
-            show_default=True, help="Keep the global batch (strong) or that of a node (weak).",
+            help="Keep the global batch (strong) or that of a node (weak).",
         ),
         click.option(
             "--global-batch", metavar="N", type=count,
@@ -132,7 +132,7 @@ def command(run_dirs: tuple[Path, ...], request: Request, measure: bool, as_json
         _measure(run_dirs[0], found.unmeasured)
         found = predictions_of(run_dirs, wanted)
     if as_json:
-        print(found.to_json())
+        print_json({"confidence": CONFIDENCE, **fields_of(found)})
     elif found.predictions:
         console = plain_console()
         console.print(predictions_view(found, console.width))
@@ -143,7 +143,7 @@ def command(run_dirs: tuple[Path, ...], request: Request, measure: bool, as_json
 
 def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> None:
     """Run short trials of the first run's configurations; say before how long they take."""
-    run = RunData(RunFiles(run_dir))
+    run = RunData(run_dir)
     check_machine(load_manifest(run.files), run_dir)
     trials_s = {
         record.trial.configuration: record.outcome.ended_unix_s - record.outcome.launched_unix_s

@@ -11,9 +11,6 @@ from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, run_dir_argument
 from paceline.errors import DataError
 from paceline.export.run_data import RunData
-from paceline.records.files import jsonable
-from paceline.records.layout import RunFiles
-from paceline.records.rows import SCHEMA
 from paceline.report.profile import overview, profile_view
 
 
@@ -26,7 +23,7 @@ def command(run_dir: Path, trial: str | None, as_json: bool) -> None:
 
     RUN_DIR: default: the newest run in runs/.
     """
-    records = RunData(RunFiles(run_dir)).chosen(trial)
+    records = RunData(run_dir).chosen(trial)
     found = [each for record in records if (each := trial_communication(record)) is not None]
     if not found:
         names = ", ".join(record.trial.id for record in records)
@@ -35,7 +32,7 @@ def command(run_dir: Path, trial: str | None, as_json: bool) -> None:
             f"found none among {names}; a single rank does not communicate"
         )
     if as_json:
-        print_json({"schema": SCHEMA, "trials": jsonable(found)})
+        print_json({"trials": found})
     elif len(found) == 1:
         plain_console().print(profile_view(found[0]))
     else:

@@ -71,7 +71,7 @@ class LiveRanking:
         if self._analysis_s > _MOST_SHARE * (now_s - self._began_s):
             return
         try:
-            comparison = compare_run(run, require_baseline=False, analysed=self._analysed)
+            comparison = compare_run(run, analysed=self._analysed)
         except PacelineError:  # nothing has finished, or a file is damaged
             return
         shown = with_waiting(comparison, self._trials)

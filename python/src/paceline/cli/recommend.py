@@ -16,6 +16,7 @@ from paceline.cli.options import json_option, run_dirs_argument
 from paceline.cli.predict import predictions_of, takes_prediction
 from paceline.cli.progress import ConsoleProgress
 from paceline.export.run_data import RunData
+from paceline.records.files import fields_of
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
 from paceline.report.predict import refusal_sentences
@@ -41,7 +42,6 @@ class _Decision:
     "--goal",
     type=click.Choice(_GOALS),
     default="time",
-    show_default=True,
     help="What should be least: time or core seconds (cost) of a sample or to the target, or "
     "memory of a node.",
 )
@@ -65,12 +65,8 @@ def command(
     if measure:
         decision, measured = _measure(decision, run_dirs, goal, request)
     if as_json:
-        document = {
-            "schema": SCHEMA,
-            "recommendations": [each.to_json() for each in decision.recommendations],
-            "measured": measured,
-        }
-        print_json(document)
+        documents = [{"schema": SCHEMA, **fields_of(each)} for each in decision.recommendations]
+        print_json({"recommendations": documents, "measured": measured})
         return
     _show(decision)
     if measure:
@@ -80,7 +76,7 @@ def command(
 def _decide(run_dirs: tuple[Path, ...], goal: Goal, request: Request) -> _Decision:
     """Read the run and recommend for each workload."""
     most = max(request.nodes, default=None)
-    comparison = RunData(RunFiles(run_dirs[0])).comparison
+    comparison = RunData(run_dirs[0]).comparison
     predictions = None
     if most is not None and most > 1:
         predictions = predictions_of(run_dirs, request)

@@ -23,9 +23,13 @@ from paceline.launchers.schedulers.qsub import QsubSettings, render_pbs, render_
 from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
 from paceline.plan.trial import Trial
 from paceline.records.files import write_text
-from paceline.runner import plan
+from paceline.runner.planning import plan
 from paceline.spec import Experiment, load_spec
 from paceline.spec.values import is_remote
+
+# Dashes, pattern and example of an option.
+_SLURM_OPTION = "--", r"[a-z][a-z-]*(=.+)?", "Slurm with its value, such as account=NAME"
+_QSUB_OPTION = "-", r"[A-Za-z][A-Za-z_]*( .+)?", "qsub with its value, such as 'A NAME'"
 
 
 @click.group("render")
@@ -46,7 +50,7 @@ _takes_data_dir = click.option(
     "--data-dir", metavar="DIR", help="Folder on the nodes with a data set for each workload."
 )
 _takes_python = click.option(
-    "--python", metavar="PATH", default=sys.executable,
+    "--python", metavar="PATH", default=sys.executable, show_default=False,
     help="Python on the nodes; default: this one.",
 )  # fmt: skip
 _takes_qsub = all_of(
@@ -95,8 +99,8 @@ def slurm(
     settings = SlurmSettings(
         places=Places(run_dir=_run_dir(run_dir, experiment), data_dir=data_dir),
         python=python,
-        sbatch_options=_options_of_slurm(sbatch_options),
-        srun_options=_options_of_slurm(srun_options),
+        sbatch_options=_checked(sbatch_options, *_SLURM_OPTION),
+        srun_options=_checked(srun_options, *_SLURM_OPTION),
     )
     for dataset in sorted({settings.places.dataset(trial) for trial in trials}):
         if dataset and not is_remote(dataset) and not Path(dataset).exists():
@@ -107,14 +111,12 @@ def slurm(
     _write(out or Path(f"{experiment.name}-slurm"), render_slurm(trials, settings))
 
 
-def _options_of_slurm(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the options without `--`. Raises click.UsageError for other text, and for lines."""
-    options = tuple(option.removeprefix("--") for option in given)
+def _checked(given: tuple[str, ...], dashes: str, pattern: str, expected: str) -> tuple[str, ...]:
+    """Return options without dashes. Raises click.UsageError for other text, and for lines."""
+    options = tuple(option.removeprefix(dashes) for option in given)
     for option in options:
-        if re.fullmatch(r"[a-z][a-z-]*(=.+)?", option) is None:
-            raise click.UsageError(
-                f"expected an option of Slurm with its value, such as account=NAME, got {option!r}"
-            )
+        if re.fullmatch(pattern, option) is None:
+            raise click.UsageError(f"expected an option of {expected}, got {option!r}")
     return options
 
 
@@ -162,19 +164,13 @@ def _settings_of_qsub(
     qsub_options: tuple[str, ...],
 ) -> QsubSettings:
     """Raise click.UsageError for an option that is none, or has further lines."""
-    options = tuple(option.removeprefix("-") for option in qsub_options)
-    for option in options:
-        if re.fullmatch(r"[A-Za-z][A-Za-z_]*( .+)?", option) is None:
-            raise click.UsageError(
-                f"expected an option of qsub with its value, such as 'A NAME', got {option!r}"
-            )
     return QsubSettings(
         name=experiment.name,
         spec=str(Path(spec).resolve()) if Path(spec).is_file() else spec,
         folder=str(Path.cwd()),
         run_dir=_run_dir(run_dir, experiment),
         python=python,
-        options=options,
+        options=_checked(qsub_options, *_QSUB_OPTION),
     )
 
 
@@ -185,13 +181,13 @@ def _settings_of_qsub(
     "--claim",
     metavar="NAME",
     default="paceline",
-    show_default=True,
     help="PersistentVolumeClaim of /shared.",
 )
 @click.option(
     "--registry",
     metavar="PREFIX",
     default="",
+    show_default=False,
     help="Registry of the container images, ending in a slash.",
 )
 @click.option("--namespace", metavar="NAME", help="Namespace of the objects.")
@@ -199,7 +195,6 @@ def _settings_of_qsub(
     "--service-account",
     metavar="NAME",
     default="spark",
-    show_default=True,
     help="Account with which Spark drivers start executors.",
 )
 @click.option(
@@ -207,7 +202,6 @@ def _settings_of_qsub(
     metavar="GIB",
     type=positive,
     default=4.0,
-    show_default=True,
     help="Memory of a rank.",
 )
 @click.option(

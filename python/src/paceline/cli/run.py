@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from paceline import api, runner
+from paceline import api
 from paceline.api import Run
 from paceline.cli.compare import print_table
 from paceline.cli.console import plain_console, print_json
@@ -23,6 +23,9 @@ from paceline.cli.streams import reader_may_end
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
 from paceline.report.verdict import comparison_document, next_commands
+from paceline.runner.copies import copied_at_end
+from paceline.runner.directory import default_run_dir, recorded_spec
+from paceline.runner.run_trial import failure_of_all, how_to_continue
 from paceline.spec.loading import shipped_experiments
 
 
@@ -71,16 +74,16 @@ def command(
             f"--resume {resume}: expected no SPEC, no --out and no changes of the spec, because "
             "the run directory holds its spec; start another run with --out"
         )
-    spec = request.load() if resume is None else runner.recorded_spec(resume)
+    spec = request.load() if resume is None else recorded_spec(resume)
     if dry_run:
         show_plan(spec, as_json=as_json, commands=False)
         return
     url = out if isinstance(out, str) else None
     chosen = out if isinstance(out, Path) else None
-    run_dir = resume or chosen or runner.default_run_dir(spec.experiment.name)
+    run_dir = resume or chosen or default_run_dir(spec.experiment.name)
     progress, files = ConsoleProgress(quiet=quiet, verbose=verbose), RunFiles(run_dir)
-    how = partial(runner.how_to_continue, files)
-    with runner.copied_at_end(files, url):
+    how = partial(how_to_continue, files)
+    with copied_at_end(files, url):
         with continued_by(how, files.manifest, files.tune.manifest), progress:
             finished = api.run(
                 spec,
@@ -102,7 +105,7 @@ def _show(finished: Run, *, as_json: bool) -> None:
             return
         with suppress(NotComparable):  # no trial has finished
             _show_comparison(finished, as_json=as_json)
-    raise runner.failure_of_all(finished.failed, finished.files)
+    raise failure_of_all(finished.failed, finished.files)
 
 
 def _show_comparison(run: Run, *, as_json: bool) -> None:

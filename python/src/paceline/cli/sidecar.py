@@ -47,7 +47,6 @@ def _takes_settings(function: Callable[..., Any]) -> Callable[..., Any]:
     metavar="SECONDS",
     type=float,
     default=1.0,
-    show_default=True,
     help="Time between two samples.",
 )
 @list_option("--pid", "PID,…", "Roots of process trees to watch; default: watch the host alone.")
@@ -65,7 +64,7 @@ def _takes_settings(function: Callable[..., Any]) -> Callable[..., Any]:
     multiple=True,
     help=f"Label of the metric paceline_run_info ({', '.join(RUN_FACTS)}); may be repeated.",
 )
-@click.option("--run", metavar="NAME", default="", help="Label `run` of the metrics.")
+@click.option("--run", metavar="NAME", help="Label `run` of the metrics.")
 @_takes_settings
 @limit_option("End after this time in any case; default: 7 days.")
 def command(
@@ -75,7 +74,7 @@ def command(
     out: Path,
     state: Path | None,
     info: tuple[tuple[str, str], ...],
-    run: str,
+    run: str | None,
     limit_s: float | None,
     **settings: Any,
 ) -> None:  # fmt: skip

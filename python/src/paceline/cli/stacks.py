@@ -11,9 +11,7 @@ from paceline.cli.options import json_option, run_dir_argument
 from paceline.errors import ExitCode, NotComparable
 from paceline.job.stacks import RankStack, read_stacks, request_stacks, stacks_sentence
 from paceline.records.documents import read_statuses
-from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import SCHEMA
 
 _FRAMES = 8  # of each rank on the terminal
 
@@ -31,7 +29,7 @@ def command(run_dir: Path, as_json: bool) -> int:
     request_stacks(files)
     stacks = read_stacks(files)
     if as_json:
-        print_json({"schema": SCHEMA, "trial": files.root.name, "ranks": jsonable(stacks)})
+        print_json({"trial": files.root.name, "ranks": stacks})
         return ExitCode.OK
     console = plain_console()
     for stack in stacks:

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from paceline import runner
 from paceline.cli.console import print_json
 from paceline.cli.findings import print_batch_findings, print_findings
 from paceline.cli.options import (
@@ -25,6 +24,7 @@ from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import continued_by
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
+from paceline.runner.directory import default_run_dir, recorded_spec
 from paceline.spec import Spec, load_spec
 from paceline.tune.batch import tune_batch
 from paceline.tune.comm import tune_comm
@@ -110,7 +110,7 @@ def batch(spec: str, out: Path | None, memory_mib: int | None, as_json: bool) ->
     SPEC is a TOML file, or the name of a shipped experiment.
     """
     checked = load_spec(spec)
-    run_dir = out or runner.default_run_dir(f"{checked.experiment.name}-tune-batch")
+    run_dir = out or default_run_dir(f"{checked.experiment.name}-tune-batch")
     with ConsoleProgress() as progress:
         found = tune_batch(checked, run_dir, memory_mib=memory_mib, progress=progress)
     if as_json:
@@ -129,7 +129,7 @@ def _searched(
             "its spec"
         )
     if resume is not None:
-        return runner.recorded_spec(resume), RunFiles(resume)
+        return recorded_spec(resume), RunFiles(resume)
     checked = load_spec(spec or "")
-    default = runner.default_run_dir(f"{checked.experiment.name}-{suffix}")
+    default = default_run_dir(f"{checked.experiment.name}-{suffix}")
     return checked, RunFiles(out or default)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from paceline import runner
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import (
     ExperimentCommand,
@@ -18,8 +17,10 @@ from paceline.cli.experiment import (
 from paceline.cli.options import count, json_option, list_option, out_option
 from paceline.cli.progress import ConsoleProgress
 from paceline.errors import ExitCode
-from paceline.records.files import jsonable
+from paceline.records.files import fields_of
 from paceline.report.section import Cell, Column, Section, Table, terminal_view
+from paceline.runner.directory import default_run_dir
+from paceline.runner.planning import plan
 from paceline.runner.verify_script import VerifiedLayout, VerifiedScript, verify_script
 from paceline.spec import load_spec
 
@@ -39,7 +40,6 @@ _CODES = {True: ExitCode.OK, False: ExitCode.NOT_EQUIVALENT, None: ExitCode.NOT_
     metavar="N",
     type=count,
     default=2,
-    show_default=True,
     help="Ranks of each layout; they may share cores.",
 )
 @vary_option
@@ -48,7 +48,6 @@ _CODES = {True: ExitCode.OK, False: ExitCode.NOT_EQUIVALENT, None: ExitCode.NOT_
     metavar="N",
     type=count,
     default=_STEPS,
-    show_default=True,
     help="Compare so many steps of the optimiser.",
 )
 @out_option("RUN_DIR", "Write the run here; default: runs/verify-NAME-DATE-TIME.")
@@ -87,11 +86,11 @@ def command(
         if "ranks_per_node" in trial:
             trial["oversubscribe"] = True  # nothing is timed
     loaded = load_spec({**source, "repeats": 1, "telemetry": {"enabled": False}})
-    run_dir = out or runner.default_run_dir(f"verify-{loaded.experiment.name}")
+    run_dir = out or default_run_dir(f"verify-{loaded.experiment.name}")
     with ConsoleProgress(quiet=quiet) as progress:
-        verified = verify_script(loaded, runner.plan(loaded), run_dir, progress=progress)
+        verified = verify_script(loaded, plan(loaded), run_dir, progress=progress)
     if as_json:
-        print_json(jsonable(verified))
+        print_json(fields_of(verified))
     else:
         plain_console().print(terminal_view(_section(verified)))
     return _CODES[verified.passed]

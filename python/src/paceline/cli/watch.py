@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.panel import Panel
 
-from paceline import api, runner
+from paceline import api
 from paceline.cli.console import plain_console
 from paceline.cli.options import existing_run, or_newest, out_option, poll_seconds
 from paceline.errors import PacelineError
@@ -21,6 +21,8 @@ from paceline.records.layout import RunFiles
 from paceline.report.attached import attached_section
 from paceline.report.section import detail_of, terminal_view
 from paceline.report.verdict import comparison_document
+from paceline.runner.attach import attach, name_of_command
+from paceline.runner.directory import default_run_dir
 
 _COMMAND = "command"  # key of the words after `--`
 _WIDTH = 100  # of the box, at most
@@ -60,7 +62,6 @@ def _run_dir(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
     metavar="SECONDS",
     type=poll_seconds,
     default=1.0,
-    show_default=True,
     help="Time between two readings.",
 )
 @out_option("RUN_DIR", "COMMAND: write its records here; default: runs/NAME-DATE-TIME.")
@@ -93,9 +94,9 @@ def _watch(run_dir: Path, out: Path | None, *, once: bool, interval_s: float) ->
 
 def _record(command: Sequence[str], out: Path | None) -> int:
     """Run and record a command; return its exit code."""
-    run_dir = out or runner.default_run_dir(runner.name_of_command(command))
+    run_dir = out or default_run_dir(name_of_command(command))
     say(f"records into {run_dir}")
-    attached = runner.attach(command, run_dir)
+    attached = attach(command, run_dir)
     if not attached.trained:
         say(_NOT_RECORDED)
         return attached.exit_code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from paceline.errors import DataError, EnvironmentLacks, NotComparable, UsageErr
 from paceline.export.frames import TRIAL_FRAMES, joined, row_frame
 from paceline.host.programs import how_to_install
 from paceline.records.layout import RunFiles
+from paceline.spec.extensions import load_object
 
 # Writes a run, or one trial of it, into a folder; returns what it has written.
 Exporter = Callable[["RunData", Path, str | None], Sequence[Path]]
@@ -54,7 +54,7 @@ class RunData:
         Raises NotComparable if no trial has finished, UsageError if no configuration matches the
         baseline, DataError if a file is damaged.
         """
-        return compare_run(self.files, require_baseline=False, baseline=self._baseline)
+        return compare_run(self.files, baseline=self._baseline)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of `paceline compare --json`, one for each configuration."""
@@ -92,8 +92,21 @@ class RunData:
         """Write the run in a format of `paceline export`; return the files or folders.
 
         out: a folder; default RUN_DIR/export/FORMAT. trial: only the trial with this id.
+        Raises UsageError for an unknown format or trial, or if `out` cannot be written;
+        EnvironmentLacks if the format's library is not installed; DataError if a file is damaged.
         """
-        return list(export(self, to, None if out is None else Path(out), trial))
+        if to not in _EXPORTERS:
+            raise UsageError(f"export: expected a format among {', '.join(FORMATS)}, got {to!r}")
+        exporter: Exporter = load_object(_EXPORTERS[to])
+        folder = self.files.export / to if out is None else Path(out)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{folder}: expected a folder that can be written, got: {error.strerror or error}; "
+                "choose another with --out"
+            ) from error
+        return list(exporter(self, folder, trial))
 
     def chosen(self, trial: str | None) -> tuple[TrialRecord, ...]:
         """Return the trial with this id; None returns all. Raises UsageError if there is none."""
@@ -134,30 +147,6 @@ _EXPORTERS = {
     "onnx": "paceline.export.onnx:write_onnx",
 }
 FORMATS = tuple(_EXPORTERS)
-
-
-def export(
-    run: RunData, to: str, out: Path | None = None, trial: str | None = None
-) -> Sequence[Path]:
-    """Write the run in the format `to`; return the files or folders.
-
-    out: a folder; default RUN_DIR/export/FORMAT. trial: only the trial with this id.
-    Raises UsageError for an unknown format or trial, or if `out` cannot be written;
-    EnvironmentLacks if the format's library is not installed; DataError if a file is damaged.
-    """
-    if to not in _EXPORTERS:
-        raise UsageError(f"export: expected a format among {', '.join(FORMATS)}, got {to!r}")
-    module, _, function = _EXPORTERS[to].partition(":")
-    exporter: Exporter = getattr(import_module(module), function)
-    folder = run.files.export / to if out is None else out
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"{folder}: expected a folder that can be written, got: {error.strerror or error}; "
-            "choose another with --out"
-        ) from error
-    return exporter(run, folder, trial)
 
 
 def require(extra: str, *modules: str) -> None:

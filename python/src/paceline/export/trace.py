@@ -19,7 +19,6 @@ from typing import Any
 import polars as pl
 
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
-from paceline.errors import UsageError
 from paceline.export.frames import communication_frame, step_frame
 from paceline.export.run_data import RunData
 from paceline.records.files import replacing
@@ -40,18 +39,15 @@ def write_perfetto(run: RunData, out: Path, trial: str | None) -> list[Path]:
 def write_trace(record: TrialRecord, out: Path) -> None:
     """Write the trial's trace, event by event; `out` exists only once it is complete.
 
-    Raises DataError if a file is damaged, UsageError if `out` cannot be written.
+    Raises DataError if a file is damaged.
     """
     facts = json.dumps({"trial": record.trial.id, "clock": "rank 0's"})
-    try:
-        with replacing(out) as file:
-            file.write(f'{{"displayTimeUnit":"ms","otherData":{facts},"traceEvents":[')
-            for number, event in enumerate(trace_events(record)):
-                file.write(",\n" if number else "\n")
-                json.dump(event, file, separators=(",", ":"))
-            file.write("\n]}\n")
-    except OSError as error:
-        raise UsageError(f"{out}: cannot write the trace: {error}") from error
+    with replacing(out) as file:
+        file.write(f'{{"displayTimeUnit":"ms","otherData":{facts},"traceEvents":[')
+        for number, event in enumerate(trace_events(record)):
+            file.write(",\n" if number else "\n")
+            json.dump(event, file, separators=(",", ":"))
+        file.write("\n]}\n")
 
 
 def trace_events(record: TrialRecord) -> Iterator[dict[str, Any]]:

@@ -27,6 +27,13 @@ class CgroupLimits:
     cpus: float | None  # cores
     memory_bytes: int | None
 
+    @property
+    def words(self) -> str:
+        """The limits for a table; empty without any."""
+        found = [] if self.cpus is None else [f"{self.cpus:g} cores"]
+        found += [] if self.memory_bytes is None else [f"{self.memory_bytes / 2**30:.1f} GiB"]
+        return ", ".join(found)
+
 
 @dataclass(frozen=True, slots=True)
 class CgroupPlaces:

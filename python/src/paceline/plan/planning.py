@@ -45,6 +45,8 @@ class _PlanError(UsageError):
 
 
 _OF_SCRIPTS = ("max_steps", "warmup_steps")  # the values of [training] that apply to scripts
+# values of a spec whose defaults are those of `Training`
+_AS_GIVEN = (*TRIAL_VALUES, "learning_rate_warmup_steps", "dropout", "reading")
 
 
 def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int) -> list[Trial]:
@@ -104,18 +106,8 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
             batch,
             value("reference_batch", None) or defaults.global_batch or 1,  # 0: a script
         ),
-        learning_rate_warmup_steps=value("learning_rate_warmup_steps", 0),
         momentum=value("momentum", defaults.momentum),
-        dropout=value("dropout", True),
-        reading=value("reading", "memory"),
-        precision=value("precision", "fp32"),
-        memory_format=value("memory_format", "contiguous"),
-        batch_norm=value("batch_norm", "global"),
-        activation_checkpointing=value("activation_checkpointing", False),
-        accumulation_steps=value("accumulation_steps", None),
-        compile=value("compile", False),
-        float32_matmul_precision=value("float32_matmul_precision", "highest"),
-        cudnn_autotuning=value("cudnn_autotuning", False),
+        **{name: given for name in _AS_GIVEN if (given := value(name, None)) is not None},
         cache=None if workload.cache is None else str(Path(workload.cache).absolute()),
         script=None if workload.script is None else _script(workload.script, workload),
         evaluation=_evaluation(experiment, workload),

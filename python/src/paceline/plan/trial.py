@@ -90,10 +90,10 @@ class Training(_Value):
     warmup_steps: int
     learning_rate: float  # for the global batch: scaled
     momentum: float
-    dropout: bool
-    reading: ReadingMode
-    precision: Precision
-    memory_format: MemoryFormat
+    dropout: bool = True
+    reading: ReadingMode = "memory"
+    precision: Precision = "fp32"
+    memory_format: MemoryFormat = "contiguous"
     batch_norm: BatchNorm = "global"
     learning_rate_warmup_steps: int = 0
     activation_checkpointing: bool = False
@@ -279,7 +279,7 @@ class Trial(_Value):
     @property
     def is_baseline(self) -> bool:
         """Return whether it is the sequential process that every speedup is relative to."""
-        return is_baseline(self)
+        return is_baseline(self.launcher, self.local_strategy, self.arguments, self.environment)
 
     @property
     def layout(self) -> str:

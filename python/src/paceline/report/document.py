@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import gzip
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,13 +15,10 @@ from markupsafe import Markup
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import short_name
-from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.fastest import TIE_MARGIN
 from paceline.analysis.statistics.intervals import CONFIDENCE, WIDEST
 from paceline.analysis.trial.host_frames import read_series
 from paceline.analysis.trial_analysis import TrialAnalysis
-from paceline.records.files import write_text
-from paceline.records.layout import RunFiles
 from paceline.records.phases import ALL_PHASES
 from paceline.report import strategies
 from paceline.report.columns import comparison_table, mark_sentences, table_title
@@ -57,7 +52,7 @@ from paceline.report.sections import (
     staleness_section,
 )
 from paceline.report.verdict import verdict_sentence
-from paceline.report.wording import NOT_KNOWN, NOT_MEASURED, share, table_sentences
+from paceline.report.wording import NOT_KNOWN, NOT_MEASURED, share, table_sentences, utc
 
 _CONFIDENCE, _ERROR = share(CONFIDENCE), share(1 - CONFIDENCE)
 _MEANINGS = {
@@ -107,19 +102,12 @@ _TEMPLATE = "document.html.j2"
 _MOST_TRIALS = 30  # whose traces are drawn
 
 
-def write_report(run: RunFiles, out: Path, comparison: Comparison | None = None) -> None:
-    """Write the report on the finished trials of `run` to `out`.
-
-    comparison: of this run, if it was computed already.
-    Raises NotComparable if no trial has finished, DataError if a file is damaged. Without a
-    finished baseline the page says so and shows no speedup.
-    """
-    found = compare_run(run, require_baseline=False) if comparison is None else comparison
-    write_text(out, render(found))
-
-
 def render(comparison: Comparison) -> str:
-    """Return the whole page as text."""
+    """Return the whole page as text.
+
+    Without a finished baseline the page says so and shows no speedup. Raises DataError if a trace
+    is damaged.
+    """
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -127,10 +115,10 @@ def render(comparison: Comparison) -> str:
         lstrip_blocks=True,
         loader=PackageLoader("paceline", "report"),
     )
-    manifest = comparison.manifest
+    created = comparison.manifest.get("created_unix_s")
     context: dict[str, Any] = {
         "comparison": comparison,
-        "created": _date(manifest.get("created_unix_s")),
+        "created": None if created is None else f"{utc(created)} UTC",
         "headlines": [(name, verdict_sentence(comparison, name)) for name in comparison.workloads],
         "sections": page_sections(comparison),
         "page": Detail.PAGE,
@@ -322,13 +310,6 @@ def _repeat(trial: TrialAnalysis) -> Repeat:
         pairs=resource_charts(trial.record, hosts),
         more=telemetry_charts(trial, hosts),
     )
-
-
-def _date(unix_s: float | None) -> str | None:
-    if unix_s is None:
-        return None
-    moment = dt.datetime.fromtimestamp(unix_s, tz=dt.UTC)
-    return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
 def _script_json(text: str) -> Markup:

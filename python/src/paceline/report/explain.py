@@ -22,6 +22,7 @@ from paceline.records.phases import LABELS
 from paceline.report.runs import configuration_names, differences_section
 from paceline.report.section import Column, Section, Table, spaced, terminal_view
 from paceline.report.sections import name_in as short_name_in
+from paceline.report.sections import of_workloads
 from paceline.report.wording import (
     NOT_KNOWN,
     NOT_MEASURED,
@@ -116,23 +117,9 @@ def causes_section(comparison: Comparison) -> Section | None:
 
     At most _MOST_EXPLAINED are shown; the first significant one has a figure.
     """
-    from paceline.report.figures.bars import waterfall_chart  # noqa: PLC0415  (page only)
-
-    name = name_in(comparison)
-    parts = []
-    for workload in comparison.workloads:
-        found = explain_workload(comparison, workload, _MOST_EXPLAINED)
-        drawn = [each for each in found if each.is_significant][:1]
-        charts = [waterfall_chart(each, name(each.faster), name(each.slower)) for each in drawn]
-        pairs = [
-            Section(title=difference_sentence(each, name), folded=True, parts=_pair_parts(each))
-            for each in found
-        ]
-        if pairs:
-            parts.append(Section(title=workload, charts=charts, parts=pairs))
-    if not parts:
-        return None
-    return Section(
+    return of_workloads(
+        comparison,
+        _causes_part,
         title="Causes of the differences",
         anchor="causes",
         intro=(
@@ -140,8 +127,23 @@ def causes_section(comparison: Comparison) -> Section | None:
             "other ranked ones, split into parts that add up to it. No cause has more time than "
             "its evidence can explain; the rest is unexplained. paceline explain shows any pair."
         ),
-        parts=parts,
     )
+
+
+def _causes_part(comparison: Comparison, workload: str) -> Section | None:
+    from paceline.report.figures.bars import waterfall_chart  # noqa: PLC0415  (page only)
+
+    name = name_in(comparison)
+    found = explain_workload(comparison, workload, _MOST_EXPLAINED)
+    if not found:
+        return None
+    drawn = [each for each in found if each.is_significant][:1]
+    charts = [waterfall_chart(each, name(each.faster), name(each.slower)) for each in drawn]
+    pairs = [
+        Section(title=difference_sentence(each, name), folded=True, parts=_pair_parts(each))
+        for each in found
+    ]
+    return Section(title=workload, charts=charts, parts=pairs)
 
 
 def name_in(comparison: Comparison) -> Name:

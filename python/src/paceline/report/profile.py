@@ -18,6 +18,7 @@ from paceline.analysis.trial.communication import (
 from paceline.analysis.trial.stragglers import Straggling
 from paceline.records.phases import LABELS
 from paceline.report.section import Column, Detail, Section, Table, terminal_table, terminal_view
+from paceline.report.sections import of_workloads
 from paceline.report.wording import (
     DASH,
     NOT_MEASURED,
@@ -64,24 +65,9 @@ def overview(profiles: Sequence[TrialCommunication]) -> RenderableType:
 
 def communication_section(comparison: Comparison) -> Section | None:
     """Show the first repeat of each configuration that communicates; None if none does."""
-    # The terminal needs no Plotly.
-    from paceline.report.figures.bars import communication_chart  # noqa: PLC0415
-    from paceline.report.figures.charts import first_repeats  # noqa: PLC0415
-
-    parts = []
-    for workload in comparison.workloads:
-        profiles = [
-            (short_name(row, comparison.rows), profile)
-            for row, trial in first_repeats(comparison, workload)
-            if (profile := trial_communication(trial.record)) is not None
-        ]
-        if profiles:
-            chart = communication_chart(workload, profiles)
-            tables = [_page_part(name, profile) for name, profile in profiles]
-            parts.append(Section(charts=(chart,), parts=tables))
-    if not parts:
-        return None
-    return Section(
+    return of_workloads(
+        comparison,
+        _communication_part,
         title="Communication",
         anchor="communication",
         intro=(
@@ -90,8 +76,23 @@ def communication_section(comparison: Comparison) -> Section | None:
             "adds to the step; overlapped time runs in parallel with the backward pass. Times and "
             "MB are those of a step of a rank."
         ),
-        parts=parts,
     )
+
+
+def _communication_part(comparison: Comparison, workload: str) -> Section | None:
+    # The terminal needs no Plotly.
+    from paceline.report.figures.bars import communication_chart  # noqa: PLC0415
+    from paceline.report.figures.charts import first_repeats  # noqa: PLC0415
+
+    profiles = [
+        (short_name(row, comparison.rows), profile)
+        for row, trial in first_repeats(comparison, workload)
+        if (profile := trial_communication(trial.record)) is not None
+    ]
+    if not profiles:
+        return None
+    tables = [_page_part(name, profile) for name, profile in profiles]
+    return Section(charts=(communication_chart(workload, profiles),), parts=tables)
 
 
 def _page_part(name: str, profile: TrialCommunication) -> Section:

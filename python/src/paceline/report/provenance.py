@@ -11,6 +11,7 @@ from paceline.analysis.equivalence.check import Equivalence
 from paceline.analysis.equivalence.checks import Check
 from paceline.analysis.equivalence.tensor_checks import REPLAY
 from paceline.analysis.trial_analysis import TrialAnalysis
+from paceline.host.cgroups import CgroupLimits
 from paceline.records.rows import RankEnvironment
 from paceline.report.columns import MARK_STYLES, mark_cell
 from paceline.report.section import Cell, Column, Section, Table
@@ -265,12 +266,10 @@ def _settings(settings: Mapping[str, str]) -> str:
 
 
 def _limits(environment: RankEnvironment) -> str:
-    parts = []
-    if environment.cgroup_cpu_limit is not None:
-        parts.append(f"{environment.cgroup_cpu_limit:g} cores")
-    if environment.cgroup_memory_limit_bytes is not None:
-        parts.append(f"{environment.cgroup_memory_limit_bytes / 2**30:.1f} GiB")
-    return ", ".join(parts) or "none"
+    found = CgroupLimits(
+        cpus=environment.cgroup_cpu_limit, memory_bytes=environment.cgroup_memory_limit_bytes
+    )
+    return found.words or "none"
 
 
 def _transport(environment: RankEnvironment) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from xml.etree import ElementTree as ET
 
@@ -17,7 +16,7 @@ from paceline.analysis.compare.compute_row import planned_row
 from paceline.analysis.compare.row import short_name
 from paceline.plan.trial import Trial
 from paceline.report.section import Cell, Column, Section, Table, spaced, terminal_view
-from paceline.report.wording import NOT_MEASURED, bounds, number
+from paceline.report.wording import NOT_MEASURED, bounds, number, utc
 
 _MOST_OF_A_KIND = 12  # differences that are listed
 _COMMIT_DIGITS = 8
@@ -148,9 +147,7 @@ def _changes(run: RunOfHistory) -> Section:
 
 
 def _created(run: RunOfHistory) -> str:
-    if run.created_unix_s is None:
-        return NOT_MEASURED
-    return f"{dt.datetime.fromtimestamp(run.created_unix_s, tz=dt.UTC):%Y-%m-%d %H:%M}"
+    return NOT_MEASURED if run.created_unix_s is None else utc(run.created_unix_s)
 
 
 def _commit(run: RunOfHistory) -> str:

@@ -168,8 +168,7 @@ def recovery_section(comparison: Comparison) -> Section | None:
 def _costs_of(comparison: Comparison, row: Row) -> list[FailureCost]:
     trials = comparison.trials.get(row.configuration, ())
     survived = [each for trial in trials for each in trial.recoveries]
-    blocked_s = [t.checkpoints.blocked_s for t in trials if t.checkpoints is not None]
-    return failure_costs(row.configuration, survived, blocked_s)
+    return failure_costs(row.configuration, survived, _known(t.checkpoint_delay_s for t in trials))
 
 
 def phase_table(comparison: Comparison, workload: str) -> Table[Row]:

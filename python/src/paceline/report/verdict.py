@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.compare.verdict import Cause, Verdict
 from paceline.analysis.explain.parts import PART_LABELS
 from paceline.analysis.trial.configuration import TIMES
-from paceline.records.files import jsonable
 from paceline.report.wording import bounds, listed, milliseconds
 
 MOST_NAMED = 3  # configurations in a sentence that may be the fastest as well
@@ -24,33 +22,18 @@ _MOST_COMMANDS = 2
 NextCommand = tuple[str, str]  # and what it is for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatedVerdict(Verdict):
-    """A verdict with its sentence."""
-
-    sentence: str
-
-
-def stated_verdicts(comparison: Comparison) -> dict[str, StatedVerdict]:
-    """Return the verdict on each workload with its sentence."""
-    return {
-        workload: StatedVerdict(
-            **{each.name: getattr(verdict, each.name) for each in dataclasses.fields(verdict)},
-            sentence=verdict_sentence(comparison, workload),
-        )
+def with_sentences(comparison: Comparison) -> Comparison:
+    """Return the comparison with the sentence of each verdict."""
+    stated = {
+        workload: replace(verdict, sentence=verdict_sentence(comparison, workload))
         for workload, verdict in comparison.verdicts.items()
     }
+    return replace(comparison, verdicts=stated)
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
     """Return the document of `paceline compare --json`."""
-    document = comparison.to_json()
-    stated = stated_verdicts(comparison)
-    for workload, found in document["workloads"].items():
-        found["verdict"] = jsonable(stated[workload])
-    if len(stated) == 1:
-        document["verdict"] = document["workloads"][comparison.workloads[0]]["verdict"]
-    return document
+    return with_sentences(comparison).to_json()
 
 
 def verdict_sentence(comparison: Comparison, workload: str) -> str:

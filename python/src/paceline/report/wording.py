@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Sequence
 from itertools import combinations
@@ -101,6 +102,11 @@ def in_milliseconds(seconds: float | None) -> str:
 def mebibytes(value: float | None) -> str:
     """Format bytes in MiB."""
     return whole(None if value is None else value / 2**20)
+
+
+def utc(unix_s: float) -> str:
+    """Format a moment to the minute."""
+    return f"{dt.datetime.fromtimestamp(unix_s, tz=dt.UTC):%Y-%m-%d %H:%M}"
 
 
 def reach(interval: Interval) -> float:

@@ -7,10 +7,9 @@ which is not known before, so they are given as a rate.
 
 from __future__ import annotations
 
-import os
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +28,6 @@ _STEP_JSON, _STEP_PARQUET = 830, 100
 _ID_JSON, _ID_PARQUET = 6, 3
 _TRACE_JSON, _TRACE_PARQUET = 1_600, 80
 _RANK_TRACE_JSON, _RANK_TRACE_PARQUET = 280, 12
-# Weights, gradients and momentum of a training fit into memory.
-_TENSORS_IN_MEMORY = 3
 _COPIES_OF_SGD, _COPIES_OF_OTHERS = 1, 2  # Adam and its relatives have two
 
 Parameters = tuple[int, int]  # bytes of all, and tensors of the optimiser for each
@@ -62,17 +59,12 @@ def total_disk_use(trials: Sequence[DiskUse]) -> DiskUse:
     )
 
 
-def warn_of_small_disk(planned: Planned, folder: Path) -> None:
+def warn_of_small_disk(use: DiskUse, trial_s: float, folder: Path) -> None:
     """Warn if the disk of a folder has less free than the run may need.
 
-    The facts of the models, which take 1 to 2 s, are asked for only where models as large as the
-    memory would not fit.
+    trial_s: the longest that a trial may take.
     """
-    free = shutil.disk_usage(folder).free
-    trial_s = max(trial.limits.trial_s for trial in planned.trials)
-    if total_disk_use(disk_uses(planned, _largest_parameters)).peak_bytes(trial_s) <= free:
-        return
-    needed = total_disk_use(disk_uses(planned)).peak_bytes(trial_s)
+    free, needed = shutil.disk_usage(folder).free, use.peak_bytes(trial_s)
     if needed > free:
         message = (
             f"{folder}: the run may need {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free; "
@@ -124,21 +116,8 @@ def _parameters(training: Training) -> Parameters:
     return facts.parameter_bytes, copies
 
 
-def _largest_parameters(training: Training) -> Parameters:
-    """Return those of the largest model that can be trained in the memory of this host."""
-    if training.script is not None:
-        return 0, 0
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return memory_bytes // _TENSORS_IN_MEMORY, _COPIES_OF_OTHERS
-
-
-def disk_uses(
-    planned: Planned, parameters_of: Callable[[Training], Parameters] = _parameters
-) -> list[DiskUse]:
-    """Return the disk use of each trial.
-
-    Unless told otherwise, it asks for facts of the models, 1 to 2 s for each.
-    """
+def disk_uses(planned: Planned) -> list[DiskUse]:
+    """Return the disk use of each trial; asks for facts of the models, 1 to 2 s for each."""
     known: dict[str, tuple[int, Parameters]] = {}
     with_baseline: set[tuple[str, int, str]] = set()
     found = []
@@ -146,7 +125,7 @@ def disk_uses(
         training = trial.training
         if training.workload not in known:
             steps = planned_steps(training, known_samples(planned, training)) or 0
-            known[training.workload] = steps, parameters_of(training)
+            known[training.workload] = steps, _parameters(training)
         key = (training.workload, training.seed, training.precision)
         is_first_baseline = trial.is_baseline and key not in with_baseline
         if is_first_baseline:

@@ -45,7 +45,7 @@ def run(
         preview = preview_run(planned, run_dir.parent)
         preview.check()
         preflight(planned.trials)
-        warn_of_small_disk(planned, run_dir)
+        warn_of_small_disk(preview.disk, spec.experiment.limits.trial_s, run_dir)
         for text in preview.warnings:
             warnings.warn(text, PacelineWarning, stacklevel=2)
         progress.planned(preview.summary, planned.trials, preview.expected_trials_s)

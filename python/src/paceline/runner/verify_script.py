@@ -10,7 +10,7 @@ from paceline.plan.trial import Observation, Trial
 from paceline.records.files import document, write_json
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.observed import Observed
-from paceline.records.rows import SCHEMA, Outcome
+from paceline.records.rows import Outcome
 from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
 from paceline.runner.experiment import preflight
 from paceline.runner.planning import Planned, Progress, manifest_of
@@ -34,7 +34,6 @@ class VerifiedScript:
 
     script: str
     layouts: tuple[VerifiedLayout, ...]
-    schema: int = SCHEMA
 
     @property
     def passed(self) -> bool | None:

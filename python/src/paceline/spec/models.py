@@ -44,23 +44,13 @@ class Overrides(Table):
 
     precision: Precision | None = None
     memory_format: MemoryFormat | None = None
-    batch_norm: Annotated[
-        BatchNorm | None, Field(description="samples whose statistics normalise a layer's values")
-    ] = None
-    activation_checkpointing: Annotated[
-        bool | None, Field(description="compute activations again in the backward pass")
-    ] = None
-    accumulation_steps: Annotated[
-        PositiveInt | None,
-        Field(description="parts of a worker's samples that it processes one after the other"),
-    ] = None
-    compile: Annotated[bool | None, Field(description="compile the model (torch.compile)")] = None
-    float32_matmul_precision: Annotated[
-        MatmulPrecision | None, Field(description="precision of matrix products of float32")
-    ] = None
-    cudnn_autotuning: Annotated[
-        bool | None, Field(description="cuDNN measures its kernels and uses the fastest")
-    ] = None
+    batch_norm: BatchNorm | None = None  # samples whose statistics normalise a layer's values
+    activation_checkpointing: bool | None = None  # compute activations again in the backward pass
+    # parts of a worker's samples that it processes one after the other
+    accumulation_steps: PositiveInt | None = None
+    compile: bool | None = None  # the model (torch.compile)
+    float32_matmul_precision: MatmulPrecision | None = None  # of matrix products of float32
+    cudnn_autotuning: bool | None = None  # cuDNN measures its kernels and uses the fastest
 
 
 TRIAL_VALUES = tuple(Overrides.model_fields)
@@ -75,25 +65,18 @@ class _WorkloadOverrides(Overrides):
     max_steps: PositiveInt | None = None
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     learning_rate: PositiveFloat | None = None
-    learning_rate_scaling: Annotated[
-        LearningRateScaling | None,
-        Field(description="how learning_rate grows with global_batch / reference_batch"),
-    ] = None
-    reference_batch: Annotated[
-        PositiveInt | None, Field(description="global batch for which learning_rate is meant")
-    ] = None
-    learning_rate_warmup_steps: Annotated[
-        int | None, Field(ge=0, description="steps in which the learning rate grows to its value")
-    ] = None
+    # how learning_rate grows with global_batch / reference_batch
+    learning_rate_scaling: LearningRateScaling | None = None
+    reference_batch: PositiveInt | None = None  # global batch for which learning_rate is meant
+    # steps in which the learning rate grows to its value
+    learning_rate_warmup_steps: Annotated[int | None, Field(ge=0)] = None
     momentum: Annotated[float, Field(ge=0, lt=1, strict=False)] | None = None
     dropout: bool | None = None
     reading: ReadingMode | None = None
-    held_out_samples: Annotated[
-        PositiveInt | None, Field(description="samples for evaluation, never trained on")
-    ] = None
+    held_out_samples: PositiveInt | None = None  # samples for evaluation, never trained on
     evaluate_every_steps: PositiveInt | None = None
     evaluate_every_epochs: PositiveInt | None = None
-    target: Annotated[Target | None, Field(description="quality to reach")] = None
+    target: Target | None = None  # quality to reach
 
 
 class TrainingRequest(_WorkloadOverrides):
@@ -109,14 +92,10 @@ class WorkloadRequest(_WorkloadOverrides):
     """
 
     name: Name
-    task: Annotated[
-        str | None, Field(description="class of your own: FILE.py:CLASS or MODULE:CLASS")
-    ] = None
-    options: Annotated[dict[str, JsonValue] | None, Field(description="options of the task")] = None
-    data: Annotated[str | None, Field(description="path or URL of a data set")] = None
-    cache: Annotated[
-        str | None, Field(description="folder that keeps files of a remote data set on each node")
-    ] = None
+    task: str | None = None  # class of your own: FILE.py:CLASS or MODULE:CLASS
+    options: dict[str, JsonValue] | None = None  # of the task
+    data: str | None = None  # path or URL of a data set
+    cache: str | None = None  # folder that keeps files of a remote data set on each node
     samples: Annotated[int, Field(ge=8)] | None = None
     script: str | None = None
     arguments: Annotated[tuple[str, ...], FROM_LIST] = ()
@@ -156,7 +135,7 @@ class TrialRequest(Overrides):
     @property
     def is_baseline(self) -> bool:
         """Return whether it is the sequential process that every speedup is relative to."""
-        return is_baseline(self)
+        return is_baseline(self.launcher, self.local_strategy, self.arguments, self.environment)
 
     @property
     def extension_keys(self) -> dict[str, Any]:
@@ -246,9 +225,7 @@ class Limits(Table):
     rendezvous_s: PositiveFloat = 60.0
     slots_s: PositiveFloat = 30.0  # for the executors of a Spark cluster, from the submit
     collective_s: PositiveFloat = 120.0
-    rank_memory_mib: Annotated[
-        PositiveInt | None, Field(description="private memory of a rank; more is an error")
-    ] = None
+    rank_memory_mib: PositiveInt | None = None  # private memory of a rank; more is an error
 
 
 class NetworkSettings(Table):

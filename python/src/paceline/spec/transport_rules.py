@@ -35,11 +35,7 @@ def transport_of(request: TrialRequest) -> str | None:
     )
     if is_open or request.launcher not in LAUNCHERS:
         return None
-    priorities = {
-        transport.name: priority
-        for transport in _usable(request)
-        if (priority := transport.auto_priority(request)) is not None
-    }
+    priorities = _priorities(request)
     return max(priorities, key=lambda name: priorities[name], default=None)
 
 
@@ -75,11 +71,16 @@ def _defaults(request: TrialRequest) -> dict[str, int]:
     own = {key for each in TRANSPORTS.all() for key in each.Keys.model_fields}
     keys = own & set(request.extension_keys)
     return {
-        transport.name: priority
-        for transport in _usable(request)
-        if (priority := transport.auto_priority(request)) is not None
-        and keys <= set(transport.Keys.model_fields)
+        name: priority
+        for name, priority in _priorities(request).items()
+        if keys <= set(TRANSPORTS.get(name).Keys.model_fields)
     }
+
+
+def _priorities(request: TrialRequest) -> dict[str, int]:
+    """Return the priorities of the usable transports that may be the default."""
+    found = {transport.name: transport.auto_priority(request) for transport in _usable(request)}
+    return {name: priority for name, priority in found.items() if priority is not None}
 
 
 def transport_faults(request: TrialRequest) -> Iterator[str]:

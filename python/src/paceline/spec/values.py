@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field
@@ -34,23 +34,12 @@ BASELINE = {"launcher": "local", "local_strategy": "sequential"}
 DEFAULT_EPOCHS = 1
 
 
-class _Configured(Protocol):
-    """A configuration as a spec asks for it, or as it is planned."""
-
-    @property
-    def launcher(self) -> str: ...
-    @property
-    def local_strategy(self) -> str: ...
-    @property
-    def arguments(self) -> tuple[str, ...]: ...
-    @property
-    def environment(self) -> Mapping[str, str]: ...
-
-
-def is_baseline(trial: _Configured) -> bool:
+def is_baseline(
+    launcher: str, local_strategy: str, arguments: tuple[str, ...], environment: Mapping[str, str]
+) -> bool:
     """Return whether it is the sequential process that every speedup is relative to."""
-    named = {"launcher": trial.launcher, "local_strategy": trial.local_strategy}
-    return named == BASELINE and not (trial.arguments or trial.environment)
+    named = {"launcher": launcher, "local_strategy": local_strategy}
+    return named == BASELINE and not (arguments or environment)
 
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?) ?([kmg]?)(?:bit|bps|bit/s|b/s)")

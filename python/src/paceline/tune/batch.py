@@ -23,18 +23,10 @@ from paceline.host.memory import available_bytes
 from paceline.plan.trial import Trial
 from paceline.records.files import fields_of, read_json, write_json
 from paceline.records.layout import RunFiles
-from paceline.runner import (
-    Planned,
-    Progress,
-    check_run_dir,
-    failure_of,
-    made_run_dir,
-    make_datasets,
-    manifest_of,
-    only_runner,
-    preflight,
-    run_followed,
-)
+from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
+from paceline.runner.experiment import preflight
+from paceline.runner.planning import Planned, Progress, make_datasets, manifest_of
+from paceline.runner.run_trial import failure_of, run_followed
 from paceline.spec import Experiment, Spec, TrialRequest, WorkloadRequest
 from paceline.spec.tables import EVALUATION_KEYS
 from paceline.spec.trial_rules import applies

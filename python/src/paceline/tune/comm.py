@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import product
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from paceline.errors import EnvironmentLacks
 from paceline.launchers.descriptors import MpiSettings
 from paceline.launchers.mpi.tools import find_mpirun, unknown_parameters
 from paceline.plan.trial import Trial, task_facts
-from paceline.runner import Progress
-from paceline.spec import Experiment, Spec, TrialRequest, TuneSettings, WorkloadRequest
+from paceline.spec import Experiment, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.spec.choices import accepts
 from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.transport_rules import has_peers, strategy_of, transport_of
@@ -28,7 +26,7 @@ from paceline.spec.values import BEST
 from paceline.transports.bucket_settings import DEFAULT_BUCKET_MB, gradient_options_of
 from paceline.transports.mpi.descriptor import Algorithm
 from paceline.tune.findings import Findings
-from paceline.tune.method import Choices, Searched
+from paceline.tune.method import Choices, Searched, SearchMethod
 from paceline.tune.session import run_search
 from paceline.tune.spaces import SearchContext, Target, changed
 
@@ -213,64 +211,52 @@ def _round(options: Options) -> Choices:
     return requests
 
 
-class CommSearch:
-    """Targets are trials of the spec on a workload."""
+def _searched(context: SearchContext) -> list[Searched]:
+    """Return every trial but the baselines.
 
-    command = "tune comm"
-    compares_targets = False
-    rounds: Mapping[str, Choices] = MappingProxyType(
-        {
-            "buckets": _round(bucket_choices),
-            "compression": _round(compression_choices),
-            "algorithm": _round(algorithm_choices),
-            "parameters": _round(parameter_choices),
-        }
-    )
-
-    def searched(self, context: SearchContext) -> list[Searched]:
-        """Return every trial but the baselines.
-
-        Raises EnvironmentLacks if [tune] contains a parameter that this MPI does not know.
-        """
-        for parameters in context.settings.mpi_parameters or ():
-            unknown = _unknown(parameters, context)
-            if unknown is not None:
-                raise EnvironmentLacks(f"tune.mpi_parameters: {unknown}")
-        return [
-            Searched(
-                target=Target(workload=workload.name, name=f"trials[{place}]"),
-                request=request,
-                not_searched=why_left_alone(request),
-            )
-            for workload in context.short.workloads
-            for place, request in enumerate(context.experiment.trials, start=1)
-            if applies(request, workload) and not request.is_baseline
-        ]
-
-    def present(self, request: TrialRequest, reached: Trial) -> TrialRequest:
-        return with_communication(request, reached)
-
-    def filled_in(
-        self,
-        request: TrialRequest,
-        workload: WorkloadRequest,
-        experiment: Experiment,
-        findings: Findings,
-    ) -> TrialRequest | None:
-        place = experiment.trials.index(request) + 1
-        found = findings.of(Target(workload=workload.name, name=f"trials[{place}]"))
-        if found is None or found.chosen is None or found.chosen == found.default:
-            return request
-        return with_communication(request, found.chosen)
+    Raises EnvironmentLacks if [tune] contains a parameter that this MPI does not know.
+    """
+    for parameters in context.settings.mpi_parameters or ():
+        unknown = _unknown(parameters, context)
+        if unknown is not None:
+            raise EnvironmentLacks(f"tune.mpi_parameters: {unknown}")
+    return [
+        Searched(
+            target=Target(workload=workload.name, name=f"trials[{place}]"),
+            request=request,
+            not_searched=why_left_alone(request),
+        )
+        for workload in context.short.workloads
+        for place, request in enumerate(context.experiment.trials, start=1)
+        if applies(request, workload) and not request.is_baseline
+    ]
 
 
-def tune_comm(
-    spec: Spec, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None
-) -> Findings:
-    """Search into `run_dir`; see `session.run_search`."""
-    return run_search(
-        CommSearch(), spec, run_dir, resume=resume, progress=progress, budget_s=budget_s
-    )
+def _filled_in(
+    request: TrialRequest, workload: WorkloadRequest, experiment: Experiment, findings: Findings
+) -> TrialRequest:
+    place = experiment.trials.index(request) + 1
+    found = findings.of(Target(workload=workload.name, name=f"trials[{place}]"))
+    if found is None or found.chosen is None or found.chosen == found.default:
+        return request
+    return with_communication(request, found.chosen)
+
+
+# Targets are trials of the spec on a workload.
+COMM_SEARCH = SearchMethod(
+    command="tune comm",
+    compares_targets=False,
+    rounds={
+        "buckets": _round(bucket_choices),
+        "compression": _round(compression_choices),
+        "algorithm": _round(algorithm_choices),
+        "parameters": _round(parameter_choices),
+    },
+    searched=_searched,
+    present=with_communication,
+    filled_in=_filled_in,
+)
+tune_comm = partial(run_search, COMM_SEARCH)
 
 
 def _unknown(parameters: Mapping[str, str] | None, context: SearchContext) -> str | None:

@@ -7,23 +7,21 @@ with the planner's reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from paceline.analysis.trial.reading import load_trial
 from paceline.plan.planning import repeated, resolve_training
 from paceline.plan.trial import Trial
-from paceline.runner import Progress
-from paceline.spec import Experiment, Spec, TrialRequest, TuneSettings, WorkloadRequest
+from paceline.spec import Experiment, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.spec.counts import batch_per_replica
 from paceline.spec.extensions import STRATEGIES
 from paceline.spec.trial_rules import has_layout
 from paceline.spec.values import BEST
 from paceline.spec.workloads import workload_of
 from paceline.tune.findings import Findings
-from paceline.tune.method import Choices, Searched, SearchPlan
+from paceline.tune.method import Searched, SearchMethod
 from paceline.tune.session import plan_search, run_search
 from paceline.tune.spaces import BASELINE, SearchContext, Target, changed, cores_wanted
 
@@ -54,65 +52,54 @@ def _moved_split_points(
     ]
 
 
-class LocalSearch:
-    """Targets are strategies on a workload, and the baseline. A pipeline's winner is then compared
-    with moved split points."""
-
-    command = "tune local"
-    compares_targets = True
-    rounds: Mapping[str, Choices] = MappingProxyType(
-        {"layout": _layouts, "split points": _moved_split_points}
-    )
-
-    def searched(self, context: SearchContext) -> list[Searched]:
-        targets = [
-            Target(workload=workload.name, name=strategy)
-            for workload in context.short.workloads
-            for strategy in searched_strategies(context.experiment, context.settings)
-        ]
-        return [Searched(target=t, request=_requests(t, context)[0]) for t in targets]
-
-    def present(self, request: TrialRequest, reached: Trial) -> TrialRequest:
-        return changed(request, **_layout_keys(reached))
-
-    def filled_in(
-        self,
-        request: TrialRequest,
-        workload: WorkloadRequest,
-        experiment: Experiment,
-        findings: Findings,
-    ) -> TrialRequest | None:
-        """Return the trial with its strategy's winner, or with the best strategy; None if there is
-        none."""
-        if request.local_strategy == BEST:
-            found = findings.best(workload.name)
-            if found is None:
-                return None
-        else:
-            found = findings.of(Target(workload=workload.name, name=request.local_strategy))
-        chosen = None if found is None else found.chosen
-        if chosen is None or has_layout(request):
-            return request
-        layout = _layout_keys(chosen)
-        if "micro_batches" in layout:
-            batch = resolve_training(experiment, workload, "").global_batch
-            share = batch_per_replica(batch, request.nodes * chosen.placement.replicas_per_node)
-            layout["micro_batches"] = min(layout["micro_batches"], share)
-        return changed(request, local_strategy=chosen.local_strategy, **layout)
+def _searched(context: SearchContext) -> list[Searched]:
+    """Return every strategy on each workload, and the baseline."""
+    targets = [
+        Target(workload=workload.name, name=strategy)
+        for workload in context.short.workloads
+        for strategy in searched_strategies(context.experiment, context.settings)
+    ]
+    return [Searched(target=t, request=_requests(t, context)[0]) for t in targets]
 
 
-def plan_local(spec: Spec) -> SearchPlan:
-    """Return what `tune_local` would measure; creates nothing, and needs no existing data set."""
-    return plan_search(LocalSearch(), spec)
+def _present(request: TrialRequest, reached: Trial) -> TrialRequest:
+    return changed(request, **_layout_keys(reached))
 
 
-def tune_local(
-    spec: Spec, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None
-) -> Findings:
-    """Search into `run_dir`; see `session.run_search`."""
-    return run_search(
-        LocalSearch(), spec, run_dir, resume=resume, progress=progress, budget_s=budget_s
-    )
+def _filled_in(
+    request: TrialRequest, workload: WorkloadRequest, experiment: Experiment, findings: Findings
+) -> TrialRequest | None:
+    """Return the trial with its strategy's winner, or with the best strategy; None if there is
+    none."""
+    if request.local_strategy == BEST:
+        found = findings.best(workload.name)
+        if found is None:
+            return None
+    else:
+        found = findings.of(Target(workload=workload.name, name=request.local_strategy))
+    chosen = None if found is None else found.chosen
+    if chosen is None or has_layout(request):
+        return request
+    layout = _layout_keys(chosen)
+    if "micro_batches" in layout:
+        batch = resolve_training(experiment, workload, "").global_batch
+        share = batch_per_replica(batch, request.nodes * chosen.placement.replicas_per_node)
+        layout["micro_batches"] = min(layout["micro_batches"], share)
+    return changed(request, local_strategy=chosen.local_strategy, **layout)
+
+
+# Targets are strategies on a workload, and the baseline. A pipeline's winner is then compared with
+# moved split points.
+LOCAL_SEARCH = SearchMethod(
+    command="tune local",
+    compares_targets=True,
+    rounds={"layout": _layouts, "split points": _moved_split_points},
+    searched=_searched,
+    present=_present,
+    filled_in=_filled_in,
+)
+plan_local = partial(plan_search, LOCAL_SEARCH)
+tune_local = partial(run_search, LOCAL_SEARCH)
 
 
 def searched_strategies(experiment: Experiment, settings: TuneSettings) -> list[str]:

@@ -14,7 +14,9 @@ from paceline.analysis.trial.reading import load_trial
 from paceline.plan.trial import Trial
 from paceline.records.attempts import set_aside
 from paceline.records.layout import RunFiles
-from paceline.runner import Progress, check_equivalences, failure_of, is_finished, run_followed
+from paceline.runner.equivalence import check_equivalences
+from paceline.runner.planning import Progress
+from paceline.runner.run_trial import failure_of, is_finished, run_followed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

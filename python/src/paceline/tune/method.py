@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.plan.trial import Trial
@@ -39,33 +38,23 @@ class Searched:
 Choices = Callable[[Searched, Trial | None, SearchContext], Sequence[TrialRequest]]
 
 
-class SearchMethod(Protocol):
-    """A method of search: its targets, its rounds, and the meaning of its winners."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchMethod:
+    """A method of search: its targets, its rounds, and the meaning of its winners.
 
-    command: str  # name of the command: "tune local"
-    # By the kind of setting: each returns what to try for a target on top of the fastest trial so
-    # far, which is None in the first round of a method that compares targets.
+    rounds: by the kind of setting; each returns what to try for a target on top of the fastest
+    trial so far, which is None in the first round of a method that compares targets.
+    compares_targets: targets of a workload are alternatives. All are measured, and the fastest is
+    the result. present: returns a request with the settings of a trial. filled_in: returns a trial
+    of the spec with its winner; None leaves the trial out.
+    """
+
+    command: str  # its name: "tune local"
     rounds: Mapping[str, Choices]
-    # True: targets of a workload are alternatives. All are measured, and the fastest is the result.
     compares_targets: bool
-
-    def searched(self, context: SearchContext) -> list[Searched]:
-        """Return every target with its default."""
-        ...
-
-    def present(self, request: TrialRequest, reached: Trial) -> TrialRequest:
-        """Return the request with the settings of `reached`."""
-        ...
-
-    def filled_in(
-        self,
-        request: TrialRequest,
-        workload: WorkloadRequest,
-        experiment: Experiment,
-        findings: Findings,
-    ) -> TrialRequest | None:
-        """Return a trial of the spec with its winner filled in; None to leave the trial out."""
-        ...
+    searched: Callable[[SearchContext], list[Searched]]  # every target with its default
+    present: Callable[[TrialRequest, Trial], TrialRequest]
+    filled_in: Callable[[TrialRequest, WorkloadRequest, Experiment, Findings], TrialRequest | None]
 
 
 class RoundSearch:

@@ -18,16 +18,9 @@ from paceline.host.machine import host_name, usable_cores
 from paceline.plan.planning import plan_trials
 from paceline.records.files import write_json, write_text
 from paceline.records.layout import RunFiles
-from paceline.runner import (
-    Planned,
-    Progress,
-    check_run_dir,
-    made_run_dir,
-    make_datasets,
-    manifest_of,
-    only_runner,
-    preflight,
-)
+from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
+from paceline.runner.experiment import preflight
+from paceline.runner.planning import Planned, Progress, make_datasets, manifest_of
 from paceline.spec import Experiment, Spec, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.spec.loading import AS_WRITTEN, parse_spec
 from paceline.spec.trial_rules import applies

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline import runner
 from paceline.errors import UsageError
 from paceline.host.machine import usable_cores
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles
 from paceline.records.rows import Outcome
-from paceline.runner import Progress, make_datasets, preflight
+from paceline.runner import experiment
+from paceline.runner.directory import check_run_dir
+from paceline.runner.planning import Progress, make_datasets
 from paceline.spec import Experiment, Spec, TrialRequest, load_spec
 from paceline.tune.findings import Findings
 from paceline.tune.local import tune_local
@@ -28,9 +29,9 @@ def tune_and_run(
 ) -> tuple[Findings | None, list[Outcome]]:
     """Search into `run_dir`/tune, then run the tuned spec into `run_dir`.
 
-    Return the findings (None if the search had ended before) and what `runner.run` returns. After
-    the first trial has started the spec no longer changes, so that all trials of a run belong to
-    one spec. Raises the errors of `tune_local` and `runner.run`.
+    Return the findings (None if the search had ended before) and what `experiment.run` returns.
+    After the first trial has started the spec no longer changes, so that all trials of a run belong
+    to one spec. Raises the errors of `tune_local` and `experiment.run`.
     """
     files = RunFiles(run_dir)
     searched = files.tune.manifest.exists()
@@ -40,14 +41,14 @@ def tune_and_run(
             "--resume to start one"
         )
     if not searched:
-        runner.check_run_dir(files, spec, resume=False)
-    runner.check_run_dir(files.tune, spec, resume=resume)
+        check_run_dir(files, spec, resume=False)
+    check_run_dir(files.tune, spec, resume=resume)
     findings = None
     if not files.manifest.exists():
         datasets = make_datasets(spec.experiment, progress)
-        preflight(_smallest_trials(spec.experiment, datasets))
+        experiment.preflight(_smallest_trials(spec.experiment, datasets))
         findings = tune_local(spec, files.tune.root, resume=resume, progress=progress)
-    failed = runner.run(
+    failed = experiment.run(
         load_spec(str(files.tune.tuned_spec)),
         run_dir,
         resume=files.manifest.exists(),

@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Any:
 
 
 def compared(path: Path) -> Comparison:
-    return compare_run(RunFiles(path), require_baseline=False)
+    return compare_run(RunFiles(path))
 
 
 def test_a_change_between_two_runs_is_explained_without_pairs(run: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.between_runs.history import find_runs, history_json, read_history
+from paceline.analysis.between_runs.history import find_runs, read_history
 from paceline.analysis.compare.run import compare_run
 from paceline.errors import PacelineWarning
 
@@ -71,13 +71,12 @@ def test_run_without_a_finished_trial_is_listed_and_not_compared_with(tmp_path: 
     runs = read_history(tmp_path)
     assert [run.best for run in runs if run.path.endswith("broken")] == [()]
     assert runs[2].previous == str(tmp_path / "first")
-    assert [run["path"] for run in history_json(runs)["runs"]] == [run.path for run in runs]
 
 
 def test_run_that_cannot_be_read_is_left_out_with_a_warning(tmp_path: Path) -> None:
     fabricate.make_run(tmp_path / "good", [fabricate.SEQUENTIAL])
     old = fabricate.make_run(tmp_path / "old", [fabricate.SEQUENTIAL])
     fabricate.edit_json(old.manifest, schema=1)
-    with pytest.warns(PacelineWarning, match=r"left out: .*Paceline 0\.1"):
+    with pytest.warns(PacelineWarning, match="left out: .*expected schema 2, got 1"):
         runs = read_history(tmp_path)
     assert [run.path for run in runs] == [str(tmp_path / "good")]

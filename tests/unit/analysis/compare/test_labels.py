@@ -12,7 +12,7 @@ from paceline.analysis.compare.run import compare_run
 
 
 def _names(root: Path, ways: list[object], **run: object) -> list[str]:
-    rows = compare_run(fabricate.make_run(root, ways, **run), require_baseline=False).rows
+    rows = compare_run(fabricate.make_run(root, ways, **run)).rows
     return sorted(short_name(row, rows) for row in rows)
 
 
@@ -81,7 +81,7 @@ def test_the_same_way_has_one_name_in_all_workloads(tmp_path: Path) -> None:
 
 
 def test_what_is_unusual_comes_last(tmp_path: Path) -> None:
-    rows = compare_run(fabricate.make_run(tmp_path, [fabricate.MPI]), require_baseline=False).rows
+    rows = compare_run(fabricate.make_run(tmp_path, [fabricate.MPI])).rows
     row = dataclasses.replace(rows[0], labels=("cuda", "bf16", "4 MB buckets"))
     assert short_name(row, [row]) == "mpi · mpi · processes 2\u00d71 · cuda · bf16 · 4 MB buckets"
 

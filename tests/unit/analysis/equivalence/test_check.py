@@ -21,7 +21,7 @@ from paceline.analysis.equivalence.check import (
     write_equivalence,
 )
 from paceline.analysis.equivalence.checks import Check
-from paceline.analysis.equivalence.tensors import tensor_differences
+from paceline.analysis.equivalence.tensor_checks import tensor_differences
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.errors import DataError, NotComparable
 from paceline.plan.sample_order import SampleOrder
@@ -227,7 +227,7 @@ def test_tensors_are_compared_in_pieces_as_in_one(
     b = random.standard_normal((37, 5)).astype(np.float32)
     save_file({"x": a}, tmp_path / "a")
     save_file({"x": b}, tmp_path / "b")
-    monkeypatch.setattr("paceline.analysis.equivalence.tensors._PART_ELEMENTS", 20)
+    monkeypatch.setattr("paceline.analysis.equivalence.tensor_checks._PART_ELEMENTS", 20)
     (found,) = tensor_differences(tmp_path / "a", tmp_path / "b")
     assert found.difference_l2 == pytest.approx(np.linalg.norm(a - b), rel=1e-6)
     assert found.baseline_l2 == pytest.approx(np.linalg.norm(b), rel=1e-6)

@@ -27,9 +27,9 @@ def found_of(logs: list[list[float]] | np.ndarray, level: float = 0.05) -> Faste
 def test_clear_difference_is_separated_and_close_ones_tie() -> None:
     quiet = 0.002 * np.random.default_rng(1).standard_normal((3, 5))
     found = found_of(quiet + np.array([[0.0], [-0.001], [-0.2]]))
-    assert found.leader == 0
-    assert found.not_separated == (0, 1)
-    assert [place.index for place in found.separated] == [2]
+    assert found.leader == "0"
+    assert found.not_separated == found.ties == ("1",)
+    assert [place.name for place in found.separated] == ["2"]
     assert [place.is_tie for place in found.places] == [False, True, False]
     assert found.undecided == ()
     assert found.further_repeats is None
@@ -46,8 +46,8 @@ def test_absence_of_significance_is_no_tie() -> None:
 
 def test_one_repeat_gives_no_verdict() -> None:
     found = found_of([[0.0], [1.0]])
-    assert found.leader == 1
-    assert found.undecided == (0,)
+    assert found.leader == "1"
+    assert found.undecided == ("0",)
     assert (found.detectable, found.further_repeats) == (None, None)
 
 
@@ -60,25 +60,25 @@ def test_early_look_at_two_repeats_detects_nothing() -> None:
 def test_nothing_to_compare() -> None:
     assert found_of([[NAN, NAN]]).leader is None
     only = found_of([[0.0, 0.1], [NAN, NAN]])
-    assert (only.leader, only.undecided, only.detectable) == (0, (), None)
+    assert (only.leader, only.undecided, only.detectable) == ("0", (), None)
 
 
 def test_configuration_without_common_repeats_is_undecided() -> None:
     found = found_of([[0.5, 0.5, NAN], [0.0, 0.01, NAN], [NAN, NAN, 0.0]])
-    assert 2 in found.undecided
+    assert "2" in found.undecided
     assert found.places[2].log_ratio is None
 
 
 def test_equal_values_are_not_separated() -> None:
     assert not found_of(np.zeros((4, 3))).separated
-    assert found_of([[0.0] * 3, [0.1] * 3, [0.1] * 3]).not_separated == (1, 2)
+    assert found_of([[0.0] * 3, [0.1] * 3, [0.1] * 3]).not_separated == ("2",)
 
 
 def test_candidates_are_ranked_with_the_noise_of_all() -> None:
     logs = run(np.random.default_rng(2), [0.01] * 6, 4)
     logs[5] += 1
     found = find_fastest(fit_layout(logs), [0, 1, 2])
-    assert [place.index for place in found.places] == [0, 1, 2]
+    assert [place.name for place in found.places] == ["0", "1", "2"]
     assert not found.separated
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import special
 
+from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.looks import levels
-from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
 
 MOST = 8
 LEVELS = levels(MOST)
@@ -33,7 +34,7 @@ def rates_of(log_rates: list[float]) -> dict[int, RepeatRate]:
     return {repeat: RepeatRate(log_rate=value) for repeat, value in enumerate(log_rates)}
 
 
-def stopped(rates: dict[str, dict[int, RepeatRate]]) -> tuple[int, FastestNames]:
+def stopped(rates: dict[str, dict[int, RepeatRate]]) -> tuple[int, Fastest]:
     """Return the number of repeats of a run, and the comparison that its table shows."""
     for repeats, level in LEVELS.items():
         known = {name: {r: found[r] for r in range(repeats)} for name, found in rates.items()}

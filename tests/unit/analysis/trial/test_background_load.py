@@ -6,9 +6,13 @@ import polars as pl
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.trial.background_load import Disturbance, disturbance, disturbance_flags
 from paceline.analysis.trial.reading import HostTrace, TrialRecord, load_trial
-from paceline.analysis.trial.usage import span_on_host
+from paceline.analysis.trial.usage import (
+    Disturbance,
+    disturbance,
+    disturbance_flags,
+    span_on_host,
+)
 
 STATES = ("user", "system", "idle", "iowait", "steal", "other")
 # Seconds per second on a host of two cores

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -116,5 +115,5 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "make_datasets", lambda *_: {"simple-big": str(tmp_path / "data")})
     monkeypatch.setattr(session, "preflight", list)
     monkeypatch.setattr(measurement, "check_equivalences", lambda *_, **__: None)
-    monkeypatch.setattr(import_module("paceline.runner.run_trial"), "run_trial", made.run_trial)
+    monkeypatch.setattr("paceline.runner.run_trial.run_trial", made.run_trial)
     return made

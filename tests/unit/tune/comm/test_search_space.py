@@ -8,7 +8,7 @@ from tests.unit.tune.comm.conftest import entry, parsed
 from tests.unit.tune.conftest import local_context
 
 from paceline.plan.planning import plan_trials
-from paceline.tune.comm import CommSearch, communication_of, why_left_alone
+from paceline.tune.comm import COMM_SEARCH, communication_of, why_left_alone
 from paceline.tune.method import Searched
 from paceline.tune.spaces import Target
 
@@ -22,7 +22,7 @@ def tried(name, *keys, values=None, tune="", trial_values=None, **where):
     trial = planned(experiment)
     trial = changed(trial, **(trial_values or {}))
     searched = Searched(target=Target(workload="simple-big", name="trials[2]"), request=request)
-    found = CommSearch.rounds[name](searched, trial, local_context(experiment, 4))
+    found = COMM_SEARCH.rounds[name](searched, trial, local_context(experiment, 4))
     return [tuple(getattr(r, key, None) for key in keys) for r in found]
 
 

@@ -13,7 +13,7 @@ from paceline.spec import WorkloadRequest
 from paceline.spec.loading import parse_spec
 from paceline.tune import session
 from paceline.tune.findings import Finding, Findings
-from paceline.tune.local import LocalSearch
+from paceline.tune.local import LOCAL_SEARCH
 from paceline.tune.session import tuned_text
 from paceline.tune.spaces import Target
 
@@ -58,7 +58,7 @@ class Case:
 
     def tuned(self):
         findings = Findings(found=tuple(self.found))
-        text = tuned_text(LocalSearch(), self.experiment, findings, CORES)
+        text = tuned_text(LOCAL_SEARCH, self.experiment, findings, CORES)
         return parse_spec(text, "tuned.toml")
 
     def planned(self):

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import scipy
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass as json_dataclass
@@ -85,12 +84,8 @@ def judge(before: Speeds, after: Speeds, limit: float) -> Gate:
 def _of_workload(workload: str, before: Speeds, after: Speeds, limit: float) -> Iterator[Judged]:
     pairs = paired_differences(before.of_workload(workload), after.of_workload(workload))
     beyond = {name: found.shifted(-math.log1p(-limit)) for name, found in pairs.items()}
-    rejected = holm(np.array([found.p_value for found in beyond.values()]))
-    too_slow = {
-        name
-        for (name, found), is_rejected in zip(beyond.items(), rejected, strict=True)
-        if is_rejected and found.value < 0
-    }
+    rejected = holm({name: found.p_value for name, found in beyond.items()})
+    too_slow = {name for name in rejected if beyond[name].value < 0}
     other = _other_training(workload, before, after)
     for name in before.of_workload(workload).repeats:
         found = pairs.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ from paceline.analysis.between_runs.speeds import Speeds, read_speeds
 from paceline.analysis.between_runs.two_runs import PairedRow, compare_runs
 from paceline.analysis.statistics.intervals import Interval
 from paceline.errors import DataError, PacelineWarning
-from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
-from paceline.records.rows import SCHEMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +80,6 @@ def find_runs(root: Path) -> Iterator[RunFiles]:
             folders.clear()
             yield run
         folders.sort()
-
-
-def history_json(runs: Sequence[RunOfHistory]) -> dict[str, Any]:
-    """Return the document of `paceline history --json`."""
-    return {"schema": SCHEMA, "runs": jsonable(list(runs))}
 
 
 def _kind(manifest: Mapping[str, Any]) -> Hashable:

@@ -26,7 +26,7 @@ from paceline.analysis.equivalence.check import (
 # The types of the fields are needed at run time, because references are read from JSON.
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.evaluation import read_evaluations, target_time
-from paceline.analysis.trial.reading import TrialRecord, load_manifest, load_run
+from paceline.analysis.trial.reading import TrialRecord, by_workload, load_manifest, load_run
 from paceline.analysis.trial.steps import global_steps, samples_rate
 from paceline.errors import DataError
 from paceline.plan.trial import Trial
@@ -83,11 +83,7 @@ def read_speeds(run: RunFiles) -> Speeds:
     """Read the speeds of a run. Raises DataError if a file is damaged."""
     manifest, records = load_manifest(run), load_run(run)
     found = Speeds(manifest=manifest)
-    by_workload: dict[str, list[TrialRecord]] = defaultdict(list)
-    for record in records:
-        if record.finished:
-            by_workload[record.trial.training.workload].append(record)
-    for workload, finished in by_workload.items():
+    for workload, finished in by_workload(r for r in records if r.finished).items():
         _add_workload(found, workload, finished)
     every = dict.fromkeys(record.trial.configuration for record in records)
     return replace(found, unfinished=tuple(name for name in every if name not in found.rates))

@@ -10,15 +10,10 @@ may still come from the state of the machine at that time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from paceline.analysis.between_runs.speeds import Speeds
 from paceline.analysis.statistics.intervals import Estimate, Interval, holm, welch_difference
 from paceline.analysis.statistics.rates import RunRates
-from paceline.records.files import jsonable
-from paceline.records.rows import SCHEMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +45,6 @@ class RunComparison:
     def slower(self) -> list[PairedRow]:
         return [row for row in self.rows if row.is_different and row.ratio.median < 1]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **jsonable(self)}
-
 
 def compare_runs(before: Speeds, after: Speeds) -> RunComparison:
     """Pair the configurations of two runs and test each pair."""
@@ -79,8 +71,8 @@ def paired_differences(before: RunRates, after: RunRates) -> dict[str, Estimate]
 def tested_pairs(before: RunRates, after: RunRates) -> dict[str, tuple[Estimate, bool]]:
     """Return log(after / before) of each configuration in both, and whether it is different."""
     tests = paired_differences(before, after)
-    different = holm(np.array([found.p_value for found in tests.values()]))
-    return dict(zip(tests, zip(tests.values(), different.tolist(), strict=True), strict=True))
+    different = holm({name: found.p_value for name, found in tests.items()})
+    return {name: (found, name in different) for name, found in tests.items()}
 
 
 def _paired_rows(workload: str, before: Speeds, after: Speeds) -> list[PairedRow]:

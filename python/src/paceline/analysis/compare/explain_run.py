@@ -9,7 +9,8 @@ from paceline.analysis.compare.ranking import Ranking, rankings
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.explain.explanation import Explanation, explain
 from paceline.analysis.explain.parts import ExplainedTrials
-from paceline.analysis.statistics.rates import FastestNames, RunRates
+from paceline.analysis.statistics.fastest import Fastest
+from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.errors import NotComparable, UsageError
@@ -29,7 +30,7 @@ class WorkloadExplainer:
         self,
         trials: Mapping[str, Sequence[TrialAnalysis]],
         rates: RunRates,
-        fastest: FastestNames,
+        fastest: Fastest,
     ) -> None:
         """trials: of the workload, by configuration. rates, fastest: of the ranking by speed."""
         self._trials, self._rates, self._fastest = trials, rates, fastest

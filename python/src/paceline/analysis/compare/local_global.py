@@ -19,12 +19,12 @@ from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
 from paceline.analysis.compare.row import Row
+from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.intervals import Interval, holm
 from paceline.analysis.statistics.ranks import RankCorrelation, rank_correlation
-from paceline.analysis.statistics.rates import FastestNames
 
 Ratio = Callable[[str, str], Interval | None]
-FindFastest = Callable[[Iterable[str]], FastestNames]
+FindFastest = Callable[[Iterable[str]], Fastest]
 
 
 NODE_FIGURES = (
@@ -123,7 +123,7 @@ def relate_figures(workload: str, rows: Sequence[Row]) -> tuple[FigureRelation, 
         correlation = rank_correlation(*np.array(pairs).reshape(-1, 2).T)
         if correlation is not None:
             found[figure] = len(pairs), correlation
-    rejected = holm(np.array([each.p_value for _, each in found.values()]))
+    significant = holm({figure: each.p_value for figure, (_, each) in found.items()})
     return tuple(
         FigureRelation(
             workload=workload,
@@ -131,11 +131,9 @@ def relate_figures(workload: str, rows: Sequence[Row]) -> tuple[FigureRelation, 
             configurations=count,
             rank_correlation=each.correlation,
             p_value=each.p_value,
-            is_significant=is_significant,
+            is_significant=figure in significant,
         )
-        for (figure, (count, each)), is_significant in zip(
-            found.items(), rejected.tolist(), strict=True
-        )
+        for figure, (count, each) in found.items()
     )
 
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.analysis.statistics.fastest import TIE_MARGIN
+from paceline.analysis.statistics.fastest import TIE_MARGIN, Fastest
 from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
-from paceline.analysis.statistics.rates import FastestNames, RepeatRate, RunRates
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.plan.trial import Trial
 from paceline.records.documents import Stopping
@@ -49,7 +49,7 @@ class Ranking:
             return False
         return self.reached[configuration] < len(self.rates.repeats[configuration])
 
-    def fastest(self, names: Iterable[str]) -> FastestNames:
+    def fastest(self, names: Iterable[str]) -> Fastest:
         """Compare the named configurations with the fastest of them.
 
         Those that missed the target in a repeat are left out if others always reached it.

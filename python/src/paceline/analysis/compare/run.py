@@ -30,9 +30,9 @@ from paceline.analysis.compare.verdict import make_verdict
 from paceline.analysis.equivalence.check import equivalence_baseline, plainness
 from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.trial import resource_checks as resources
-from paceline.analysis.trial.background_load import disturbance_flags
 from paceline.analysis.trial.configuration import node_setup
-from paceline.analysis.trial.reading import TrialRecord, load_manifest, load_run
+from paceline.analysis.trial.reading import TrialRecord, by_workload, load_manifest, load_run
+from paceline.analysis.trial.usage import disturbance_flags
 from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
 from paceline.errors import NotComparable
 from paceline.plan.selection import matching, no_match
@@ -45,30 +45,23 @@ _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of t
 def compare_run(
     run: RunFiles,
     *,
-    require_baseline: bool = True,
     baseline: str | None = None,
     analysed: dict[str, TrialAnalysis] | None = None,
 ) -> Comparison:
     """Compare the finished trials of `run`. Writes nothing.
 
-    require_baseline: without a finished baseline there is no speedup; False still gives the rows,
-    with `speedup` None.
+    Without a finished baseline there is no speedup.
     baseline: shell pattern of configurations; speedups are over the fastest equivalent one that
     matches. Default: that of the spec, else the sequential baseline.
     analysed: checked trials by id, which are not analysed again; new ones are added.
-    Raises NotComparable if no trial has finished, or the baseline is required and missing;
-    UsageError if no configuration matches `baseline`; DataError if a file is damaged.
+    Raises NotComparable if no trial has finished, UsageError if no configuration matches
+    `baseline`, DataError if a file is damaged.
     """
     records, manifest = load_run(run), load_manifest(run)
     finished = [r for r in records if r.finished]
     unfinished = [_unfinished(r) for r in records if not r.finished]
     if not finished:
         raise NotComparable(_nothing_finished(run, unfinished))
-    if require_baseline and not any(r.trial.is_baseline for r in finished):
-        raise no_finished_baseline(run)
-    by_workload: dict[str, list[TrialRecord]] = {}
-    for record in records:
-        by_workload.setdefault(record.trial.training.workload, []).append(record)
     names = [record.trial.configuration for record in records]
     if baseline is not None and not matching(names, baseline):
         raise no_match("baseline", [baseline], names)
@@ -76,7 +69,7 @@ def compare_run(
     stopping = read_stopping(run)
     parts = [
         _Workload(name, found, pattern, stopping, {} if analysed is None else analysed)
-        for name, found in by_workload.items()
+        for name, found in by_workload(records).items()
     ]
     trials = {name: found for part in parts for name, found in part.trials.items()}
     return Comparison(
@@ -93,15 +86,6 @@ def compare_run(
         compression=tuple(found for part in parts for found in part.compression),
         trials=trials,
         manifest=manifest,
-    )
-
-
-def no_finished_baseline(run: RunFiles) -> NotComparable:
-    """Return the error about a run whose rows have no speedup."""
-    return NotComparable(
-        f"{run.root}: expected a finished baseline (launcher local, local strategy sequential) to "
-        "compare with, found none. Repair its cause and run `paceline run --resume "
-        f"{run.root}`."
     )
 
 

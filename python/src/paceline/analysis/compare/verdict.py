@@ -9,8 +9,8 @@ from paceline.analysis.compare.ranking import Ranking
 from paceline.analysis.compare.row import Row
 from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.explain.parts import CAUSE_PARTS
+from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.intervals import Interval
-from paceline.analysis.statistics.rates import FastestNames
 
 EXPLAINS = 0.5  # of the difference: a part or cause that explains less is not the main one
 
@@ -46,13 +46,14 @@ class Verdict:
     no_baseline: str | None = None  # why no baseline has finished
     # those of the above that differ from the best in launcher and transport, and in nothing else
     other_launcher_and_transport: tuple[str, ...] = ()
+    sentence: str = ""  # with which the report states it
 
 
 def make_verdict(
     workload: str,
     rows: Sequence[Row],
     ranking: Ranking,
-    found: FastestNames,
+    found: Fastest,
     explain: Callable[[str, str], Explanation],
     *,
     no_baseline: str | None = None,

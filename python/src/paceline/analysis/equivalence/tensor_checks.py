@@ -1,21 +1,25 @@
-"""Checks of tensors: gradients and weights of a trial against its baseline."""
+"""Checks of tensors: gradients and weights of a trial against its baseline.
+
+The largest tensor of VGG16 has 411 MB, so tensors are read from the memory map in parts.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from paceline.analysis.equivalence.checks import Check, not_decisive
-from paceline.analysis.equivalence.tensors import (
-    TensorDifference,
-    tensor_differences,
-    tensor_names,
-)
 from paceline.analysis.equivalence.tolerances import UNIT_ROUNDOFF_FP32, Tolerance
 from paceline.analysis.trial.reading import TrialRecord
-from paceline.errors import NotComparable
+from paceline.errors import DataError, NotComparable
 from paceline.records.comparison_points import (
     EARLY,
     EARLY_STEPS,
@@ -27,18 +31,14 @@ from paceline.records.comparison_points import (
 
 FINAL_WEIGHTS, REPLAY = "final_weights", "replay_"  # names of checks
 _LEAST_SHARE = 2.0**-7
+_PART_ELEMENTS = 1 << 20
+_TYPES = {"F32", "F64", "I64", "I32", "U8", "BOOL"}  # of parameters and buffers
 
 
 def gradient_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance) -> Check:
     name = "first_gradient"
     if _same_bits(trial, baseline):
-        return Check(
-            name=name,
-            passed=True,
-            reason="not needed: the final weights are equal bit for bit",
-            value=0.0,
-            tolerance=allowed.gradient,
-        )
+        return _not_needed(name, allowed.gradient)
     ours, theirs = trial.files.gradient, baseline.files.gradient
     if not (ours.exists() and theirs.exists()):
         return Check(name=name, passed=None, reason=_no_tensors("gradient", ours))
@@ -88,8 +88,7 @@ def early_weights_check(
         return None
     name = f"weights_{EARLY}"
     if _same_bits(trial, baseline):
-        reason = "not needed: the final weights are equal bit for bit"
-        return Check(name=name, passed=True, reason=reason, value=0.0)
+        return _not_needed(name, None)
     limit = allowed.early_weights
     check, _ = _point_check(name, EARLY, EARLY_STEPS, trial, baseline, limit)
     if check.passed is False and not allowed.judges(EARLY):
@@ -197,6 +196,97 @@ def _same_bits(trial: TrialRecord, baseline: TrialRecord) -> bool:
     return ours is not None and theirs is not None and ours.weights_sha256 == theirs.weights_sha256
 
 
+def _not_needed(name: str, tolerance: float | None) -> Check:
+    reason = "not needed: the final weights are equal bit for bit"
+    return Check(name=name, passed=True, reason=reason, value=0.0, tolerance=tolerance)
+
+
 def _no_tensors(what: str, ours: Path) -> str:
     side = "the baseline's" if ours.exists() else "its own"
     return f"{side} {what} do not exist, so they cannot be compared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDifference:
+    """Difference of one tensor from the baseline's; NaN where a value is not finite."""
+
+    name: str
+    difference_l2: float
+    baseline_l2: float
+    max_abs: float
+
+
+def tensor_names(path: Path) -> set[str]:
+    """Return the names of the tensors of a file; none if it does not exist.
+
+    Raises DataError if it cannot be read.
+    """
+    if not path.exists():
+        return set()
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            return set(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: expected a readable safetensors file: {error}") from error
+
+
+def tensor_differences(ours: Path, baseline: Path) -> list[TensorDifference]:
+    """Compare every tensor, in order of name.
+
+    Raises NotComparable if names, shapes or types differ, or a tensor is of another type than the
+    weights, counters and running statistics of fp32 models; DataError if a file cannot be read.
+    """
+    try:
+        with (
+            safe_open(str(ours), framework="numpy") as a,
+            safe_open(str(baseline), framework="numpy") as b,
+        ):
+            names = sorted(b.keys())
+            if sorted(a.keys()) != names:
+                odd = sorted(set(a.keys()) ^ set(names))
+                raise NotComparable(
+                    f"{ours}: expected the tensors of {baseline}; only in one of them: {odd}"
+                )
+            return [_difference(name, a, b, ours) for name in names]
+    except (SafetensorError, OSError) as error:
+        raise DataError(
+            f"{ours} or {baseline}: expected readable safetensors files: {error}"
+        ) from error
+
+
+def _difference(name: str, ours: Any, baseline: Any, path: Path) -> TensorDifference:
+    a, b = ours.get_slice(name), baseline.get_slice(name)
+    types = {a.get_dtype(), b.get_dtype()}
+    if a.get_shape() != b.get_shape() or len(types) > 1 or not types <= _TYPES:
+        raise NotComparable(
+            f"{path}: tensor {name}: expected {b.get_dtype()} of shape {b.get_shape()}, "
+            f"got {a.get_dtype()} {a.get_shape()} (baseline: {b.get_dtype()})"
+        )
+    squares = base = 0.0
+    largest = 0.0
+    for x, y in _parts(name, ours, baseline, a.get_shape()):
+        difference = x.astype(np.float64) - y.astype(np.float64)
+        squares += float(np.vdot(difference, difference))
+        base += float(np.vdot(y.astype(np.float64), y.astype(np.float64)))
+        if difference.size:
+            # np.maximum keeps NaN, max does not
+            largest = float(np.maximum(largest, np.abs(difference).max()))
+    return TensorDifference(
+        name=name,
+        difference_l2=math.sqrt(squares),
+        baseline_l2=math.sqrt(base),
+        max_abs=largest,
+    )
+
+
+def _parts(
+    name: str, ours: Any, baseline: Any, shape: list[int]
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    if not shape:
+        yield ours.get_tensor(name), baseline.get_tensor(name)
+        return
+    a, b = ours.get_slice(name), baseline.get_slice(name)
+    rows = max(1, _PART_ELEMENTS // max(1, math.prod(shape[1:])))
+    for start in range(0, shape[0], rows):
+        end = min(start + rows, shape[0])
+        yield a[start:end], b[start:end]

@@ -11,12 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from paceline.analysis.trial.background_load import disturbance
-from paceline.analysis.trial.host_frames import column, host_frame
-from paceline.analysis.trial.reading import HostTrace, TrialRecord, read_hosts
-from paceline.analysis.trial.usage import in_training
+from paceline.analysis.trial.reading import TrialRecord, read_hosts
+from paceline.analysis.trial.usage import TrainingSamples, disturbance
 
 Values = dict[str, float | None]
 
@@ -92,7 +88,8 @@ def amount(value: float | None, unit: str) -> str:
 def trial_evidence(record: TrialRecord) -> Values:
     """Return the figures of one trial by name. Raises DataError if a trace is damaged."""
     hosts = read_hosts(record.files)
-    by_host = [_host_values(record, host) for host in hosts if not host.samples.is_empty()]
+    sampled = [TrainingSamples(record, host) for host in hosts if not host.samples.is_empty()]
+    by_host = [{each.name: host.mean(each.column) for each in FIGURES} for host in sampled]
     values = {figure.name: _combined(figure, by_host) for figure in FIGURES}
     load = disturbance(record, hosts)
     cores = [host.header["cores"] for host in hosts if host.header.get("cores")]
@@ -103,23 +100,11 @@ def trial_evidence(record: TrialRecord) -> Values:
     }
 
 
-def _host_values(record: TrialRecord, host: HostTrace) -> Values:
-    """Return the mean of each figure over the samples in the training."""
-    frame = host_frame(host)
-    inside = in_training(record, host.host, frame)
-    values: Values = {}
-    for figure in FIGURES:
-        measured = column(frame, figure.column)[inside]
-        known = measured[~np.isnan(measured)]
-        values[figure.name] = figure.factor * float(known.mean()) if len(known) else None
-    return values
-
-
 def _combined(figure: Figure, by_host: Sequence[Mapping[str, float | None]]) -> float | None:
     known = [value for host in by_host if (value := host[figure.name]) is not None]
     if not known:
         return None
     if figure.is_sum:
-        return sum(known)
+        return figure.factor * sum(known)
     is_lost = figure.unit == "%" and figure.name != "cpu_idle"
-    return max(known) if is_lost else sum(known) / len(known)
+    return figure.factor * (max(known) if is_lost else sum(known) / len(known))

@@ -37,7 +37,7 @@ from paceline.analysis.predict.prediction import (
 )
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import node_setup
-from paceline.analysis.trial.reading import TrialRecord
+from paceline.analysis.trial.reading import TrialRecord, by_workload
 from paceline.plan.trial import Trial
 from paceline.spec.extensions import TRANSPORTS
 
@@ -79,10 +79,7 @@ def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
     """
     for name in request.transports:
         TRANSPORTS.get(name)
-    by_workload: dict[str, list[TrialRecord]] = defaultdict(list)
-    for record in records:
-        by_workload[record.trial.training.workload].append(record)
-    found = {name: _Workload(same, request) for name, same in by_workload.items()}
+    found = {name: _Workload(same, request) for name, same in by_workload(records).items()}
     made = [prediction for each in found.values() for prediction in each.predictions()]
     order = sorted(made, key=lambda p: (p.workload, p.nodes, -p.samples_per_s.median))
     return Predictions(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from paceline.analysis.predict.link import Link
 from paceline.analysis.statistics.intervals import Interval
-from paceline.records.files import json_text
-from paceline.records.rows import SCHEMA
 
 CONFIDENCE = 0.9  # of the intervals of predictions
 Scaling = Literal["strong", "weak"]
@@ -90,8 +88,3 @@ class Predictions:
     assumptions: tuple[str, ...]
     fastest_alone: Mapping[str, str]
     unmeasured: tuple[ShareMeasurement, ...]
-
-    def to_json(self) -> str:
-        """Return the document of `paceline predict --json`."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return json_text({"schema": SCHEMA, "confidence": CONFIDENCE, **own})

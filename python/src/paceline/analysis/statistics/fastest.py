@@ -15,7 +15,7 @@ own variance with the probability that it is, otherwise the common one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -42,9 +42,8 @@ class Place:
     Neither separated nor a tie: undecided.
     """
 
-    index: int
+    name: str
     log_ratio: Estimate | None  # fastest / this one, 95 %; None: no repeats in common
-    p_value: float  # that it is as fast as the fastest, corrected for the number of configurations
     is_separated: bool
     is_tie: bool  # shown to be at most the margin behind
     log_most_behind: float  # upper bound of its distance behind the leader, family-wise
@@ -54,25 +53,31 @@ class Place:
 class Fastest:
     """The fastest measured configuration, and the places of all candidates."""
 
-    leader: int | None
-    places: tuple[Place, ...]
+    leader: str | None = None  # None if nothing was measured
+    places: tuple[Place, ...] = ()
     # ratio - 1 that this run separates with a probability of 80 %; infinite: more than tenfold
-    detectable: float | None
-    further_repeats: int | None  # expected number that would decide; None: nothing or unknown
-
-    @property
-    def not_separated(self) -> tuple[int, ...]:
-        """Candidates that may be the fastest, the leader among them."""
-        return tuple(place.index for place in self.places if not place.is_separated)
+    detectable: float | None = None
+    further_repeats: int | None = None  # expected number to decide; None: nothing or unknown
 
     @property
     def separated(self) -> tuple[Place, ...]:
         return tuple(place for place in self.places if place.is_separated)
 
     @property
-    def undecided(self) -> tuple[int, ...]:
-        others = (place for place in self.places if place.index != self.leader)
-        return tuple(p.index for p in others if not (p.is_separated or p.is_tie))
+    def not_separated(self) -> tuple[str, ...]:
+        """Names of those that may be the fastest, without the leader."""
+        others = (place for place in self.places if place.name != self.leader)
+        return tuple(place.name for place in others if not place.is_separated)
+
+    @property
+    def ties(self) -> tuple[str, ...]:
+        """Names of those that are shown to be within the margin of the leader."""
+        return tuple(place.name for place in self.places if place.is_tie)
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Names of those that are neither separated nor a tie."""
+        return tuple(name for name in self.not_separated if name not in self.ties)
 
 
 def find_fastest(
@@ -90,16 +95,16 @@ def find_fastest(
     every = range(len(layout.log_means)) if candidates is None else candidates
     chosen = [index for index in every if layout.repeats[index]]
     if not chosen:
-        return Fastest(leader=None, places=(), detectable=None, further_repeats=None)
+        return Fastest()
     leader = max(chosen, key=lambda index: float(layout.log_means[index]))
     compared = [index for index in chosen if layout.is_comparable(leader, index)]
     tests = None
     if layout.degrees > 0 and len(compared) > 1:
         tests = _Tests(layout, np.array(compared), level)
-    places = tuple(_place(layout, tests, leader, index, level, margin) for index in chosen)
+    places = {n: _place(layout, tests, leader, n, level, margin) for n in chosen}
     return Fastest(
-        leader=leader,
-        places=places,
+        leader=layout.names[leader],
+        places=tuple(places.values()),
         detectable=None if tests is None else tests.detectable(compared.index(leader)),
         further_repeats=None if tests is None else _further(layout, tests, places, leader, margin),
     )
@@ -116,9 +121,8 @@ def _place(
     is_other = index != leader and ratio is not None
     limit = math.log1p(margin)
     return Place(
-        index=index,
+        name=layout.names[index],
         log_ratio=ratio,
-        p_value=p_value,
         # The second condition keeps the decision in agreement with the interval that is shown.
         is_separated=is_other and p_value <= level and ratio is not None and ratio.low > 0,
         is_tie=is_other and ratio is not None and max(most_behind, ratio.high) < limit,
@@ -127,17 +131,17 @@ def _place(
 
 
 def _further(
-    layout: Layout, tests: _Tests, places: Sequence[Place], leader: int, margin: float
+    layout: Layout, tests: _Tests, places: Mapping[int, Place], leader: int, margin: float
 ) -> int | None:
     """Return the repeats that would decide all places if the measured distances are true."""
     needed = 0.0
-    now = float(np.median(layout.repeats[[place.index for place in places]]))
+    now = float(np.median(layout.repeats[[*places]]))
     limit = math.log1p(margin)
-    for place in places:
-        if place.index == leader or place.is_separated or place.is_tie or place.log_ratio is None:
+    for index, place in places.items():
+        if index == leader or place.is_separated or place.is_tie or place.log_ratio is None:
             continue
         gap = max(place.log_ratio.value, 1e-9)
-        to_separate = tests.critical * tests.scale(leader, place.index) / gap
+        to_separate = tests.critical * tests.scale(leader, index) / gap
         width = max(place.log_most_behind, place.log_ratio.high) - gap
         to_tie = width / (limit - gap) if gap < limit else math.inf
         needed = max(needed, now * min(to_separate, to_tie) ** 2)

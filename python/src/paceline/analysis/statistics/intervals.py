@@ -8,6 +8,7 @@ steady steps, or its mean seconds per step.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -141,7 +142,7 @@ def mean_interval(values: NDArray[np.float64], confidence: float = CONFIDENCE) -
     return estimate(float(np.mean(known)), error, len(known) - 1, confidence)
 
 
-def welch_difference(before: Estimate, after: Estimate, confidence: float = CONFIDENCE) -> Estimate:
+def welch_difference(before: Estimate, after: Estimate) -> Estimate:
     """Return after - before of two runs, whose repeats have nothing in common.
 
     If the error of one of them is unknown, both bounds are infinite.
@@ -151,12 +152,10 @@ def welch_difference(before: Estimate, after: Estimate, confidence: float = CONF
         return estimate(value, math.inf, 0)
     variances = np.array([before.error**2, after.error**2])
     degrees = satterthwaite(variances, np.array([before.degrees, after.degrees]))
-    return estimate(value, math.sqrt(float(variances.sum())), float(degrees), confidence)
+    return estimate(value, math.sqrt(float(variances.sum())), float(degrees))
 
 
-def single_trial_log_mean(
-    values: NDArray[np.float64], confidence: float = CONFIDENCE
-) -> Estimate | None:
+def single_trial_log_mean(values: NDArray[np.float64]) -> Estimate | None:
     """Return the logarithm of the mean step of one trial, by batch means; None below LEAST_STEPS.
 
     The interval covers the noise of the steps of this trial. It says nothing of other repeats.
@@ -169,19 +168,20 @@ def single_trial_log_mean(
     batches = _BATCHES if len(values) < _LEAST_FOR_MORE else _MORE_BATCHES
     means = np.log([float(part.mean()) for part in np.array_split(values, batches)])
     error = float(np.std(means, ddof=1)) / math.sqrt(batches)
-    found = estimate(math.log(float(np.mean(values))), error, batches - 1, confidence)
+    found = estimate(math.log(float(np.mean(values))), error, batches - 1)
     length = len(values) / batches
     is_reliable = length >= _BATCH_OVER_CORRELATION * _correlation_steps(values)
     return replace(found, is_reliable=is_reliable)
 
 
-def holm(p_values: NDArray[np.float64], level: float = 1 - CONFIDENCE) -> NDArray[np.bool_]:
-    """Return which hypotheses of a family are rejected at `level` (S. Holm, 1979); NaN: none."""
-    tested = np.flatnonzero(~np.isnan(p_values))
-    order = tested[np.argsort(p_values[tested], kind="stable")]
-    kept = np.flatnonzero(p_values[order] > level / np.arange(len(order), 0, -1))
-    rejected = np.zeros(len(p_values), dtype=bool)
-    rejected[order[: kept[0]] if len(kept) else order] = True
+def holm(p_values: Mapping[str, float]) -> set[str]:
+    """Return the hypotheses of a family that are rejected at 5 % (S. Holm, 1979); NaN: untested."""
+    tested = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
+    rejected: set[str] = set()
+    for number, (p, name) in enumerate(tested):
+        if p > (1 - CONFIDENCE) / (len(tested) - number):
+            break
+        rejected.add(name)
     return rejected
 
 

@@ -15,14 +15,14 @@ share (the core), or the own one, weighted by the probability that the configura
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate, estimate, satterthwaite
+from paceline.analysis.statistics.intervals import Estimate, estimate, satterthwaite
 
 # The core leaves out configurations that the test rejects at this level, so that they do not
 # enlarge the variance of the others.
@@ -57,6 +57,7 @@ class Layout:
     others, and cannot be compared.
     """
 
+    names: tuple[str, ...]
     log_means: NDArray[np.float64]  # adjusted for missing repeats; NaN without repeats
     repeats: NDArray[np.int64]  # measured, of each
     groups: NDArray[np.int64]
@@ -89,10 +90,11 @@ class Layout:
         return bool(self.groups[first] == self.groups[second] >= 0)
 
 
-def fit_layout(log_speeds: NDArray[np.float64]) -> Layout:
+def fit_layout(log_speeds: NDArray[np.float64], names: Sequence[str] | None = None) -> Layout:
     """Fit configurations and repeats, and estimate the noise.
 
-    log_speeds: shape (configurations, repeats), NaN where a repeat is missing.
+    log_speeds: shape (configurations, repeats), NaN where a repeat is missing. names: of the
+    configurations; None: their numbers.
     """
     known = ~np.isnan(log_speeds)
     values = np.where(known, log_speeds, 0.0)
@@ -106,6 +108,7 @@ def fit_layout(log_speeds: NDArray[np.float64]) -> Layout:
         error_of = np.arange(len(known))
     noise = _Noise(values, known)
     return Layout(
+        names=tuple(map(str, range(len(counts))) if names is None else names),
         log_means=log_means,
         repeats=counts,
         groups=groups,
@@ -122,9 +125,7 @@ def fit_layout(log_speeds: NDArray[np.float64]) -> Layout:
     )
 
 
-def log_ratio(
-    layout: Layout, first: int, second: int, confidence: float = CONFIDENCE
-) -> Estimate | None:
+def log_ratio(layout: Layout, first: int, second: int) -> Estimate | None:
     """Return log(first / second) with its interval; None if they cannot be compared.
 
     The bounds are infinite if the noise is unknown.
@@ -133,10 +134,10 @@ def log_ratio(
         return None
     value = float(layout.log_means[first] - layout.log_means[second])
     variance, degrees = _variance_of_difference(layout, first, second)
-    return estimate(value, math.sqrt(variance), degrees, confidence)
+    return estimate(value, math.sqrt(variance), degrees)
 
 
-def log_speed(layout: Layout, index: int, confidence: float = CONFIDENCE) -> Estimate | None:
+def log_speed(layout: Layout, index: int) -> Estimate | None:
     """Return the absolute figure of a configuration; None if it has no repeats.
 
     Its interval contains the whole spread between repeats, also what all configurations share.
@@ -151,12 +152,12 @@ def log_speed(layout: Layout, index: int, confidence: float = CONFIDENCE) -> Est
     # The only configuration with repeats: nothing tells its noise from that of the repeats.
     if count > 1 and int((layout.repeats > 1).sum()) == 1:
         error = math.sqrt(layout.repeat_variance / count)
-        return estimate(value, error, layout.repeat_degrees, confidence)
+        return estimate(value, error, layout.repeat_degrees)
     if degrees <= 0 or layout.repeat_degrees <= 0:
         return estimate(value, math.inf, 0)
     parts = np.array([layout.repeat_variance, noise]) / count
     total_degrees = satterthwaite(parts, np.array([layout.repeat_degrees, degrees]))
-    return estimate(value, math.sqrt(float(parts.sum())), float(total_degrees), confidence)
+    return estimate(value, math.sqrt(float(parts.sum())), float(total_degrees))
 
 
 def _variance_of_difference(layout: Layout, first: int, second: int) -> tuple[float, float]:

@@ -31,11 +31,11 @@ _REACH = 8.0  # standard deviations that the grid covers at most
 
 
 @cache
-def levels(most_repeats: int, level: float = 1 - CONFIDENCE) -> Mapping[int, float]:
+def levels(most_repeats: int) -> Mapping[int, float]:
     """Return the two-sided level of the test after each number of repeats, from FIRST_LOOK on.
 
     The probability that any of these looks at a normal statistic of equal configurations is
-    significant is `level`.
+    significant is 5 %.
     """
     found: dict[int, float] = {}
     spent, before = 0.0, 0
@@ -43,7 +43,7 @@ def levels(most_repeats: int, level: float = 1 - CONFIDENCE) -> Mapping[int, flo
     weight = np.ones(1)
     nodes, weights = scipy.special.roots_legendre(_POINTS)
     for repeats in range(FIRST_LOOK, most_repeats + 1):
-        allowed = level * (repeats / most_repeats) ** _POWER
+        allowed = (1 - CONFIDENCE) * (repeats / most_repeats) ** _POWER
         step = np.sqrt(repeats - before)
         mass = density * weight
         bound = _bound(grid, mass, float(step), allowed - spent, repeats)

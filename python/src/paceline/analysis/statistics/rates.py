@@ -8,7 +8,7 @@ is the ratio of their rates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,24 +61,6 @@ def repeat_rate(samples: NDArray[np.float64], seconds: NDArray[np.float64]) -> R
     return RepeatRate(log_rate=log_rate, steps=estimate(log_rate, step.error, step.degrees))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FastestNames:
-    """The comparison of some configurations with the fastest of them, by name.
-
-    leader: the fastest measured one; None if nothing was measured. not_separated: those that may be
-    the fastest, without the leader. ties: those of them that are shown to be within the margin.
-    undecided: neither slower nor a tie. detectable: ratio - 1 that this run finds in 80 % of cases;
-    None if the noise is unknown. further_repeats: expected number that would decide the rest.
-    """
-
-    leader: str | None = None
-    not_separated: tuple[str, ...] = ()
-    ties: tuple[str, ...] = ()
-    undecided: tuple[str, ...] = ()
-    detectable: float | None = None
-    further_repeats: int | None = None
-
-
 class RunRates:
     """Rates by configuration and repeat, with the noise of the run they come from."""
 
@@ -91,7 +73,7 @@ class RunRates:
                 for name, found in self.repeats.items()
             }
         )
-        self.layout: Layout | None = fit_layout(table) if table.size else None
+        self.layout: Layout | None = fit_layout(table, list(self.repeats)) if table.size else None
 
     @property
     def has_noise(self) -> bool:
@@ -117,11 +99,11 @@ class RunRates:
             found = only.steps or found
         return found.exponential()
 
-    def log_ratio(self, first: str, second: str, confidence: float = CONFIDENCE) -> Estimate | None:
+    def log_ratio(self, first: str, second: str) -> Estimate | None:
         """Return the logarithm of first / second; None without common repeats."""
         if self.layout is None or not (self.repeats.get(first) and self.repeats.get(second)):
             return None
-        return log_ratio(self.layout, self._index[first], self._index[second], confidence)
+        return log_ratio(self.layout, self._index[first], self._index[second])
 
     def ratio(self, first: str, second: str) -> Interval | None:
         """Return first / second; None without common repeats."""
@@ -134,7 +116,7 @@ class RunRates:
         *,
         level: float = 1 - CONFIDENCE,
         margin: float = TIE_MARGIN,
-    ) -> FastestNames:
+    ) -> Fastest:
         """Compare the named configurations with the fastest of them; None takes all.
 
         level: family-wise error. margin: of a tie, as a share of the speed.
@@ -145,20 +127,5 @@ class RunRates:
             if self.repeats.get(n)
         ]
         if self.layout is None or not chosen:
-            return FastestNames()
-        return self._named(find_fastest(self.layout, chosen, level=level, margin=margin))
-
-    def _named(self, found: Fastest) -> FastestNames:
-        names = list(self.repeats)
-
-        def named(indices: Sequence[int]) -> tuple[str, ...]:
-            return tuple(names[index] for index in indices if index != found.leader)
-
-        return FastestNames(
-            leader=None if found.leader is None else names[found.leader],
-            not_separated=named(found.not_separated),
-            ties=named([place.index for place in found.places if place.is_tie]),
-            undecided=named(found.undecided),
-            detectable=found.detectable,
-            further_repeats=found.further_repeats,
-        )
+            return Fastest()
+        return find_fastest(self.layout, chosen, level=level, margin=margin)

@@ -21,7 +21,6 @@ from paceline.records.metrics import HOST, METRICS, RUN_PROCESSES
 GAP_INTERVALS = 2.5  # a longer distance between two rows is a gap: the sidecar was not running
 _LEAST_INTERVAL_S = 0.05  # of a rate: the last sample may follow the last tick immediately
 _COMPUTING = ("user", "system", "other")  # not idle, waiting for disks, or stolen
-_SWITCHES = ("voluntary", "involuntary")
 # name of a rate -> column of devices, counter of each device
 _DEVICE_RATES = {
     "disk_read_bytes_per_s": ("disks", "read_bytes"),
@@ -53,9 +52,9 @@ def host_frame(trace: HostTrace) -> pl.DataFrame:
     unix_s = samples["unix_s"].to_numpy()
     derived = {
         "interval_s": np.diff(unix_s, prepend=np.nan),
-        **cpu_percent(samples),
-        "ram_percent": ram_percent(samples),
-        "run_cpu_percent": run_cpu_percent(samples),
+        **_cpu_percent(samples),
+        "ram_percent": _ram_percent(samples),
+        "run_cpu_percent": _run_cpu_percent(samples),
         **{name: rate(_over_devices(samples, *of), unix_s) for name, of in _DEVICE_RATES.items()},
         **{name: _seldom_rate(column(samples, c), unix_s) for name, c in _COUNTER_RATES.items()},
         "load_1m": _of_struct(samples, "load", "1m"),
@@ -71,7 +70,7 @@ def host_frame(trace: HostTrace) -> pl.DataFrame:
     return samples.drop([each.name for each in added], strict=False).hstack(added)
 
 
-def cpu_percent(samples: pl.DataFrame) -> dict[str, NDArray[np.float64]]:
+def _cpu_percent(samples: pl.DataFrame) -> dict[str, NDArray[np.float64]]:
     """Return cpu_busy, cpu_idle, cpu_iowait and cpu_steal, each in percent of all cores.
 
     Empty where the trace has no CPU times. samples: in order of time.
@@ -80,7 +79,7 @@ def cpu_percent(samples: pl.DataFrame) -> dict[str, NDArray[np.float64]]:
     if not modes:
         return {}
     seconds = samples["cpu_seconds"].struct.unnest()
-    spent = {mode: increases(column(seconds, mode)) for mode in modes}
+    spent = {mode: _increases(column(seconds, mode)) for mode in modes}
     total = np.nansum(list(spent.values()), axis=0)
 
     def share(*names: str) -> NDArray[np.float64]:
@@ -96,26 +95,18 @@ def cpu_percent(samples: pl.DataFrame) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def ram_percent(samples: pl.DataFrame) -> NDArray[np.float64]:
+def _ram_percent(samples: pl.DataFrame) -> NDArray[np.float64]:
     """Return the share of the memory of the host that is in use."""
     used, total = column(samples, "ram_used_bytes"), column(samples, "ram_total_bytes")
     return np.divide(100 * used, total, out=np.full(len(used), np.nan), where=total > 0)
 
 
-def run_cpu_percent(samples: pl.DataFrame) -> NDArray[np.float64]:
+def _run_cpu_percent(samples: pl.DataFrame) -> NDArray[np.float64]:
     """Return the CPU time of the run's processes in percent of one core."""
     return 100 * rate(column(samples, "run_cpu_seconds"), samples["unix_s"].to_numpy())
 
 
-def run_switches_per_s(samples: pl.DataFrame) -> NDArray[np.float64]:
-    """Return the context switches of the run's processes, which are read on some ticks only."""
-    unix_s = samples["unix_s"].to_numpy()
-    counters = (column(samples, f"run_{kind}_context_switches") for kind in _SWITCHES)
-    total: NDArray[np.float64] = np.sum([_seldom_rate(c, unix_s) for c in counters], axis=0)
-    return total
-
-
-def increases(counter: NDArray[np.float64]) -> NDArray[np.float64]:
+def _increases(counter: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the increase since the previous row; NaN if the counter fell or was not read."""
     increase = np.diff(counter, prepend=np.nan)
     return np.where(increase >= 0, increase, np.nan)
@@ -126,7 +117,7 @@ def rate(counter: NDArray[np.float64], unix_s: NDArray[np.float64]) -> NDArray[n
     elapsed = np.diff(unix_s, prepend=np.nan)
     long_enough = elapsed >= _LEAST_INTERVAL_S
     return np.divide(
-        increases(counter), elapsed, out=np.full(len(elapsed), np.nan), where=long_enough
+        _increases(counter), elapsed, out=np.full(len(elapsed), np.nan), where=long_enough
     )
 
 

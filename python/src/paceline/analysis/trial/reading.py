@@ -6,13 +6,12 @@ that names the file.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
-from pydantic import ValidationError
 
 from paceline.errors import DataError
 from paceline.plan.trial import Trial
@@ -29,8 +28,6 @@ from paceline.records.rows import (
 )
 from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
 from paceline.records.tables import read_header, read_table, rows
-
-_OLD_VERSION = "0.1"  # wrote schema 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +91,14 @@ class TrialRecord:
         return self.outcome is not None and self.outcome.status == "ok"
 
 
+def by_workload(records: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
+    """Return the trials of each workload, in their order."""
+    found: dict[str, list[TrialRecord]] = defaultdict(list)
+    for record in records:
+        found[record.trial.training.workload].append(record)
+    return found
+
+
 def load_run(run: RunFiles) -> list[TrialRecord]:
     """Read all trials of a run: first in the order of the manifest, then the others by name.
 
@@ -114,8 +119,6 @@ def load_manifest(run: RunFiles) -> dict[str, Any]:
         return {}
     manifest = read_json(run.manifest)
     schema = manifest.get("schema")
-    if schema == 1:
-        raise DataError(_old_schema(f"{run.manifest}"))
     if schema not in (None, SCHEMA):
         raise DataError(f"{run.manifest}: expected schema {SCHEMA}, got {schema!r}")
     return manifest
@@ -134,16 +137,11 @@ def load_trial(files: TrialFiles) -> TrialRecord:
 
 
 def read_trial(files: TrialFiles) -> Trial:
-    """Read the trial as it was planned. Raises DataError if `trial.json` is damaged."""
-    try:
-        text = files.trial.read_bytes()
-        return Trial.model_validate_json(text)
-    except OSError as error:
-        raise DataError(f"{files.trial}: expected a trial: {error}") from error
-    except ValidationError as error:
-        if _schema_of(text) == 1 != SCHEMA:
-            raise DataError(_old_schema(f"{files.trial}")) from error
-        raise DataError(f"{files.trial}: expected a trial of this version: {error}") from error
+    """Read the trial as it was planned. Raises DataError if `trial.json` is damaged or missing."""
+    trial = document(files.trial, Trial)
+    if trial is None:
+        raise DataError(f"{files.trial}: expected a trial, found no such file")
+    return trial
 
 
 def read_hosts(files: TrialFiles) -> tuple[HostTrace, ...]:
@@ -170,19 +168,4 @@ def _load_rank(rank: int, files: RankFiles) -> RankRecord:
         environment=document(files.environment, RankEnvironment),
         status=document(files.status, RankStatus),
         continuations=rows(files.continuations, ContinuationRow),
-    )
-
-
-def _schema_of(text: bytes) -> object:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    return found.get("schema_version") if isinstance(found, dict) else None
-
-
-def _old_schema(file: str) -> str:
-    return (
-        f"{file}: this run was written by Paceline {_OLD_VERSION} (schema 1), expected schema "
-        f"{SCHEMA}; read it with Paceline {_OLD_VERSION}, or run the spec again"
     )

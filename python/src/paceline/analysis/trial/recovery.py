@@ -54,17 +54,6 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCost:
-    """The checkpoints of a trial."""
-
-    written: int  # complete ones of rank 0
-    failed: int
-    bytes: int  # of one, all ranks together
-    blocked_s: float  # median time by which one blocked the slowest rank
-    write_s: float  # median time until one was on disk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCost:
     """Cost of a failure of a kind under a configuration: medians over them, in seconds."""
 
@@ -107,23 +96,14 @@ def recoveries(record: TrialRecord, steps: RankSteps) -> tuple[Recovery, ...]:
     )
 
 
-def checkpoint_cost(record: TrialRecord) -> CheckpointCost | None:
-    """Return the cost of a trial's checkpoints; None if it wrote none."""
+def checkpoint_delay_s(record: TrialRecord) -> float | None:
+    """Return the median time by which a checkpoint blocked the slowest rank; None without any."""
     by_rank = [
         rows(record.files.rank(rank.rank).checkpoints, CheckpointRow) for rank in record.ranks
     ]
-    written = [[row for row in each if row.error is None] for each in by_rank]
-    if not any(written):
-        return None
-    blocked = [max(row.blocked_s for row in each) for each in zip(*written, strict=False)]
-    ended = [row.ended_unix_s - row.started_unix_s for each in written for row in each]
-    return CheckpointCost(
-        written=len(written[0]),
-        failed=sum(row.error is not None for each in by_rank for row in each),
-        bytes=sum(each[-1].written_bytes or 0 for each in written if each),
-        blocked_s=float(np.median(blocked)) if blocked else 0.0,
-        write_s=float(np.median(ended)),
-    )
+    written = ([row.blocked_s for row in each if row.error is None] for each in by_rank)
+    blocked_s = [max(each) for each in zip(*written, strict=False)]
+    return median(blocked_s) if blocked_s else None
 
 
 def failure_costs(

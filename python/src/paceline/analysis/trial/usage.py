@@ -1,9 +1,18 @@
-"""Use of CPU, memory and threads during a trial, from the traces of its hosts."""
+"""Use of CPU, memory and threads during a trial, from the traces of its hosts.
+
+Background load is the use of CPU by other processes while a trial trained. Speeds measured on a
+busy machine are not the speeds of the machine, and trials with different background load cannot be
+compared. CPU time of a host that the processes of the trial did not use belongs to others. Hosts
+that are parts of one machine (namespaces, containers) all see the time of the whole machine, so
+they are combined. The counters of the kernel do not separate niced processes from interrupts; both
+are left out.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -11,18 +20,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from paceline.analysis.trial.host_frames import (
-    column,
-    cpu_percent,
-    gaps,
-    ram_percent,
-    run_cpu_percent,
-    run_switches_per_s,
-    struct_fields,
-)
+from paceline.analysis.trial.host_frames import column, gaps, host_frame, struct_fields
 from paceline.analysis.trial.reading import HostTrace, RankRecord, TrialRecord
 
 MemoryKind = Literal["pss", "rss"]
+_THRESHOLD = 10.0  # percent of all cores: far above launcher, kernel and sidecar
+_SWITCHES = (
+    "run_voluntary_context_switches_per_s", "run_involuntary_context_switches_per_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +50,6 @@ class Usage:
     memory_peak_kind: MemoryKind | None
     threads_median: float | None
     threads_peak: float | None
-    run_cpu_percent: float | None  # of one core, mean over time, summed over hosts
     context_switches_per_s: float | None  # of the run, mean over time, summed over hosts
     sidecar_core_percent: float | None  # of one core, on the host with the highest cost
     sidecar_rss_peak_bytes: int | None
@@ -58,7 +62,7 @@ class Usage:
 def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
     """Summarise the traces of all hosts of a trial."""
     sampled = [host for host in hosts if not host.samples.is_empty()]
-    train = [_Training(record, host) for host in sampled]
+    train = [TrainingSamples(record, host) for host in sampled]
     inside = [host for host in train if host.has_samples]
     memory, kind = _memory_peak([_until_trained(record, host) for host in sampled])
     return Usage(
@@ -71,8 +75,7 @@ def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
         memory_peak_kind=kind,
         threads_median=_total(host.median("run_threads") for host in inside),
         threads_peak=_total(host.peak("run_threads") for host in inside),
-        run_cpu_percent=_total(host.mean("run_cpu_percent") for host in inside),
-        context_switches_per_s=_total(host.mean("run_switches_per_s") for host in inside),
+        context_switches_per_s=_total(host.mean(*_SWITCHES) for host in inside),
         sidecar_core_percent=max(_known(_sidecar_percent(h) for h in sampled), default=None),
         sidecar_rss_peak_bytes=max(
             (int(column(h.samples, "sidecar_rss_bytes").max()) for h in sampled), default=None
@@ -86,36 +89,30 @@ def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
     )
 
 
-class _Training:
+class TrainingSamples:
     """The samples of one host inside the training; a sample describes the time before it."""
 
     def __init__(self, record: TrialRecord, host: HostTrace) -> None:
-        samples = host.samples
-        self._inside = in_training(record, host.host, samples)
-        self._values = {
-            **cpu_percent(samples),
-            "ram_percent": ram_percent(samples),
-            "run_cpu_percent": run_cpu_percent(samples),
-            "run_switches_per_s": run_switches_per_s(samples),
-            "run_threads": column(samples, "run_threads"),
-        }
+        self._frame = host_frame(host)
+        self._inside = _in_training(record, host.host, self._frame)
 
     @property
     def has_samples(self) -> bool:
         return bool(self._inside.any())
 
-    def mean(self, name: str) -> float | None:
-        return self._reduced(name, np.mean)
+    def mean(self, *columns: str) -> float | None:
+        """Return the mean of a column of `host_frame`, or of the sum of several."""
+        return self._reduced(np.mean, *columns)
 
     def median(self, name: str) -> float | None:
-        return self._reduced(name, np.median)
+        return self._reduced(np.median, name)
 
     def peak(self, name: str) -> float | None:
-        return self._reduced(name, np.max)
+        return self._reduced(np.max, name)
 
-    def _reduced(self, name: str, reduce: Callable[[NDArray[np.float64]], Any]) -> float | None:
-        """Reduce the known values of a figure; None without any."""
-        found = self._values.get(name, np.zeros(len(self._inside)) * np.nan)[self._inside]
+    def _reduced(self, reduce: Callable[[NDArray[np.float64]], Any], *columns: str) -> float | None:
+        """Reduce the known values; None without any."""
+        found = np.sum([column(self._frame, name) for name in columns], axis=0)[self._inside]
         known = found[~np.isnan(found)]
         return float(reduce(known)) if len(known) else None
 
@@ -132,7 +129,7 @@ def span_on_host(record: TrialRecord, host: str, name: str) -> tuple[float, floa
     return min(s.started_unix_s for s in spans), max(s.ended_unix_s for s in spans)
 
 
-def in_training(record: TrialRecord, host: str, samples: pl.DataFrame) -> NDArray[np.bool_]:
+def _in_training(record: TrialRecord, host: str, samples: pl.DataFrame) -> NDArray[np.bool_]:
     """Return the mask of the samples of a host in the training; a sample is of the time before."""
     span = span_on_host(record, host, "train") or (0.0, -1.0)
     unix_s = samples["unix_s"].to_numpy()
@@ -152,7 +149,7 @@ def launch_on_host(record: TrialRecord, host: str) -> float | None:
     return record.outcome.launched_unix_s - offset
 
 
-class BackgroundLoad(NamedTuple):
+class _BackgroundLoad(NamedTuple):
     """Counters of one host from its first to its last sample in training, as shares of CPU time."""
 
     computing: float  # user and system time of all processes
@@ -161,12 +158,12 @@ class BackgroundLoad(NamedTuple):
     other: float  # niced processes, interrupts and guests
 
 
-def load_in_training(record: TrialRecord, host: HostTrace) -> BackgroundLoad | None:
+def _load_in_training(record: TrialRecord, host: HostTrace) -> _BackgroundLoad | None:
     """Return the CPU shares of one host during the `train` span; None without two samples."""
     frame = host.samples
     if "user" not in struct_fields(frame, "cpu_seconds"):
         return None
-    inside = np.flatnonzero(in_training(record, host.host, frame))
+    inside = np.flatnonzero(_in_training(record, host.host, frame))
     if len(inside) < 2:
         return None
     ends = frame[[int(inside[0]), int(inside[-1])]]
@@ -176,7 +173,7 @@ def load_in_training(record: TrialRecord, host: HostTrace) -> BackgroundLoad | N
     total_s = float(np.nansum(list(spent.values())))
     if total_s <= 0:
         return None
-    return BackgroundLoad(
+    return _BackgroundLoad(
         computing=(spent["user"] + spent.get("system", 0.0)) / total_s,
         run=run_s / total_s,
         stolen=spent.get("steal", 0.0) / total_s,
@@ -251,3 +248,64 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def _total(values: Iterable[float | None]) -> float | None:
     known = _known(values)
     return sum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """Percent of all cores during the `train` span, on the machine with the highest load."""
+
+    others_percent: float  # used by processes that do not belong to the trial
+    stolen_percent: float  # given to other machines by the hypervisor
+    busy_percent: float  # the same as others_percent, with niced processes and interrupts
+
+
+def disturbance(record: TrialRecord, hosts: Sequence[HostTrace]) -> Disturbance | None:
+    """Compute the background load of one trial; None if its hosts have too few samples."""
+    machines: dict[str, list[_BackgroundLoad]] = defaultdict(list)
+    for trace in hosts:
+        load = _load_in_training(record, trace)
+        if load is not None:
+            machines[str(trace.header.get("boot_id") or trace.host)].append(load)
+    if not machines:
+        return None
+    return Disturbance(
+        others_percent=max(_others_percent(loads) for loads in machines.values()),
+        busy_percent=max(_others_percent(loads, all_modes=True) for loads in machines.values()),
+        stolen_percent=max(100 * load.stolen for loads in machines.values() for load in loads),
+    )
+
+
+def disturbance_flags(found: Mapping[str, Disturbance | None]) -> Iterable[str]:
+    """Describe the trials with background load, one sentence for each kind.
+
+    found: by trial id.
+    """
+    known = {name: load for name, load in found.items() if load is not None}
+    yield from _flags(
+        {name: load.others_percent for name, load in known.items()},
+        "other processes used {share:.0f} % of the cores",
+    )
+    yield from _flags(
+        {name: load.stolen_percent for name, load in known.items()},
+        "the hypervisor gave {share:.0f} % of the CPU time to other machines",
+    )
+
+
+def _flags(shares: Mapping[str, float], what: str) -> Iterator[str]:
+    loaded = [name for name, share in shares.items() if share > _THRESHOLD]
+    if loaded:
+        worst = max(loaded, key=lambda name: shares[name])
+        yield (
+            f"{what.format(share=shares[worst])} while {worst} trained, and more than "
+            f"{_THRESHOLD:.0f} % in {len(loaded)} of {len(shares)} trials: repeat the run on an "
+            "idle machine"
+        )
+
+
+def _others_percent(loads: Sequence[_BackgroundLoad], *, all_modes: bool = False) -> float:
+    """Return the load of other processes on one machine, whose hosts trained at the same time.
+
+    all_modes: count niced processes and interrupts, too.
+    """
+    busy = max(load.computing + (load.other if all_modes else 0.0) for load in loads)
+    return 100.0 * max(0.0, busy - sum(load.run for load in loads))
