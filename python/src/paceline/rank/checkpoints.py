@@ -136,9 +136,8 @@ class Checkpoints:
         limit_s = self._limits.collective_s
         position = Position(steps=done, task_sha256=self._task_sha256, replicas=self._replicas)
         self._writer.write(state, position, limit_s, self._times.interval_s)
-        world = self._peers.world(f"checkpoint/{done}") if pauses else None
-        if world is not None:
-            world.barrier(2 * limit_s)  # others may first wait for the checkpoint before
+        if pauses:  # others may first wait for the checkpoint before
+            self._peers.world(f"checkpoint/{done}").barrier(2 * limit_s)
 
     def step_ended(self, row: StepRow) -> None:
         """Take the time of a step, and get memory for copies after the first one."""

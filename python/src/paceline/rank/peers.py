@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.host.clocks import SAME_CLOCK, ClockOffset, best_offset
-from paceline.node.memory import gather
+from paceline.node.memory import NodeShare, SoloNode, gather
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.rank.versions import check_versions, own_versions
@@ -54,13 +54,19 @@ class Peers:
         self._store = store
         self._transport = transport
 
-    def node(self, purpose: str) -> GroupStore | None:
-        """Return the ranks of this node for one purpose; None for a single rank."""
-        return None if self._store is None else _node(self._store, self._context, purpose)
+    def node(self, purpose: str) -> NodeShare:
+        """Return the ranks of this node for one purpose."""
+        context = self._context
+        prefix = f"node {context.node_index} ({context.host})/{purpose}"
+        return self._share(context.local_rank, context.ranks_on_node, prefix)
 
-    def world(self, purpose: str) -> GroupStore | None:
-        """Return all ranks for one purpose, as if on one node; None for a single rank."""
-        return None if self._store is None else _world(self._store, self._context, purpose)
+    def world(self, purpose: str) -> NodeShare:
+        """Return all ranks for one purpose, as if on one node."""
+        return self._share(self._context.rank, self._context.world_size, f"world/{purpose}")
+
+    def _share(self, rank: int, ranks: int, prefix: str) -> NodeShare:
+        store = self._store
+        return SoloNode() if store is None else GroupStore(store, rank, ranks, prefix)
 
     def second_store(self) -> TCPStore | None:
         """Open another connection to the store, for a thread; None for a single rank.
@@ -80,16 +86,14 @@ class Peers:
     def of_first_rank(self, name: str, value: str) -> str:
         """Return the first rank's value on all ranks; collective, once for each name."""
         world = self.world(name)
-        if world is None:
-            return value
         if self.is_first:
             world.publish("value", value)
+            return value
         return world.lookup("value", self._limits.collective_s)
 
     def of_all_ranks(self, name: str, value: str) -> list[str]:
         """Return the values of all ranks; collective, once for each name."""
-        world = self.world(name)
-        return [value] if world is None else gather(world, value, self._limits.collective_s)
+        return gather(self.world(name), value, self._limits.collective_s)
 
     @property
     def has_transport(self) -> bool:
@@ -213,10 +217,11 @@ def join_peers(context: RankContext, trial: Trial, *, open_transport: bool = Tru
 
 def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -> Peers:
     store_barrier(store, "joined", context.rank, range(context.world_size), limit_s)
-    hosts = gather(_world(store, context, "hosts"), context.host, limit_s)
+    joined = Peers(context, trial, store)
+    hosts = gather(joined.world("hosts"), context.host, limit_s)
     if len(set(hosts)) > 1:
-        check_versions(hosts, gather(_world(store, context, "versions"), own_versions(), limit_s))
-    cores = gather(_node(store, context, "cores"), RankCores.own().to_json(), limit_s)
+        check_versions(hosts, gather(joined.world("versions"), own_versions(), limit_s))
+    cores = gather(joined.node("cores"), RankCores.own().to_json(), limit_s)
     check_node(context, trial.placement, [RankCores.from_json(text) for text in cores])
     clock = measure_offset(store, context, hosts, limit_s)
     transport = create_transport(trial)
@@ -239,15 +244,6 @@ def _limit_answers(store: TCPStore, trial: Trial) -> None:
     Call it after `open_again`, which applies the limit of its own connection to all of them.
     """
     limit_answers(store, trial.limits.collective_s * ANSWER_SHARE)
-
-
-def _node(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
-    prefix = f"node {context.node_index} ({context.host})/{purpose}"
-    return GroupStore(store, context.local_rank, context.ranks_on_node, prefix)
-
-
-def _world(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
-    return GroupStore(store, context.rank, context.world_size, f"world/{purpose}")
 
 
 def measure_offset(

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.node.memory import SoloNode
 from paceline.node.shared_node import SharedNode
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
@@ -70,7 +69,7 @@ class HogwildStrategy(LocalStrategy):
         self._task, self._trial = task, trial
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
         self._limit_s = trial.limits.collective_s
-        self._shared = shared = SharedNode(peers.node("hogwild") or SoloNode(), self._limit_s)
+        self._shared = shared = SharedNode(peers.node("hogwild"), self._limit_s)
         self._barrier = shared.barrier(range(self._ranks))
         memory = partial(shared_floats, shared, "the weights")
         self._replica = FlatReplica(model, memory, copy=self._rank == 0)
