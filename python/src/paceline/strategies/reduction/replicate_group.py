@@ -23,7 +23,7 @@ from paceline.records.communication import StrategyResult
 from paceline.training.strategy import RankGroups
 from paceline.transports.bucket_settings import gradient_options_of
 from paceline.transports.compression.bucket import FlatBucket, GradientSum, pack
-from paceline.transports.compression.choose import create_sum
+from paceline.transports.compression.sums import create_sum
 
 
 def group_by_local_rank(places: Mapping[int, tuple[int, int]]) -> list[list[int]]:
