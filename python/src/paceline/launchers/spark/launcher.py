@@ -35,11 +35,11 @@ from paceline.launchers.schedulers.kubernetes import (
     job_arguments,
     metadata,
     mounts,
-    node_selector,
     pod_security_context,
     security_context,
     tolerations,
     volumes,
+    with_values,
 )
 from paceline.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.launchers.spark.class_archive import archive_option, archive_option_of_java
@@ -229,12 +229,14 @@ def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
 
 def _of_each_pod(settings: KubernetesSettings) -> dict[str, Any]:
     """Return what driver and executors have in common; new, or YAML would show an alias."""
-    return {
-        "podSecurityContext": pod_security_context(),
-        "securityContext": security_context(),
-        **tolerations(settings),
-        "volumeMounts": mounts(),
-    }
+    return with_values(
+        {
+            "podSecurityContext": pod_security_context(),
+            "securityContext": security_context(),
+            "tolerations": tolerations(settings),
+            "volumeMounts": mounts(),
+        }
+    )
 
 
 def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
@@ -246,7 +248,10 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
         update={"launcher_options": options.model_copy(update={"master": _MASTER})}
     )
     conf = {**configuration(on_cluster), "spark.pyspark.python": PYTHON, **options.conf}
-    secrets = {"imagePullSecrets": list(settings.pull_secrets)} if settings.pull_secrets else {}
+    of_all_pods = {
+        "imagePullSecrets": list(settings.pull_secrets),
+        "nodeSelector": dict(settings.node_selector),
+    }
     return {
         "apiVersion": "sparkoperator.k8s.io/v1beta2",
         "kind": "SparkApplication",
@@ -257,8 +262,7 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
             "sparkVersion": package_metadata.version("pyspark"),
             "mode": "cluster",
             "image": settings.image("paceline-spark"),
-            **secrets,
-            **node_selector(settings),
+            **with_values(of_all_pods),
             "mainApplicationFile": f"local://{JOBS}/spark-jobs/train.py",
             "arguments": job_arguments(trial, settings),
             "sparkConf": {k: v for k, v in conf.items() if k not in _SET_BY_OPERATOR},
