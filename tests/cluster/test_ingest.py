@@ -28,7 +28,7 @@ from paceline.data.ingest import ingest
 from paceline.data.ingest_spark import local_session
 from paceline.data.ingest_tasks import rows_of as write_rows
 from paceline.data.manifest import DatasetManifest
-from paceline.data.reading import open_feed
+from paceline.data.reading import FeedOptions, open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.data.synth import image_bytes, synthesise
 from paceline.errors import DataError, UsageError
@@ -171,7 +171,7 @@ def test_what_was_ingested_is_fed(ingested: Ingested, mode: Any) -> None:
     dataset = open_dataset(ingested.path)
     order = SampleOrder(dataset.row_group_rows, seed=1, global_batch=16, epochs=1)
     source = ParquetSource(dataset, "image", "label", image_size=32)
-    with open_feed(source, order, mode=mode, rank=0, world_size=1) as feed:
+    with open_feed(source, order, FeedOptions(0, 1), mode=mode) as feed:
         fed = {
             int(sample_id): int(label)
             for batch in feed
