@@ -32,7 +32,7 @@ from paceline.data.reading import FeedOptions, open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.data.synth import image_bytes, synthesise
 from paceline.errors import DataError, UsageError
-from paceline.host.spark import find_java
+from paceline.host.spark import find_java, find_spark, homes
 from paceline.plan.sample_order import SampleOrder
 
 pytestmark = [
@@ -326,7 +326,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spark_submit(script: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    java_home = str(find_java().path.resolve().parent.parent)
     command = [
         Path(sys.executable).parent / "spark-submit", "--master", "local[2]",
         "--conf", "spark.driver.bindAddress=127.0.0.1",
@@ -334,7 +333,7 @@ def spark_submit(script: Path, *arguments: object) -> subprocess.CompletedProces
         "--conf", "spark.ui.enabled=false",
         script, *arguments,
     ]  # fmt: skip
-    variables = {"JAVA_HOME": java_home, "PYSPARK_PYTHON": sys.executable}
+    variables = {**homes(find_java(), find_spark()), "PYSPARK_PYTHON": sys.executable}
     return run_command(command, 180, env=os.environ | variables)
 
 

@@ -216,11 +216,11 @@ def guarded(argv: Sequence[str], kill_after_s: float | None = None) -> list[str]
     return [*guard, f"{os.getpid()}{limit}", *argv]
 
 
-def die_with_parent(parent: int, signal_number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when the thread that started it ends (prctl(2)).
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends (prctl(2)).
 
     parent: the expected pid of the parent; if it has died already, this process ends at once.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal_number)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import Finding, job_script, tool_finding, why_it_failed
-from paceline.host.spark import find_java, find_java_for_spark, find_spark, site_settings
+from paceline.host.spark import find_java, find_java_for_spark, find_spark, homes, site_settings
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.context import rank_environment
 from paceline.launchers.base import Command, TemporaryFolders, first_named
@@ -133,7 +133,7 @@ def _environment(trial: Trial) -> dict[str, str]:
     local = {"SPARK_LOCAL_IP": "127.0.0.1"} if is_local(master_of(trial)) else {}
     return {
         **rank_environment(trial),
-        **_homes(),
+        **homes(find_java(), find_spark()),
         "SPARK_LAUNCHER_OPTS": " ".join(launcher.split()),
         **local,
     }
@@ -181,7 +181,7 @@ def _free_slots(master: str, wanted: int) -> Finding:
     argv = [sys.executable, "-m", "paceline.launchers.spark.slots", master, str(wanted)]
     what = "Spark slots"
     try:
-        environment = {**os.environ, **_homes()}
+        environment = {**os.environ, **homes(find_java(), find_spark())}
         ended = subprocess.run(
             [*argv, str(_SLOTS_S)],
             env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -203,12 +203,6 @@ def _free_slots(master: str, wanted: int) -> Finding:
         else f"{master} has no more free after {_SLOTS_S:g} s; use fewer ranks, or more or bigger "
         "workers, or wait for other jobs",
     )
-
-
-def _homes() -> dict[str, str]:
-    """Return the variables of the Java and the Spark in use. Raises EnvironmentLacks."""
-    java, spark = find_java(), find_spark()
-    return {"JAVA_HOME": str(java.path.resolve().parent.parent), "SPARK_HOME": str(spark.path)}
 
 
 _MASTER = "k8s://https://kubernetes.default.svc"
