@@ -27,7 +27,7 @@ from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
 from paceline.records.rows import UpdateRow, own_update
-from paceline.strategies.reduction.flat_layout import shared_floats
+from paceline.strategies.reduction.flat_layout import shared_arrays, shared_floats
 from paceline.strategies.reduction.flat_replica import FlatReplica, too_slow
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.passes import run_passes
@@ -114,8 +114,7 @@ class HogwildStrategy(LocalStrategy):
         """
         shared, replica = self._shared, self._replica
         assert shared is not None, "prepare comes first"
-        elements = replica.layout.elements
-        flats = [shared_floats(shared, "gradients", elements) for _ in range(self._ranks)]
+        flats = shared_arrays(shared, "gradients", [replica.layout.elements] * self._ranks)
         own = replica.named(flats[self._rank])
         for name, gradient in replica.gradients().items():
             own[name].copy_(gradient)
