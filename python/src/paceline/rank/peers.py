@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
+import torch
+
+from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.host.clocks import SAME_CLOCK, ClockOffset, best_offset
 from paceline.node.memory import NodeShare, SoloNode, gather
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
-from paceline.rank.versions import check_versions, own_versions
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, Store, TCPStore
 from paceline.training.resources import RankCores, check_node
@@ -28,6 +31,7 @@ from paceline.transports.store import (
     store_barrier,
     wait_for,
 )
+from paceline.version import __version__
 
 _ROUNDS = 8  # of questions about the clock
 
@@ -283,3 +287,34 @@ def _answer(store: Store, rank: int, limit_s: float, now: Callable[[], float]) -
     for number in range(_ROUNDS):
         wait_for(store, [f"clock/question/{rank}/{number}"], limit_s, f"rank {rank}'s question")
         store.set(f"clock/answer/{rank}/{number}", repr(now()))
+
+
+# Versions that ranks on several hosts must share: they decide what is computed and sent. Other
+# differences, such as that of NumPy or of a release of Python, are stated in the report.
+
+
+def own_versions() -> str:
+    """Return the versions of this rank, for `check_versions` on every rank."""
+    return json.dumps({"Paceline": __version__, "torch": torch.__version__})
+
+
+def check_versions(hosts: Sequence[str], versions: Sequence[str]) -> None:
+    """Raise EnvironmentLacks if the hosts have different versions. hosts, versions: by rank."""
+    found: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+    for host, text in zip(hosts, versions, strict=True):
+        for name, version in json.loads(text).items():
+            found[name][version][host] = None
+    differing = [
+        f"{name} {', '.join(f'{version} on {_listed(on)}' for version, on in values.items())}"
+        for name, values in found.items()
+        if len(values) > 1
+    ]
+    if differing:
+        raise EnvironmentLacks(
+            f"expected equal versions on all hosts, found {'; '.join(differing)}; install the same "
+            "environment at the same path on every host (`paceline doctor` compares several hosts)"
+        )
+
+
+def _listed(hosts: dict[str, None]) -> str:
+    return " and ".join(hosts)

@@ -17,7 +17,7 @@ from paceline.host.machine import host_identity
 from paceline.node.memory import gather
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, ProcessGroupGloo, Store
-from paceline.transports.base import TIMED_OUT
+from paceline.transports import TIMED_OUT
 from paceline.transports.shared_memory import HostGroup, Leaders, open_host_group
 from paceline.transports.store import GroupStore
 
