@@ -12,7 +12,7 @@ import torch
 
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.host.clocks import SAME_CLOCK, ClockOffset, best_offset
-from paceline.node.memory import NodeShare, SoloNode, gather
+from paceline.node.memory import NodeShare, SoloNode, gather, of_first
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult
@@ -89,11 +89,7 @@ class Peers:
 
     def of_first_rank(self, name: str, value: str) -> str:
         """Return the first rank's value on all ranks; collective, once for each name."""
-        world = self.world(name)
-        if self.is_first:
-            world.publish("value", value)
-            return value
-        return world.lookup("value", self._limits.collective_s)
+        return of_first(self.world(name), value, self._limits.collective_s)
 
     def of_all_ranks(self, name: str, value: str) -> list[str]:
         """Return the values of all ranks; collective, once for each name."""
