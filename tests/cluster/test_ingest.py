@@ -28,11 +28,11 @@ from paceline.data.ingest import ingest
 from paceline.data.ingest_spark import local_session
 from paceline.data.ingest_tasks import rows_of as write_rows
 from paceline.data.manifest import DatasetManifest
-from paceline.data.reading import open_feed
+from paceline.data.reading import FeedOptions, open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.data.synth import image_bytes, synthesise
 from paceline.errors import DataError, UsageError
-from paceline.host.spark import find_java
+from paceline.host.spark import find_java, find_spark, homes
 from paceline.plan.sample_order import SampleOrder
 
 pytestmark = [
@@ -171,7 +171,7 @@ def test_what_was_ingested_is_fed(ingested: Ingested, mode: Any) -> None:
     dataset = open_dataset(ingested.path)
     order = SampleOrder(dataset.row_group_rows, seed=1, global_batch=16, epochs=1)
     source = ParquetSource(dataset, "image", "label", image_size=32)
-    with open_feed(source, order, mode=mode, rank=0, world_size=1) as feed:
+    with open_feed(source, order, FeedOptions(0, 1), mode=mode) as feed:
         fed = {
             int(sample_id): int(label)
             for batch in feed
@@ -326,7 +326,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spark_submit(script: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    java_home = str(find_java().path.resolve().parent.parent)
     command = [
         Path(sys.executable).parent / "spark-submit", "--master", "local[2]",
         "--conf", "spark.driver.bindAddress=127.0.0.1",
@@ -334,7 +333,7 @@ def spark_submit(script: Path, *arguments: object) -> subprocess.CompletedProces
         "--conf", "spark.ui.enabled=false",
         script, *arguments,
     ]  # fmt: skip
-    variables = {"JAVA_HOME": java_home, "PYSPARK_PYTHON": sys.executable}
+    variables = {**homes(find_java(), find_spark()), "PYSPARK_PYTHON": sys.executable}
     return run_command(command, 180, env=os.environ | variables)
 
 

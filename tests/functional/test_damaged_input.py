@@ -19,7 +19,7 @@ from tests.unit.data.conftest import make_dataset
 
 from paceline.analysis.trial.reading import load_run, read_hosts, read_rank_samples
 from paceline.data.dataset import open_dataset
-from paceline.data.reading import open_feed
+from paceline.data.reading import FeedOptions, open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import PacelineError
 from paceline.job.job import read_trial
@@ -98,7 +98,7 @@ def dataset_part(folder: Path, name: str) -> Subject:
 
     def read() -> None:
         source = ParquetSource(open_dataset(made), "image", "label", image_size=16)
-        with open_feed(source, order, mode="memory", rank=0, world_size=1) as feed:
+        with open_feed(source, order, FeedOptions(0, 1), mode="memory") as feed:
             list(feed)
 
     return Subject(next(made.glob(name)), read, exact=name.endswith(".parquet"))

@@ -19,7 +19,7 @@ from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.host.machine import address_towards, host_name, interface_address
 from paceline.plan.trial import LOOPBACK
 from paceline.torch_internals import TCPStore
-from paceline.transports.mpi.polling import poll
+from paceline.transports.mpi.polling import poll_until
 from paceline.transports.mpi.transport import Options
 from paceline.transports.mpi.world import World
 
@@ -43,7 +43,7 @@ def _prepare_environment() -> None:
     """
     if all(os.environ.get(name) for name in _NEEDED):
         return
-    if not poll(MPI.COMM_WORLD.Ibarrier(), _IMPORT_LIMIT_S):
+    if not poll_until(MPI.COMM_WORLD.Ibarrier().Test, _IMPORT_LIMIT_S):
         raise TimedOut(
             f"rank {MPI.COMM_WORLD.rank} waited {_IMPORT_LIMIT_S:g} s for all "
             f"{MPI.COMM_WORLD.size} ranks to import paceline.mpi; every rank must import it, look "

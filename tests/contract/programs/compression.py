@@ -23,7 +23,7 @@ from ranks import make_context, make_trial
 from paceline.rank.peers import join_peers
 from paceline.transports.bucket_settings import GradientOptions
 from paceline.transports.compression.bucket import FlatBucket, pack
-from paceline.transports.compression.choose import create_sum
+from paceline.transports.compression.sums import create_sum
 
 METHODS: dict[str, dict[str, Any]] = {
     "none": {},

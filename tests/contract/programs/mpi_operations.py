@@ -26,7 +26,7 @@ import torch.distributed._functional_collectives as functional
 
 import paceline.mpi
 from paceline.errors import TimedOut
-from paceline.transports.mpi import buffers
+from paceline.transports import buffers
 from paceline.transports.recorder import recording
 
 TYPES = [

@@ -52,7 +52,7 @@ def save(strategy: Any, folder: Path, context: Any, trial: Any, everyone: Any) -
     if strategy.pauses_for_checkpoints:
         strategy.settle()
     state = strategy.rank_state()
-    if strategy.pauses_for_checkpoints and everyone is not None:
+    if strategy.pauses_for_checkpoints:
         everyone.barrier(20.0)  # no rank changes what another one still copies
     position = Position(
         steps=SAVED_AFTER, task_sha256="", replicas=1 if trial.round_steps == 1 else 2
@@ -167,9 +167,7 @@ def run_setup(
         sources = {"saved": saved_in, "given": given / f"{case}.given" if case in GIVEN else None}
         for kind, source in sources.items():
             if source is not None:
-                everyone = peers.world(f"{case} {kind}")
-                if everyone is not None:
-                    everyone.barrier(20.0)  # all have saved
+                peers.world(f"{case} {kind}").barrier(20.0)  # all have saved
                 left, _ = train(
                     context, own, Case(peers, f"{case} {kind}"), data, restored_from=source
                 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.data.items import ItemSource, virtual_row_groups
-from paceline.data.reading import open_feed
+from paceline.data.reading import FeedOptions, open_feed
 from paceline.errors import DataError, UsageError
 from paceline.plan.sample_order import SampleOrder
 
@@ -31,7 +31,7 @@ def feed_all(items: Any, mode: Any, world: int = 1) -> list[Any]:
     order = SampleOrder(source.row_group_rows, seed=2, global_batch=16, epochs=1)
     fed = []
     for rank in range(world):
-        with open_feed(source, order, mode=mode, rank=rank, world_size=world) as feed:
+        with open_feed(source, order, FeedOptions(rank, world), mode=mode) as feed:
             fed += list(feed)
     return fed
 

@@ -11,7 +11,7 @@ import pytest
 from petastorm.etl.dataset_metadata import get_schema_from_dataset_url
 
 from paceline.data.dataset import inspect_dataset, open_dataset
-from paceline.data.reading import open_feed
+from paceline.data.reading import FeedOptions, open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.plan.sample_order import SampleOrder
 
@@ -57,6 +57,6 @@ def test_inspect_does_not_execute_it(malicious: Path, mark: Path) -> None:
 def test_training_does_not_execute_it(malicious: Path, mark: Path, mode: Any) -> None:
     order = SampleOrder(row_group_rows=(3, 3), seed=0, global_batch=6, epochs=1)
     source = ParquetSource(open_dataset(malicious), "image", "label", image_size=16)
-    with open_feed(source, order, mode=mode, rank=0, world_size=1) as feed:
+    with open_feed(source, order, FeedOptions(0, 1), mode=mode) as feed:
         assert [len(batch.sample_ids) for batch in feed] == [6]
     assert not mark.exists()

@@ -24,7 +24,7 @@ from paceline.data import batches as batches_module
 from paceline.data.batches import mirror_at_random
 from paceline.data.dataset import Dataset, inspect_dataset, open_dataset
 from paceline.data.images import decode
-from paceline.data.reading import Batch, Feed, SoloNode, open_feed
+from paceline.data.reading import Batch, Feed, FeedOptions, SoloNode, open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.node import memory as node_module
@@ -53,12 +53,9 @@ def feed_all(dataset: MadeDataset, order: SampleOrder, mode: Any, world: int) ->
         feed = open_feed(
             images_of(open_dataset(dataset.path)),
             order,
+            FeedOptions(rank, world, decode_threads=2, augment=mirror_at_random),
             mode=mode,
-            rank=rank,
-            world_size=world,
-            augment=mirror_at_random,
             share_of_node=node.of(rank) if world > 1 else SoloNode(),
-            decode_threads=2,
             timeout_s=30,
         )
         with feed:
@@ -111,10 +108,10 @@ def test_training_that_continues_gets_the_batches_of_its_later_steps(
 ) -> None:
     order = sample_order_of(uneven)
     source = images_of(open_dataset(uneven.path))
-    place = {"mode": mode, "rank": 1, "world_size": 2}
-    with open_feed(source, order, **place) as feed:
+    place = FeedOptions(1, 2)
+    with open_feed(source, order, place, mode=mode) as feed:
         wanted = [batch for batch in feed if batch.step >= first_step]
-    with open_feed(source, order.since(first_step), **place) as feed:
+    with open_feed(source, order.since(first_step), place, mode=mode) as feed:
         found = list(feed)
     assert [b.step for b in found] == list(range(first_step, order.steps))
     for ours, theirs in zip(found, wanted, strict=True):
@@ -155,9 +152,8 @@ def test_memory_mode_decodes_each_used_image_once_a_node(uneven, decoded) -> Non
 
 def test_a_rank_alone_on_its_node_decodes_its_own_samples_only(uneven, decoded) -> None:
     order = sample_order_of(uneven, max_steps=2)
-    with open_feed(
-        images_of(open_dataset(uneven.path)), order, mode="memory", rank=1, world_size=2
-    ) as feed:
+    images = images_of(open_dataset(uneven.path))
+    with open_feed(images, order, FeedOptions(1, 2), mode="memory") as feed:
         seen = [i for batch in feed for i in batch.sample_ids.tolist()]
     assert sorted(decoded) == sorted(uneven.images[i] for i in seen)
 
@@ -194,16 +190,15 @@ def test_too_little_memory_proposes_the_stream_mode_on_every_rank(uneven, monkey
             open_feed(
                 images_of(open_dataset(uneven.path)),
                 sample_order_of(uneven),
+                FeedOptions(rank, 2),
                 mode="memory",
-                rank=rank,
-                world_size=2,
                 share_of_node=node.of(rank),
             )
 
 
 def open_feed_of(dataset: Dataset, order: SampleOrder, mode: Any) -> Feed:
     """The feed of a single rank."""
-    return open_feed(images_of(dataset), order, mode=mode, rank=0, world_size=1)
+    return open_feed(images_of(dataset), order, FeedOptions(0, 1), mode=mode)
 
 
 def read_all(folder: Path, mode: Any) -> list[Batch]:
@@ -329,7 +324,7 @@ def test_a_feed_stays_within_its_bound() -> None:
             empty = np.empty(0, np.int64)
             yield Batch(step, 0, empty, np.empty((0, 1, 1, 3), np.uint8), empty)
 
-    feed = batches_module.Feed(make, ahead=2)
+    feed = batches_module.Feed(make)
     deadline = time.monotonic() + 10
     while len(made) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)

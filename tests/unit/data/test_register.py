@@ -19,7 +19,7 @@ from paceline.data.dataset import inspect_dataset, open_dataset
 from paceline.data.fields import decode_column, field_of
 from paceline.data.images import decode
 from paceline.data.manifest import MANIFEST_NAME
-from paceline.data.reading import Batch, open_feed
+from paceline.data.reading import Batch, FeedOptions, open_feed
 from paceline.data.register import register
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import DataError, EnvironmentLacks, UsageError
@@ -91,7 +91,7 @@ def feed_all(folder: Path, fields: tuple[str, str], mode: Any, world: int) -> li
     order = SampleOrder(source.row_group_rows, seed=5, global_batch=6, epochs=1)
     fed = []
     for rank in range(world):
-        with open_feed(source, order, mode=mode, rank=rank, world_size=world) as feed:
+        with open_feed(source, order, FeedOptions(rank, world), mode=mode) as feed:
             fed.append(list(feed))
     return fed
 
@@ -143,7 +143,7 @@ def test_later_pipeline_stages_get_no_inputs(registered: Path) -> None:
     for mode in ("memory", "stream"):
         source = ParquetSource(open_dataset(registered), "array", "label", image_size=SIZE)
         order = SampleOrder(source.row_group_rows, seed=5, global_batch=6, epochs=1)
-        with open_feed(source, order, mode=mode, rank=0, world_size=1, with_inputs=False) as feed:
+        with open_feed(source, order, FeedOptions(0, 1, with_inputs=False), mode=mode) as feed:
             for batch in feed:
                 assert batch.inputs is None
                 assert np.array_equal(batch.targets, LABELS[batch.sample_ids])

@@ -19,7 +19,7 @@ from tests.support.thread_ranks import ThreadNode
 from paceline.data import location as location_module
 from paceline.data.dataset import inspect_dataset, open_dataset
 from paceline.data.node_files import node_folder
-from paceline.data.reading import open_feed
+from paceline.data.reading import FeedOptions, open_feed
 from paceline.data.register import register
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import DataError, EnvironmentLacks, UsageError
@@ -80,7 +80,7 @@ def read_all(url: str, cache: str | None = None) -> list[int]:
         with ExitStack() as opened:
             copies = opened.enter_context(node_folder(dataset.location, node.of(rank), cache))
             source = ParquetSource(dataset.with_copies(copies), "x", "y", image_size=32)
-            feed = open_feed(source, order, mode="stream", rank=rank, world_size=RANKS)
+            feed = open_feed(source, order, FeedOptions(rank, RANKS), mode="stream")
             ids: list[int] = []
             for batch in opened.enter_context(feed):
                 assert np.array_equal(batch.targets, batch.sample_ids)

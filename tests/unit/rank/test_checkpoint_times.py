@@ -10,7 +10,6 @@ import pytest
 
 from paceline.rank import checkpoint_times
 from paceline.rank.checkpoint_times import (
-    Agreement,
     AnnouncedSteps,
     Announcements,
     DalyInterval,
@@ -46,7 +45,7 @@ def test_no_checkpoint_is_due_while_one_is_being_written(clock):
 
 def test_other_ranks_follow_a_step_that_lies_ahead(clock):
     store = HashStore()
-    first = EverySeconds(10.0, Announcements(store).announce)
+    first = EverySeconds(10.0, Announcements(store))
     heard = Announcements(store)
     due = []
     for done in range(1, 40):
@@ -69,7 +68,7 @@ def test_request_is_due_once_and_without_any_interval(clock):
 
 def test_request_is_announced_to_the_other_ranks(clock):
     store = HashStore()
-    first = EverySeconds(None, Announcements(store).announce)
+    first = EverySeconds(None, Announcements(store))
     first.request()
     assert [d for d in range(1, 10) if first.is_due(d, 0.5, idle=True)] == [4]
     assert Announcements(store).next() == 4
@@ -77,8 +76,9 @@ def test_request_is_announced_to_the_other_ranks(clock):
 
 def test_announced_step_is_due_once(monkeypatch):
     monkeypatch.setattr(checkpoint_times, "_POLL_S", 0.001)
-    steps = iter([7])
-    times = AnnouncedSteps(lambda: next(steps, None))
+    store = HashStore()
+    Announcements(store).announce(7)
+    times = AnnouncedSteps(Announcements(store))
     deadline = time.monotonic() + 10
     while not times._due and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -90,10 +90,11 @@ def test_announced_step_is_due_once(monkeypatch):
 def test_lost_store_ends_the_polling(monkeypatch):
     monkeypatch.setattr(checkpoint_times, "_POLL_S", 0.001)
 
-    def fail():
-        raise RuntimeError("connection lost")
+    class Lost:
+        def check(self, _keys):
+            raise RuntimeError("connection lost")
 
-    times = AnnouncedSteps(fail)
+    times = AnnouncedSteps(Announcements(Lost()))
     times._thread.join(10)
     assert not times._thread.is_alive()
     assert not times.is_due(1, 0.1, idle=True)
@@ -127,45 +128,46 @@ def test_next_announcement_is_none_until_it_is_there():
 @pytest.mark.parametrize(("late", "stops"), [(0, True), (1, False), (2, False)])
 def test_no_rank_stops_unless_all_others_heard_in_time(late, stops):
     store = HashStore()
-    others = [Agreement(store, 2, 10.0) for _ in range(2)]
+    others = [Announcements(store, 2, 10.0) for _ in range(2)]
     for number, other in enumerate(others):
         other.answer(7, in_time=number >= late)
         other.answer(9, in_time=True)
-    first = Agreement(store, 2, 10.0)
+    first = Announcements(store, 2, 10.0)
     assert first.reached(7) is stops
     assert first.reached(9)
 
 
 def test_missing_answers_are_waited_for_until_the_limit():
-    assert not Agreement(HashStore(), 1, 0.0).reached(3)
+    assert not Announcements(HashStore(), 1, 0.0).reached(3)
 
 
 def test_rank_that_has_passed_an_announced_step_says_so(monkeypatch):
     monkeypatch.setattr(checkpoint_times, "_POLL_S", 0.001)
-    store, steps = HashStore(), iter([])
-    times = AnnouncedSteps(lambda: next(steps, None), Agreement(store, 1, 10.0))
+    store = HashStore()
+    times = AnnouncedSteps(Announcements(store, 1, 10.0))
     assert not times.is_due(5, 0.1, idle=True)
     times._note(5)
     times._note(8)
     assert not times.is_due(6, 0.1, idle=True)
     assert times.is_due(8, 0.1, idle=True)
-    assert not Agreement(store, 1, 10.0).reached(5)
+    assert not Announcements(store, 1, 10.0).reached(5)
     times.close()
 
 
 def test_first_rank_announces_again_if_another_one_was_late(clock):
     store = HashStore()
+    announcements = Announcements(store, 1, 10.0)
     answers = {4: False, 8: True}
     for step, in_time in answers.items():
-        Agreement(store, 1, 10.0).answer(step, in_time=in_time)
-    first = EverySeconds(None, Announcements(store).announce, Agreement(store, 1, 10.0))
+        announcements.answer(step, in_time=in_time)
+    first = EverySeconds(None, announcements)
     first.request()
     assert [d for d in range(1, 10) if first.is_due(d, 0.5, idle=True)] == [8]
 
 
 def test_announced_step_is_ahead_of_the_fastest_rank(clock):
     store = HashStore()
-    first = EverySeconds(None, Announcements(store).announce, None, lambda: 10)
+    first = EverySeconds(None, Announcements(store), lambda: 10)
     for done in range(1, 10):
         first.is_due(done, 0.5, idle=True)
     first.request()

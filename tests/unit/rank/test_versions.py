@@ -9,8 +9,7 @@ import torch
 
 from paceline.errors import EnvironmentLacks
 from paceline.rank import peers
-from paceline.rank.peers import join_peers
-from paceline.rank.versions import check_versions, own_versions
+from paceline.rank.peers import check_versions, join_peers, own_versions
 from paceline.version import __version__
 
 OTHER = json.dumps({"Paceline": __version__, "torch": "2.9.0"})

@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
+from paceline.host.processes import Stat
 from paceline.telemetry import processes
-from paceline.telemetry.kernel import ProcessUsage
 
 
 @dataclass
@@ -56,18 +56,19 @@ class Table:
                 child.ppid = 1
 
     def process(self, pid: int) -> FakeProcess:
-        self.looked_at.append(pid)
         if pid not in self.now:
             raise psutil.NoSuchProcess(pid)
         return FakeProcess(self, self.now[pid])
 
-    def usage(self, pid: int) -> ProcessUsage:
-        if pid not in self.now:
-            raise ProcessLookupError(pid)
-        entry = self.now[pid]
-        return ProcessUsage(
-            started_ticks=entry.started_ticks,
-            is_zombie=entry.is_zombie,
+    def stat(self, pid: int) -> Stat | None:
+        self.looked_at.append(pid)
+        entry = self.now.get(pid)
+        if entry is None:
+            return None
+        return Stat(
+            is_running=not entry.is_zombie,
+            parent=entry.ppid,
+            start_ticks=entry.started_ticks,
             cpu_s=entry.cpu_s + entry.children_cpu_s,
             threads=entry.threads,
             rss_bytes=entry.rss_bytes,
@@ -85,9 +86,6 @@ class FakeProcess:
             raise psutil.NoSuchProcess(self.pid)
         return self._entry
 
-    def ppid(self) -> int:
-        return self._live().ppid
-
     def memory_full_info(self) -> SimpleNamespace:
         return SimpleNamespace(pss=self._live().pss_bytes)
 
@@ -101,12 +99,11 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     fake = SimpleNamespace(
         Process=found.process,
         pids=lambda: list(found.now),
-        Error=psutil.Error,
         NoSuchProcess=psutil.NoSuchProcess,
         AccessDenied=psutil.AccessDenied,
     )
     monkeypatch.setattr(processes, "psutil", fake)
-    monkeypatch.setattr(processes, "read_process", found.usage)
+    monkeypatch.setattr(processes, "read_stat", found.stat)
     monkeypatch.setattr(processes, "read_process_io", lambda pid: found.now[pid].io)
     monkeypatch.setattr(
         processes, "read_thread_switches", lambda pid: dict(found.now[pid].switches)

@@ -10,12 +10,11 @@ import psutil
 import pytest
 from tests.unit.fabricated_cgroups import Machine
 
+from paceline.host.processes import Stat, read_stat
 from paceline.telemetry.kernel import (
     CgroupReader,
-    ProcessUsage,
     read_page_faults,
     read_pressure,
-    read_process,
     read_process_io,
     read_thread_switches,
 )
@@ -49,19 +48,20 @@ def test_process_is_read_whatever_its_name(tmp_path: Path) -> None:
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     after_name = f"Z 1 7 7 0 -1 0 0 0 0 0 {ticks} {ticks} {2 * ticks} 0 20 0 3 0 4711 9999 5 0"
     write(tmp_path, **{"7__stat": f"7 (a) R 5 (b) {after_name}\n"})
-    assert read_process(7, tmp_path) == ProcessUsage(
-        started_ticks=4711, is_zombie=True, cpu_s=4.0, threads=3, rss_bytes=5 * page
+    assert read_stat(7, tmp_path) == Stat(
+        is_running=False, parent=1, start_ticks=4711, cpu_s=4.0, threads=3, rss_bytes=5 * page
     )
-    with pytest.raises(FileNotFoundError):
-        read_process(8, tmp_path)
+    assert read_stat(8, tmp_path) is None
 
 
 def test_process_agrees_with_psutil() -> None:
-    one, used = read_process(os.getpid()), psutil.Process()
+    one, used = read_stat(os.getpid()), psutil.Process()
     times, written = used.cpu_times(), used.io_counters().write_bytes
-    assert one.is_zombie is False
+    assert one is not None
+    assert one.is_running
+    assert one.parent == used.ppid()
     assert one.cpu_s == pytest.approx(sum(times[:4]), abs=1.0)
-    assert one.started_ticks == pytest.approx(
+    assert one.start_ticks == pytest.approx(
         (used.create_time() - psutil.boot_time()) * os.sysconf("SC_CLK_TCK"), abs=200
     )
     assert one.threads == used.num_threads()

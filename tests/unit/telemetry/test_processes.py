@@ -61,7 +61,7 @@ def test_process_of_somebody_else_is_looked_at_once(table: Table) -> None:
     found = tree(table, 10)
     table.looked_at.clear()
     read(found)
-    assert table.looked_at == []
+    assert 20 not in table.looked_at
 
 
 def test_excluded_process_and_its_children_are_left_out(table: Table) -> None:
@@ -303,7 +303,7 @@ def test_process_that_ends_while_it_is_read_counts_no_more(table, monkeypatch, p
 
     def bytes_of(asked: int) -> tuple[int, int]:
         if asked == pid:
-            raise FileNotFoundError(asked)
+            raise ProcessLookupError(asked)
         return 0, 0
 
     monkeypatch.setattr(processes, "read_process_io", bytes_of)

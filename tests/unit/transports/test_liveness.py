@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from paceline.errors import PeerLost, RankFailed, TimedOut
+from paceline.host import processes
 from paceline.job.rendezvous import listen_on
 from paceline.plan.rank_context import StoreAddress
 from paceline.transports import liveness
@@ -188,7 +189,8 @@ def test_rank_0_stays_until_ranks_that_wait_now_or_later_have_probed(ranks, monk
     found = first.call("")
     assert (found.waiting, found.busy) == ([1], [2])
     clock = EndlessTime()
-    monkeypatch.setattr(liveness, "time", clock)
+    for module in (liveness, processes):
+        monkeypatch.setattr(module, "time", clock)
     closing = threading.Thread(target=first.close)
     closing.start()
     for probe in (second, third):

@@ -13,6 +13,7 @@ Only arithmetic: every rank computes the same decision from the same measurement
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from paceline.costs.link_cost import all_gather, all_reduce
 
@@ -34,6 +35,9 @@ class Speeds:
 class LinearShape:
     """A linear layer as the ranks of one group see it."""
 
+    positions: ClassVar[int] = 1  # rows of a factor for each sample
+    has_indices: ClassVar[bool] = False  # True: inputs are indices, gradients of outputs float32
+
     inputs: int
     outputs: int
     has_bias: bool = True
@@ -44,16 +48,6 @@ class LinearShape:
     def gradient_bytes(self) -> float:
         """Bytes of the gradient that one rank reduces."""
         return _GRADIENT_BYTES * self.outputs * (self.inputs + self.has_bias) / self.owners
-
-    @property
-    def positions(self) -> int:
-        """Rows of a factor for each sample."""
-        return 1
-
-    @property
-    def has_indices(self) -> bool:
-        """Return True where inputs are indices (int64) and gradients of outputs float32."""
-        return False
 
     def factor_bytes(self, samples: int, item_bytes: int) -> int:
         """Return the bytes of the factors of one rank."""
@@ -71,12 +65,13 @@ class LinearShape:
 class EmbeddingShape:
     """An embedding: a table of which a sample looks up `positions` rows."""
 
+    inputs: ClassVar[int] = 1
+    owners: ClassVar[int] = 1
+    has_indices: ClassVar[bool] = True
+
     rows: int
     outputs: int  # width of a row
     positions: int
-    inputs: int = 1
-    owners: int = 1
-    has_indices: bool = True
 
     @property
     def gradient_bytes(self) -> float:

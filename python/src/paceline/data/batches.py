@@ -19,6 +19,7 @@ _POLL_S = 0.2  # interval at which a blocked thread checks whether it should end
 _END_S = 30.0
 _READY_S = 600.0
 _STUCK = "is the data set's disk or network storage stuck?"
+_KEPT_READY = 2  # batches
 
 
 Augment = Callable[["NDArray[Any]", SampleRandom], "NDArray[Any]"]
@@ -49,13 +50,14 @@ class Batch:
 class FeedOptions:
     """Rank, and preparation of the batches.
 
-    augment, augment_target: None leaves inputs and targets unchanged.
+    with_inputs: False for pipeline stages after the first, whose batches have only sample ids and
+    targets. augment, augment_target: random transforms of an input and of a target; None leaves
+    them unchanged.
     """
 
     rank: int
     world_size: int
-    decode_threads: int
-    prefetch_batches: int
+    decode_threads: int = 1
     with_inputs: bool = True
     augment: Augment | None = None
     augment_target: Augment | None = None
@@ -89,13 +91,13 @@ class Feed:
     not keep the process alive. A feed can be iterated once, and is a context manager.
     """
 
-    def __init__(self, make: Callable[[threading.Event], Iterator[Batch]], ahead: int) -> None:
-        """Start the thread: make(stopped) yields the batches, at most `ahead` are kept ready.
+    def __init__(self, make: Callable[[threading.Event], Iterator[Batch]]) -> None:
+        """Start the thread: make(stopped) yields the batches, a few of which are kept ready.
 
         `make` should return soon after `stopped` is set.
         """
         self._make = make
-        self._ready: queue.Queue[Batch | BaseException | None] = queue.Queue(max(1, ahead))
+        self._ready: queue.Queue[Batch | BaseException | None] = queue.Queue(_KEPT_READY)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-feed", daemon=True)
         self._thread.start()

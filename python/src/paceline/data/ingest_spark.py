@@ -25,7 +25,7 @@ from paceline.data.location import made_folder, not_empty, require_new
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.host.processes import kill_until_gone, pids_with_variable
-from paceline.host.spark import find_java_for_spark, use_python_of_spark
+from paceline.host.spark import find_java_for_spark, find_spark, homes, use_python_of_spark
 from paceline.spec.values import local_path
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _end_jvm(gateway: Any) -> None:
 def _environment(scratch: str) -> Iterator[None]:
     """Set variables for the JVM and the Python workers, and restore them afterwards."""
     wanted = {
-        "JAVA_HOME": str(find_java_for_spark().path.resolve().parent.parent),
+        **homes(find_java_for_spark(), find_spark()),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -16,43 +16,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.batches import Augment, Batch, Feed, FeedOptions, augment
+from paceline.data.batches import Batch, Feed, FeedOptions, augment
 from paceline.data.source import Columns, Source, Values
 from paceline.errors import UsageError
 from paceline.node.memory import NodeMemory, NodeShare, SoloNode, memory_for_samples
 from paceline.plan.sample_order import GlobalStep, SampleOrder, share_bounds
 from paceline.spec.values import ReadingMode
 
-__all__ = ["Batch", "Feed", "NodeShare", "SoloNode", "open_feed"]
+__all__ = ["Batch", "Feed", "FeedOptions", "NodeShare", "SoloNode", "open_feed"]
 
 _ATTACH_S = 120.0
 _ALIGN_BYTES = 64
 
 
-def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
+def open_feed(
     source: Source,
     order: SampleOrder,
+    options: FeedOptions,
     *,
     mode: ReadingMode,
-    rank: int,
-    world_size: int,
-    with_inputs: bool = True,
-    augment: Augment | None = None,
-    augment_target: Augment | None = None,
     share_of_node: NodeShare | None = None,
-    decode_threads: int = 1,
-    prefetch_batches: int = 2,
     timeout_s: float = 1800.0,
 ) -> Feed:
-    """Return the batches of `rank`, one for each step of `order`.
+    """Return the batches of a rank, one for each step of `order`.
 
     `memory` decodes every sample that the training uses before it returns, once per node, and
     first checks that they fit. `stream` starts at once and keeps two shuffle windows of samples as
     they are stored. Both modes give the same samples and the same values.
-    Without inputs, batches contain only sample ids and targets, for pipeline stages after the
-    first. augment, augment_target: random transforms of an input and of a target. share_of_node:
-    the ranks that share the decoded samples. timeout_s: how long ranks wait for each other to
-    decode.
+    share_of_node: the ranks that share the decoded samples. timeout_s: how long ranks wait for
+    each other to decode.
     Raises UsageError for values that cannot work, EnvironmentLacks if the memory is too small,
     DataError (also while iterating) if a file is damaged or differs from the manifest.
     """
@@ -61,11 +53,9 @@ def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
             "the sample order has other row groups than this data set; make it from the data set's "
             "row_group_rows"
         )
+    rank, world_size = options.rank, options.world_size
     if not 0 <= rank < world_size:
         raise UsageError(f"rank: expected 0..{world_size - 1}, got {rank} of {world_size}")
-    options = FeedOptions(
-        rank, world_size, decode_threads, prefetch_batches, with_inputs, augment, augment_target
-    )
     if mode == "memory":
         return MemoryFeed(source, order, options, share_of_node or SoloNode(), timeout_s)
     return StreamFeed(source, order, options)
@@ -101,7 +91,7 @@ class MemoryFeed(Feed):
         self._fill(source, own)
         if memory.shared:
             share.barrier(timeout_s)
-        super().__init__(self._batches, options.prefetch_batches)
+        super().__init__(self._batches)
 
     def close(self) -> None:
         """End the thread and release the memory. Raises TimedOut if the thread hangs."""
@@ -168,7 +158,7 @@ class StreamFeed(Feed):
     def __init__(self, source: Source, order: SampleOrder, options: FeedOptions) -> None:
         self._source = source
         self._order, self._options = order, options
-        super().__init__(self._batches, options.prefetch_batches)
+        super().__init__(self._batches)
 
     def _batches(self, stopped: threading.Event) -> Iterator[Batch]:
         with (

@@ -27,8 +27,9 @@ from paceline.host import cleaner, exec_guarded
 # The supervisor sets it for the launcher; everything that the launcher starts here inherits it.
 TOKEN_VARIABLE = "PACELINE_TRIAL_TOKEN"  # noqa: S105  (marks processes, gives no access)
 
+PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _KILL_S = 5.0
 UNKNOWN_BOOT = "unknown"
 SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
@@ -36,16 +37,14 @@ SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The fields of /proc/PID/stat (proc_pid_stat(5)) that identify a process."""
+    """Figures of /proc/PID/stat (proc_pid_stat(5)), as of one moment."""
 
-    state: str
+    is_running: bool  # False for a zombie: it has ended, and its parent has not collected it yet
     parent: int
-    start_ticks: int  # clock ticks since boot
-
-    @property
-    def is_running(self) -> bool:
-        """False for a zombie: it has ended, and its parent has not collected it yet."""
-        return self.state not in "ZX"
+    start_ticks: int  # clock ticks since boot; with the process id, it identifies the process
+    cpu_s: float  # of all threads, and of the children that the process has waited for
+    threads: int
+    rss_bytes: int
 
     @property
     def started_unix_s(self) -> float:
@@ -57,15 +56,22 @@ class Stat:
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)
 
 
-def read_stat(pid: int) -> Stat | None:
+def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
     """Read /proc/PID/stat; None if there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        with open(f"{proc}/{pid}/stat", "rb") as file:  # noqa: PTH123  (each second, each process)
+            # The name in brackets may contain anything. The third field, the state, follows it.
+            fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    # The second field is the program's name in brackets and may contain blanks and brackets.
-    fields = text.rpartition(")")[2].split()
-    return Stat(state=fields[0], parent=int(fields[1]), start_ticks=int(fields[19]))
+    return Stat(
+        is_running=fields[0] not in (b"Z", b"X"),
+        parent=int(fields[1]),
+        start_ticks=int(fields[19]),
+        cpu_s=sum(map(int, fields[11:15])) / _TICKS_PER_S,
+        threads=int(fields[17]),
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+    )
 
 
 @cache
@@ -210,11 +216,11 @@ def guarded(argv: Sequence[str], kill_after_s: float | None = None) -> list[str]
     return [*guard, f"{os.getpid()}{limit}", *argv]
 
 
-def die_with_parent(parent: int, signal_number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when the thread that started it ends (prctl(2)).
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends (prctl(2)).
 
     parent: the expected pid of the parent; if it has died already, this process ends at once.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal_number)
+        os.kill(os.getpid(), signal.SIGKILL)

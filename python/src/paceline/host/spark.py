@@ -77,6 +77,11 @@ def site_settings(spark: Tool, environment: Mapping[str, str] = os.environ) -> d
     return {line[1]: line[2] for line in lines if line is not None}
 
 
+def homes(java: Tool, spark: Tool) -> dict[str, str]:
+    """Return the variables with which programs use this Java and this Spark."""
+    return {"JAVA_HOME": str(java.path.resolve().parent.parent), "SPARK_HOME": str(spark.path)}
+
+
 def major_version(spark: Tool) -> int:
     return int(spark.version.partition(".")[0])
 

@@ -20,7 +20,6 @@ from paceline.host.memory import available_bytes
 
 _NONCE_BYTES = 16
 _FILE_BYTES = 1 << 44
-_LACKS = "lacks: "
 
 
 class NodeShare(Protocol):
@@ -80,6 +79,15 @@ def gather(share: NodeShare, value: str, timeout_s: float, name: str = "value") 
     return values
 
 
+def of_first(share: NodeShare, value: str, timeout_s: float, name: str = "value") -> str:
+    """Return the value of rank 0 on all ranks of `share`, which uses `name` for nothing else;
+    collective. Raises TimedOut if rank 0 publishes none within `timeout_s`."""
+    if share.local_rank != 0:
+        return share.lookup(name, timeout_s)
+    share.publish(name, value)
+    return value
+
+
 class SharedFile:
     """A memory file that all ranks of a node have open, made by `open_shared_file`.
 
@@ -100,16 +108,13 @@ class SharedFile:
         os.close(self._descriptor)
 
 
-def open_shared_file(
-    share: NodeShare, timeout_s: float, refusal: str | None = None
-) -> SharedFile | None:
+def open_shared_file(share: NodeShare, timeout_s: float) -> SharedFile | None:
     """Open one file on all ranks of a node, which are several; None if any rank cannot. Collective.
 
-    refusal: local rank 0's reason to share nothing. Raises EnvironmentLacks with it on all ranks,
-    TimedOut if the ranks do not answer.
+    Raises TimedOut if the ranks do not answer.
     """
     if share.local_rank == 0:
-        descriptor = _create(share, refusal)
+        descriptor = _create(share)
     else:
         descriptor = _attach(share.lookup("memory", timeout_s))
     answers = gather(share, "no" if descriptor is None else "yes", timeout_s, "attached")
@@ -121,15 +126,12 @@ def open_shared_file(
     return SharedFile(descriptor)
 
 
-def _create(share: NodeShare, refusal: str | None) -> int | None:
+def _create(share: NodeShare) -> int | None:
     """Create the memory file and publish its path.
 
     A nonce at its start identifies the file: in another PID namespace the same path may lead to a
     different file.
     """
-    if refusal is not None:
-        share.publish("memory", f"{_LACKS}{refusal}")
-        raise EnvironmentLacks(refusal)
     if not hasattr(os, "memfd_create"):
         share.publish("memory", "none")
         return None
@@ -142,8 +144,6 @@ def _create(share: NodeShare, refusal: str | None) -> int | None:
 
 
 def _attach(published: str) -> int | None:
-    if published.startswith(_LACKS):
-        raise EnvironmentLacks(published.removeprefix(_LACKS))
     path, _, nonce = published.partition(" ")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -170,11 +170,14 @@ def memory_for_samples(share: NodeShare, size: int, timeout_s: float) -> NodeMem
     node do not answer.
     """
     advice = 'use reading = "stream", a smaller image size or fewer steps'
-    refusal = lack_of_memory(size, "the decoded samples", advice)
-    file = None if share.ranks_on_node == 1 else open_shared_file(share, timeout_s, refusal)
+    own = lack_of_memory(size, "the decoded samples", advice) or ""
+    refusal = of_first(share, own, timeout_s, "refusal")
+    if refusal:
+        raise EnvironmentLacks(refusal)
+    file = None if share.ranks_on_node == 1 else open_shared_file(share, timeout_s)
     if file is None:
-        if refusal is not None:
-            raise EnvironmentLacks(refusal)
+        if own:
+            raise EnvironmentLacks(own)
         return NodeMemory(mmap.mmap(-1, size), shared=False)
     memory = file.map(size)
     file.close()

@@ -63,20 +63,18 @@ class Times:
 class EverySeconds(Times):
     """On rank 0, or on a single rank: after some seconds, and on request.
 
-    interval: None: only on request. announce: tells the other ranks the step; None without other
-    ranks. agreement: see Agreement. steps_ahead: returns how many steps the fastest rank is ahead.
+    interval: None: only on request. announcements: None without other ranks. steps_ahead: returns
+    how many steps the fastest rank is ahead.
     """
 
     def __init__(
         self,
         interval: float | DalyInterval | None,
-        announce: Callable[[int], None] | None,
-        agreement: Agreement | None = None,
+        announcements: Announcements | None,
         steps_ahead: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._interval = interval
-        self._announce = announce
-        self._agreement, self._steps_ahead = agreement, steps_ahead
+        self._interval, self._announcements = interval, announcements
+        self._steps_ahead = steps_ahead
         self._requested = False
         self._due: int | None = None
         self._last_s = time.monotonic()
@@ -96,12 +94,12 @@ class EverySeconds(Times):
         if self._due is None and idle and (self._requested or self._has_passed()):
             self._requested = False
             self._due = done + self._lead(done, step_s)
-            if self._announce is not None:
-                self._announce(self._due)
+            if self._announcements is not None:
+                self._announcements.announce(self._due)
         if self._due != done:
             return False
         self._due = None
-        if self._agreement is not None and not self._agreement.reached(done):
+        if self._announcements is not None and not self._announcements.reached(done):
             self._requested = True  # try a later step
             return False
         self._last_s = time.monotonic()
@@ -112,7 +110,7 @@ class EverySeconds(Times):
     def _lead(self, done: int, step_s: float) -> int:
         """Return the steps from now to the announced one, for which also the fastest rank needs
         `_LEAD_S`."""
-        if self._announce is None:
+        if self._announcements is None:
             return 0
         fastest = done + self._steps_ahead()
         return fastest - done + max(1, math.ceil(_LEAD_S / max(step_s, 1e-6) * fastest / done))
@@ -123,14 +121,10 @@ class EverySeconds(Times):
 
 
 class AnnouncedSteps(Times):
-    """On the other ranks: after the steps that rank 0 announces through the store."""
+    """On the other ranks: after the steps that rank 0 announces; a thread looks for them."""
 
-    def __init__(
-        self, next_announcement: Callable[[], int | None], agreement: Agreement | None = None
-    ) -> None:
-        """next_announcement: returns the next one, None if there is none yet; in a thread.
-        agreement: see Agreement."""
-        self._next, self._agreement = next_announcement, agreement
+    def __init__(self, announcements: Announcements) -> None:
+        self._announcements = announcements
         self._lock = threading.Lock()
         self._done = 0
         self._due: set[int] = set()
@@ -143,7 +137,7 @@ class AnnouncedSteps(Times):
             self._done = done
             due = done in self._due
             self._due.discard(done)
-        return due and (self._agreement is None or self._agreement.reached(done))
+        return due and self._announcements.reached(done)
 
     def close(self) -> None:
         self._closed.set()
@@ -152,7 +146,7 @@ class AnnouncedSteps(Times):
     def _poll(self) -> None:
         while not self._closed.wait(_POLL_S):
             try:
-                step = self._next()
+                step = self._announcements.next()
                 if step is not None:
                     self._note(step)
             except RuntimeError:
@@ -163,8 +157,7 @@ class AnnouncedSteps(Times):
             in_time = self._done < step
             if in_time:
                 self._due.add(step)
-        if self._agreement is not None:
-            self._agreement.answer(step, in_time=in_time)
+        self._announcements.answer(step, in_time=in_time)
 
 
 class DalyInterval:
@@ -209,10 +202,16 @@ _ANSWER_POLL_S = 0.01  # by a rank that has reached an announced step
 
 
 class Announcements:
-    """The steps that rank 0 announces, in a store."""
+    """The steps that rank 0 announces, and the answers of the other ranks, in a store.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    Where all ranks have to stop at that step, a single one that misses it would keep the others
+    waiting. So each rank answers, and nobody stops unless all answers are good.
+    """
+
+    def __init__(self, store: Store, answering: int = 0, limit_s: float = 0.0) -> None:
+        """answering: number of ranks that answer; 0 if each may stop by itself. limit_s: of the
+        wait for their answers."""
+        self._store, self._answering, self._limit_s = store, answering, limit_s
         self._count = 0
 
     def announce(self, step: int) -> None:
@@ -227,28 +226,19 @@ class Announcements:
         self._count += 1
         return int(bytes(self._store.get(key)).decode())
 
-
-class Agreement:
-    """Agreement of all ranks to stop at an announced step.
-
-    Where all ranks have to stop at that step, a single one that misses it would keep the others
-    waiting. So each rank answers, and nobody stops unless all answers are good.
-    """
-
-    def __init__(self, store: Store, others: int, limit_s: float) -> None:
-        """others: ranks that answer. limit_s: of the wait for their answers."""
-        self._store, self._others, self._limit_s = store, others, limit_s
-
     def answer(self, step: int, *, in_time: bool) -> None:
         """Tell all ranks whether this one will stop at the announced step."""
-        self._store.add(_answers(step, in_time=in_time), 1)
+        if self._answering:
+            self._store.add(_answers(step, in_time=in_time), 1)
 
     def reached(self, step: int) -> bool:
         """Wait for all answers; return whether every rank stops at this step."""
+        if not self._answering:
+            return True
         deadline = time.monotonic() + self._limit_s
         while time.monotonic() < deadline:
             good, bad = (self._store.add(_answers(step, in_time=t), 0) for t in (True, False))
-            if good + bad >= self._others:
+            if good + bad >= self._answering:
                 return bad == 0
             time.sleep(_ANSWER_POLL_S)
         return False

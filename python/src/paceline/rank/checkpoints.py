@@ -31,7 +31,6 @@ from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import SampleOrder
 from paceline.plan.trial import Trial
 from paceline.rank.checkpoint_times import (
-    Agreement,
     AnnouncedSteps,
     Announcements,
     DalyInterval,
@@ -136,9 +135,8 @@ class Checkpoints:
         limit_s = self._limits.collective_s
         position = Position(steps=done, task_sha256=self._task_sha256, replicas=self._replicas)
         self._writer.write(state, position, limit_s, self._times.interval_s)
-        world = self._peers.world(f"checkpoint/{done}") if pauses else None
-        if world is not None:
-            world.barrier(2 * limit_s)  # others may first wait for the checkpoint before
+        if pauses:  # others may first wait for the checkpoint before
+            self._peers.world(f"checkpoint/{done}").barrier(2 * limit_s)
 
     def step_ended(self, row: StepRow) -> None:
         """Take the time of a step, and get memory for copies after the first one."""
@@ -173,22 +171,20 @@ class Checkpoints:
     def _new_times(self, settings: CheckpointSettings) -> Times:
         """Return what decides beside the number of steps; without seconds, it takes requests."""
         store = self._peers.second_store()
-        announcements = agreement = None
+        announcements = None
         if store is not None:
-            announcements = Announcements(store)
-            if self._strategy.pauses_for_checkpoints:
-                others = self._context.world_size - 1
-                agreement = Agreement(store, others, self._limits.collective_s)
-        if announcements is not None and not self._context.is_first:
-            return AnnouncedSteps(announcements.next, agreement)
+            others = self._context.world_size - 1
+            answering = others if self._strategy.pauses_for_checkpoints else 0
+            announcements = Announcements(store, answering, self._limits.collective_s)
+            if not self._context.is_first:
+                return AnnouncedSteps(announcements)
         interval: float | DalyInterval | None
         if settings.every_s is None or isinstance(settings.every_s, float | int):
             interval = settings.every_s
         else:
             assert settings.mtbf_s is not None, 'the spec requires it for "auto"'
             interval = DalyInterval(settings.mtbf_s)
-        announce = None if announcements is None else announcements.announce
-        return EverySeconds(interval, announce, agreement, self._strategy.steps_ahead)
+        return EverySeconds(interval, announcements, self._strategy.steps_ahead)
 
 
 def choose_checkpoint(trial: Trial, files: TrialFiles, peers: Peers) -> Checkpoint | None:

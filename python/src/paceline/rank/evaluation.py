@@ -85,9 +85,7 @@ class Evaluator:
                 for metric, (total, count) in sums.items()
             )
         # Ranks share weights, so none may begin the next step while another one evaluates.
-        world = peers.world(f"evaluation/{step}")
-        if world is not None:
-            world.barrier(self._limit_s)
+        peers.world(f"evaluation/{step}").barrier(self._limit_s)
 
     def _batches(self) -> Iterable[Batch]:
         return self._read() if self._kept is None else self._kept

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
+import torch
+
+from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.host.clocks import SAME_CLOCK, ClockOffset, best_offset
-from paceline.node.memory import gather
+from paceline.node.memory import NodeShare, SoloNode, gather, of_first
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
-from paceline.rank.versions import check_versions, own_versions
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, Store, TCPStore
 from paceline.training.resources import RankCores, check_node
@@ -28,6 +31,7 @@ from paceline.transports.store import (
     store_barrier,
     wait_for,
 )
+from paceline.version import __version__
 
 _ROUNDS = 8  # of questions about the clock
 
@@ -54,13 +58,19 @@ class Peers:
         self._store = store
         self._transport = transport
 
-    def node(self, purpose: str) -> GroupStore | None:
-        """Return the ranks of this node for one purpose; None for a single rank."""
-        return None if self._store is None else _node(self._store, self._context, purpose)
+    def node(self, purpose: str) -> NodeShare:
+        """Return the ranks of this node for one purpose."""
+        context = self._context
+        prefix = f"node {context.node_index} ({context.host})/{purpose}"
+        return self._share(context.local_rank, context.ranks_on_node, prefix)
 
-    def world(self, purpose: str) -> GroupStore | None:
-        """Return all ranks for one purpose, as if on one node; None for a single rank."""
-        return None if self._store is None else _world(self._store, self._context, purpose)
+    def world(self, purpose: str) -> NodeShare:
+        """Return all ranks for one purpose, as if on one node."""
+        return self._share(self._context.rank, self._context.world_size, f"world/{purpose}")
+
+    def _share(self, rank: int, ranks: int, prefix: str) -> NodeShare:
+        store = self._store
+        return SoloNode() if store is None else GroupStore(store, rank, ranks, prefix)
 
     def second_store(self) -> TCPStore | None:
         """Open another connection to the store, for a thread; None for a single rank.
@@ -79,17 +89,11 @@ class Peers:
 
     def of_first_rank(self, name: str, value: str) -> str:
         """Return the first rank's value on all ranks; collective, once for each name."""
-        world = self.world(name)
-        if world is None:
-            return value
-        if self.is_first:
-            world.publish("value", value)
-        return world.lookup("value", self._limits.collective_s)
+        return of_first(self.world(name), value, self._limits.collective_s)
 
     def of_all_ranks(self, name: str, value: str) -> list[str]:
         """Return the values of all ranks; collective, once for each name."""
-        world = self.world(name)
-        return [value] if world is None else gather(world, value, self._limits.collective_s)
+        return gather(self.world(name), value, self._limits.collective_s)
 
     @property
     def has_transport(self) -> bool:
@@ -213,10 +217,11 @@ def join_peers(context: RankContext, trial: Trial, *, open_transport: bool = Tru
 
 def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -> Peers:
     store_barrier(store, "joined", context.rank, range(context.world_size), limit_s)
-    hosts = gather(_world(store, context, "hosts"), context.host, limit_s)
+    joined = Peers(context, trial, store)
+    hosts = gather(joined.world("hosts"), context.host, limit_s)
     if len(set(hosts)) > 1:
-        check_versions(hosts, gather(_world(store, context, "versions"), own_versions(), limit_s))
-    cores = gather(_node(store, context, "cores"), RankCores.own().to_json(), limit_s)
+        check_versions(hosts, gather(joined.world("versions"), own_versions(), limit_s))
+    cores = gather(joined.node("cores"), RankCores.own().to_json(), limit_s)
     check_node(context, trial.placement, [RankCores.from_json(text) for text in cores])
     clock = measure_offset(store, context, hosts, limit_s)
     transport = create_transport(trial)
@@ -239,15 +244,6 @@ def _limit_answers(store: TCPStore, trial: Trial) -> None:
     Call it after `open_again`, which applies the limit of its own connection to all of them.
     """
     limit_answers(store, trial.limits.collective_s * ANSWER_SHARE)
-
-
-def _node(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
-    prefix = f"node {context.node_index} ({context.host})/{purpose}"
-    return GroupStore(store, context.local_rank, context.ranks_on_node, prefix)
-
-
-def _world(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
-    return GroupStore(store, context.rank, context.world_size, f"world/{purpose}")
 
 
 def measure_offset(
@@ -287,3 +283,34 @@ def _answer(store: Store, rank: int, limit_s: float, now: Callable[[], float]) -
     for number in range(_ROUNDS):
         wait_for(store, [f"clock/question/{rank}/{number}"], limit_s, f"rank {rank}'s question")
         store.set(f"clock/answer/{rank}/{number}", repr(now()))
+
+
+# Versions that ranks on several hosts must share: they decide what is computed and sent. Other
+# differences, such as that of NumPy or of a release of Python, are stated in the report.
+
+
+def own_versions() -> str:
+    """Return the versions of this rank, for `check_versions` on every rank."""
+    return json.dumps({"Paceline": __version__, "torch": torch.__version__})
+
+
+def check_versions(hosts: Sequence[str], versions: Sequence[str]) -> None:
+    """Raise EnvironmentLacks if the hosts have different versions. hosts, versions: by rank."""
+    found: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+    for host, text in zip(hosts, versions, strict=True):
+        for name, version in json.loads(text).items():
+            found[name][version][host] = None
+    differing = [
+        f"{name} {', '.join(f'{version} on {_listed(on)}' for version, on in values.items())}"
+        for name, values in found.items()
+        if len(values) > 1
+    ]
+    if differing:
+        raise EnvironmentLacks(
+            f"expected equal versions on all hosts, found {'; '.join(differing)}; install the same "
+            "environment at the same path on every host (`paceline doctor` compares several hosts)"
+        )
+
+
+def _listed(hosts: dict[str, None]) -> str:
+    return " and ".join(hosts)

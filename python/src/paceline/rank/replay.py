@@ -353,9 +353,7 @@ class Replays:
         return self._change(self.strategy.gradients(), load_file(plain))
 
     def _wait(self, purpose: str) -> None:
-        world = self.peers.world(f"replay/{purpose}")
-        if world is not None:
-            world.barrier(self.trial.limits.collective_s)
+        self.peers.world(f"replay/{purpose}").barrier(self.trial.limits.collective_s)
 
 
 class _Rounded(Stepper):

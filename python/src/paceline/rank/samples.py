@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.data.dataset import open_dataset
 from paceline.data.items import ItemSource, virtual_row_groups
 from paceline.data.node_files import node_folder
-from paceline.data.reading import Feed, open_feed
+from paceline.data.reading import Feed, FeedOptions, open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.data.source import Source
 from paceline.errors import UsageError
@@ -48,30 +48,28 @@ class Samples:
     ) -> Feed:
         """Return the batches of a rank; see `open_feed`. rank, world_size: of the replicas."""
         inputs = self.source.inputs
+        options = FeedOptions(
+            rank,
+            world_size,
+            trial.placement.threads_per_rank,
+            with_inputs,
+            augment=self.task.transform_of(inputs.shape, inputs.dtype),
+            augment_target=self.task.target_transform(),
+        )
         return open_feed(
             self.source,
             self.order,
+            options,
             mode=trial.training.reading,
-            rank=rank,
-            world_size=world_size,
-            with_inputs=with_inputs,
-            augment=self.task.transform_of(inputs.shape, inputs.dtype),
-            augment_target=self.task.target_transform(),
             share_of_node=share_of_node,
-            decode_threads=trial.placement.threads_per_rank,
             timeout_s=trial.limits.trial_s,
         )
 
     def held_out_feed(self, trial: Trial, rank: int, world_size: int) -> Feed:
         """Return the held-out samples of a rank, not transformed. world_size: all ranks."""
-        return open_feed(
-            self.source,
-            self.order.held_out(),
-            mode=trial.training.reading,
-            rank=rank,
-            world_size=world_size,
-            decode_threads=trial.placement.threads_per_rank,
-        )
+        options = FeedOptions(rank, world_size, trial.placement.threads_per_rank)
+        order = self.order.held_out()
+        return open_feed(self.source, order, options, mode=trial.training.reading)
 
 
 @contextmanager

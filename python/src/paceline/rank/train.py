@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from paceline.data.reading import Feed, SoloNode
+from paceline.data.reading import Feed
 from paceline.errors import RankFailed
 from paceline.host.memory import own_memory
 from paceline.plan.rank_context import RankContext
@@ -103,7 +103,7 @@ class _TaskRank:
         with ExitStack() as opened:
             with limited_memory(self.trial.limits.rank_memory_mib, self.context.rank):
                 with self.spans("data_load"):
-                    share = self.peers.node("files") or SoloNode()
+                    share = self.peers.node("files")
                     found = open_samples(self.trial.training, self.files.root, share)
                     samples = opened.enter_context(found)
                     chosen = choose_checkpoint(self.trial, self.files, self.peers)
@@ -196,13 +196,13 @@ class _TaskRank:
             rank=context.node_index * shares_on_node + context.local_rank // place.stages,
             world_size=place.nodes * shares_on_node,
             with_inputs=self._stage == 0,
-            share_of_node=self.peers.node(purpose) or SoloNode(),
+            share_of_node=self.peers.node(purpose),
         )
 
     def _first_model(self, strategy: LocalStrategy, task: Task) -> NodeModel | None:
         """Share the first weights among the ranks of the node; None if each rank needs its own."""
         node = self.peers.node("first weights")
-        if node is None or node.ranks_on_node == 1 or not strategy.moves_weights:
+        if node.ranks_on_node == 1 or not strategy.moves_weights:
             return None
         training, limit_s = self.trial.training, self.trial.limits.collective_s
         return NodeModel(task, training.memory_format, node, limit_s)

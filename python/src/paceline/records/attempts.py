@@ -15,7 +15,7 @@ from typing import Any
 from paceline.errors import DataError
 from paceline.plan.trial import Trial
 from paceline.records.checkpoints import CheckpointFolder
-from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
+from paceline.records.files import JsonlWriter, read_json, read_jsonl, replacing, write_json
 from paceline.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.records.rows import ContinuationRow, FailureRow
 
@@ -133,7 +133,5 @@ def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     if not path.exists():
         return
     rows = [row for row in read_jsonl(path) if wanted(row)]
-    temporary = path.with_name(f".{path.name}.kept")
-    with temporary.open("w", encoding="utf-8") as file:
+    with replacing(path) as file:
         file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    temporary.replace(path)

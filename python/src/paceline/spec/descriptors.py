@@ -239,7 +239,7 @@ class TransportDescriptor(Descriptor):
     joins_flat_only: ClassVar[bool] = False  # all ranks at once, never node by node
     # torch.distributed calls it once per bucket: gradients can be compressed and counted.
     sends_gradients: ClassVar[bool] = False
-    opens_process_group: ClassVar[bool] = True  # the implementation is a transports.base.Transport
+    opens_process_group: ClassVar[bool] = True  # the implementation is a transports.Transport
     serves_scripts: ClassVar[bool] = False  # its process group has every operation of torch
     sends_messages: ClassVar[bool] = False  # point-to-point, between any two ranks at any time
     averages_weights: ClassVar[bool] = False  # always local SGD: it never sends gradients

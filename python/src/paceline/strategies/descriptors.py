@@ -421,7 +421,7 @@ class Sharded(ProcessPerReplica):
 
     def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
         instead = 'local_strategy = "processes"'
-        yield from without_all_reduce(request, '"sharded"', instead)
+        yield from without_all_reduce(request, f'"{self.name}"', instead)
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         return True

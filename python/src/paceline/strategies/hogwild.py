@@ -22,13 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.node.memory import SoloNode
 from paceline.node.shared_node import SharedNode
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
 from paceline.records.rows import UpdateRow, own_update
-from paceline.strategies.reduction.flat_layout import shared_floats
+from paceline.strategies.reduction.flat_layout import shared_arrays, shared_floats
 from paceline.strategies.reduction.flat_replica import FlatReplica, too_slow
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.passes import run_passes
@@ -70,7 +69,7 @@ class HogwildStrategy(LocalStrategy):
         self._task, self._trial = task, trial
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
         self._limit_s = trial.limits.collective_s
-        self._shared = shared = SharedNode(peers.node("hogwild") or SoloNode(), self._limit_s)
+        self._shared = shared = SharedNode(peers.node("hogwild"), self._limit_s)
         self._barrier = shared.barrier(range(self._ranks))
         memory = partial(shared_floats, shared, "the weights")
         self._replica = FlatReplica(model, memory, copy=self._rank == 0)
@@ -115,8 +114,7 @@ class HogwildStrategy(LocalStrategy):
         """
         shared, replica = self._shared, self._replica
         assert shared is not None, "prepare comes first"
-        elements = replica.layout.elements
-        flats = [shared_floats(shared, "gradients", elements) for _ in range(self._ranks)]
+        flats = shared_arrays(shared, "gradients", [replica.layout.elements] * self._ranks)
         own = replica.named(flats[self._rank])
         for name, gradient in replica.gradients().items():
             own[name].copy_(gradient)

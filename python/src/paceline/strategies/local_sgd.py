@@ -255,9 +255,6 @@ class LocalSgdStrategy(LocalStrategy):
             "uncompressed_bytes_per_step": round(all_reduce_bytes(parameters, self._ranks)),
         }
 
-    def close(self, *, failed: bool) -> None:
-        """Do nothing: the process group belongs to the transport."""
-
     @property
     def _local_steps(self) -> int:
         """Number of local steps that have begun, including the current one."""

@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.node.memory import SoloNode
 from paceline.node.shared_node import SharedNode
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
@@ -100,7 +99,7 @@ class ProcessesStrategy(ShardedStrategy):
         self._saves_shards = updating_nodes > 1 or context.node_index == 0
         self._saves_buffers = context.node_index == self._rank == 0
         limit_s = trial.limits.collective_s
-        self._shared = shared = SharedNode(peers.node("gradients") or SoloNode(), limit_s)
+        self._shared = shared = SharedNode(peers.node("gradients"), limit_s)
         parameters = trained_parameters(model)
         self._layout = FlatLayout.of(parameters.items())
         self._barrier = shared.barrier(range(self._ranks))

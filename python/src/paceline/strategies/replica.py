@@ -54,7 +54,7 @@ from paceline.training.strategy import (
 )
 from paceline.training.task import Task
 from paceline.transports.bucket_settings import gradient_options_of
-from paceline.transports.compression.choose import create_sum
+from paceline.transports.compression.sums import create_sum
 
 # Where the large gradients are not sent, smaller buckets begin earlier and keep the link busy.
 _REST_BUCKET_MB = 2.0

@@ -1,6 +1,5 @@
 """Readers for what psutil does not offer (pressure stall information, control groups, page faults,
-context switches of threads), or reads too slowly for many processes: psutil opens four files for
-the figures of a process that two contain.
+context switches of threads), or reads too slowly for many processes (`read_process_io`).
 
 Sources: kernel documentation, accounting/psi; admin-guide/cgroup-v2 (cpu.stat, memory.current);
 cgroup-v1/cpuacct (cpuacct.usage) and memory (memory.usage_in_bytes); scheduler/sched-bwc (cpu.stat
@@ -9,45 +8,17 @@ of v1); proc_vmstat(5); proc_pid_stat(5); proc_pid_io(5); proc_pid_status(5).
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.host.cgroups import CgroupPlaces, find_places, readable_text
+from paceline.host.processes import PROC
 
-PROC = Path("/proc")
 _RESOURCES = ("cpu", "memory", "io")
 _PLACES_EVERY_S = 5.0  # a process can be moved to another group, and limits can change
 _NANOSECONDS = 1e9
 _MICROSECONDS = 1e6
-_TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessUsage:
-    """Figures of a process as of one moment."""
-
-    started_ticks: int  # since boot; with the process id, it identifies the process
-    is_zombie: bool
-    cpu_s: float  # of all threads, and of the children that the process has waited for
-    threads: int
-    rss_bytes: int
-
-
-def read_process(pid: int, proc: Path = PROC) -> ProcessUsage:
-    """Read one process. Raises FileNotFoundError or ProcessLookupError if it has ended."""
-    with open(f"{proc}/{pid}/stat", "rb") as file:  # noqa: PTH123  (each second, each process)
-        # The name in parentheses may contain anything. Field 3, the state, follows it.
-        fields = file.read().rpartition(b")")[2].split()
-    return ProcessUsage(
-        started_ticks=int(fields[19]),
-        is_zombie=fields[0] == b"Z",
-        cpu_s=sum(map(int, fields[11:15])) / _TICKS_PER_S,
-        threads=int(fields[17]),
-        rss_bytes=int(fields[21]) * _PAGE_BYTES,
-    )
 
 
 def read_process_io(pid: int, proc: Path = PROC) -> tuple[int, int] | None:

@@ -13,13 +13,8 @@ from itertools import zip_longest
 
 import psutil
 
-from paceline.host.processes import Process
-from paceline.telemetry.kernel import (
-    ProcessUsage,
-    read_process,
-    read_process_io,
-    read_thread_switches,
-)
+from paceline.host.processes import Process, Stat, read_stat
+from paceline.telemetry.kernel import read_process_io, read_thread_switches
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +60,7 @@ class _Counter:
 class _Reading:
     """Figures of one process at one moment; None: not read, or not readable."""
 
-    usage: ProcessUsage
+    stat: Stat
     io: tuple[int, int] | None
     pss_bytes: int | None = None
     open_files: int | None = None
@@ -74,7 +69,7 @@ class _Reading:
     @property
     def counters(self) -> list[float]:
         """CPU seconds, bytes read, bytes written."""
-        return [self.usage.cpu_s, *(self.io or (0, 0))]
+        return [self.stat.cpu_s, *(self.io or (0, 0))]
 
 
 def _nothing() -> list[float]:
@@ -86,9 +81,7 @@ def _nothing() -> list[float]:
 class _Watched:
     """One process."""
 
-    process: psutil.Process
-    started_ticks: int
-    ppid: int  # when it was found
+    found: Stat  # when it was found
     counters: list[_Counter]  # CPU seconds, bytes read, bytes written
     switches: dict[int, tuple[int, int]] = field(default_factory=dict)  # by thread, when last read
     grown: list[float] = field(default_factory=_nothing)  # since it is watched
@@ -122,7 +115,7 @@ class ProcessTree:
 
     def any_alive(self) -> bool:
         """Return whether a watched process is still running."""
-        return any(_is_alive(watched) for watched in self._watched.values())
+        return any(_is_alive(pid, watched) for pid, watched in self._watched.items())
 
     def set_ranks(self, processes: Mapping[int, Process]) -> None:
         """Say which process each rank is.
@@ -141,7 +134,7 @@ class ProcessTree:
             watched = self._watched.get(pid)
             if watched is None:
                 continue
-            if watched.started_ticks != process.start_ticks:
+            if watched.found.start_ticks != process.start_ticks:
                 continue  # the rank has ended, and its process id was given to another process
             self._rank_pids[rank] = pid
             self._assign(watched, rank)
@@ -155,10 +148,9 @@ class ProcessTree:
             _start_pass(group)
         found: dict[int, _Reading] = {}
         for pid, watched in self._watched.items():
-            try:
-                found[pid] = _read(watched, expensive=expensive)
-            except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-                continue
+            reading = _read(pid, watched, expensive=expensive)
+            if reading is not None:
+                found[pid] = reading
         # First this: a parent's counters may include a child that has ended since the last pass.
         self._forget_ended(found.keys())
         for pid, reading in found.items():
@@ -189,10 +181,9 @@ class ProcessTree:
         self._others &= pids
         parents: dict[int, int] = {}
         for pid in pids - self._others - self._watched.keys() - self._excluded:
-            try:
-                parents[pid] = psutil.Process(pid).ppid()
-            except psutil.Error:
-                continue
+            stat = read_stat(pid)
+            if stat is not None:
+                parents[pid] = stat.parent
         while True:
             found = [pid for pid, parent in parents.items() if parent in self._watched]
             if not found:
@@ -208,14 +199,15 @@ class ProcessTree:
         """Watch a process. is_new: it started after watching began, so all that it used counts."""
         if pid in self._watched or pid in self._excluded:
             return
+        found = read_stat(pid)
+        if found is None:
+            return
         try:
-            process = psutil.Process(pid)
-            ppid, usage = process.ppid(), read_process(pid)
-            start = _Reading(usage, read_process_io(pid)).counters
-        except (psutil.Error, FileNotFoundError, ProcessLookupError):
+            start = _Reading(found, read_process_io(pid)).counters
+        except ProcessLookupError:
             return
         counters = [_Counter(0.0 if is_new else value) for value in start]
-        self._watched[pid] = _Watched(process, usage.started_ticks, ppid, counters)
+        self._watched[pid] = _Watched(found, counters)
         if not is_new:
             self._watched[pid].switches = read_thread_switches(pid)
             self._others.clear()  # processes seen before may descend from this one
@@ -242,10 +234,10 @@ class ProcessTree:
         for group in self._groups_of(watched):
             group.grown = _added(group.grown, grown)
             usage = group.usage
-            if not now.usage.is_zombie:
+            if now.stat.is_running:
                 usage.processes += 1
-                usage.threads += now.usage.threads
-                usage.rss_bytes += now.usage.rss_bytes
+                usage.threads += now.stat.threads
+                usage.rss_bytes += now.stat.rss_bytes
             if now.pss_bytes is not None and now.open_files is not None:
                 usage.pss_bytes = (usage.pss_bytes or 0) + now.pss_bytes
                 usage.open_files = (usage.open_files or 0) + now.open_files
@@ -253,7 +245,8 @@ class ProcessTree:
     def _forget_ended(self, alive: Collection[int]) -> None:
         """Drop ended processes; the nearest live ancestor owes what they had added."""
         for pid, watched in self._watched.items():
-            heir = None if pid in alive else self._nearest_live_ancestor(watched.ppid, alive)
+            parent = watched.found.parent
+            heir = None if pid in alive else self._nearest_live_ancestor(parent, alive)
             if heir is not None:
                 for counter, mine in zip(heir.counters, watched.counters, strict=True):
                     counter.owed += mine.last + mine.owed
@@ -264,13 +257,13 @@ class ProcessTree:
             ancestor = self._watched.get(pid)
             if ancestor is None or pid in alive:
                 return ancestor
-            pid = ancestor.ppid
+            pid = ancestor.found.parent
         return None
 
     def _descendants_of(self, pid: int) -> list[int]:
         found = [pid]
         for parent in found:
-            found += [child for child, it in self._watched.items() if it.ppid == parent]
+            found += [child for child, it in self._watched.items() if it.found.parent == parent]
         return found[1:]
 
     def _finish_pass(self, group: _Group, *, expensive: bool) -> None:
@@ -289,18 +282,22 @@ def _start_pass(group: _Group) -> None:
     group.usage = Usage()
 
 
-def _read(watched: _Watched, *, expensive: bool) -> _Reading:
-    """Read one process. Raises FileNotFoundError, ProcessLookupError or psutil.NoSuchProcess."""
-    process = watched.process
-    usage, io = read_process(process.pid), read_process_io(process.pid)
-    if usage.started_ticks != watched.started_ticks:  # its id belongs to another process now
-        raise psutil.NoSuchProcess(process.pid)
-    if not expensive or usage.is_zombie:
-        return _Reading(usage, io)
+def _read(pid: int, watched: _Watched, *, expensive: bool) -> _Reading | None:
+    """Read one process; None if it has ended, also if its id belongs to another process now."""
+    stat = read_stat(pid)
+    if stat is None or stat.start_ticks != watched.found.start_ticks:
+        return None
     pss_bytes = open_files = None
-    with suppress(psutil.AccessDenied):  # a process of another user
-        pss_bytes, open_files = process.memory_full_info().pss, process.num_fds()
-    return _Reading(usage, io, pss_bytes, open_files, read_thread_switches(process.pid))
+    try:
+        io = read_process_io(pid)
+        if not expensive or not stat.is_running:
+            return _Reading(stat, io)
+        with suppress(psutil.AccessDenied):  # a process of another user
+            process = psutil.Process(pid)
+            pss_bytes, open_files = process.memory_full_info().pss, process.num_fds()
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return None
+    return _Reading(stat, io, pss_bytes, open_files, read_thread_switches(pid))
 
 
 def _switches_since(
@@ -318,9 +315,6 @@ def _added(one: list[float], other: list[float]) -> list[float]:
     return [a + b for a, b in zip_longest(one, other, fillvalue=0.0)]
 
 
-def _is_alive(watched: _Watched) -> bool:
-    try:
-        usage = read_process(watched.process.pid)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return usage.started_ticks == watched.started_ticks and not usage.is_zombie
+def _is_alive(pid: int, watched: _Watched) -> bool:
+    stat = read_stat(pid)
+    return stat is not None and stat.is_running and stat.start_ticks == watched.found.start_ticks

@@ -138,21 +138,32 @@ def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to(CPU) for name, tensor in tensors.items()}
 
 
-class CopyQueue:
-    """Copies from pinned memory of the host to a GPU, in a stream of its own.
+class InputMover:
+    """Copies tensors of the host to a device; on the CPU they stay where they are.
 
-    So copies wait for no running computation, and computations wait only for their own copy.
+    A GPU has a stream of its own for that. So copies wait for no running computation, and
+    computations wait only for their own copy.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = module_of(device).Stream(device)
+        self._stream: Any = None if device.type == "cpu" else module_of(device).Stream(device)
 
-    def copy(self, host: Tensor) -> Tensor:
-        """Return a copy on the GPU in the same memory format.
+    def move(self, host: Tensor) -> Tensor:
+        """Return a tensor on the device in the same memory format. It returns at once.
+
+        A GPU reads pinned memory directly. torch reuses it for later tensors, but only after the
+        copy is done. So the host may fill the next batch while the last one is still copied.
+        """
+        return host if self._stream is None else self.move_pinned(host.pin_memory())
+
+    def move_pinned(self, host: Tensor) -> Tensor:
+        """Return a tensor in pinned memory on the device in the same memory format.
 
         It returns at once; work submitted later to the current stream waits for the copy.
         """
+        if self._stream is None:
+            return host
         module = module_of(self._device)
         with module.stream(self._stream):
             copied = host.to(self._device, non_blocking=True)
@@ -162,24 +173,6 @@ class CopyQueue:
         # The memory belongs to the stream of the copies: keep it until `computing` is done.
         copied.record_stream(computing)
         return copied
-
-
-class InputMover:
-    """Copies batches to a device.
-
-    A GPU reads pinned memory directly. torch reuses it for later batches, but only after the copy
-    of its batch is done. So the host may fill the next batch while the last one is still copied.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._copies = None if device.type == "cpu" else CopyQueue(device)
-
-    def move(self, host: Tensor) -> Tensor:
-        """Return `host` on the device in the same memory format; on the CPU the tensor itself.
-
-        It returns at once, like CopyQueue.copy.
-        """
-        return host if self._copies is None else self._copies.copy(host.pin_memory())
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,11 +69,11 @@ class StepCommunication:
 class RankGroups(Protocol):
     """The other ranks, as a strategy sees them."""
 
-    def node(self, purpose: str) -> NodeShare | None:
-        """Return the ranks of this node for one purpose; None for a single rank."""
+    def node(self, purpose: str) -> NodeShare:
+        """Return the ranks of this node for one purpose."""
 
-    def world(self, purpose: str) -> NodeShare | None:
-        """Return all ranks, as if on one node; None for a single rank."""
+    def world(self, purpose: str) -> NodeShare:
+        """Return all ranks for one purpose, as if on one node."""
 
 
 class Stepper(Protocol):

@@ -7,14 +7,43 @@ use it: a Gloo run never loads MPI.
 
 from __future__ import annotations
 
-from typing import cast
+import re
+from typing import TYPE_CHECKING, Protocol, cast
 
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, TimedOut, UsageError
+from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
+from paceline.records.communication import TransportResult
 from paceline.spec.extensions import TRANSPORTS, load_object, quoted
-from paceline.transports.base import Transport
 
-__all__ = ["Transport", "create_transport"]
+if TYPE_CHECKING:
+    from paceline.torch_internals import Store
+
+# Texts with which Gloo, NCCL and c10d report a time-out.
+TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+
+
+class Transport(Protocol):
+    """Connects the ranks through torch's default process group."""
+
+    def open(self, context: RankContext, trial: Trial, store: Store) -> None:
+        """Create the default process group. Every later wait is limited by `limits.collective_s`.
+
+        Raises EnvironmentLacks if this machine cannot use the transport, TimedOut if peers do not
+        connect.
+        """
+
+    def explain(self, error: Exception) -> PacelineError | None:
+        """Translate an error of a collective to TimedOut or PeerLost; None if it is unknown."""
+
+    def describe(self) -> TransportResult:
+        """Return library and settings, for the records."""
+
+    def close(self, *, failed: bool) -> None:
+        """Destroy the process group; a second call does nothing.
+
+        Collective unless `failed`: then peers may be gone, and no rank is waited for.
+        """
 
 
 def create_transport(trial: Trial) -> Transport | None:
@@ -36,3 +65,12 @@ def create_transport(trial: Trial) -> Transport | None:
             f"{trial.placement.ranks} ranks on device {trial.device}; use {quoted(able)}"
         )
     return cast("Transport", load_object(descriptor.implementation)())
+
+
+def timed_out(operation: str, rank: int, limit_s: float) -> TimedOut:
+    """Return a TimedOut error. operation: with the name of its library, for example "MPI
+    allreduce"."""
+    return TimedOut(
+        f"rank {rank}: {operation} did not end within {limit_s:g} s (limits.collective_s): "
+        "a peer did not take part or is blocked; look at the other ranks' logs"
+    )

@@ -111,13 +111,11 @@ def flattened_if_alike(tensors: list[Tensor]) -> list[Tensor]:
     return tensors
 
 
-def scatter_into(flat: Tensor, tensors: Iterable[Tensor]) -> None:
+def scatter_into(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy consecutive parts of a flat tensor into `tensors`, each of its own size."""
-    start = 0
-    for tensor in tensors:
-        end = start + tensor.numel()
-        copy_back(flat[start:end], tensor)
-        start = end
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    for part, tensor in zip(parts, tensors, strict=True):
+        copy_back(part, tensor)
 
 
 def device_wait(tensors: Iterable[Tensor]) -> Callable[[], None]:

@@ -1,15 +1,10 @@
-"""Collectives in two levels: shared memory within each host, Gloo between hosts.
-
-Between hosts a message is divided among as many leaders per host as the smallest host has ranks.
-Each leader reduces its part for its host, exchanges it with the leaders of the same part, and
-shares the result on its host: 2 (H-1)/H of the message leave each of H hosts, however many ranks it
-has. Leaders are groups of Gloo.
-"""
+"""Collectives in two levels: shared memory within each host, Gloo between the leaders of hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +17,8 @@ from paceline.host.machine import host_identity
 from paceline.node.memory import gather
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, ProcessGroupGloo, Store
-from paceline.transports.base import TIMED_OUT
-from paceline.transports.shared_memory import HostGroup, shares
+from paceline.transports import TIMED_OUT
+from paceline.transports.shared_memory import HostGroup, Leaders, open_host_group
 from paceline.transports.store import GroupStore
 
 LIBRARY = "shared memory"
@@ -50,27 +45,19 @@ class Levels:
         """
         ranks = len(world_ranks)
         hosts = gather(GroupStore(store, rank, ranks, "hosts"), host_identity(), limit_s)
-        members = [other for other, host in enumerate(hosts) if host == hosts[rank]]
         self.hosts = len(set(hosts))
         self.algorithm = "shared" if self.hosts == 1 else "hierarchical"
         self._world_rank, self._limit_s = world_ranks[rank], limit_s
-        self._local_rank = members.index(rank)
         if self.hosts == ranks:
             raise EnvironmentLacks("each rank is on a host of its own")
-        self._host: HostGroup | None = None
-        reason = ""
-        try:
-            if len(members) > 1:
-                self._host = HostGroup(LIBRARY, members, rank, world_ranks, store, limit_s)
-        except EnvironmentLacks as error:
-            reason = str(error)
-        reasons = gather(GroupStore(store, rank, ranks, "reasons"), reason, limit_s)
-        if any(reasons):
-            self.close()
-            raise EnvironmentLacks(next(filter(None, reasons)))
-        self._leaders = min(hosts.count(host) for host in hosts)
+        reasons = GroupStore(store, rank, ranks, "reasons")
+        self._host: HostGroup | None = open_host_group(
+            LIBRARY, hosts, rank, world_ranks, store, limit_s,
+            partial(gather, reasons, timeout_s=limit_s),
+        )  # fmt: skip
+        self._leaders = Leaders(hosts, rank)
         self._between: Any = None  # a ProcessGroupGloo
-        if self.hosts > 1 and self._local_rank < self._leaders:
+        if self.hosts > 1 and self._leaders.include_this_rank:
             self._connect(store, hosts, rank)
 
     @property
@@ -90,14 +77,8 @@ class Levels:
         """
         if self.hosts == 1:
             self.host.segments.allreduce(buffer, ufunc)
-            return
-        parts = shares(buffer, self._leaders)
-        if self._host is not None:
-            self._host.segments.reduce_scatter(parts, ufunc)
-        if self._between is not None:
-            self._exchange(parts[self._local_rank], ufunc)
-        if self._host is not None:
-            self._host.segments.all_gather(parts)
+        else:
+            self._leaders.allreduce(buffer, ufunc, self._host, self._exchange)
 
     def describe(self) -> TransportResult:
         """Return how messages are reduced, for the records."""
@@ -119,7 +100,7 @@ class Levels:
         first_ranks = {host: hosts.index(host) for host in dict.fromkeys(hosts)}
         place = list(first_ranks).index(hosts[rank])
         self._between = ProcessGroupGloo(
-            PrefixStore(f"leaders {self._local_rank}", store),
+            PrefixStore(f"leaders {self._leaders.local_rank}", store),
             place,
             self.hosts,
             timeout=timedelta(seconds=self._limit_s),

@@ -12,6 +12,7 @@ import atexit
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from paceline.errors import PeerLost, RankFailed, TimedOut
 from paceline.host.machine import has_link
+from paceline.host.processes import wait_until
 from paceline.torch_internals import TCPStore
 from paceline.transports.store import cut, limit_answers
 
@@ -199,14 +201,9 @@ class LivenessProbe:
             found.waiting.append(rank)
 
     def _let_others_ask(self, ranks: list[int]) -> None:
-        deadline = time.monotonic() + self._answer_s
-        try:
-            while not all(self._store.check([_key(f"told/{rank}")]) for rank in ranks):
-                if time.monotonic() > deadline:
-                    return
-                time.sleep(_POLL_S)
-        except dist.DistError:
-            return  # then the others cannot probe either
+        keys = [_key(f"told/{rank}") for rank in ranks]
+        with suppress(dist.DistError):  # then the others cannot probe either
+            wait_until(lambda: not keys or self._store.check(keys), self._answer_s, _POLL_S)
 
     def _leave_word(self, name: str, text: str) -> None:
         try:

@@ -23,7 +23,7 @@ from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, Store, abort_process_groups
 from paceline.training.devices import device_name, device_of, use_device
-from paceline.transports.base import TIMED_OUT
+from paceline.transports import TIMED_OUT
 from paceline.transports.gloo_group import BACKEND
 
 

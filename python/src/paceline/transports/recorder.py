@@ -1,5 +1,8 @@
 """Records of communication: one row for each operation of each process group.
 
+Operations that are carried out in Python are shown to torch's profiler, too, which sees others by
+itself.
+
 torch creates process groups from a registry, so they find the recorder of this process in this
 module instead of receiving it. Without an active recorder, an operation costs one function call.
 """
@@ -8,22 +11,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.profiler import record_function
 
 from paceline.records.files import JsonlWriter
 from paceline.records.pending import OperationNotes
 from paceline.records.rows import CommunicationRow
+from paceline.torch_internals import end_event_with, profiler_enabled
 from paceline.training.pass_communication import is_awaiting
 
 # Sum of gradients in memory shared by the ranks of a node or the threads of a rank.
 SHARED_REDUCE = "shared_reduce"
 _KEPT_ROWS = 4096  # rows kept between two flushes; an operation beyond that writes them itself
+# Names in a profile, where torch's backends use another name than that of the method.
+_TITLES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 
 
 @dataclass(kw_only=True)
@@ -166,3 +174,19 @@ def payload_bytes(tensors: Any) -> int:
     if isinstance(tensors, Tensor):
         return tensors.numel() * tensors.element_size()
     return sum(payload_bytes(part) for part in tensors)
+
+
+def begin_profile_event(backend: str, name: str) -> Callable[[], None]:
+    """Begin an event of this thread's profiler, if one is active; the returned function ends it.
+
+    The event is shown as `BACKEND:all_reduce`, from submission to the end of the operation. Any
+    thread may end it, but must do so before it publishes the end of the operation: a profiler that
+    stops while an event ends crashes the process. Shapes are not shown, because Python cannot
+    attach them to an event that ends on another thread.
+    """
+    if not profiler_enabled():
+        return lambda: None
+    ended: torch.futures.Future[None] = torch.futures.Future()
+    with record_function(f"{backend}:{_TITLES.get(name, name)}") as event:
+        end_event_with(event, ended)
+    return lambda: ended.set_result(None)

@@ -35,8 +35,12 @@ from paceline.transports.buffers import (
 )
 from paceline.transports.gloo_group import DEVICES, RecordedProcessGroup, create_gloo, register_gloo
 from paceline.transports.levels import LIBRARY, Levels
-from paceline.transports.profile_events import begin_profile_event
-from paceline.transports.recorder import begin_operation, is_recording, payload_bytes
+from paceline.transports.recorder import (
+    begin_operation,
+    begin_profile_event,
+    is_recording,
+    payload_bytes,
+)
 from paceline.transports.reductions import Reduction, reduce_tensors, reduction_of
 from paceline.transports.work import ProgressThread
 

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import PeerLost, TimedOut
+from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
 from paceline.node.shared_node import SharedNode
 from paceline.node.signals import Barrier
 from paceline.plan.sample_order import share_bounds
@@ -45,6 +45,7 @@ _LARGEST_AREA_BYTES = 2**20  # one chunk of one rank; half of it costs 5 % of sp
 _LARGEST_BYTES = 64 * 2**20  # all ranks and all slots
 
 Parts = Mapping[int, NDArray[Any]]  # flat arrays of one type, by the rank that owns them
+_Result = TypeVar("_Result")
 
 
 def segment_bytes(size: int) -> int:
@@ -264,6 +265,77 @@ class HostGroup:
     def close(self, loss: str = "") -> None:
         """Leave. loss: of another rank, if that is the reason."""
         self._node.close(loss=loss)
+
+
+def open_host_group(
+    library: str,
+    hosts: Sequence[object],
+    rank: int,
+    world_ranks: Sequence[int],
+    store: Store,
+    limit_s: float,
+    gather: Callable[[str], list[str]],
+) -> HostGroup | None:
+    """Return the ranks of this host, None for a single one; collective over all hosts.
+
+    hosts: by rank of the group. gather: returns the texts of all ranks. Others: see HostGroup.
+    Raises EnvironmentLacks on all ranks if those of a host cannot share memory; across containers,
+    for example, they do not.
+    """
+    members = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    found: HostGroup | None = None
+    reason = ""
+    try:
+        if len(members) > 1:
+            found = HostGroup(library, members, rank, world_ranks, store, limit_s)
+    except EnvironmentLacks as error:
+        reason = str(error)
+    reasons = [each for each in gather(reason) if each]
+    if reasons:
+        if found is not None:
+            found.close()
+        raise EnvironmentLacks(reasons[0])
+    return found
+
+
+class Leaders:
+    """Ranks that exchange between hosts what each host has reduced in its memory.
+
+    A message is divided among as many leaders per host as the smallest host has ranks. Each leader
+    reduces its part for its host, exchanges it with the leaders of the same part, and shares the
+    result on its host: 2 (H-1)/H of the message leave each of H hosts, however many ranks it has.
+    """
+
+    def __init__(self, hosts: Sequence[object], rank: int) -> None:
+        """hosts: by rank. rank: this one."""
+        self.local_rank = list(hosts[:rank]).count(hosts[rank])
+        self._count = min(list(hosts).count(host) for host in hosts)
+
+    @property
+    def include_this_rank(self) -> bool:
+        return self.local_rank < self._count
+
+    def allreduce(
+        self,
+        buffer: NDArray[Any],
+        ufunc: np.ufunc,
+        group: HostGroup | None,
+        exchange: Callable[[NDArray[Any], np.ufunc], _Result],
+    ) -> _Result | None:
+        """Reduce a flat array over all ranks in place; all ranks get bit-identical results.
+
+        group: of this host; None for a single rank. exchange: reduces the part of a leader over the
+        hosts, in place. Return what it returned; None on other ranks.
+        """
+        parts = shares(buffer, self._count)
+        if group is not None:
+            group.segments.reduce_scatter(parts, ufunc)
+        result: _Result | None = None
+        if self.include_this_rank:
+            result = exchange(parts[self.local_rank], ufunc)
+        if group is not None:
+            group.segments.all_gather(parts)
+        return result
 
 
 def _synchronise(barrier: Barrier, place: str, name: str) -> None:

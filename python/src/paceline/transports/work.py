@@ -17,7 +17,7 @@ import torch
 
 from paceline.errors import PacelineError, RankFailed
 from paceline.torch_internals import Work
-from paceline.transports.base import timed_out
+from paceline.transports import timed_out
 
 if TYPE_CHECKING:
     from paceline.transports.recorder import Operation

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
+from paceline.host.programs import Tool
 from paceline.launchers.spark import launcher
 
 
@@ -26,7 +28,8 @@ def test_free_slots_of_a_cluster_are_counted(monkeypatch, output, ok, found, why
         return run([sys.executable, "-c", f"import sys; {output}"], **options)
 
     monkeypatch.setattr(launcher.subprocess, "run", instead)
-    monkeypatch.setattr(launcher, "_homes", dict)
+    for finder in ("find_java", "find_spark"):
+        monkeypatch.setattr(launcher, finder, lambda: Tool(path=Path("/none"), version="", why=""))
     [finding] = launcher.cluster_checks("spark://head:7077", 4)
     assert (finding.ok, finding.found) == (ok, found)
     assert why in finding.why

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from paceline.transports.bucket_settings import CompressionSettings
-from paceline.transports.compression.choose import create_compressor
 from paceline.transports.compression.codecs import Blockwise, CodecCompressor, Half
 from paceline.transports.compression.powersgd import START_STEP, PowerSgd
+from paceline.transports.compression.sums import create_compressor
 from paceline.transports.compression.terngrad import TernGrad, pack, unpack
 from paceline.transports.compression.topk import TopK, largest
 

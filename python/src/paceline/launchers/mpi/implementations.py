@@ -10,7 +10,7 @@ import os
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from paceline.host.machine import usable_cores
 from paceline.launchers.descriptors import MpiLaunchOptions
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from paceline.launchers.base import TemporaryFolders
 
 
-class Implementation(Protocol):
+class Implementation:
     """One MPI implementation."""
 
     name: str  # with its major version
     abi: str  # value of MPI4PY_MPIABI
     libraries: tuple[str, ...]  # file names, the usual one first
-    needs_library_path: bool  # mpi4py finds the library only by LD_LIBRARY_PATH
+    needs_library_path = False  # mpi4py finds the library only by LD_LIBRARY_PATH
 
     def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
         """Return mpirun's options for nodes, ranks per node, binding and network interfaces.
@@ -34,19 +34,18 @@ class Implementation(Protocol):
         variables: names of environment variables that ranks on other nodes need, too. The worker
         sets the affinity itself under every launcher, so mpirun must not bind ranks.
         """
-        ...
+        raise NotImplementedError
 
-    def temporary(self, folders: TemporaryFolders) -> dict[str, str]:
+    def temporary(self, folders: TemporaryFolders) -> dict[str, str]:  # noqa: ARG002
         """Return the variables by which mpirun and its ranks use these folders of this host."""
-        ...
+        return {}
 
 
-class _OpenMpi:
+class _OpenMpi(Implementation):
     """An mpirun of Open MPI."""
 
     abi = "openmpi"
-    needs_library_path = False
-    libraries: tuple[str, ...] = ("libmpi.so.40",)
+    libraries = ("libmpi.so.40",)
     folder_variable: str
     shared_memory: str  # component that carries messages within a node
     # MCA parameters for what is not a message: wire-up and daemons
@@ -92,13 +91,15 @@ class OpenMpi4(_OpenMpi):
     on_one_node = on_several_nodes = ("--mca", "oob_tcp_if_include")
 
 
-class Mpich:
-    """MPICH 4, whose mpirun is Hydra. Ranks inherit the whole environment."""
+class Mpich(Implementation):
+    """MPICH 4, whose mpirun is Hydra. Ranks inherit the whole environment.
+
+    It removes the names of temporary files as soon as all ranks have opened them.
+    """
 
     name = "MPICH"
     abi = "mpich"
-    libraries: tuple[str, ...] = ("libmpi.so.12", "libmpich.so.12")  # Debian uses the second name
-    needs_library_path = False
+    libraries = ("libmpi.so.12", "libmpich.so.12")  # Debian uses the second name
     unbound: tuple[str, ...] = ("-bind-to", "none")
 
     def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:  # noqa: ARG002
@@ -109,9 +110,6 @@ class Mpich:
         hostfile = trial.options_as(MpiLaunchOptions).hostfile
         hosts = [] if hostfile is None else ["-f", hostfile]
         return [*argv, *hosts, "-iface", trial.interface]
-
-    def temporary(self, folders: TemporaryFolders) -> dict[str, str]:  # noqa: ARG002
-        return {}  # it removes the names of its files as soon as all ranks have opened them
 
 
 class IntelMpi(Mpich):

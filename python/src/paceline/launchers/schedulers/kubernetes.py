@@ -122,18 +122,22 @@ def _trial_map(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
 
 
 def _metadata(name: str, settings: KubernetesSettings) -> dict[str, Any]:
-    namespace = {} if settings.namespace is None else {"namespace": settings.namespace}
-    return {"name": name, **namespace}
+    return with_values({"name": name, "namespace": settings.namespace})
 
 
 # The following parts are for the objects of the launchers.
 
 
+def with_values(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an object, without empty ones."""
+    return {name: value for name, value in fields.items() if value}
+
+
 def metadata(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
-    queue = {} if settings.queue is None else {_QUEUE_LABEL: settings.queue}
+    labels = {"app.kubernetes.io/name": "paceline", _QUEUE_LABEL: settings.queue}
     return {
         **_metadata(object_name(trial), settings),
-        "labels": {"app.kubernetes.io/name": "paceline", **queue},
+        "labels": with_values(labels),
         "annotations": {"paceline-trial": trial.id},
     }
 
@@ -160,21 +164,13 @@ def toleration(text: str) -> dict[str, str]:
     key, has_value, value = taint.partition("=")
     if not key:
         raise UsageError(f"toleration: expected KEY=VALUE:EFFECT, got {text!r}")
-    found = {"key": key, "operator": "Equal" if has_value else "Exists"}
-    if has_value:
-        found["value"] = value
-    return {**found, "effect": effect} if effect else found
+    operator = "Equal" if has_value else "Exists"
+    return with_values({"key": key, "operator": operator, "value": value, "effect": effect})
 
 
-def tolerations(settings: KubernetesSettings) -> dict[str, Any]:
-    """Return the field `tolerations` of a pod, if there are any."""
-    listed = [dict(each) for each in settings.tolerations]
-    return {"tolerations": listed} if listed else {}
-
-
-def node_selector(settings: KubernetesSettings) -> dict[str, Any]:
-    """Return the field `nodeSelector` of a pod or a SparkApplication, if there are labels."""
-    return {"nodeSelector": dict(settings.node_selector)} if settings.node_selector else {}
+def tolerations(settings: KubernetesSettings) -> list[dict[str, str]]:
+    """Return the tolerations of a pod."""
+    return [dict(each) for each in settings.tolerations]
 
 
 def security_context() -> dict[str, Any]:
@@ -253,17 +249,15 @@ def pod(
         "resources": {"requests": resources, "limits": dict(resources)},
         "volumeMounts": mounts(),
     }
-    secrets = [{"name": secret} for secret in settings.pull_secrets]
-    return {
-        "spec": {
-            "securityContext": pod_security_context(),
-            **({"imagePullSecrets": secrets} if secrets else {}),
-            **node_selector(settings),
-            **tolerations(settings),
-            "containers": [container],
-            "volumes": volumes(trial, settings),
-        }
+    spec = {
+        "securityContext": pod_security_context(),
+        "imagePullSecrets": [{"name": secret} for secret in settings.pull_secrets],
+        "nodeSelector": dict(settings.node_selector),
+        "tolerations": tolerations(settings),
+        "containers": [container],
+        "volumes": volumes(trial, settings),
     }
+    return {"spec": with_values(spec)}
 
 
 def single_pod_job(

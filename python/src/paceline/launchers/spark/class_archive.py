@@ -18,7 +18,7 @@ from pathlib import Path
 
 from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.host.programs import Tool, how_it_ended
-from paceline.host.spark import find_java_for_spark, find_spark
+from paceline.host.spark import find_java_for_spark, find_spark, homes
 
 # Options that change the layout of archived objects must be those of the later runs.
 COLLECTOR = "-XX:+UseSerialGC"
@@ -80,8 +80,7 @@ def make_archives(java: Tool, spark: Tool, folder: Path | None = None) -> None:
                 "--conf", "spark.driver.bindAddress=127.0.0.1",
                 "--conf", f"spark.driver.extraJavaOptions={options}", __file__, _JOB,
             ],
-            JAVA_HOME=str(java.path.resolve().parent.parent),
-            SPARK_HOME=str(spark.path),
+            **homes(java, spark),
             SPARK_LOCAL_IP="127.0.0.1",
             PYSPARK_PYTHON=sys.executable,
         )  # fmt: skip

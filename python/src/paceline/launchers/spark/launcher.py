@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import Finding, job_script, tool_finding, why_it_failed
-from paceline.host.spark import find_java, find_java_for_spark, find_spark, site_settings
+from paceline.host.spark import find_java, find_java_for_spark, find_spark, homes, site_settings
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.context import rank_environment
 from paceline.launchers.base import Command, TemporaryFolders, first_named
@@ -35,11 +35,11 @@ from paceline.launchers.schedulers.kubernetes import (
     job_arguments,
     metadata,
     mounts,
-    node_selector,
     pod_security_context,
     security_context,
     tolerations,
     volumes,
+    with_values,
 )
 from paceline.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.launchers.spark.class_archive import archive_option, archive_option_of_java
@@ -133,7 +133,7 @@ def _environment(trial: Trial) -> dict[str, str]:
     local = {"SPARK_LOCAL_IP": "127.0.0.1"} if is_local(master_of(trial)) else {}
     return {
         **rank_environment(trial),
-        **_homes(),
+        **homes(find_java(), find_spark()),
         "SPARK_LAUNCHER_OPTS": " ".join(launcher.split()),
         **local,
     }
@@ -181,7 +181,7 @@ def _free_slots(master: str, wanted: int) -> Finding:
     argv = [sys.executable, "-m", "paceline.launchers.spark.slots", master, str(wanted)]
     what = "Spark slots"
     try:
-        environment = {**os.environ, **_homes()}
+        environment = {**os.environ, **homes(find_java(), find_spark())}
         ended = subprocess.run(
             [*argv, str(_SLOTS_S)],
             env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -205,12 +205,6 @@ def _free_slots(master: str, wanted: int) -> Finding:
     )
 
 
-def _homes() -> dict[str, str]:
-    """Return the variables of the Java and the Spark in use. Raises EnvironmentLacks."""
-    java, spark = find_java(), find_spark()
-    return {"JAVA_HOME": str(java.path.resolve().parent.parent), "SPARK_HOME": str(spark.path)}
-
-
 _MASTER = "k8s://https://kubernetes.default.svc"
 # The operator sets these from keys of its own.
 _SET_BY_OPERATOR = tuple(
@@ -229,12 +223,14 @@ def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
 
 def _of_each_pod(settings: KubernetesSettings) -> dict[str, Any]:
     """Return what driver and executors have in common; new, or YAML would show an alias."""
-    return {
-        "podSecurityContext": pod_security_context(),
-        "securityContext": security_context(),
-        **tolerations(settings),
-        "volumeMounts": mounts(),
-    }
+    return with_values(
+        {
+            "podSecurityContext": pod_security_context(),
+            "securityContext": security_context(),
+            "tolerations": tolerations(settings),
+            "volumeMounts": mounts(),
+        }
+    )
 
 
 def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
@@ -246,7 +242,10 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
         update={"launcher_options": options.model_copy(update={"master": _MASTER})}
     )
     conf = {**configuration(on_cluster), "spark.pyspark.python": PYTHON, **options.conf}
-    secrets = {"imagePullSecrets": list(settings.pull_secrets)} if settings.pull_secrets else {}
+    of_all_pods = {
+        "imagePullSecrets": list(settings.pull_secrets),
+        "nodeSelector": dict(settings.node_selector),
+    }
     return {
         "apiVersion": "sparkoperator.k8s.io/v1beta2",
         "kind": "SparkApplication",
@@ -257,8 +256,7 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
             "sparkVersion": package_metadata.version("pyspark"),
             "mode": "cluster",
             "image": settings.image("paceline-spark"),
-            **secrets,
-            **node_selector(settings),
+            **with_values(of_all_pods),
             "mainApplicationFile": f"local://{JOBS}/spark-jobs/train.py",
             "arguments": job_arguments(trial, settings),
             "sparkConf": {k: v for k, v in conf.items() if k not in _SET_BY_OPERATOR},

@@ -13,7 +13,7 @@ from typing import Literal
 
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.host.processes import wait_until
-from paceline.host.spark import find_java, find_spark
+from paceline.host.spark import find_java, find_spark, homes
 
 _DEPLOY = "org.apache.spark.deploy"
 _LOG_CHARACTERS = 2000
@@ -87,8 +87,7 @@ def daemon_environment(address: str | None = None) -> dict[str, str]:
     return {
         **kept,
         **local,
-        "SPARK_HOME": str(find_spark().path),
-        "JAVA_HOME": str(find_java().path.resolve().parent.parent),
+        **homes(find_java(), find_spark()),
         "PYSPARK_PYTHON": sys.executable,
     }
 

@@ -11,8 +11,7 @@ from paceline.spec.descriptors import KeyModel, OptionModel
 from paceline.spec.models import Experiment, TrialRequest
 from paceline.spec.placement import NodeCounts, Placement
 from paceline.spec.values import PositiveInt
-from paceline.strategies.descriptors import ProcessPerReplica
-from paceline.transports.bucket_settings import GradientKeys
+from paceline.strategies.descriptors import ProcessPerReplica, without_all_reduce
 
 UpdateMode = Literal["synchronous", "asynchronous", "stale-synchronous", "shat"]
 DEFAULT_STALENESS_BOUND_STEPS = 1
@@ -114,13 +113,8 @@ class ParameterServer(ProcessPerReplica):
                 f'staleness_bound_steps: "{mode}" has no bound; remove it, or use update_mode = '
                 '"stale-synchronous"'
             )
-        gradients = request.keys(GradientKeys)
-        for name in ("compression", "sufficient_factors"):
-            if getattr(gradients, name) not in (None, "never"):
-                yield (
-                    f'{name}: "parameter-server" pushes whole gradients to servers; remove it, or '
-                    'use local_strategy = "processes"'
-                )
+        instead = 'local_strategy = "processes"'
+        yield from without_all_reduce(request, f'"{self.name}"', instead)
 
     def options(
         self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str

@@ -146,7 +146,20 @@ class Pipeline(StrategyDescriptor):
             )
 
     def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
-        yield from _split_faults(request)
+        """Yield contradictions between split points, stages and balance."""
+        keys = request.keys(PipelineKeys)
+        points, stages = keys.split_points, number(keys.stages)
+        if points is None:
+            return
+        if keys.balance is not None:
+            yield f'balance: split_points are given; remove balance = "{keys.balance}"'
+        if any(low >= high for low, high in pairwise(points)):
+            yield f"split_points: expected layers in ascending order, each once, got {list(points)}"
+        if stages is not None and stages != len(points) + 1:
+            yield (
+                f"split_points: {stages} stages have {stages - 1}, got {len(points)}; use "
+                f"stages = {len(points) + 1} or remove it"
+            )
 
     def batch_faults(
         self,
@@ -340,23 +353,6 @@ def _stages_given(request: TrialRequest) -> int | None:
     keys = request.keys(PipelineKeys)
     points = keys.split_points
     return number(keys.stages) or (None if points is None else len(points) + 1)
-
-
-def _split_faults(request: TrialRequest) -> Iterator[str]:
-    """Yield contradictions between split points, stages and balance."""
-    keys = request.keys(PipelineKeys)
-    points, stages = keys.split_points, number(keys.stages)
-    if points is None:
-        return
-    if keys.balance is not None:
-        yield f'balance: split_points are given; remove balance = "{keys.balance}"'
-    if any(low >= high for low, high in pairwise(points)):
-        yield f"split_points: expected layers in ascending order, each once, got {list(points)}"
-    if stages is not None and stages != len(points) + 1:
-        yield (
-            f"split_points: {stages} stages have {stages - 1}, got {len(points)}; use "
-            f"stages = {len(points) + 1} or remove it"
-        )
 
 
 def _stream_faults(request: TrialRequest, micro_batches: int, counts: NodeCounts) -> Iterator[str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.node.signals import Channel
-from paceline.training.devices import CPU, CopyQueue
+from paceline.training.devices import CPU, InputMover
 
 if TYPE_CHECKING:
     from paceline.node.shared_node import SharedNode
@@ -33,7 +33,7 @@ class Link:
         self._slots = slots
         self._activation = activation
         self._device = device
-        self._copies = None if device.type == "cpu" else CopyQueue(device)
+        self._mover = InputMover(device)
 
     def begin(self) -> None:
         """Wait until the receiver has released the previous step."""
@@ -52,8 +52,7 @@ class Link:
     def received(self, index: int, samples: int) -> Tensor:
         """Return the message: on the CPU in the memory where it arrived, else a copy on the
         device."""
-        arrived = self._view(index, samples)
-        return arrived if self._copies is None else self._copies.copy(arrived)
+        return self._mover.move_pinned(self._view(index, samples))
 
     def placeholder(self) -> Tensor:
         """Return zeros like the message of one sample."""

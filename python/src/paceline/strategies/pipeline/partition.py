@@ -384,7 +384,7 @@ def partition_model(
     task: Task,
     layers: Layers,
     trial: Trial,
-    world: NodeShare | None,
+    world: NodeShare,
     device: torch.device = CPU,
 ) -> Partition:
     """Split `layers` as `trial` requests. With balance "time" it is collective: rank 0 measures
@@ -409,9 +409,9 @@ def partition_model(
 
 
 def _by_time(
-    task: Task, layers: Layers, trial: Trial, world: NodeShare | None, device: torch.device
+    task: Task, layers: Layers, trial: Trial, world: NodeShare, device: torch.device
 ) -> list[int]:
-    if world is not None and world.local_rank != 0:
+    if world.local_rank != 0:
         found: list[int] = json.loads(world.lookup("split_points", trial.limits.trial_s))
         return found
     settings = settings_of(trial)
@@ -430,6 +430,5 @@ def _by_time(
         legal_split_points(layers),
         profile.crossing_costs_s(len(layers)),
     )
-    if world is not None:
-        world.publish("split_points", json.dumps(split_points))
+    world.publish("split_points", json.dumps(split_points))
     return split_points

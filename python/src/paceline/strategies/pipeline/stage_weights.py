@@ -235,14 +235,12 @@ class ModelState:
     def __init__(self, shared: SharedNode, model: nn.Module, stage: Layers) -> None:
         """stage: the layers of this worker. Collective over the node."""
         buffers = persistent_buffers(model)
-        sizes = {name: whole_lines(b.nbytes) for name, b in buffers.items()}
-        memory = torch.from_numpy(shared.memory("buffers", max(1, sum(sizes.values()))))
-        self._buffers: dict[str, Tensor] = {}
-        start = 0
-        for name, buffer in buffers.items():
-            part = memory[start : start + buffer.nbytes]
-            self._buffers[name] = part.view(buffer.dtype).view(buffer.shape)
-            start += sizes[name]
+        sizes = [whole_lines(buffer.nbytes) for buffer in buffers.values()]
+        parts = torch.split(torch.from_numpy(shared.memory("buffers", sum(sizes))), sizes)
+        self._buffers = {
+            name: part[: buffer.nbytes].view(buffer.dtype).view(buffer.shape)
+            for part, (name, buffer) in zip(parts, buffers.items(), strict=True)
+        }
         names = {id(buffer): name for name, buffer in buffers.items()}
         self.own_buffers = {
             names[id(buffer)]: buffer

@@ -95,9 +95,7 @@ class PipelineStrategy(ShardedStrategy):
         self._description: StrategyResult = {**division.describe(layers, trial), **chosen}
         self._alone = trial.placement.replicas == 1
         self._replicate_group = ReplicateGroup.join(trial, context, peers)
-        node = peers.node("pipeline")
-        assert node is not None, "stages are ranks, and there are at least two"
-        shared = self._shared = SharedNode(node, trial.limits.collective_s)
+        shared = self._shared = SharedNode(peers.node("pipeline"), trial.limits.collective_s)
         self._everyone = shared.barrier(range(context.ranks_on_node))
         samples, slots = micro_batch_samples(trial), settings_of(trial).micro_batches
         links = open_split_points(shared, place, division.crossing, samples, slots, device)

@@ -238,9 +238,5 @@ def shared_floats(shared: SharedNode, name: str, elements: int) -> Tensor:
 
 def shared_arrays(shared: SharedNode, name: str, elements: Sequence[int]) -> list[Tensor]:
     """Return several arrays as `shared_floats` does, with one barrier."""
-    sizes = [4 * max(1, each) for each in elements]  # shared memory cannot have size 0
-    memories = shared.memories(name, sizes)
-    return [
-        torch.from_numpy(memory).view(torch.float32)[:size]
-        for memory, size in zip(memories, elements, strict=True)
-    ]
+    memories = shared.memories(name, [4 * each for each in elements])
+    return [torch.from_numpy(memory).view(torch.float32) for memory in memories]

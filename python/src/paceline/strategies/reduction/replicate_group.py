@@ -23,7 +23,7 @@ from paceline.records.communication import StrategyResult
 from paceline.training.strategy import RankGroups
 from paceline.transports.bucket_settings import gradient_options_of
 from paceline.transports.compression.bucket import FlatBucket, GradientSum, pack
-from paceline.transports.compression.choose import create_sum
+from paceline.transports.compression.sums import create_sum
 
 
 def group_by_local_rank(places: Mapping[int, tuple[int, int]]) -> list[list[int]]:
@@ -147,9 +147,7 @@ def all_reduce_tensors(tensors: Sequence[Tensor], group: dist.ProcessGroup | Non
 
 
 def _places(context: RankContext, peers: RankGroups, limit_s: float) -> dict[int, tuple[int, int]]:
-    world = peers.world("replicate groups")
-    if world is None:
-        return {context.rank: (context.node_index, context.local_rank)}
     own = f"{context.node_index} {context.local_rank}"
-    published = [place.split() for place in gather(world, own, limit_s)]
+    places = gather(peers.world("replicate groups"), own, limit_s)
+    published = [place.split() for place in places]
     return {rank: (int(node), int(local)) for rank, (node, local) in enumerate(published)}

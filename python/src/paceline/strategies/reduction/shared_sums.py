@@ -37,11 +37,9 @@ class SharedGradients:
     ) -> None:
         """memory: float32, shape (elements_needed(…),)."""
         self._layout = layout
-        self._places: dict[ParameterShard, Tensor] = {}
-        position = 0
-        for shard in _shards_of_others(shards_by_worker, worker):
-            self._places[shard] = memory[position : position + shard.elements]
-            position += shard.elements
+        others = list(_shards_of_others(shards_by_worker, worker))
+        parts = torch.split(memory, [shard.elements for shard in others])
+        self._places = dict(zip(others, parts, strict=True))
         self._owned = {shard.name for shard in shards_by_worker[worker]}
         self._is_complete = True
 

@@ -180,9 +180,6 @@ class FullyShardedStrategy(LocalStrategy):
     def describe(self) -> StrategyResult:
         return {"unit_bytes": self._unit_bytes, **self._scale.describe()}
 
-    def close(self, *, failed: bool) -> None:
-        """Do nothing: the process group belongs to the transport."""
-
 
 def _check(task: Task, model: nn.Module) -> None:
     """Raise UsageError for what cannot be sharded; make parameters contiguous."""

@@ -1,4 +1,7 @@
-"""Sums of buckets: uncompressed, compressed beside the backward pass, and limited in number."""
+"""Sums of buckets: uncompressed, compressed beside the backward pass, and limited in number.
+
+`create_sum` returns the one that a trial asks for.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.plan.trial import Trial
 from paceline.records.communication import CompressionResult, StrategyResult
+from paceline.spec.extensions import COMPRESSIONS, load_object
 from paceline.training.devices import module_of
+from paceline.transports.bucket_settings import CompressionSettings, gradient_options_of
 from paceline.transports.compression.bucket import (
     Bucket,
     Compressor,
@@ -168,3 +174,31 @@ class CompressedSum:
             buffer.record_stream(self._stream)
             summed.set_result(buffer)
         return summed
+
+
+def create_sum(trial: Trial, group: dist.ProcessGroup | None = None) -> GradientSum:
+    """Return the sum over the ranks of `group`, or over all; the process group must be open."""
+    options = gradient_options_of(trial)
+    found: GradientSum
+    if options.compression is None:
+        found = PlainSum(group)
+    else:
+        compressor = create_compressor(options.compression, trial.training.seed, group)
+        found = CompressedSum(
+            compressor,
+            ranks=dist.get_world_size(group),
+            rank=dist.get_rank(),
+            limit_s=trial.limits.collective_s,
+        )
+    if options.buckets_in_flight is not None:
+        found = InFlight(found, options.buckets_in_flight)
+    return found
+
+
+def create_compressor(
+    settings: CompressionSettings, seed: int, group: dist.ProcessGroup | None = None
+) -> Compressor:
+    """Return the method's compressor. seed: for what is drawn at random."""
+    create = load_object(COMPRESSIONS.get(settings.method).implementation)
+    compressor: Compressor = create(settings.numbers, seed, group)
+    return compressor

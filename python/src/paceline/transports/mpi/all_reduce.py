@@ -23,7 +23,7 @@ from paceline.transports.mpi.descriptor import Algorithm
 from paceline.transports.mpi.message_collectives import MessageCollectives, Traffic
 from paceline.transports.mpi.polling import complete
 from paceline.transports.mpi.world import RankNames
-from paceline.transports.shared_memory import HostGroup, SharedSegments, shares
+from paceline.transports.shared_memory import HostGroup, Leaders, open_host_group
 
 # MPI's own all-reduce is not a candidate: it spins on cores that are busy (with two ranks on each
 # core 25 MB took 12 s instead of 0.4 s) and cannot be given up. The papers' two are too slow.
@@ -148,8 +148,7 @@ class AllReduce:
         if algorithm in {"auto", "hierarchical"} and levels and self._share_memory(store):
             if hosts == 1:
                 return "shared"
-            segments = self._host_group.segments if self._host_group is not None else None
-            self._hierarchy = Hierarchy(self._comm, self._hosts, segments, self._limit_s)
+            self._hierarchy = Hierarchy(self._comm, self._hosts, self._host_group, self._limit_s)
         if algorithm == "hierarchical" and self._hierarchy is None:
             algorithm = "auto"
         if algorithm not in {"native", "hierarchical"}:
@@ -158,24 +157,16 @@ class AllReduce:
         return algorithm
 
     def _share_memory(self, store: Store) -> bool:
-        """Return whether the ranks of every host share memory; across containers, for example, they
-        do not."""
-        own = self._hosts[self._rank]
-        members = [rank for rank, host in enumerate(self._hosts) if host == own]
+        """Return whether the ranks of every host share memory."""
         try:
-            if len(members) > 1:
-                self._host_group = HostGroup(
-                    "MPI", members, self._rank, self._names.world_ranks, store, self._limit_s
-                )
+            self._host_group = open_host_group(
+                "MPI", self._hosts, self._rank, self._names.world_ranks, store, self._limit_s,
+                self._comm.allgather,
+            )  # fmt: skip
         except EnvironmentLacks as error:
             self._reason_not_shared = str(error)
-        reasons = [reason for reason in self._comm.allgather(self._reason_not_shared) if reason]
-        if reasons:
-            self._reason_not_shared = reasons[0]
-            if self._host_group is not None:
-                self._host_group.close()
-                self._host_group = None
-        return not reasons
+            return False
+        return True
 
     def _carry_out(self, algorithm: str, buffer: NDArray[Any], ufunc: np.ufunc) -> Traffic | None:
         """Run one all-reduce and return what this rank sent, or None if that is not counted."""
@@ -238,30 +229,22 @@ _SHORT_BYTES = 64 * 2**10
 class Hierarchy:
     """All-reduce among ranks on several hosts, each with one or more ranks.
 
-    Each host has as many leaders as the smallest host has ranks. Each leader reduces its part of
-    the message for its host, exchanges it with the leaders of the other hosts that have the same
-    part, and shares the result on its host. Each of H hosts sends 2 (H-1)/H n elements (ring; for
-    two hosts the same by recursive doubling), independent of the number of its ranks.
+    The leaders of hosts exchange messages: in a ring, which sends the least, or, what is the same
+    between two hosts, by recursive doubling.
     """
 
     def __init__(
-        self,
-        comm: MPI.Intracomm,
-        hosts: Sequence[int],
-        segments: SharedSegments | None,
-        limit_s: float,
+        self, comm: MPI.Intracomm, hosts: Sequence[int], group: HostGroup | None, limit_s: float
     ) -> None:
         """Construct; collective. hosts: for each rank a number that is the same for all ranks of a
-        host. segments: shared memory of this host's ranks; None for a single rank."""
-        members = [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
-        self._local_rank = members.index(comm.rank)
-        self._segments = segments
+        host. group: ranks of this host; None for a single rank."""
+        self._leaders = leaders = Leaders(hosts, comm.rank)
+        self._group = group
         self._hosts = len(set(hosts))
-        self._leaders = min(list(hosts).count(host) for host in hosts)
-        carries = self._local_rank < self._leaders
-        self._leader_comm = comm.Split(self._local_rank if carries else MPI.UNDEFINED, comm.rank)
-        self._messages = None
-        if carries:
+        color = leaders.local_rank if leaders.include_this_rank else MPI.UNDEFINED
+        self._leader_comm = comm.Split(color, comm.rank)
+        self._messages: MessageCollectives | None = None
+        if leaders.include_this_rank:
             names = RankNames.gather(self._leader_comm, limit_s)
             self._messages = MessageCollectives(self._leader_comm, names, limit_s)
 
@@ -270,18 +253,14 @@ class Hierarchy:
 
         Return the traffic that this rank sent to other hosts.
         """
-        traffic = Traffic()
-        parts = shares(buffer, self._leaders)
-        if self._segments is not None:
-            self._segments.reduce_scatter(parts, ufunc)
-        if self._messages is not None:
-            own = parts[self._local_rank]
-            short = own.nbytes <= _SHORT_BYTES
-            algorithm = "recursive-doubling" if short else between_hosts(self._hosts)
-            traffic = self._messages.allreduce(own, ufunc, algorithm)
-        if self._segments is not None:
-            self._segments.all_gather(parts)
-        return traffic
+        sent = self._leaders.allreduce(buffer, ufunc, self._group, self._exchange)
+        return sent or Traffic()
+
+    def _exchange(self, part: NDArray[Any], ufunc: np.ufunc) -> Traffic:
+        assert self._messages is not None, "this rank is a leader"
+        is_short = part.nbytes <= _SHORT_BYTES
+        algorithm = "recursive-doubling" if is_short else between_hosts(self._hosts)
+        return self._messages.allreduce(part, ufunc, algorithm)
 
     def close(self) -> None:
         """Free the communicator; collective."""

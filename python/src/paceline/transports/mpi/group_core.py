@@ -28,8 +28,7 @@ from paceline.transports.mpi.descriptor import Algorithm
 from paceline.transports.mpi.point_to_point import Messenger, MpiMessage
 from paceline.transports.mpi.polling import limit_end_after_failure
 from paceline.transports.mpi.world import RankNames
-from paceline.transports.profile_events import begin_profile_event
-from paceline.transports.recorder import begin_operation, payload_bytes
+from paceline.transports.recorder import begin_operation, begin_profile_event, payload_bytes
 from paceline.transports.work import CoalescedWork, PendingWork, ProgressThread
 
 BACKEND = "mpi4py"

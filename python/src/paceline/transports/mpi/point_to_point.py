@@ -12,7 +12,7 @@ from typing import Any
 from mpi4py import MPI
 
 from paceline.errors import RankFailed
-from paceline.transports.base import timed_out
+from paceline.transports import timed_out
 from paceline.transports.mpi.polling import note_failure, poll_until
 from paceline.transports.work import PendingWork
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from paceline.transports.base import timed_out
+from paceline.transports import timed_out
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,17 +35,12 @@ _LARGE_PART = 0.25  # of the messages that were in flight
 _abandoned: list[MPI.Request] = []
 
 
-def poll(request: MPI.Request, limit_s: float, longest_sleep_s: float = _LONGEST_SLEEP_S) -> bool:
-    """Wait for `request` without spinning. Return False if it is not complete within `limit_s`."""
-    return poll_until(request.Test, limit_s, longest_sleep_s)
-
-
 def complete(request: MPI.Request, operation: str, world_rank: int, limit_s: float) -> None:
     """Wait for `request` without spinning. Raises TimedOut if it is not complete within `limit_s`.
 
     operation, world_rank: for the message.
     """
-    if not poll(request, limit_s):
+    if not poll_until(request.Test, limit_s):
         _abandoned.append(request)
         raise timed_out(f"MPI {operation}", world_rank, limit_s)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.transports.buffers import concatenated
 from paceline.transports.mpi.all_reduce import CollectiveStatistics, combined_statistics
-from paceline.transports.mpi.buffers import message_of
+from paceline.transports.mpi.collectives import message_of
 from paceline.transports.mpi.group_core import BACKEND, GroupCore
 from paceline.transports.mpi.point_to_point import MpiMessage
 from paceline.transports.reductions import reduce_tensors, reduction_of

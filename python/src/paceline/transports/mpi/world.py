@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from paceline.errors import TimedOut
 from paceline.host.machine import host_name
-from paceline.transports.mpi.polling import complete, poll
+from paceline.transports.mpi.polling import complete, poll_until
 
 _POLL_S = 0.02
 _Value = TypeVar("_Value")
@@ -47,7 +47,7 @@ class World:
     def wait_for_all(self, limit_s: float) -> None:
         """Wait for all ranks, because a trial ends with its last rank. Raises TimedOut after
         `limit_s`."""
-        if not poll(self._comm.Ibarrier(), limit_s, longest_sleep_s=_POLL_S):
+        if not poll_until(self._comm.Ibarrier().Test, limit_s, longest_sleep_s=_POLL_S):
             raise TimedOut(f"rank {self.rank} waited {limit_s:g} s for the other ranks to finish")
 
     def abort(self, exit_code: int) -> None:
