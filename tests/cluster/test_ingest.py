@@ -31,7 +31,7 @@ from paceline.data.manifest import DatasetManifest
 from paceline.data.reading import FeedOptions, open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.data.synth import image_bytes, synthesise
-from paceline.errors import DataError, UsageError
+from paceline.errors import DataError, ExitCode, UsageError
 from paceline.host.spark import find_java, find_spark, homes
 from paceline.plan.sample_order import SampleOrder
 
@@ -309,6 +309,41 @@ ingest(Path(sys.argv[1]), sys.argv[2], progress=look)
 print(*sorted(found))
 print(len(me.children(recursive=True)), "children")
 print("handler of SIGINT unchanged:", signal.getsignal(signal.SIGINT) is interrupt)
+"""
+
+
+@pytest.mark.parametrize("to", ["process", "group", "JVM first"])
+def test_a_signal_ends_it_with_one_line_and_nothing_is_left(
+    tiny: Path, tmp_path: Path, to: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SIGNALLED)
+    ended = run_command([sys.executable, script, to, tiny, tmp_path / "out"], 120)
+    assert ended.returncode == ExitCode.TERMINATED
+    assert ended.stderr.splitlines()[1:] == ["paceline: ended by SIGTERM"]
+    assert list(tmp_path.iterdir()) == [script]
+
+
+SIGNALLED = """\
+import os, signal, sys
+from pyspark import SparkContext
+from paceline.cli import data, main
+
+ingest = data.ingest
+
+def signalled(*places, progress, **options):
+    def report(done, total):
+        if sys.argv[1] == "JVM first":
+            os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
+        if sys.argv[1] == "group":
+            os.killpg(0, signal.SIGTERM)
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+    return ingest(*places, progress=report, **options)
+
+data.ingest = signalled
+os.setsid()
+sys.exit(main(["data", "ingest", *sys.argv[2:]]))
 """
 
 

@@ -7,6 +7,7 @@ fault by themselves, within twice the limit of a collective, and name the lost r
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ import pytest
 from tests.cluster.trainings import PROGRAMS, Shares, Training, job_arguments, training
 from tests.support.forking import ForkServer, fork_server
 
+from paceline.host.processes import send
 from paceline.lab import INTERFACE, Lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
@@ -159,3 +161,19 @@ def test_frozen_rank_is_named_by_its_peer(
         if transport == "mpi":  # mpirun then ends the other
             running.wait_for_launchers()
             assert running.names_on(0) | running.names_on(1) == set()
+
+
+@pytest.mark.parametrize("lost", ["rank", "host"])
+def test_rank_that_is_killed_under_mpirun_is_named_and_not_its_peer(
+    lost: str, under_way: Start
+) -> None:
+    """Open MPI ends the other rank as soon as the connection closes, which mpirun may see first."""
+    with under_way("mpi") as running:
+        pid = running.status(1)["pid"]
+        send([pid] if lost == "rank" else running.programs_on(1), signal.SIGKILL)
+        running.wait_for_launchers()
+        outcome = running.outcome
+        name = running.lab.hosts[1].name
+        assert (outcome["status"], outcome["failed_rank"]) == ("failed", 1), outcome["message"]
+        words = "was killed or crashed" if lost == "rank" else "wrote no error; .* was lost"
+        assert re.search(rf"rank 1 of 2 \(host {name}, pid {pid}\) {words}", outcome["message"])

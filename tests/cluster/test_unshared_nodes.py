@@ -217,19 +217,21 @@ def test_nothing_is_left_on_the_node_or_at_the_place(site: Site, good: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("transport", "fault", "message"),
     [
-        ("error", "failed: ValueError: planted on this host"),
-        ("killed", "was killed or crashed: it wrote no error"),
+        ("gloo", "error", "failed: ValueError: planted on this host"),
+        ("gloo", "killed", "was killed or crashed: it wrote no error"),
+        ("mpi", "killed", "was killed or crashed: it wrote no error"),
     ],
 )
 def test_failure_of_a_rank_on_the_node_is_explained(
-    site: Site, tiny_dataset: Path, fault: str, message: str
+    site: Site, tiny_dataset: Path, transport: str, fault: str, message: str
 ) -> None:
     host = site.lab.hosts[1].name
     options = f'host = "{host}", fault = "{fault}"'
     ended = site.run(
-        spec_of(tiny_dataset, f'{MPI}transport = "gloo"\n', 6, options), site.url(fault)
+        spec_of(tiny_dataset, f'{MPI}transport = "{transport}"\n', 6, options),
+        site.url(f"{fault}-{transport}"),
     )
     run = copied_run(site, ended)
     outcome = outcome_of(run)

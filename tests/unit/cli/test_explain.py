@@ -56,6 +56,7 @@ def test_two_trials_of_one_configuration(run_dir: Path, output: Any) -> None:
         (["--pair", "*", "*.mpi.*"], "it matches"),
         (["--pair", "*.spark.*", "*.mpi.*"], "no configuration matches"),
         (["--only", "*.spark.*"], "no configuration matches"),
+        (["*.mpi.*"], "To explain only some configurations of RUN_DIR, use --only '*.mpi.*'."),
         (["--only", "*", "--pair", "a", "b"], "expected one of them"),
     ],
 )

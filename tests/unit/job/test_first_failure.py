@@ -19,6 +19,7 @@ def status(rank, state, error=None, *, secondary=False):
 
 
 RUNNING = [status(0, "running"), status(1, "running")]
+ON_TWO_HOSTS = [running_rank(rank, host="ab"[rank // 2]) for rank in range(4)]
 LOST_PEER = status(0, "failed", "PeerLost: x", secondary=True)
 BAD_DATA = status(1, "failed", "DataError: x")
 TOO_LATE = status(0, "failed", "TimedOut: x")
@@ -49,6 +50,11 @@ ENDED_BY_YARN = status(1, "failed", TERMINATED, secondary=True)
         ([TOO_LATE, status(1, "running")], {"named": 1}, 1),
         ([TOO_LATE, BAD_DATA], {}, 1),
         ([status(1, "running")], {"named": 0, "dead": (1,)}, 0),
+        (ON_TWO_HOSTS, {"named": 0, "dead": (0, 1), "without_peer": 0}, 2),
+        (ON_TWO_HOSTS, {"named": 0, "dead": (1,), "without_peer": 0}, 2),
+        (ON_TWO_HOSTS, {"named": 1, "dead": (0, 1), "without_peer": 0}, 1),
+        (ON_TWO_HOSTS, {"dead": (1,), "without_peer": 2}, 1),
+        (ON_TWO_HOSTS[:2], {"named": 0, "dead": (0, 1), "without_peer": 0}, None),
     ],
 )
 def test_first_failure(statuses, hints, rank):

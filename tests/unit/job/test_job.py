@@ -216,6 +216,15 @@ def test_rank_that_may_be_alone_is_let_be(world_size, planned, environment):
     check_not_alone(world_size, planned, environment)
 
 
-def test_records_at_a_url_are_refused(parse):
-    with pytest.raises(UsageError, match="hdfs://h:8020/run: expected a folder that all ranks see"):
-        parse("--out", "hdfs://h:8020/run")
+def test_records_at_a_url_are_refused_with_the_command_that_can_write_them(parse, tmp_path):
+    url = "hdfs://h:8020/run"
+    expected = f"--out {url}: expected a folder that all nodes see"
+    with pytest.raises(UsageError, match=expected) as caught:
+        parse("--only", "*.gloo.*", "--set", "seed=4", "--out", url)
+    command = f"paceline run {tmp_path}/spec.toml --only {OVER_GLOO} --set seed=4 --out {url}"
+    assert str(caught.value).endswith(f": {command}")
+
+
+def test_trial_at_a_url_is_refused_with_its_configuration(parse, trial_file):
+    with pytest.raises(UsageError, match=rf": paceline run SPEC --only {OVER_GLOO} --out s3://b/r"):
+        parse("--trial", trial_file, "--out", "s3://b/r")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.support.rows import running_rank
 from tests.support.running import running
+from tests.support.waiting import wait_for
 
 from paceline.job.stacks import (
     Frame,
@@ -137,3 +139,21 @@ def test_ranks_that_are_done_are_not_asked(sleeping):
     assert time.monotonic() - began_s < 60
     assert own.stacks.read_text() == ""
     assert read_stacks(sleeping) == []
+
+
+def test_ranks_of_other_hosts_are_asked_through_their_sidecar(sleeping):
+    write_json(sleeping.rank(0).status, running_rank(0, host="elsewhere"))
+    request_stacks(sleeping, elsewhere=True)  # there is no sidecar
+    write_json(sleeping.host("elsewhere").sidecar, {"ended": None})
+    request_stacks(sleeping)
+    assert not sleeping.stacks_request.exists()
+
+    def answer():
+        wait_for(sleeping.stacks_request.exists, 10, "a request")
+        sleeping.rank(0).stacks.write_text("answered")
+
+    with ThreadPoolExecutor() as threads:
+        answered = threads.submit(answer)
+        request_stacks(sleeping, elsewhere=True)
+        assert sleeping.rank(0).stacks.read_text() == "answered"
+        answered.result()

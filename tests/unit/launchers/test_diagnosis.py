@@ -9,6 +9,32 @@ from paceline.launchers.diagnosis import diagnose, log_tail
 from paceline.launchers.supervise import Ended
 
 PEER = "PeerLost: connection closed by peer"
+SOCKET_CLOSED = """\
+[a:00000] *** An error occurred in Socket closed
+[a:00000] *** reported by process [3137732609,0]
+[a:00000] *** on a NULL communicator
+[a:00000] *** Unknown error
+[a:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
+[a:00000] ***    and MPI will try to terminate your MPI job as well)
+prterun has exited due to process rank 0 with PID 0 on node a calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+"""
+LOST_DAEMON = """\
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-a-17229@0,0] on node a
+  Remote daemon: [prterun-a-17229@0,1] on node b
+"""
+LOST_SHELL = """\
+A daemon failed to report back after being spawned. This could
+be due to several factors, including inability to find the
+daemon executable.
+
+  Local host:    a
+  Remote host:   b
+  Daemon exit status: 0
+"""
 
 
 def ended(exit_status=5, **changes) -> Ended:
@@ -66,6 +92,42 @@ def test_rank_killed_without_a_word_is_named(outcome_of, write_status, files):
     assert "  | line 30" in outcome.message
     assert "line 29" not in outcome.message
     assert str(files.rank(1).log) in outcome.message
+
+
+def test_killed_rank_is_named_although_mpi_ended_its_peer_first(outcome_of, write_status):
+    write_status(0, "running", host="a")
+    write_status(1, "running", host="b", pid=4711)
+    outcome = outcome_of(ended(14, dead_ranks=(0,)), log=SOCKET_CLOSED)
+    assert (outcome.exit_code, outcome.failed_rank) == (5, 1)
+    assert "rank 1 of 2 (host b, pid 4711) was killed or crashed" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("log", "name", "ranks", "dead"),
+    [
+        (LOST_DAEMON, "b", " (1)", (0,)),
+        (LOST_DAEMON.replace("on node b", "on node 10.0.0.2"), "10.0.0.2", "", ()),
+        (LOST_SHELL, "b", " (1)", (0,)),
+    ],
+    ids=["name", "address", "shell"],
+)
+def test_host_that_mpirun_lost_is_named_with_its_ranks(
+    log, name, ranks, dead, outcome_of, write_status
+):
+    write_status(0, "failed", TERMINATED, secondary=True, host="a")
+    write_status(1, "running", host="b.cluster", pid=4711)
+    outcome = outcome_of(ended(0, dead_ranks=dead), log=log)
+    assert (outcome.exit_code, outcome.failed_rank) == (5, 1)
+    said = f"wrote no error; the launcher says: MPI's daemon on host {name} was lost, and its ranks"
+    assert f"{said}{ranks} with it" in outcome.message
+
+
+def test_own_error_outweighs_a_host_that_mpirun_lost_for_it(outcome_of, write_status):
+    write_status(0, "failed", "DataError: photo 3 is damaged", host="a")
+    write_status(1, "running", host="b")
+    outcome = outcome_of(ended(4), log=LOST_DAEMON)
+    assert (outcome.exit_code, outcome.failed_rank) == (4, 0)
+    assert "failed: DataError: photo 3 is damaged" in outcome.message
 
 
 def test_rank_seen_dying_is_named_where_the_log_is_silent(outcome_of, write_status):

@@ -12,6 +12,7 @@ import pytest
 from tests.support.running import running
 from tests.support.waiting import wait_for
 
+from paceline.errors import PacelineWarning
 from paceline.host.machine import host_name
 from paceline.host.processes import is_alive
 from paceline.launchers import supervise as module
@@ -177,16 +178,38 @@ def test_rank_that_does_not_start_in_time_ends_the_launcher(files, write_status)
     assert not ended.timed_out
 
 
-def test_launcher_that_does_not_end_after_its_ranks_are_done_is_ended(
-    files, write_status, monkeypatch
-):
+STUCK = """
+import dataclasses, sys, time
+from pathlib import Path
+from paceline.host.machine import host_name
+from paceline.host.processes import Process
+from paceline.job.stacks import answer_requests
+from paceline.records.files import write_json
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import RankStatus
+
+def destructor():
+    time.sleep(300)
+
+own = TrialFiles(Path(sys.argv[1])).rank(0)
+answer_requests(own)
+process = dataclasses.asdict(Process.current())
+status = RankStatus(
+    rank=0, host=host_name(), process_started_unix_s=0.0, state="done", **process
+)
+write_json(own.status, status)
+destructor()
+"""
+
+
+def test_launcher_that_does_not_end_after_its_ranks_are_done_is_ended(files, monkeypatch):
     monkeypatch.setattr(module, "_EXIT_S", 0.2)
-    for rank in range(2):
-        write_status(rank, "done")
-    ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
+    with pytest.warns(PacelineWarning, match=r"all ranks are done, .* to .*/ranks/\*/stacks.txt"):
+        ended = supervise(python(STUCK, files.root), files, limit_s=60)
     assert ended.stuck_at_exit
     assert not ended.timed_out
     assert ended.exit_status == -signal.SIGTERM
+    assert "in destructor" in files.rank(0).stacks.read_text()
 
 
 def test_step_of_the_wall_clock_is_no_death(files, write_status, monkeypatch):

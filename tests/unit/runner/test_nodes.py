@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ from paceline.runner import nodes
 from paceline.runner.nodes import collect, published
 from paceline.spec.tables import CheckpointSettings
 
+# The package exports the function under the name of the module.
+run_trial_module = importlib.import_module("paceline.runner.run_trial")
 HOST = "b"
 
 
@@ -146,6 +149,28 @@ def test_node_that_sends_nothing_is_named_and_others_are_kept(
     assert message is not None
     assert message.startswith("host lost has sent no records within 0.1 s")
     assert [status.rank for status in read_statuses(job.files)] == [1]
+
+
+def test_signal_in_a_trial_lets_it_fetch_what_nodes_have_sent(
+    job: Job, place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        remote_folder(place.host("lost")).make()
+        own, delivery = on_node(job, place)
+        write_status(own.files, 1, "done")
+        delivery.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_trial_module, "published", lambda *_: place)
+    monkeypatch.setattr(run_trial_module, "supervise", interrupted)
+    monkeypatch.setattr(nodes, "_AFTER_SIGNAL_S", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        run_trial_module.run_trial(job.trial, job.files)
+    assert [status.rank for status in read_statuses(job.files)] == [1]
+    said = capsys.readouterr().err
+    assert f"fetching the records of other nodes from {place.url}, for 0.1 s" in said
+    assert "host lost has sent no records within 0.1 s of the end" in said
+    assert "what comes later stays there" in said
 
 
 def test_other_ranks_of_the_node_use_the_folder_of_the_first(job: Job, place: Place) -> None:

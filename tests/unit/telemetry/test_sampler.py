@@ -6,12 +6,15 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.support.rows import STEP, write_status
+from tests.support.running import running
+from tests.support.waiting import wait_for
 from tests.unit.telemetry.fake_processes import Table
 
 from paceline.records.files import JsonlWriter
@@ -25,6 +28,12 @@ from paceline.telemetry.request import SidecarRequest
 from paceline.telemetry.sampler import Sampler
 
 HOST = "node-1"
+ANSWERING = """
+import faulthandler, signal, sys, time
+faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "a"))
+print("ready", flush=True)
+time.sleep(60)  # the test ends it
+"""
 
 
 class Clock:
@@ -195,3 +204,31 @@ def test_host_alone_counts_as_alive(tmp_path: Path) -> None:
     alone = SidecarRequest(run="r", trace=tmp_path / "trace.jsonl")
     with closing(Sampler(alone, HOST)) as sampler:
         assert sampler.any_alive()
+
+
+def test_each_request_for_stacks_is_passed_on_once(
+    clock: Clock, table: Table, tmp_path: Path
+) -> None:
+    table.add(10, 1)
+    files = TrialFiles(tmp_path / "trial")
+    stacks = files.rank(0).stacks
+    stacks.parent.mkdir(parents=True)
+
+    def seen(count: int) -> bool:
+        return stacks.read_text().count("most recent call first") == count
+
+    with (
+        running(ANSWERING, stacks) as process,
+        closing(Sampler(request(tmp_path), HOST)) as sampler,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        write_status(files, 0, host=HOST, pid=process.pid)
+        sampler.tick()
+        for number in (1, 2):
+            files.stacks_request.touch()
+            for _ in range(2):
+                clock.now_s += 1
+                sampler.tick()
+            wait_for(partial(seen, number), 10, "a stack")
+        assert seen(2)

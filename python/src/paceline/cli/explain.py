@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -34,9 +35,22 @@ from paceline.runner.verification import LIMIT_S, verify_run
 Pair = tuple[str, str]
 
 
+def _second_run(value: str | Path) -> Path:
+    """Return a run directory. Raises click.BadParameter, also about a pattern of configurations."""
+    try:
+        return existing_run(value)
+    except click.BadParameter as error:
+        if "/" in str(value):
+            raise
+        raise click.BadParameter(
+            f"{error.message} To explain only some configurations of RUN_DIR, use --only "
+            f"{shlex.quote(str(value))}."
+        ) from None
+
+
 @click.command("explain")
 @run_dir_argument
-@click.argument("second", metavar="[RUN_B]", type=existing_run, required=False)
+@click.argument("second", metavar="[RUN_B]", type=_second_run, required=False)
 @click.option(
     "--pair",
     nargs=2,

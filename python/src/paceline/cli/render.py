@@ -226,6 +226,11 @@ def _settings_of_qsub(
     help="Taint of nodes that may be used.",
 )
 @click.option("--queue", metavar="NAME", help="Queue of Kueue.")
+@click.option(
+    "--gpu-resource",
+    metavar="NAME",
+    help="Name of a GPU in the cluster, such as nvidia.com/gpu; each rank gets one.",
+)
 def kubernetes(
     spec: str,
     out: Path | None,

@@ -23,10 +23,11 @@ def command(run_dir: Path, as_json: bool) -> int:
     """Show where the ranks of a running trial are.
 
     Also which operation they wait for, and who has not begun it. RUN_DIR: default: the newest run
-    in runs/. Ranks of other hosts show their last operations only.
+    in runs/. Ranks of other hosts answer through the sidecar there; without one they show their
+    last operations only.
     """
     files = _running(RunFiles(run_dir))
-    request_stacks(files)
+    request_stacks(files, elsewhere=True)
     stacks = read_stacks(files)
     if as_json:
         print_json({"trial": files.root.name, "ranks": stacks})

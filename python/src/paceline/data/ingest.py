@@ -89,7 +89,7 @@ def ingest(
     folder = scan(images_dir)
     if folder.others:
         warnings.warn(_left_out(folder), PacelineWarning, stacklevel=2)
-    with ExitStack() as stack:
+    with ExitStack() as last, ExitStack() as stack:
         if spark is None:
             spark = stack.enter_context(local_session(len(os.sched_getaffinity(0))))
         counter = stack.enter_context(reported(spark, 2 * len(folder.images), progress))
@@ -97,15 +97,13 @@ def ingest(
         target = Target(spark, out_dataset)
         good, skipped = _judge(folder, _examine(spark, folder, counter), on_bad_image)
         plan = plan_row_groups(folder, good, seed, row_group_rows)
-        try:
-            _write(spark, target.partial_url, folder, plan, counter)
-            manifest = _manifest(spark, target, folder, good, skipped, plan, seed)
-            target.write(_PETASTORM_NAME, _petastorm_metadata(manifest.files))
-            target.write_manifest(manifest.as_json())
-            target.commit()
-        except BaseException:
-            target.discard()
-            raise
+        # Last, because tasks of an own session write until it ends.
+        last.enter_context(target.discarded_on_failure())
+        _write(spark, target.partial_url, folder, plan, counter)
+        manifest = _manifest(spark, target, folder, good, skipped, plan, seed)
+        target.write(_PETASTORM_NAME, _petastorm_metadata(manifest.files))
+        target.write_manifest(manifest.as_json())
+        target.commit()
     return manifest
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from paceline.data.location import made_folder, not_empty, require_new
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-from paceline.host.processes import kill_until_gone, pids_with_variable
+from paceline.host.processes import kill_until_gone, pids_with_variable, send
 from paceline.host.spark import find_java_for_spark, find_spark, homes, use_python_of_spark
 from paceline.spec.values import local_path
 
@@ -61,7 +61,6 @@ def local_session(cores: int) -> Iterator[SparkSession]:
     warnings nor progress. Raises EnvironmentLacks if Java is missing or Spark does not start.
     """
     use_python_of_spark()
-    from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark import SparkContext  # noqa: PLC0415  (a second to import; ingest only)
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -93,17 +92,49 @@ def local_session(cores: int) -> Iterator[SparkSession]:
                     raise EnvironmentLacks(
                         f"Spark did not start (Java: {os.environ['JAVA_HOME']}): {error}"
                     ) from error
+            _silence_accumulators(session)
             yield session
+        except (KeyboardInterrupt, SystemExit):
+            _end_workers(SparkContext._gateway, scratch)  # noqa: SLF001
+            raise
         finally:
             gateway = SparkContext._gateway  # noqa: SLF001  (the only handle of the JVM)
             try:
-                # the JVM may have ended before, by a signal to the whole process group
-                with suppress(Py4JError, OSError):
-                    if session is not None:
-                        session.stop()
+                if session is not None:
+                    _stop(session)
             finally:
                 _end_jvm(gateway)
                 SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+
+
+def _silence_accumulators(session: SparkSession) -> None:
+    """Let PySpark's server of accumulators print no stack trace when the JVM ends before it."""
+    server = cast(Any, session.sparkContext)._accumulatorServer  # noqa: SLF001
+    server.handle_error = lambda *_: None
+
+
+def _stop(session: SparkSession) -> None:
+    """Stop the session, from another thread.
+
+    A signal may have left a call of this thread. The JVM would answer its next one after the end of
+    the Spark job.
+    """
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+
+    def stop() -> None:
+        # the JVM may have ended before, by a signal to the whole process group
+        with suppress(Py4JError, OSError):
+            session.stop()
+
+    thread = threading.Thread(target=stop, name="paceline-spark-stop", daemon=True)
+    thread.start()
+    thread.join(_JVM_END_S)
+
+
+def _end_workers(gateway: Any, scratch: str) -> None:
+    """Kill the Python workers, which would print stack traces when the JVM leaves them."""
+    jvm = set() if gateway is None or gateway.proc is None else {gateway.proc.pid}
+    send(pids_with_variable("SPARK_CONF_DIR", scratch) - jvm, signal.SIGKILL)
 
 
 def counted(counter: Any, items: Iterable[T]) -> Iterator[T]:
@@ -302,7 +333,17 @@ class Target:
         if not self._files.rename(self._partial, self._final):
             raise DataError(f"{self.partial_url}: cannot be renamed to {self._final}")
 
-    def discard(self) -> None:
+    @contextmanager
+    def discarded_on_failure(self) -> Iterator[None]:
+        """Remove the temporary data set if the block fails."""
+        try:
+            yield
+        except BaseException:
+            with spark_failures():
+                self._discard()
+            raise
+
+    def _discard(self) -> None:
         """Remove the temporary data set if it exists."""
         if self._folder is None:
             self._files.delete(self._partial, True)

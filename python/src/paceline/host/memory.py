@@ -29,8 +29,11 @@ class ProcessMemory:
 def own_memory(proc: Path = Path("/proc/self")) -> ProcessMemory:
     """Return the memory of this process.
 
-    Only the peak of the whole resident memory is known. Files and shared memory are taken to have
-    been mapped at that time as they are now.
+    The kernel keeps only the peak of the whole resident memory (VmHWM). Files and shared memory are
+    taken to have been mapped at that time as they are now. Call it right after the last step, while
+    all that the steps share is mapped: then it is exact if the peak was in a step. Shared memory
+    that was freed before the first step, as that of the first weights, counts as private if the
+    peak was at that time. In training the weights are resident, too, so this is rare.
     """
     status = _fields(proc / "status")
     shared = _fields(proc / "smaps_rollup").get("Pss_Shmem", 0)

@@ -26,6 +26,8 @@ from paceline.host import cleaner, exec_guarded
 
 # The supervisor sets it for the launcher; everything that the launcher starts here inherits it.
 TOKEN_VARIABLE = "PACELINE_TRIAL_TOKEN"  # noqa: S105  (marks processes, gives no access)
+# A rank answers it with the stacks of its threads.
+STACKS_SIGNAL = signal.SIGUSR2
 
 PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -35,18 +35,29 @@ class FirstFailure:
         """The rank was ended from outside. Its launcher may know why."""
         return self.error == TERMINATED
 
+    @property
+    def is_unexplained(self) -> bool:
+        """The rank did not write why it failed: it was killed, or ended from outside."""
+        return self.error is None or self.was_asked_to_end
+
     def end(self, otherwise: str) -> RankEnd:
         """Return the end of the trial; `otherwise` is the reason if the rank wrote none."""
         return RankEnd(rank=self.rank or 0, error=self.error or f"RankFailed: {otherwise}")
 
 
 def first_failure(
-    statuses: Sequence[RankStatus], *, named: int | None = None, dead: Collection[int] = ()
+    statuses: Sequence[RankStatus],
+    *,
+    named: int | None = None,
+    dead: Collection[int] = (),
+    without_peer: int | None = None,
 ) -> FirstFailure:
     """Return the rank that failed first.
 
     named: rank that the launcher's own messages name. dead: ranks whose process ended without a
-    reason. In order of weight:
+    reason. without_peer: the first rank that was ended because it had lost its connection to a rank
+    of another host. So ranks of its own host that wrote no error are not the first, unless the
+    launcher names one. In order of weight:
 
     1. a rank that wrote an error of its own: its peers may have been killed because of it;
     2. a rank that is known to have died, unless the launcher names one that never began;
@@ -57,8 +68,22 @@ def first_failure(
     A rank whose only error is that a peer left is never the first. One that was asked to end may
     be: inside Spark, mpirun asks its ranks to end when the task that started it has died.
     """
-    rank = _first_rank(statuses, named, dead)
+    excused = _excused(statuses, named, without_peer)
+    rank = _first_rank(
+        [s for s in statuses if s.rank not in excused],
+        None if named in excused else named,
+        [rank for rank in dead if rank not in excused],
+    )
     return FirstFailure(rank=rank, status=next((s for s in statuses if s.rank == rank), None))
+
+
+def _excused(
+    statuses: Sequence[RankStatus], named: int | None, without_peer: int | None
+) -> set[int]:
+    """Return the ranks without an error that are on the host of `without_peer`."""
+    hosts = {s.host for s in statuses if s.rank == without_peer}
+    there = {s.rank for s in statuses if s.host in hosts and s.state == "running"}
+    return there if named == without_peer else there - {named}
 
 
 def _first_rank(

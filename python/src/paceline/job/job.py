@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class JobArguments(argparse.Namespace):
     only: str | None
     settings: list[str]
     repeat: int | None
-    out: Path | None
+    out: str | None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,15 +58,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}; see --help")
-
-
-def _folder(text: str) -> Path:
-    if "://" in text:
-        raise argparse.ArgumentTypeError(
-            f"{text}: expected a folder that all ranks see; `paceline run --out URL` copies a run "
-            "to HDFS or an object store at its end"
-        )
-    return Path(text)
 
 
 def parse_arguments(prog: str, words: Sequence[str] | None = None) -> JobArguments:
@@ -87,7 +79,7 @@ def parse_arguments(prog: str, words: Sequence[str] | None = None) -> JobArgumen
         help="change a key of the spec; may be repeated")  # fmt: skip
     add("--trial", type=Path, metavar="TRIAL_JSON", help="a planned trial in place of SPEC")
     add("--repeat", type=int, metavar="N", help="number of this repeat, from 0")
-    add("--out", type=_folder, metavar="RUN_DIR", help="the job keeps its records there")
+    add("--out", metavar="RUN_DIR", help="the job keeps its records there")
     return parser.parse_args(words, namespace=JobArguments())
 
 
@@ -109,7 +101,7 @@ def job_of(arguments: JobArguments, launcher: str) -> Job:
         return _planned_job(arguments, arguments.trial.resolve(), launcher)
     if arguments.out is None:
         raise UsageError("expected --out RUN_DIR for the records of the trial; see --help")
-    return _kept_in(arguments.out, _trial_of_spec(arguments, launcher))
+    return _kept_job(arguments, arguments.out, _trial_of_spec(arguments, launcher))
 
 
 def _planned_job(arguments: JobArguments, path: Path, launcher: str) -> Job:
@@ -134,11 +126,22 @@ def _planned_job(arguments: JobArguments, path: Path, launcher: str) -> Job:
     if arguments.repeat is not None:  # the seed is already that of the trial
         name = trial_name(trial.configuration, arguments.repeat)
         trial = trial.model_copy(update={"repeat": arguments.repeat, "id": name})
-    return _kept_in(arguments.out, trial)
+    return _kept_job(arguments, arguments.out, trial)
 
 
-def _kept_in(out: Path, trial: Trial) -> Job:
-    run = RunFiles(out.resolve())
+def _kept_job(arguments: JobArguments, out: str, trial: Trial) -> Job:
+    """Return the job that keeps its records in a folder. Raises UsageError for a URL."""
+    if "://" in out:
+        changes = [word for setting in arguments.settings for word in ("--set", setting)]
+        spec = arguments.spec or "SPEC"
+        words = ["paceline", "run", spec, "--only", trial.configuration, *changes, "--out", out]
+        raise UsageError(
+            f"--out {out}: expected a folder that all nodes see, because after a failure no "
+            "process of this job is left to fetch the records of other nodes. Without one, let "
+            "Paceline start the ranks, from one node of the cluster or of the scheduler's job: "
+            f"{shlex.join(words)}"
+        )
+    run = RunFiles(Path(out).resolve())
     return Job(trial=trial, files=run.trial(trial.id), run=run)
 
 

@@ -1,8 +1,8 @@
 """Stacks of ranks: where each one is, and which operation it waits for.
 
 Every rank writes the Python stacks of all its threads when it gets SIGUSR2. The handler is in C, so
-it works while the rank waits in a library, and also while it holds Python's lock. The ranks of this
-host are asked; those of other hosts are known by their last operations only.
+it works while the rank waits in a library, and also while it holds Python's lock. Ranks of other
+hosts get the signal from the sidecar there, which sees the request in a file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
-import signal
 import sys
 import sysconfig
 import time
@@ -20,14 +19,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.errors import DataError
 from paceline.host.machine import host_name
-from paceline.host.processes import send, wait_until
+from paceline.host.processes import STACKS_SIGNAL, send, wait_until
 from paceline.records.documents import read_statuses
-from paceline.records.layout import RankFiles, TrialFiles
+from paceline.records.files import read_json
+from paceline.records.layout import HostFiles, RankFiles, TrialFiles
 from paceline.records.pending import LastOperation, last_operations
 
-_SIGNAL = signal.SIGUSR2
 _WRITTEN_S = 2.0  # a busy host may take a second to run the handler
+_PASSED_ON_S = 2.0  # sidecars look for a request once a second
 _THREAD = re.compile(r"^(?:Current thread|Thread|Error) [^\n]*:\n", re.MULTILINE)
 _ERROR = "Error (most recent call first):\n"
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -71,20 +72,39 @@ def answer_requests(files: RankFiles) -> None:
     files.stacks.parent.mkdir(parents=True, exist_ok=True)
     files.stacks.write_text("")
     file = files.stacks.open("a")  # faulthandler keeps it open; `write_error` adds to it, too
-    faulthandler.register(_SIGNAL, file=file, all_threads=True, chain=False)
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
 
 
-def request_stacks(files: TrialFiles) -> None:
-    """Let all other ranks of this host that still run write their stacks; wait a moment."""
-    pids, waited = [], []
-    for status in read_statuses(files):
-        own = files.rank(status.rank).stacks
-        here = status.state == "running" and status.host == host_name()
-        if here and status.pid != os.getpid() and status.is_alive() and own.exists():
-            pids.append(status.pid)
-            waited.append((own, own.stat().st_size))
-    send(pids, _SIGNAL)
-    wait_until(lambda: all(path.stat().st_size > size for path, size in waited), _WRITTEN_S)
+def request_stacks(files: TrialFiles, *, of_done: bool = False, elsewhere: bool = False) -> None:
+    """Let all other ranks of this host that still run write their stacks; wait a moment.
+
+    of_done: instead of them, those that are done but whose process has not ended. elsewhere: also
+    running ranks of other hosts that have a sidecar.
+    """
+    wanted = "done" if of_done else "running"
+    asked = [
+        status
+        for status in read_statuses(files)
+        if status.state == wanted and files.rank(status.rank).stacks.exists()
+    ]
+    here = [s for s in asked if s.host == host_name() and s.pid != os.getpid() and s.is_alive()]
+    far = [s for s in asked if elsewhere and s.host != host_name()]
+    far = [s for s in far if _has_sidecar(files.host(s.host))]
+    paths = [files.rank(status.rank).stacks for status in [*here, *far]]
+    sizes = {path: path.stat().st_size for path in paths}
+    send([status.pid for status in here], STACKS_SIGNAL)
+    if far:
+        with suppress(OSError):  # the run directory of another user
+            files.stacks_request.touch()
+    limit_s = _WRITTEN_S + (_PASSED_ON_S if far else 0.0)
+    wait_until(lambda: all(path.stat().st_size > size for path, size in sizes.items()), limit_s)
+
+
+def _has_sidecar(host: HostFiles) -> bool:
+    try:
+        return read_json(host.sidecar).get("ended") is None
+    except DataError:
+        return False
 
 
 def write_error(files: RankFiles, error: BaseException) -> None:

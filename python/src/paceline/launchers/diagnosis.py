@@ -19,6 +19,7 @@ from paceline.job.first_failure import FirstFailure, first_failure, outcome_stat
 from paceline.job.messages import RANK_FAILED_LINE
 from paceline.job.stacks import read_stacks, stacks_sentence
 from paceline.launchers.base import Launcher
+from paceline.launchers.mpi_messages import lost_host, rank_without_peer
 from paceline.launchers.supervise import Ended
 from paceline.plan.trial import Trial
 from paceline.records.documents import exit_code_of, read_statuses
@@ -48,8 +49,7 @@ def diagnose(trial: Trial, files: TrialFiles, ended: Ended, launcher: Launcher) 
         return _outcome(trial, ended, ExitCode.OK, None, None)
     failure = FirstFailure(rank=None)
     if not ended.timed_out and not ended.missing_ranks:
-        named = launcher.failed_rank(_log_text(files.launcher_log))
-        failure = first_failure(statuses, named=named, dead=ended.dead_ranks)
+        failure = _first_failure(files, ended, launcher, statuses)
     message = _message(trial, files, ended, failure, statuses)
     return _outcome(trial, ended, _exit_code(ended, failure), failure.rank, message)
 
@@ -67,6 +67,25 @@ def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
     except FileNotFoundError:
         return []
     return [line for line in text.rstrip().splitlines() if not _FRAME.match(line)][-lines:]
+
+
+def _first_failure(
+    files: TrialFiles, ended: Ended, launcher: Launcher, statuses: list[RankStatus]
+) -> FirstFailure:
+    """Return the rank that failed first. Ranks of a lost host can write nothing."""
+    text = _log_text(files.launcher_log)
+    failure = first_failure(
+        statuses,
+        named=launcher.failed_rank(text),
+        dead=ended.dead_ranks,
+        without_peer=rank_without_peer(text),
+    )
+    lost = lost_host(text, statuses)
+    if lost is None or not lost.ranks or not failure.is_unexplained:
+        return failure
+    return FirstFailure(
+        rank=lost.ranks[0], status=next(s for s in statuses if s.rank == lost.ranks[0])
+    )
 
 
 def _all_done(trial: Trial, statuses: list[RankStatus]) -> bool:
@@ -94,7 +113,7 @@ def _message(
     log = files.launcher_log
     if failure.status is not None and log_tail(files.rank(failure.status.rank).log):
         log = files.rank(failure.status.rank).log
-    reported = _reported_by_launcher(files, failure, ended)
+    reported = _reported_by_launcher(files, failure, ended, statuses)
     if ended.timed_out:
         what = _late_text(trial, statuses)
     elif ended.missing_ranks:
@@ -131,7 +150,7 @@ def _what_happened(
         why = f"; the launcher {how}" if reported is None else f": {reported}"
         return f"{name} failed before it could write a status{why}"
     where = f"{name} (host {status.host}, pid {status.pid})"
-    if reported is not None and (failure.error is None or failure.was_asked_to_end):
+    if reported is not None and failure.is_unexplained:
         what = "wrote no error" if failure.error is None else "was asked to end"
         return f"{where} {what}; the launcher says: {reported}"
     if failure.error is not None:
@@ -154,13 +173,20 @@ def missing_ranks_text(missing: Sequence[int], limit_s: float) -> str:
     return f"rank(s) {names} did not start within {limit_s:g} s (limits.rendezvous_s)"
 
 
-def _reported_by_launcher(files: TrialFiles, failure: FirstFailure, ended: Ended) -> str | None:
-    """Return the reason that the job script printed for the rank; without one, or for a rank that
-    was refused before it began, the last error."""
+def _reported_by_launcher(
+    files: TrialFiles, failure: FirstFailure, ended: Ended, statuses: list[RankStatus]
+) -> str | None:
+    """Return the reason that the job script printed for the rank, or that its host was lost.
+
+    Without one, or for a rank that was refused before it began, return the last error.
+    """
     text = _log_text(files.launcher_log)
     for found in RANK_FAILED_LINE.finditer(text):
         if failure.rank == int(found.group(1)):
             return found.group(2)
+    lost = lost_host(text, statuses)
+    if lost is not None and (failure.rank in lost.ranks or not lost.ranks):
+        return lost.sentence
     is_own = ended.exit_status in SPECIFIC_ERRORS
     if failure.rank is not None and not (is_own and failure.status is None):
         return None

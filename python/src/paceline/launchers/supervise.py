@@ -15,11 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.errors import PacelineWarning
 from paceline.host import cleaner
 from paceline.host.machine import host_name
 from paceline.host.processes import (
@@ -122,8 +124,11 @@ def supervise(  # noqa: PLR0913  (launchers differ in their limits)
                 exit_limit_s=_EXIT_S + unseen_s,
             )
             ended_unix_s = time.time()
-            if not watched.ended_by_itself:
-                request_stacks(files)
+            if watched.stuck_at_exit:
+                request_stacks(files, of_done=True)
+                _warn_of_exit(files)
+            elif not watched.ended_by_itself:
+                request_stacks(files, elsewhere=True)
         except (KeyboardInterrupt, SystemExit):
             on_interrupted()
             raise
@@ -135,6 +140,16 @@ def supervise(  # noqa: PLR0913  (launchers differ in their limits)
         launched_unix_s=launched_unix_s,
         ended_unix_s=ended_unix_s if watched.ended_by_itself else time.time(),
         left_behind=tuple(sorted(left_behind)),
+    )
+
+
+def _warn_of_exit(files: TrialFiles) -> None:
+    warnings.warn(
+        f"trial {files.root.name}: all ranks are done, but the launcher did not end and was ended; "
+        "ranks of this host whose process had not ended have written where they were to "
+        f"{files.root / 'ranks'}/*/{files.rank(0).stacks.name}",
+        PacelineWarning,
+        stacklevel=2,
     )
 
 

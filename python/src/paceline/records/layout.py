@@ -80,6 +80,7 @@ class TrialFiles:
     launcher_log = _File("launcher.log")
     outcome = _File("outcome.json")
     failures = _File("failures.jsonl")  # after which the trial was started again
+    stacks_request = _File("stacks.request")  # changed when hosts shall ask their ranks for stacks
     injected = _File("injected.jsonl")  # failures that the run itself has caused
     result = _File("result.json")
     equivalence = _File("equivalence.json")  # result of the comparison with the baseline

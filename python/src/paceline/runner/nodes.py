@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.data.remote_folder import remote_folder, url_below
 from paceline.errors import EnvironmentLacks, PacelineWarning
+from paceline.host.messages import say
 from paceline.host.processes import wait_until
 from paceline.job.place import Place
 from paceline.job.unshared import needs_run_directory
@@ -20,6 +21,8 @@ from paceline.records.layout import RunFiles, TrialFiles
 from paceline.spec.extensions import LAUNCHERS
 
 _DELIVERY_S = 120.0  # after the end of the launcher, when most of it is done
+# Slurm and Kubernetes end a job 30 s after SIGTERM by default; before, its ranks have to end.
+_AFTER_SIGNAL_S = 15.0
 _POLL_S = 1.0
 
 
@@ -72,6 +75,24 @@ def collect(place: Place, files: TrialFiles) -> str | None:
 
     Return a message about the nodes whose records are missing.
     """
+    return _collect(place, files, _DELIVERY_S)
+
+
+def collect_after_signal(place: Place, files: TrialFiles) -> None:
+    """Copy the records that nodes have sent, or send soon, and say so."""
+    say(
+        f"fetching the records of other nodes from {place.url}, for {_AFTER_SIGNAL_S:g} s; another "
+        "signal ends this at once"
+    )
+    missing = _collect(place, files, _AFTER_SIGNAL_S)
+    say(
+        f"what other nodes have sent is in {files.root}"
+        if missing is None
+        else f"{missing}; what comes later stays there"
+    )
+
+
+def _collect(place: Place, files: TrialFiles, limit_s: float) -> str | None:
     try:
         hosts = remote_folder(place.hosts).names()
         missing = set(hosts)
@@ -81,7 +102,7 @@ def collect(place: Place, files: TrialFiles) -> str | None:
             missing.difference_update(host for host in names if "done" in names[host])
             return not missing
 
-        wait_until(all_sent, _DELIVERY_S, _POLL_S)
+        wait_until(all_sent, limit_s, _POLL_S)
         for host in sorted(hosts - missing):
             _fetch(place.host(host, "files"), files.root)
     except EnvironmentLacks as error:
@@ -89,7 +110,7 @@ def collect(place: Place, files: TrialFiles) -> str | None:
     if not missing:
         return None
     return (
-        f"host {', '.join(sorted(missing))} has sent no records within {_DELIVERY_S:g} s of the "
+        f"host {', '.join(sorted(missing))} has sent no records within {limit_s:g} s of the "
         f"end: it was killed, or does not reach {place.url} any more"
     )
 

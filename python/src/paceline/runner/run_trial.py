@@ -25,7 +25,7 @@ from paceline.records.files import read_json, write_json, write_text
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import FailureRow, Outcome
 from paceline.runner.failure_injection import failing
-from paceline.runner.nodes import collect, published
+from paceline.runner.nodes import collect, collect_after_signal, published
 from paceline.runner.planning import Progress
 from paceline.spec.extensions import LAUNCHERS
 from paceline.telemetry import SidecarHandle
@@ -111,6 +111,10 @@ def _run_attempt(
             on_started=lambda pid: sidecars.extend(watch(trial, files, host_name(), (pid,))),
             on_interrupted=lambda: trial.checkpoint and write_last_checkpoint(files),
         )
+    except (KeyboardInterrupt, SystemExit):
+        if place is not None:
+            collect_after_signal(place, files)
+        raise
     finally:
         for sidecar in sidecars:
             sidecar.stop()

@@ -13,7 +13,7 @@ import psutil
 
 from paceline.errors import DataError
 from paceline.host.cgroups import read_limits
-from paceline.host.processes import Process, boot_id
+from paceline.host.processes import STACKS_SIGNAL, Process, boot_id, send
 from paceline.records.files import JsonlWriter, fields_of, read_json, typed
 from paceline.records.layout import HostFiles, TrialFiles
 from paceline.records.metrics import METRICS, SLOW_S
@@ -105,6 +105,7 @@ class Sampler:
             self._finder = RankFinder(request.trial_root, host)
             self._tail = TrainingTail(self._finder.files, request.replicas)
         self._training: dict[int, Row] = {}
+        self._answered_ns: int | None = None  # time of the last request for stacks
         self._last_read_s: dict[str, float] = {}
         self._samples = 0
         # A step of the wall clock must not change the order of the samples.
@@ -190,8 +191,22 @@ class Sampler:
             return
         statuses = self._finder.statuses()
         self._tree.set_ranks(running_processes(statuses))
+        self._pass_on_request(self._finder.files, statuses)
         progress = self._tail.read(statuses, to_the_end=to_the_end)
         self._training = {rank: each.row() for rank, each in progress.items()}
+
+    def _pass_on_request(self, files: TrialFiles, statuses: Mapping[int, RankStatus]) -> None:
+        """Let running ranks write their stacks if another host has asked for them."""
+        try:
+            asked_ns = files.stacks_request.stat().st_mtime_ns
+        except OSError:
+            return  # nobody has asked
+        if asked_ns == self._answered_ns:
+            return
+        self._answered_ns = asked_ns
+        # Without the file, the rank does not handle the signal yet.
+        ready = [s for rank, s in statuses.items() if files.rank(rank).stacks.exists()]
+        send([s.pid for s in ready if s.state == "running" and s.is_alive()], STACKS_SIGNAL)
 
     def _header(self) -> dict[str, Any]:
         """Return the first line of the trace: facts that do not change."""

@@ -277,3 +277,25 @@ targets_dir = "/shared/targets"
     assert set(left_out.values()) == {
         "pods see only /shared, not [telemetry] bearer_token_file = '/etc/token'"
     }
+
+
+def test_each_rank_gets_a_gpu_under_the_name_of_the_cluster() -> None:
+    trials = [trial.model_copy(update={"device": "cuda"}) for trial in planned()]
+    left_out = render_kubernetes(trials, _SETTINGS).left_out
+    assert len(left_out) == 4
+    assert all("add --gpu-resource" in reason for reason in left_out.values())
+    settings = dataclasses.replace(_SETTINGS, gpu_resource="nvidia.com/gpu")
+    found: dict[str, list[str | None]] = {}
+    for text in render_kubernetes(trials, settings).files.values():
+        _, each, *_ = yaml.safe_load_all(text)
+        check(each)
+        spec = each["spec"]
+        if each["kind"] == "SparkApplication":
+            assert spec["executor"]["gpu"] == {"name": "nvidia.com/gpu", "quantity": 1}
+            continue
+        replicas = spec.get("mpiReplicaSpecs", {"only": spec}).values()
+        containers = [replica["template"]["spec"]["containers"][0] for replica in replicas]
+        resources = [container["resources"]["limits"] for container in containers]
+        found[str(each["metadata"]["name"])] = [each.get("nvidia.com/gpu") for each in resources]
+    # MPIJob: the launcher has no ranks, a worker has three
+    assert sorted(found.values(), key=str) == [["1"], ["2"], [None, "3"]]

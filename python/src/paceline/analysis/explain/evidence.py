@@ -71,18 +71,24 @@ ALL_FIGURES = (*FIGURES, OTHERS)
 FIGURES_BY_NAME = {figure.name: figure for figure in ALL_FIGURES}
 HOST_CORES = "host_cores"  # cores of a host, to which percentages refer
 HARDWARE_COUNTERS = "not available: the sidecar records no hardware counters (perf_event_open)"
+_LEAST = 1e-4  # of its unit; less is a rounding of the computation, as 1.8e-12 % of idle time
 
 
 def amount(value: float | None, unit: str) -> str:
-    """Format a figure with its unit, with three significant digits."""
+    """Format a figure with its unit, with three significant digits and without an exponent."""
     if value is None:
         return "not measured"
     if unit == "bytes/s":
-        return f"{value / 1e6:.3g} MB/s"
+        return f"{_digits(value / 1e6)} MB/s"
     if unit == "s":
-        return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
-    digits = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return f"{digits} {unit}".rstrip()
+        return f"{_digits(value)} s" if value >= 1 else f"{_digits(1000 * value)} ms"
+    return f"{_digits(value)} {unit}".rstrip()
+
+
+def _digits(value: float) -> str:
+    if abs(value) < _LEAST:
+        return "0"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def trial_evidence(record: TrialRecord) -> Values:

@@ -33,6 +33,7 @@ from paceline.launchers.schedulers.kubernetes import (
     JOBS,
     PYTHON,
     KubernetesSettings,
+    add_gpus,
     apart,
     apart_labels,
     job_arguments,
@@ -201,6 +202,7 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
         "worker", _IMAGE, _sshd(), trial, settings,
         ranks=place.ranks_per_node, cores=place.cores_per_node,
     )  # fmt: skip
+    add_gpus(worker, trial, settings)
     worker["metadata"] = {"labels": apart_labels(trial)}
     worker["spec"]["affinity"] = apart(trial)
     # The launcher waits for workers that are ready: those whose ssh server answers.

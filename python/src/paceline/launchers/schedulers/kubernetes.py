@@ -57,6 +57,7 @@ class KubernetesSettings:
     node_selector: Mapping[str, str] = field(default_factory=dict)  # labels of nodes
     tolerations: tuple[Mapping[str, str], ...] = ()  # as in a pod; `toleration` makes one
     queue: str | None = None  # of Kueue
+    gpu_resource: str | None = None  # name of a GPU in the cluster, such as nvidia.com/gpu
 
     def image(self, name: str) -> str:
         return f"{self.registry}{name}:{__version__}"
@@ -83,8 +84,11 @@ def _object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
     hook = LAUNCHERS.get(trial.launcher).render_kubernetes
     if hook is None:
         raise CannotRender(f'launcher "{trial.launcher}" cannot be started by Kubernetes')
-    if trial.device == "cuda":
-        raise CannotRender("the name of a cluster's GPU resource is not known")
+    if trial.device == "cuda" and settings.gpu_resource is None:
+        raise CannotRender(
+            'device "cuda" needs the name of a GPU in the cluster; add --gpu-resource, for example '
+            "nvidia.com/gpu"
+        )
     if trial.telemetry.enabled:
         paths = telemetry_paths(shipped_trial(trial, settings.places))
         hidden = [f"{k} = '{p}'" for k, p in paths.items() if not p.is_relative_to(MOUNT)]
@@ -207,6 +211,11 @@ def apart(trial: Trial) -> dict[str, Any]:
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
+def gpus_on_node(trial: Trial) -> int:
+    """Return the GPUs of a pod that has the ranks of a node: one for each rank."""
+    return trial.placement.ranks_per_node if trial.device == "cuda" else 0
+
+
 def volumes(trial: Trial, settings: KubernetesSettings) -> list[dict[str, Any]]:
     """Return the volumes: data sets and runs, the trial, and the memory that ranks share.
 
@@ -260,6 +269,13 @@ def pod(
     return {"spec": with_values(spec)}
 
 
+def add_gpus(template: dict[str, Any], trial: Trial, settings: KubernetesSettings) -> None:
+    """Let the pod of this template have a GPU for each rank of a node, if the trial uses them."""
+    if gpus_on_node(trial):
+        for amounts in template["spec"]["containers"][0]["resources"].values():
+            amounts[settings.gpu_resource] = str(gpus_on_node(trial))
+
+
 def single_pod_job(
     arguments: list[str], trial: Trial, settings: KubernetesSettings
 ) -> dict[str, Any]:
@@ -273,6 +289,7 @@ def single_pod_job(
         "trial", "paceline", command, trial, settings,
         ranks=place.ranks_per_node, cores=place.cores_per_node,
     )  # fmt: skip
+    add_gpus(template, trial, settings)
     template["spec"]["restartPolicy"] = "Never"
     return {
         "apiVersion": "batch/v1",

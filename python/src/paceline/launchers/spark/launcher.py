@@ -32,6 +32,7 @@ from paceline.launchers.schedulers.kubernetes import (
     apart,
     apart_labels,
     environment,
+    gpus_on_node,
     job_arguments,
     metadata,
     mounts,
@@ -233,6 +234,12 @@ def _of_each_pod(settings: KubernetesSettings) -> dict[str, Any]:
     )
 
 
+def _gpus(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
+    """Return the field `gpu` of the executors, if their ranks use GPUs."""
+    count = gpus_on_node(trial)
+    return {"gpu": {"name": settings.gpu_resource, "quantity": count}} if count else {}
+
+
 def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
     """Return a SparkApplication with one executor per node. Raises CannotRender."""
     if trial.transport == "mpi":
@@ -278,6 +285,7 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
                 "memoryOverhead": f"{settings.memory_mib(place.ranks_per_node)}m",
                 "labels": apart_labels(trial),
                 "affinity": apart(trial),
+                **_gpus(trial, settings),
                 **_of_each_pod(settings),
             },
         },

@@ -7,7 +7,6 @@ Python, and mpirun and its daemons then end their ranks.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -34,6 +33,7 @@ from paceline.launchers.mpi.implementations import (
 from paceline.launchers.mpi.launcher import failed_rank
 from paceline.launchers.mpi.rank import EnclosingJob
 from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
+from paceline.launchers.mpi_messages import lost_host, rank_without_peer
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
 from paceline.launchers.supervise import StartLimit, Watched, wait_for_end
 from paceline.plan.trial import Trial
@@ -48,8 +48,6 @@ _OUTPUT_END_S = 4.0
 _KEPT_LINES = 200
 _QUOTED_LINES = 8
 _OURS = "paceline: "
-# PRRTE's message when it has lost a daemon; mpirun itself then ends with status 0.
-_LOST_DAEMON = re.compile(r"Remote daemon:\s+\[\S+\] on node (\S+)")
 
 
 def mpirun_command(mpirun: Path, job: Job, nodes: Sequence[str], sequence: Path) -> list[str]:
@@ -215,9 +213,14 @@ def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Wa
     if exit_status == 0 and not open_ranks:
         return RankEnd(rank=0)
     text = "\n".join(output)
-    failure = first_failure(statuses, named=failed_rank(text), dead=watched.dead_ranks)
+    failure = first_failure(
+        statuses,
+        named=failed_rank(text),
+        dead=watched.dead_ranks,
+        without_peer=rank_without_peer(text),
+    )
     if failure.error is None:
-        end = _lost_host(text, statuses) or _refusal(exit_status, output, failure.rank)
+        end = _end_of_host(text, statuses) or _refusal(exit_status, output, failure.rank)
         if end is not None:
             return end
     if failure.status is not None:
@@ -229,19 +232,12 @@ def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Wa
     return failure.end(f"mpirun ended with {exit_status}: " + "\n".join(last))
 
 
-def _lost_host(output: str, statuses: Sequence[RankStatus]) -> RankEnd | None:
+def _end_of_host(output: str, statuses: Sequence[RankStatus]) -> RankEnd | None:
     """Return the end of a trial whose daemon on some host was lost; None if mpirun lost none."""
-    lost = _LOST_DAEMON.search(output)
+    lost = lost_host(output, statuses)
     if lost is None:
         return None
-    host = lost.group(1)
-    there = [s.rank for s in statuses if s.host.partition(".")[0] == host.partition(".")[0]]
-    listed = ", ".join(map(str, there)) or "none known"
-    error = RankFailed(
-        f"MPI's daemon on host {host} was lost, and its ranks ({listed}) with it: it was killed, "
-        "or the host cannot be reached any more"
-    )
-    return RankEnd.of(error, next(iter(there), 0))
+    return RankEnd.of(RankFailed(lost.sentence), next(iter(lost.ranks), 0))
 
 
 def _refusal(exit_status: int, output: Sequence[str], rank: int | None) -> RankEnd | None:

@@ -1,0 +1,59 @@
+"""Messages of Open MPI about lost ranks and hosts.
+
+Its ranks may run under several launchers, so the messages may be in every launcher's log. Their
+texts are in help-mpi-errors.txt of Open MPI 5 and help-errmgr-base.txt of PRRTE 3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.records.rows import RankStatus
+
+# Open MPI ends a rank at once when the connection to a rank of another host is closed. Later ranks
+# that say the same are only counted.
+_LOST_PEER = re.compile(r"An error occurred .*Socket closed\n.*reported by process \[\d+,(\d+)\]")
+# mpirun itself then ends with status 0. The second message appears if the remote shell of the
+# daemon ends first.
+_LOST_DAEMON = re.compile(
+    r"(?s)Remote daemon:\s+\[\S+\] on node (?P<lost>\S+)"
+    r"|A daemon failed to report back.*?Remote host:\s+(?P<left>\S+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LostHost:
+    """A host that mpirun has lost."""
+
+    name: str
+    ranks: tuple[int, ...]  # that ran there; none if mpirun has another name for it
+
+    @property
+    def sentence(self) -> str:
+        known = f" ({', '.join(map(str, self.ranks))})" if self.ranks else ""
+        return (
+            f"MPI's daemon on host {self.name} was lost, and its ranks{known} with it: it was "
+            "killed, or the host cannot be reached any more"
+        )
+
+
+def rank_without_peer(log_text: str) -> int | None:
+    """Return the rank that was the first to lose its connection to a rank of another host."""
+    found = _LOST_PEER.search(log_text)
+    return None if found is None else int(found.group(1))
+
+
+def lost_host(log_text: str, statuses: Sequence[RankStatus]) -> LostHost | None:
+    """Return the host whose daemon mpirun has lost; None if it lost none."""
+    found = _LOST_DAEMON.search(log_text)
+    if found is None:
+        return None
+    name = found["lost"] or found["left"]
+    ranks = (s.rank for s in statuses if _short(s.host) == _short(name))
+    return LostHost(name, tuple(ranks))
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]

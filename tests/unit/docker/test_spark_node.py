@@ -1,0 +1,50 @@
+"""What `docker/spark-node` starts, with stand-ins for Python and Java."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NODE = Path(__file__).parents[3] / "docker" / "spark-node"
+EXECUTOR = {
+    "SPARK_EXECUTOR_MEMORY": "1g", "SPARK_DRIVER_URL": "spark://d:1", "SPARK_EXECUTOR_ID": "7",
+    "SPARK_EXECUTOR_CORES": "2", "SPARK_APPLICATION_ID": "app", "SPARK_EXECUTOR_POD_IP": "10.0.0.7",
+    "SPARK_EXECUTOR_POD_NAME": "pod-7",
+}  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Return the folder that stands in for those of Spark and Java."""
+    programs = {"python": f"echo {tmp_path}", "java": 'printf "%s\\n" "$@"'}
+    (tmp_path / "bin").mkdir()
+    for name, line in programs.items():
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o755)
+    return tmp_path
+
+
+def classpath(home: Path, **variables: str) -> list[str]:
+    environment = {"PATH": f"{home}/bin:{os.environ['PATH']}", **EXECUTOR, **variables}
+    started = subprocess.run(
+        ["sh", NODE, "executor"], env=environment, capture_output=True, text=True, timeout=30,
+        check=True,
+    )  # fmt: skip
+    words = started.stdout.splitlines()
+    return words[words.index("-cp") + 1].split(":")
+
+
+def test_executor_has_the_jars_of_spark(home: Path) -> None:
+    assert classpath(home) == [f"{home}/jars/*"]
+
+
+def test_executor_has_settings_and_classes_of_the_site(home: Path) -> None:
+    found = classpath(
+        home, SPARK_CONF_DIR="/conf", HADOOP_CONF_DIR="/hadoop", SPARK_CLASSPATH="/mounted",
+        SPARK_EXTRA_CLASSPATH="/extra/*", SPARK_DIST_CLASSPATH="/dist/*",
+    )  # fmt: skip
+    assert found == ["/conf", "/hadoop", "/mounted", f"{home}/jars/*", "/extra/*", "/dist/*"]
