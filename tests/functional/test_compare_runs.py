@@ -57,12 +57,12 @@ def test_unknown_baseline_lists_the_names(paceline, small_run):
 
 
 def test_plan_shows_the_trials_of_a_changed_spec(paceline):
-    options = ["--only", "*.mpi.gloo.*", "--repeats", "2", "--set", "training.max_steps=5"]
+    options = ["--only", "*.mpi.gloo.*", "--repeats", "2", "--set", "training.max_steps=9"]
     shown = paceline.main("plan", "quickstart", *options, "--json")
     assert shown.returncode == 0, shown.stderr
     trials = json.loads(shown.stdout)["trials"]
     assert sorted(trial["launcher"] for trial in trials) == ["local", "local", "mpi", "mpi"]
-    assert {trial["training"]["max_steps"] for trial in trials} == {5}
+    assert {trial["training"]["max_steps"] for trial in trials} == {9}
     refused = paceline.main("plan", "quickstart", "--only", "mpi", "--repeats", "0")
     assert refused.returncode == 2
     assert "1 fault" in refused.stderr
