@@ -124,7 +124,7 @@ def check_records(out: Path, launcher: str) -> None:
     assert list(row_dicts(host.trace))
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi", "spark-rounds"])
+@pytest.mark.parametrize("transport", ["gloo", "spark-rounds"])
 def test_training_in_the_context_of_a_notebook(transport, dataset, run_by_hand, tmp_path):
     out = tmp_path / "run"
     words = task("spark", dataset, out, transport=transport)

@@ -7,7 +7,7 @@ import json
 import time
 
 import pytest
-from tests.functional.cli_runs import LIMIT_S, SMALL, slowed, trial
+from tests.functional.cli_runs import LIMIT_S, slowed, small, trial
 
 from paceline.host.processes import wait_until
 from paceline.records.layout import RunFiles, TrialFiles
@@ -24,7 +24,8 @@ def test_run_ends_well_after_a_step_of_the_clock(paceline, tmp_path, seconds, la
     step = tmp_path / "step"
     cli = slowed(paceline, 0.2)
     environment = {**cli.environment, "CLOCK_STEP": f"{seconds}:{step}"}
-    (tmp_path / "small.toml").write_text(SMALL + trial(launcher, "gloo"), "utf-8")
+    spec = small(image_size=64) + trial(launcher, "gloo")
+    (tmp_path / "small.toml").write_text(spec, "utf-8")
     command = dataclasses.replace(cli, environment=environment).start(
         "run", "small.toml", "--out", "run", log=tmp_path / "log.txt"
     )

@@ -6,12 +6,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 from tests.functional.cli_runs import small, trial
 from tests.support.commands import run_command
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.functional
 
@@ -108,26 +106,3 @@ def test_one_damaged_byte_of_a_data_set_ends_the_run_with_4(paceline, tiny_datas
     assert ended.returncode == 4, ended.stderr
     assert file.name in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_sidecar_by_hand_writes_a_trace_until_its_process_ends(paceline, tmp_path):
-    trace = tmp_path / "trace.jsonl"
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as watched:
-        sidecar = paceline.start(
-            *("sidecar", "--interval", "0.1", "--pid", str(watched.pid), "--out", trace),
-            log=tmp_path / "log.txt",
-        )
-        try:
-            wait_for(
-                lambda: trace.exists() and trace.read_bytes().count(b"\n") >= 3,
-                30, "rows", sidecar,
-            )  # fmt: skip
-            watched.communicate(b"\n", timeout=10)
-            assert sidecar.wait(timeout=30) == 0
-        finally:
-            if sidecar.poll() is None:
-                sidecar.kill()
-                sidecar.wait(timeout=10)
-    rows = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert rows[0]["cores"] == os.cpu_count()
-    assert rows[1]["run_processes"] == 1

@@ -50,12 +50,6 @@ def test_history_lists_the_runs_below_a_directory(paceline, small_run, tmp_path)
     assert (empty.returncode, "expected run directories" in empty.stderr) == (4, True)
 
 
-def test_unknown_baseline_lists_the_names(paceline, small_run):
-    refused = paceline.main("compare", small_run, "--baseline", "mpi")
-    assert refused.returncode == 2
-    assert "\n  - tiny.local.none.sequential" in refused.stderr
-
-
 def test_plan_shows_the_trials_of_a_changed_spec(paceline):
     options = ["--only", "*.mpi.gloo.*", "--repeats", "2", "--set", "training.max_steps=9"]
     shown = paceline.main("plan", "quickstart", *options, "--json")

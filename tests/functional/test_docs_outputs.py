@@ -44,7 +44,8 @@ _PART = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _SMALLER = {
-    r"^(repeats|epochs) = \d+": r"\1 = 2",
+    r"^repeats = \d+": "repeats = 1",
+    r"^epochs = \d+": "epochs = 2",
     r"^max_steps = \d+": "max_steps = 20",  # fewer give a warning
     r"at_least = [\d.]+": "at_least = 0",
     r"--images \d+": "--images 64",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.functional.cli_runs import cli_in, trial
+from tests.support.specs import spec_text
 
 from paceline.records.layout import TrialFiles
 from paceline.records.pending import last_operations
@@ -16,23 +17,13 @@ pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 HANGING = Path(__file__).parent / "programs/hanging.py"
 COLLECTIVE_S = 6
 EVIDENCE_S = 5  # from the limit to the stacks of all ranks on disk
-SPEC = f"""
-schema = 2
-name = "hangs"
-repeats = 1
-[telemetry]
-enabled = false
-[limits]
-trial_s = 120
-rendezvous_s = 40
-collective_s = {COLLECTIVE_S}
-[[workloads]]
-script = "{HANGING}"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-"""
-CASES = [("forward", "torchrun"), ("forward", "spark"), ("loader", "mpi"), ("branch", "torchrun")]
+SPEC = spec_text(
+    workload=f'script = "{HANGING}"',
+    tables="[telemetry]; enabled = false; [limits]; trial_s = 120; rendezvous_s = 40; "
+    f"collective_s = {COLLECTIVE_S}",
+    repeats=1,
+)
+CASES = [("forward", "spark"), ("loader", "mpi"), ("branch", "torchrun")]
 
 
 def line_of(where):

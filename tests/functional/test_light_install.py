@@ -81,6 +81,7 @@ def test_the_source_archive_installs_what_the_wheel_does(dist, tmp_path):
 
 def test_a_script_is_run_compared_and_reported_without_any_extra(python, cache, tmp_path):
     options = ("--max-steps", STEPS, "--repeats", 1, "--local-strategy", "processes")
+    options += ("--set", "telemetry.enabled=false")
     words = ("run", *options, "--out", "run", DDP, "--width", 32)
     finished = paceline(python, cache, tmp_path, *words)
     assert finished.returncode == 0, finished.stderr

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.functional.cli_runs import SMALL, THREADS, Cli, slowed
+from tests.functional.cli_runs import NO_SIDECAR, THREADS, Cli, slowed, small
 from tests.support.terminal import Program
 
 from paceline.errors import ExitCode
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 
-SPEC = SMALL + THREADS
+SPEC = small(image_size=64).replace(*NO_SIDECAR) + THREADS
 LIMIT_S = 120
 COLUMNS = 80
 

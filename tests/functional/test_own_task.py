@@ -11,42 +11,22 @@ from pathlib import Path
 
 import pytest
 from tests.functional.cli_runs import cli_in
+from tests.support.specs import spec_text
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own-task"
 STRATEGIES = {"sequential", "intraop", "threads", "processes", "pipeline", "hybrid"}
 
-GPT = """
-schema = 2
-name = "gpt"
-repeats = 1
-
-[training]
-max_steps = 60
-epochs = 2
-warmup_steps = 1
-held_out_samples = 16
-evaluate_every_steps = 20
-target = { metric = "loss", at_most = 2.95 }
-
-[telemetry]
-enabled = false
-
-[[workloads]]
-name = "gpt-small"
-options = { vocabulary = 32, length = 24, width = 32, blocks = 3 }
-
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-
-[[trials]]
-launcher = "local"
-local_strategy = "pipeline"
-stages = 2
-oversubscribe = true
-"""
+GPT = spec_text(
+    'launcher = "local"; local_strategy = "pipeline"; stages = 2; oversubscribe = true',
+    workload='name = "gpt-small"; '
+    "options = { vocabulary = 32, length = 24, width = 32, blocks = 3 }",
+    tables="[telemetry]; enabled = false; [training]; max_steps = 60; epochs = 2; "
+    "warmup_steps = 1; held_out_samples = 16; evaluate_every_steps = 20; "
+    'target = { metric = "loss", at_most = 2.95 }',
+    repeats=1,
+)
 
 
 def test_language_model_is_split_evaluated_and_equivalent(cache, tmp_path):

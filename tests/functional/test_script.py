@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from tests.functional.cli_runs import cli_in, trial
+from tests.support.specs import spec_text
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
@@ -39,17 +40,21 @@ def run(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("scripts")
     for name, text in SCRIPTS.items():
         (folder / f"{name}.py").write_text(text, "utf-8")
-    spec = (
-        'schema = 2\nname = "scripts"\nrepeats = 1\n'
-        "[telemetry]\nenabled = false\n"
-        "[limits]\ntrial_s = 120\nrendezvous_s = 40\ncollective_s = 20\n"
-        f"[[workloads]]\nscript = {json.dumps(str(DDP))}\nmax_steps = {STEPS}\n"
-        'arguments = ["--width", "32"]\nsamples_per_step = 64\nwarmup_steps = 2\n'
-        + "".join(f'[[workloads]]\nscript = "{name}.py"\nwarmup_steps = 1\n' for name in SCRIPTS)
-        + '[[trials]]\nlauncher = "local"\nlocal_strategy = "sequential"\n'
-        + trial("torchrun", "gloo", workloads=["ddp", "alone", "fails"])
-        + trial("mpi", "mpi", workloads=["ddp"])
+    workloads = [
+        (
+            f'script = "{DDP}"; max_steps = {STEPS}; arguments = ["--width", "32"]; '
+            "samples_per_step = 64; warmup_steps = 2"
+        ),
+        *(f'script = "{name}.py"; warmup_steps = 1' for name in SCRIPTS),
+    ]
+    spec = spec_text(
+        workload="; [[workloads]]; ".join(workloads),
+        tables="[telemetry]; enabled = false; [limits]; trial_s = 120; rendezvous_s = 40; "
+        "collective_s = 20",
+        repeats=1,
     )
+    spec += trial("torchrun", "gloo", workloads=["ddp", "alone", "fails"])
+    spec += trial("mpi", "mpi", workloads=["ddp"])
     (folder / "scripts.toml").write_text(spec, "utf-8")
     paceline = cli_in(cache, folder)
     finished = paceline("run", "scripts.toml", "--out", "run")

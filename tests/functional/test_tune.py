@@ -10,43 +10,35 @@ import pytest
 from tests.functional.cli_runs import cli_in
 from tests.support.documentation import ROOT
 from tests.support.outputs import WRITES, compare_outputs, without_places
+from tests.support.specs import spec_text
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
 PAGE = ROOT / "docs/how-to/tune.md"
 STEPS, REPEATS, SIZE = (20, 4, 64) if WRITES else (3, 1, 32)
-LIMITS = """
-[telemetry]
-enabled = false
-[limits]
-trial_s = 120
-rendezvous_s = 60
-collective_s = 60
-"""
-SPEC = f"""
-schema = 2
-name = "search"
-seed = 3
-repeats = 1
-[training]
-global_batch = 16
-image_size = {SIZE}
-[[workloads]]
-name = "tiny"
-samples = 48
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "mpi"
-local_strategy = "best"
-[tune]
-strategies = ["intraop", "processes"]
-steps = {STEPS}
-warmup_steps = 1
-repeats = {REPEATS}
-oversubscribe = true
-{LIMITS}"""
+
+
+def search_text(*trials, tune):
+    """Return the spec of a search; tune: further keys of [tune]."""
+    tables = (
+        f"[training]; global_batch = 16; image_size = {SIZE}; [telemetry]; enabled = false; "
+        "[limits]; trial_s = 120; rendezvous_s = 60; collective_s = 60; "
+        f"[tune]; steps = {STEPS}; warmup_steps = 1; repeats = {REPEATS}; {tune}"
+    )
+    workload = 'name = "tiny"; samples = 48'
+    return spec_text(*trials, workload=workload, tables=tables, name="search", seed=3, repeats=1)
+
+
+SPEC = search_text(
+    'launcher = "mpi"; local_strategy = "best"',
+    tune='strategies = ["intraop", "processes"]; oversubscribe = true',
+)
+SENDS = 'local_strategy = "processes"; ranks_per_node = 2; oversubscribe = true'
+COMM = search_text(
+    f'launcher = "mpi"; transport = "mpi"; {SENDS}',
+    f'launcher = "local"; {SENDS}',
+    tune="buckets_mb = [0.05]; buckets_in_flight = []; algorithms = []; mpi_parameters = []",
+)
 
 
 def tuned(folder, cache, what, text):
@@ -159,33 +151,6 @@ def test_search_without_time_says_how_to_go_on(paceline, tmp_path):
     assert result.returncode == 7
     assert "--resume" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-COMM = f"""
-{SPEC.partition("[[trials]]")[0]}
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "mpi"
-transport = "mpi"
-local_strategy = "processes"
-ranks_per_node = 2
-oversubscribe = true
-[[trials]]
-launcher = "local"
-local_strategy = "processes"
-ranks_per_node = 2
-oversubscribe = true
-[tune]
-steps = {STEPS}
-warmup_steps = 1
-repeats = {REPEATS}
-buckets_mb = [0.05]
-buckets_in_flight = []
-algorithms = []
-mpi_parameters = []
-{LIMITS}"""
 
 
 @pytest.fixture(scope="module")

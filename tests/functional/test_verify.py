@@ -15,9 +15,10 @@ DDP = Path(__file__).parents[2] / "examples/scripts/ddp.py"
 LAYOUTS = DDP.with_name("layouts.py")
 
 
-def verified(paceline, *words):
-    """Return the exit code and the layouts of one verification."""
-    finished = paceline("verify", "--json", "-q", "--out", "run", *words)
+def verified(paceline, *words, launcher="local"):
+    """Return the exit code and the layouts of one verification; `local` starts ranks at once."""
+    options = ("--json", "-q", "--out", "run", "--launcher", launcher)
+    finished = paceline("verify", *options, *words)
     assert finished.stdout, finished.stderr
     return finished.returncode, json.loads(finished.stdout)["layouts"]
 
@@ -45,7 +46,8 @@ def test_a_bug_is_found_beside_its_corrected_twin(paceline):
 
 def test_layouts_are_varied_by_an_option_of_the_script(paceline):
     names = ("ddp", "fsdp", "tp", "pipeline:4")
-    code, layouts = verified(paceline, "--vary", f"--layout={','.join(names)}", LAYOUTS)
+    vary = f"--layout={','.join(names)}"
+    code, layouts = verified(paceline, "--vary", vary, LAYOUTS, launcher="torchrun")
     results = {each["trial"]["arguments"][0]: each["finding"]["passed"] for each in layouts}
     assert results == {f"--layout={name}": True for name in names}, layouts
     assert code == 0

@@ -32,10 +32,3 @@ def test_a_run_is_followed_from_before_its_beginning_to_its_end(
     steps = [int(found[1]) for line in lines if (found := re.search(r"step (\d+)/20", line))]
     assert max(steps) > 0
     assert any("samples/s, loss" in line and "IOWait" in line for line in lines)
-
-
-def test_a_finished_run_is_shown_once_in_80_columns(paceline: Cli, small_run: Path) -> None:
-    shown = paceline.main("watch", small_run, "--once")
-    assert shown.returncode == 0, shown.stderr
-    assert "1 of 1 done" in shown.stdout
-    assert max(map(len, shown.stdout.splitlines())) <= 80

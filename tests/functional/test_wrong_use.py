@@ -20,20 +20,6 @@ def complaint(result, code):
     return result.stderr
 
 
-def test_unknown_experiment_lists_the_shipped(paceline):
-    message = complaint(paceline.main("run", "quickstrat"), 2)
-    assert "quickstart" in message
-    assert "lerat2022-distributed" in message
-
-
-def test_all_faults_of_a_spec_at_once(paceline, tmp_path):
-    spec = tmp_path / "bad.toml"
-    spec.write_text(SMALL.replace("seed", "sead") + trial("mpi", "mpi").replace("2", "0"))
-    message = complaint(paceline.main("run", spec), 2)
-    assert "sead" in message
-    assert "ranks_per_node" in message
-
-
 def test_missing_data_set_says_how_to_make_one(paceline, tmp_path):
     spec = tmp_path / "missing.toml"
     spec.write_text(small("nowhere"))

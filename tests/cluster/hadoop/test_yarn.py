@@ -113,9 +113,11 @@ def spec_text(data: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run with a trial under Spark."""
+    """A run with a trial under Spark, and its copy at a place that all nodes reach."""
 
     folder: Path
+    url: str
+    used: Path  # files of the Pythons that used the shipped environment
     application: str  # of the trial
 
     def trial_file(self, name: str) -> Path:
@@ -136,17 +138,32 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Run:
-    """Run a baseline and a trial on two nodes, with a shipped environment."""
+    """Run a baseline and a trial on two nodes, with a shipped environment. The second node does not
+    see the run directory."""
     folder = tmp_path_factory.mktemp("yarn")
-    spec, out = folder / "spec.toml", folder / "run"
+    spec = folder / "spec.toml"
     text = spec_text(tiny_dataset)
     text += f'[spark.conf]\n"spark.archives" = "{environment_archive(folder)}#environment"\n'
     text += '"spark.pyspark.python" = "./environment/bin/python"\n'
+    # Nodes of this YARN have no program `hadoop`, so its class in Spark's jars is used; and this
+    # YARN passes on fewer variables than others.
+    text += f'"spark.executorEnv.SPARK_HOME" = "{find_spark().path}"\n'
+    text += f'"spark.executorEnv.HADOOP_CONF_DIR" = "{hadoop.folder}/conf"\n'
     spec.write_text(text, "utf-8")
-    ended = hadoop.paceline(site, "run", spec, "--out", out)
-    logs = "\n".join(file.read_text() for file in out.glob("trials/*.spark.*/*.log"))
+    url = f"hdfs://{hadoop.lab.hosts[0].address}:9820/runs/unshared"
+    ended = hadoop.paceline(site, "run", spec, "--out", url)
+    logs = "\n".join(
+        file.read_text() for file in hadoop.folder.glob("runs/*/trials/*.spark.*/*.log")
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr + logs + hadoop.logs()
-    return Run(out, hadoop.last_application())
+    out = local_copy(hadoop, ended.stderr, url)
+    return Run(out, url, folder / "used", hadoop.last_application())
+
+
+def local_copy(hadoop: Hadoop, said: str, url: str) -> Path:
+    """Return where a run with a remote place is on the first host, by what its command said."""
+    [local] = re.findall(rf"the run is in (\S+) and in {url}$", said, re.MULTILINE)
+    return hadoop.folder / local
 
 
 def test_trials_on_two_nodes_are_equivalent(hadoop: Hadoop, run: Run) -> None:
@@ -156,6 +173,13 @@ def test_trials_on_two_nodes_are_equivalent(hadoop: Hadoop, run: Run) -> None:
         json.loads(run.trial_file(f"ranks/{rank}/environment.json").read_text()) for rank in (0, 1)
     ]
     assert {found["host"] for found in environments} == {host.name for host in hadoop.lab.hosts}
+    statuses = [json.loads(run.trial_file(f"ranks/{n}/status.json").read_text()) for n in (0, 1)]
+    assert [status["state"] for status in statuses] == ["done", "done"]
+
+
+def test_node_that_does_not_see_the_run_says_so(hadoop: Hadoop, run: Run) -> None:
+    said = "".join(hadoop.container_files(run.application, "stderr"))
+    assert f"host {hadoop.lab.hosts[1].name} does not see" in said
 
 
 def test_options_of_the_site_arrive_in_every_jvm(hadoop: Hadoop, run: Run) -> None:
@@ -170,7 +194,7 @@ def test_options_of_the_site_arrive_in_every_jvm(hadoop: Hadoop, run: Run) -> No
 
 
 def test_executors_use_the_shipped_environment(run: Run) -> None:
-    used = {file.name.rpartition("_")[0] for file in run.folder.with_name("used").iterdir()}
+    used = {file.name.rpartition("_")[0] for file in run.used.iterdir()}
     assert used == {run.application.replace("application", "container") + "_01"}
 
 
@@ -266,49 +290,31 @@ def ranks_on(run: Path, host: str) -> list[int]:
     return [s["rank"] for s in statuses if s["host"] == host] if len(steps) == 2 else []
 
 
-@pytest.mark.parametrize(("scheme", "port"), [("hdfs", 9820), ("webhdfs", 9870)])
-def test_run_is_copied_to_hdfs_and_fetched(
-    scheme: str, port: int, hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
+def test_run_on_both_nodes_is_fetched_from_hdfs(hadoop: Hadoop, site: Path, run: Run) -> None:
+    check_fetched(hadoop, site, run.url, run.folder)
+
+
+def test_run_is_copied_by_webhdfs_and_fetched(
+    hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
 ) -> None:
     spec = tmp_path / "spec.toml"
     spec.write_text(small(tiny_dataset, max_steps=6, image_size=32).replace(*NO_SIDECAR), "utf-8")
-    url = f"{scheme}://{hadoop.lab.hosts[0].address}:{port}/runs/{scheme}"
+    url = f"webhdfs://{hadoop.lab.hosts[0].address}:9870/runs/webhdfs"
     ended = hadoop.paceline(site, "run", spec, "--out", url)
     assert ended.returncode == 0, ended.stderr
-    [local] = re.findall(rf"the run is in (\S+) and in {url}$", ended.stderr, re.MULTILINE)
-    refused = hadoop.paceline(site, "compare", url)
-    [fetch] = re.findall(r"copy it here with: (.+)", refused.stderr)
-    fetched = hadoop.call("sh", "-c", fetch)
-    assert fetched.returncode == 0, fetched.stderr
-    assert content(hadoop.folder / scheme) == content(hadoop.folder / local)
+    check_fetched(hadoop, site, url, local_copy(hadoop, ended.stderr, url))
     again = hadoop.paceline(site, "run", spec, "--out", url)
     assert again.returncode == ExitCode.USAGE
     assert f"{url}: expected a new or empty folder" in again.stderr
 
 
-def test_nodes_that_do_not_see_the_run_send_their_records_to_hdfs(
-    hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
-) -> None:
-    spec = tmp_path / "spec.toml"
-    # Nodes of this YARN have no program `hadoop`, so its class in Spark's jars is used; and this
-    # YARN passes on fewer variables than others.
-    conf = f'[spark.conf]\n"spark.executorEnv.SPARK_HOME" = "{find_spark().path}"\n'
-    conf += f'"spark.executorEnv.HADOOP_CONF_DIR" = "{hadoop.folder}/conf"\n'
-    spec.write_text(spec_text(tiny_dataset) + conf, "utf-8")
-    url = f"hdfs://{hadoop.lab.hosts[0].address}:9820/runs/unshared"
-    ended = hadoop.paceline(site, "run", spec, "--out", url)
-    [name] = re.findall(r"the run is in (\S+) and in hdfs:", ended.stderr)
-    run = hadoop.folder / name
-    log = trial_file(run, "launcher.log").read_text()
-    assert ended.returncode == 0, ended.stderr + log
-    rows = json.loads((run / "comparison.json").read_text())["rows"]
-    assert [row["equivalent"] for row in rows if row["launcher"] == "spark"] == [True]
-    statuses = [json.loads(trial_file(run, f"ranks/{n}/status.json").read_text()) for n in (0, 1)]
-    assert [status["state"] for status in statuses] == ["done", "done"]
-    assert {status["host"] for status in statuses} == {host.name for host in hadoop.lab.hosts}
-    application = hadoop.last_application()
-    told = "".join(hadoop.container_files(application, "stderr"))
-    assert f"host {hadoop.lab.hosts[1].name} does not see" in told
+def check_fetched(hadoop: Hadoop, site: Path, url: str, local: Path) -> None:
+    """Check that the command with which `compare` refuses a remote run fetches all of it."""
+    refused = hadoop.paceline(site, "compare", url)
+    [fetch] = re.findall(r"copy it here with: (.+)", refused.stderr)
+    fetched = hadoop.call("sh", "-c", fetch)
+    assert fetched.returncode == 0, fetched.stderr
+    assert content(hadoop.folder / Path(url).name) == content(local)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -1,7 +1,7 @@
 """Random communication over a back end of ours, checked against Gloo and against plain arithmetic.
 
-usage: fuzz.py [--backend mpi4py] [--ranks 2 3 4] [--cases 3000] [--seed 1] [--only CASE]
-               [--json FILE]
+usage: fuzz.py [--backend mpi4py] [--staged] [--ranks 2 3 4] [--cases 3000] [--seed 1]
+               [--only CASE] [--json FILE]
 
 Starts itself under mpirun, once for each number of ranks. A case that fails is printed with its
 number; `--only NUMBER` with the same seed and ranks repeats it alone.
@@ -26,6 +26,7 @@ BACK_ENDS = ("mpi4py", "paceline")
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, prog="fuzz.py")
     parser.add_argument("--backend", choices=BACK_ENDS, default=BACK_ENDS[0])
+    parser.add_argument("--staged", action="store_true", help="mpi4py: as tensors of a GPU")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--cases", type=int, default=3000, help="for each number of ranks")
     parser.add_argument("--seed", type=int, default=1)
@@ -40,6 +41,7 @@ def start(options: argparse.Namespace) -> int:
     for ranks in options.ranks:
         words = ["--backend", options.backend, "--cases", options.cases, "--seed", options.seed]
         words += [] if options.only is None else ["--only", options.only]
+        words += ["--staged"] if options.staged else []
         command = [
             Path(sys.executable).with_name("mpirun"), "-n", ranks, "--oversubscribe", "--bind-to",
             "none", "--mca", "btl", "self,sm", sys.executable, "-m", "mpi4py", __file__, *words,
@@ -74,7 +76,7 @@ def take_part(options: argparse.Namespace) -> int:
     from tests.contract.programs.fuzz_rank import Rank
 
     started = time.monotonic()
-    rank = Rank(options.seed, options.backend)
+    rank = Rank(options.seed, options.backend, staged=options.staged)
     numbers = range(options.cases) if options.only is None else [options.only]
     summary = rank.run(numbers)
     if summary is None:

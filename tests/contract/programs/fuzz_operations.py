@@ -208,21 +208,10 @@ def _barrier(a: Attempt) -> None:
 
 
 _OPERATIONS: dict[str, Callable[[Attempt], None]] = {
-    "all_reduce": _all_reduce,
-    "all_reduce_coalesced": _all_reduce_coalesced,
-    "reduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_tensor": _reduce_scatter_tensor,
-    "broadcast": _broadcast,
-    "all_gather": _all_gather,
-    "all_gather_uneven": _all_gather_uneven,
-    "all_gather_into_tensor": _all_gather_into_tensor,
-    "gather": _gather,
-    "scatter": _scatter,
-    "all_to_all": _all_to_all,
-    "all_to_all_single": _all_to_all_single,
-    "ring": _ring,
-    "blocking_ring": _blocking_ring,
-    "batched_ring": _batched_ring,
-    "barrier": _barrier,
-}
+    each.__name__.removeprefix("_"): each
+    for each in (
+        _all_reduce, _all_reduce_coalesced, _reduce, _reduce_scatter, _reduce_scatter_tensor,
+        _broadcast, _all_gather, _all_gather_uneven, _all_gather_into_tensor, _gather, _scatter,
+        _all_to_all, _all_to_all_single, _ring, _blocking_ring, _batched_ring, _barrier,
+    )
+}  # fmt: skip

@@ -17,6 +17,7 @@ from mpi4py import MPI
 from tests.contract.programs.fuzz_cases import REDUCING, Case, draw
 from tests.contract.programs.fuzz_operations import Attempt
 from tests.contract.programs.fuzz_reference import difference, wanted
+from tests.contract.programs.staged import copy_everything
 
 import paceline.distributed  # (back end "paceline")
 import paceline.mpi  # (back end "mpi4py", and where the ranks meet)
@@ -45,8 +46,10 @@ def gloo_can(case: Case) -> bool:
 class Rank:
     """Draws, carries out and checks cases."""
 
-    def __init__(self, seed: int, backend: str) -> None:
+    def __init__(self, seed: int, backend: str, *, staged: bool) -> None:
         torch.set_num_threads(1)
+        if staged:
+            copy_everything()
         warnings.filterwarnings("ignore", category=FutureWarning)  # coalesced forms are deprecated
         self._seed = seed
         self._backend = backend

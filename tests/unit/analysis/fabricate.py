@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tests.support.rows import ENDED_WELL
+from tests.support.trials import tiny_trial
 from tests.unit.analysis.ways import (
     HYBRID,
     INTRAOP,
@@ -37,7 +38,7 @@ from tests.unit.analysis.ways import (
 )
 
 from paceline.plan.sample_order import share_bounds
-from paceline.plan.trial import Evaluation, Placement, Training, Trial, trial_name
+from paceline.plan.trial import Evaluation, Trial, trial_name
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.records.rows import (
@@ -131,48 +132,24 @@ def make_one(
 
 
 def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
-    trial = Trial.model_validate(
-        {
-            "id": "unnamed",
-            "experiment": "fabricated",
-            "repeat": repeat,
-            "launcher": way.launcher,
-            "transport": way.transport,
-            "local_strategy": way.local_strategy,
-            "placement": Placement(
-                nodes=way.nodes,
-                ranks_per_node=way.ranks,
-                threads_per_rank=way.threads,
-                stages=way.stages,
-                replicas_per_node=way.ranks // way.stages * way.thread_replicas,
-                allocated_cores=way.allocated_cores,
-            ),
-            "strategy_options": _strategy_options(way),
-            "transport_options": {}
-            if way.compression is None
-            else {"compression": way.compression},
-            "launcher_options": {},
-            "training": Training(
-                workload=case.workload,
-                model=case.model,
-                dataset=f"data/{case.workload}",
-                seed=1 + (repeat if case.vary_seed else 0),
-                image_size=64,
-                global_batch=case.global_batch,
-                epochs=9,
-                max_steps=case.steps,
-                warmup_steps=case.warmup_steps,
-                learning_rate=0.01,
-                momentum=0.9,
-                dropout=case.dropout,
-                reading="memory",
-                precision=way.precision,
-                memory_format="contiguous",
-                batch_norm=way.batch_norm,
-                evaluation=case.evaluation,
-            ),
-        }
-    )
+    placement = {
+        "nodes": way.nodes, "ranks_per_node": way.ranks, "threads_per_rank": way.threads,
+        "stages": way.stages, "allocated_cores": way.allocated_cores,
+        "replicas_per_node": way.ranks // way.stages * way.thread_replicas,
+    }  # fmt: skip
+    training = {
+        "workload": case.workload, "model": case.model, "dataset": f"data/{case.workload}",
+        "seed": 1 + (repeat if case.vary_seed else 0), "image_size": 64,
+        "global_batch": case.global_batch, "epochs": 9, "max_steps": case.steps,
+        "warmup_steps": case.warmup_steps, "dropout": case.dropout, "precision": way.precision,
+        "batch_norm": way.batch_norm, "evaluation": case.evaluation,
+    }  # fmt: skip
+    compression = {} if way.compression is None else {"compression": way.compression}
+    trial = tiny_trial(
+        placement, training, experiment="fabricated", repeat=repeat, launcher=way.launcher,
+        transport=way.transport, local_strategy=way.local_strategy,
+        strategy_options=_strategy_options(way), transport_options=compression,
+    )  # fmt: skip
     return trial.model_copy(update={"id": trial_name(trial.configuration, repeat)})
 
 

@@ -172,18 +172,6 @@ def test_doctor_prints_spec_keys_in_brackets(monkeypatch, capsys) -> None:
     assert "set [mpi] mpirun or PATH" in printed
 
 
-def test_help_loads_no_large_library() -> None:
-    program = (
-        "import sys; from paceline.cli import main; main(['--help']); "
-        "print([name for name in ('torch', 'polars', 'rich', 'pydantic', 'numpy', 'tomllib') "
-        "if name in sys.modules])"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert shown.stdout.endswith("[]\n")
-
-
 def verbs() -> list[tuple[str, click.Command]]:
     """Return all commands by the words that run them."""
     context = click.Context(app)

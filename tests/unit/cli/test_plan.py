@@ -8,29 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.specs import spec_text
 
 from paceline.cli import main
 from paceline.errors import ExitCode
 
-SPEC = """
-schema = 2
-name = "planned"
-repeats = {repeats}
-[training]
-warmup_steps = 3
-max_steps = {steps}
-[[workloads]]
-name = "tiny"
-samples = 64
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "torchrun"
-transport = "gloo"
-local_strategy = "processes"
-replicas = 2
-"""
+
+def text_of(*, repeats: int | str, steps: int = 20, data: str = "samples = 64") -> str:
+    return spec_text(
+        'launcher = "torchrun"; transport = "gloo"; local_strategy = "processes"; replicas = 2',
+        workload=f'name = "tiny"; {data}',
+        tables=f"[training]; warmup_steps = 3; max_steps = {steps}",
+        repeats=repeats,
+    )
 
 
 @pytest.fixture
@@ -41,7 +31,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_row_for_each_configuration_then_totals(spec: Path, output: Callable[..., str]) -> None:
-    spec.write_text(SPEC.format(repeats=2, steps=20))
+    spec.write_text(text_of(repeats=2))
     shown = output("plan", spec)
     assert max(map(len, shown.splitlines())) <= 80
     lines = [line.rstrip() for line in shown.splitlines()]
@@ -57,7 +47,7 @@ def test_names_are_broken_after_a_dot_only(
     spec: Path, output: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "72")
-    spec.write_text(SPEC.format(repeats='"auto"', steps=20))
+    spec.write_text(text_of(repeats="auto"))
     lines = [line.rstrip() for line in output("plan", spec).splitlines()]
     first = next(line for line in lines if line.startswith("torchrun"))
     assert first.split()[0] == "torchrun.gloo."
@@ -67,7 +57,7 @@ def test_names_are_broken_after_a_dot_only(
 
 
 def test_all_faults_follow_the_table(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec.write_text(SPEC.format(repeats=1, steps=20).replace("samples = 64", 'data = "nowhere"'))
+    spec.write_text(text_of(repeats=1, data='data = "nowhere"'))
     for options in ([], ["--json"]):
         assert main(["plan", str(spec), *options]) == ExitCode.USAGE
         shown = capsys.readouterr()
@@ -78,7 +68,7 @@ def test_all_faults_follow_the_table(spec: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_json_has_the_same(spec: Path, output: Callable[..., str]) -> None:
-    spec.write_text(SPEC.format(repeats=2, steps=8))
+    spec.write_text(text_of(repeats=2, steps=8))
     document = json.loads(output("plan", spec, "--json"))
     assert [row["ranks"] for row in document["configurations"]] == [1, 2]
     assert document["configurations"][0]["steps"] == 8

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.rows import ENDED_WELL
+from tests.support.specs import spec_text
 from tests.unit.analysis import fabricate
 
 from paceline.cli import main
@@ -110,10 +111,7 @@ def test_reason_of_a_failed_trial_follows_its_line(capsys) -> None:
 
 def test_jobs_of_a_scheduler_need_a_number_of_repeats(tmp_path, capsys) -> None:
     spec = tmp_path / "auto.toml"
-    spec.write_text(
-        'schema = 2\nname = "auto"\nrepeats = "auto"\n[[workloads]]\nname = "tiny"\n'
-        '[[trials]]\nlauncher = "local"\nlocal_strategy = "sequential"\n'
-    )
+    spec.write_text(spec_text(repeats="auto"))
     assert main(["render", "slurm", str(spec), "--out", str(tmp_path / "out")]) == ExitCode.USAGE
     assert 'repeats = "auto" needs `paceline run`' in capsys.readouterr().err
 

@@ -4,49 +4,25 @@ import os
 
 import pytest
 from tests.support.job_specs import job_words
+from tests.support.specs import spec_text
 
 from paceline.data.catalogue import dataset_path
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.job import job as module
 from paceline.job.job import check_not_alone, check_world, parse_arguments, parse_job, read_trial
 
-SPEC = """
-schema = 2
-name = "three"
-seed = 5
-repeats = 2
-vary_seed = {vary_seed}
-
-[[workloads]]
-name = "tiny"
-data = "{data}"
-
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-
-[[trials]]
-launcher = "mpi"
-local_strategy = "processes"
-transport = "gloo"
-ranks_per_node = 2
-oversubscribe = true
-
-[[trials]]
-launcher = "mpi"
-local_strategy = "processes"
-transport = "mpi"
-ranks_per_node = 2
-oversubscribe = true
-"""
+MPI = 'launcher = "mpi"; local_strategy = "processes"; ranks_per_node = 2; oversubscribe = true'
 OVER_GLOO = "tiny.mpi.gloo.processes.n1r2t1.fp32"
 
 
 @pytest.fixture
 def parse(tmp_path):
-    def make(*words, launcher="mpi", vary_seed="false"):
+    def make(*words, launcher="mpi", vary_seed=False):
+        trials = [f'{MPI}; transport = "{transport}"' for transport in ("gloo", "mpi")]
+        workload = f'name = "tiny"; data = "{tmp_path}"'
+        keys = {"name": "three", "seed": 5, "repeats": 2, "vary_seed": vary_seed}
         spec = tmp_path / "spec.toml"
-        spec.write_text(SPEC.format(data=tmp_path, vary_seed=vary_seed))
+        spec.write_text(spec_text(*trials, workload=workload, **keys))
         out = [] if "--trial" in words else [str(spec), "--out", str(tmp_path / "run")]
         return parse_job(launcher, "train.py", [*out, *map(str, words)])
 
@@ -72,7 +48,7 @@ def test_changes_of_the_spec_reach_the_trial(parse):
     assert (trial.training.max_steps, trial.interface) == (9, "eth9")
 
 
-@pytest.mark.parametrize(("vary_seed", "seed"), [("false", 5), ("true", 12)])
+@pytest.mark.parametrize(("vary_seed", "seed"), [(False, 5), (True, 12)])
 def test_repeat_may_be_beyond_those_of_the_spec(parse, vary_seed, seed):
     trial = parse("--only", "*.gloo.*", "--repeat", "7", vary_seed=vary_seed).trial
     assert (trial.repeat, trial.id, trial.training.seed) == (7, f"{OVER_GLOO}.r7", seed)

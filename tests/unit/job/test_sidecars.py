@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.specs import spec_text
 
 from paceline.host.machine import host_name
 from paceline.job import sidecars
@@ -18,27 +19,15 @@ from paceline.records.layout import RunFiles
 from paceline.spec.loading import parse_spec
 from paceline.telemetry import SidecarRequest
 
-SPEC = """
-schema = 2
-name = "small"
-repeats = 1
-[[workloads]]
-name = "tiny"
-[telemetry]
-interval_s = 0.5
-listen_port = {port}
-enabled = {enabled}
-targets_dir = "targets-of-all"
-textfile_dir = "text"
-bearer_token_file = "token"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-"""
+TELEMETRY = (
+    '[telemetry]; interval_s = 0.5; targets_dir = "targets-of-all"; textfile_dir = "text"; '
+    'bearer_token_file = "token"'
+)
 
 
 def trial_of(port: int = 9464, enabled: bool = True) -> Trial:
-    spec = SPEC.format(port=port, enabled=str(enabled).lower())
+    tables = f"{TELEMETRY}; listen_port = {port}; enabled = {str(enabled).lower()}"
+    spec = spec_text(tables=tables, name="small", repeats=1)
     return plan_trials(parse_spec(spec, "spec"), {"tiny": "/data"}, 2)[0]
 
 

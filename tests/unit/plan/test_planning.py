@@ -1,4 +1,5 @@
 import pytest
+from tests.support.specs import spec_text
 from tests.support.trials import tiny_trial
 
 from paceline.errors import UsageError
@@ -8,30 +9,14 @@ from paceline.spec import load_spec
 from paceline.spec.loading import parse_spec
 from paceline.spec.tables import Target
 
-SPEC = """
-schema = 2
-name = "mine"
-seed = 7
-repeats = 3
-[training]
-max_steps = 10
-learning_rate = 0.5
-[[workloads]]
-name = "tiny"
-max_steps = 5
-[[workloads]]
-name = "simple-big"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "mpi"
-local_strategy = "processes"
-[[trials]]
-launcher = "local"
-local_strategy = "intraop"
-precision = "bf16"
-"""
+SPEC = spec_text(
+    'launcher = "mpi"; local_strategy = "processes"',
+    'launcher = "local"; local_strategy = "intraop"; precision = "bf16"',
+    workload='name = "tiny"; max_steps = 5; [[workloads]]; name = "simple-big"',
+    tables="[training]; max_steps = 10; learning_rate = 0.5",
+    seed=7,
+    repeats=3,
+)
 DATA = {"tiny": "/data/tiny", "simple-big": "/data/big"}
 
 
@@ -170,18 +155,7 @@ def test_only_the_sequential_local_trial_is_the_baseline():
 
 
 def beside_baseline(*trials: str, cores: int = 4, batch: int = 24) -> list[Trial]:
-    text = f"""
-    schema = 2
-    name = "several"
-    repeats = 1
-    [[workloads]]
-    name = "tiny"
-    global_batch = {batch}
-    [[trials]]
-    launcher = "local"
-    local_strategy = "sequential"
-    """
-    text += "".join("\n[[trials]]\n" + keys.replace("; ", "\n") for keys in trials)
+    text = spec_text(*trials, workload=f'name = "tiny"; global_batch = {batch}', repeats=1)
     return plan_trials(parse_spec(text, "test"), {"tiny": "/data"}, cores)
 
 

@@ -70,12 +70,6 @@ def test_margin_of_a_tie_is_that_of_the_verdict(comparison, told) -> None:
     assert [verdict.margin for verdict in comparison.verdicts.values()] == [margin]
 
 
-def test_phases_add_up_to_the_wall_time(comparison: Comparison) -> None:
-    for trials in comparison.trials.values():
-        for rank in (rank for trial in trials for rank in trial.phases):
-            assert sum(filter(None, rank.whole.values())) == pytest.approx(rank.wall_s)
-
-
 def test_time_to_a_target_is_explained_where_there_are_evaluations(comparison, told) -> None:
     assert "Time to target" not in told
     rows = tuple(dataclasses.replace(row, metrics={"accuracy": 0.5}) for row in comparison.rows)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.support.rows import OPERATION, STEP
+from tests.support.specs import spec_text
 
 from paceline.errors import PacelineWarning
 from paceline.records.compact import compact_trial
@@ -128,29 +129,13 @@ def size_of(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-SPEC = """
-schema = 2
-name = "disk"
-repeats = 1
-[training]
-epochs = 3
-warmup_steps = 1
-global_batch = 16
-[[workloads]]
-name = "tiny"
-samples = 40
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[checkpoint]
-every_s = 1
-"""
+TABLES = "[training]; epochs = 3; warmup_steps = 1; global_batch = 16; [checkpoint]; every_s = 1"
 
 
 @pytest.fixture
 def planned(tmp_path):
     spec = tmp_path / "disk.toml"
-    spec.write_text(SPEC)
+    spec.write_text(spec_text(workload='name = "tiny"; samples = 40', tables=TABLES, repeats=1))
     return plan(load_spec(str(spec)))
 
 
@@ -165,11 +150,9 @@ def test_steps_follow_from_samples_and_epochs(planned):
 def test_a_script_has_the_steps_that_it_may_make_and_no_known_size(tmp_path, limit, steps):
     (tmp_path / "train.py").touch()
     spec = tmp_path / "script.toml"
-    spec.write_text(
-        'schema = 2\nname = "s"\nrepeats = 1\n[training]\nwarmup_steps = 1\n'
-        f'{limit}\n[[workloads]]\nname = "w"\nscript = "{tmp_path}/train.py"\n'
-        '[[trials]]\nlauncher = "local"\nlocal_strategy = "sequential"\n'
-    )
+    workload = f'name = "w"; script = "{tmp_path}/train.py"'
+    tables = f"[training]; warmup_steps = 1; {limit}"
+    spec.write_text(spec_text(workload=workload, tables=tables, repeats=1))
     planned = plan(load_spec(str(spec)))
     training = planned.trials[0].training
     assert known_samples(planned, training) is None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support.progress import Quiet
 from tests.support.rows import ENDED_WELL
+from tests.support.specs import spec_text, trials_text
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.statistics.looks import levels
@@ -22,30 +23,11 @@ from paceline.runner import equivalence, experiment
 from paceline.runner.run_trial import failure_of_all
 from paceline.spec import load_spec
 
-SPEC = """
-schema = 2
-name = "made-up"
-repeats = 2
-[training]
-max_steps = 20
-[[workloads]]
-name = "tiny"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-"""
-MORE = """
-[[trials]]
-launcher = "local"
-local_strategy = "threads"
-replicas = 2
-oversubscribe = true
-[[trials]]
-launcher = "local"
-local_strategy = "processes"
-replicas = 2
-oversubscribe = true
-"""
+SPEC = spec_text(tables="[training]; max_steps = 20", repeats=2)
+MORE = trials_text(
+    'launcher = "local"; local_strategy = "threads"; replicas = 2; oversubscribe = true',
+    'launcher = "local"; local_strategy = "processes"; replicas = 2; oversubscribe = true',
+)
 
 
 def outcome(trial_id: str, code: ExitCode, status: str = "failed") -> Outcome:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.progress import Quiet
+from tests.support.specs import spec_text
 
 from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.errors import PacelineError
@@ -19,47 +20,16 @@ from paceline.runner import measure_more
 from paceline.runner.measure_more import run_share
 from paceline.spec import Spec
 
-SPEC = """
-schema = 2
-name = "long"
-repeats = "auto"
-max_repeats = 6
-restarts = 2
-baseline = "*threads*"
-[limits]
-run_s = 60
-trial_s = 100
-[checkpoint]
-every_steps = 10
-[network]
-interface = "eth0"
-[training]
-epochs = 90
-held_out_samples = 20
-evaluate_every_epochs = 1
-target = { metric = "accuracy", at_least = 0.9 }
-[[workloads]]
-name = "tiny"
-global_batch = 32
-[[workloads]]
-name = "simple-big"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "local"
-local_strategy = "threads"
-replicas = 2
-workloads = ["tiny"]
-[[trials]]
-launcher = "local"
-local_strategy = "intraop"
-workloads = ["simple-big"]
-[[trials]]
-launcher = "mpi"
-local_strategy = "sequential"
-nodes = 2
-"""
+SPEC = spec_text(
+    'launcher = "local"; local_strategy = "threads"; replicas = 2; workloads = ["tiny"]',
+    'launcher = "local"; local_strategy = "intraop"; workloads = ["simple-big"]',
+    'launcher = "mpi"; local_strategy = "sequential"; nodes = 2',
+    workload='name = "tiny"; global_batch = 32; [[workloads]]; name = "simple-big"',
+    tables="[limits]; run_s = 60; trial_s = 100; [checkpoint]; every_steps = 10; "
+    '[network]; interface = "eth0"; [training]; epochs = 90; held_out_samples = 20; '
+    'evaluate_every_epochs = 1; target = { metric = "accuracy", at_least = 0.9 }',
+    name="long", repeats="auto", max_repeats=6, restarts=2, baseline="*threads*",
+)  # fmt: skip
 WANTED = ShareMeasurement(
     workload="tiny", global_batch=16, configurations=("tiny.local.none.threads.n1r1t2.fp32.k2",)
 )

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 from tests.support.rows import ENDED_WELL
+from tests.support.specs import spec_text
 
 from paceline.data.catalogue import ensure_dataset
 from paceline.errors import UsageError
@@ -16,22 +17,6 @@ from paceline.runner.planning import plan
 from paceline.runner.preview import duration, preview_run
 from paceline.spec import load_spec
 
-SPEC = """
-schema = 2
-name = "preview"
-repeats = 2
-[training]
-warmup_steps = 3
-global_batch = 64
-{training}
-[[workloads]]
-name = "{name}"
-{workload}
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-"""
-
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
@@ -41,8 +26,10 @@ def dataset(tmp_path_factory):
 @pytest.fixture
 def planned(tmp_path):
     def make(training="", workload="", name="tiny"):
+        tables = f"[training]; warmup_steps = 3; global_batch = 64; {training}"
+        text = spec_text(workload=f'name = "{name}"; {workload}', tables=tables, repeats=2)
         spec = tmp_path / "mine.toml"
-        spec.write_text(SPEC.format(training=training, workload=workload, name=name))
+        spec.write_text(text)
         return plan(load_spec(str(spec)))
 
     return make

@@ -1,24 +1,13 @@
 """Keys about buckets of gradients and about sufficient factors."""
 
 import pytest
+from tests.support.specs import spec_text
 
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
 from paceline.spec.loading import parse_spec
 
-SPEC = """
-schema = 2
-name = "mine"
-[network]
-interface = "eth0"
-[[workloads]]
-name = "tiny"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "mpi"
-"""
+SPEC = spec_text('launcher = "mpi"', tables='[network]; interface = "eth0"')
 KEYS = ("bucket_mb", "buckets_in_flight")
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from pydantic import Field
+from tests.support.specs import spec_text
 
 from paceline.errors import PacelineWarning, UsageError
 from paceline.plan.planning import plan_trials
@@ -85,19 +86,7 @@ def careful(monkeypatch):
     monkeypatch.setitem(STRATEGIES.__dict__, "_by_name", {**ours, "careful": Careful()})
 
 
-SPEC = """
-schema = 2
-name = "mine"
-repeats = 1
-[[workloads]]
-name = "tiny"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "local"
-local_strategy = "careful"
-"""
+SPEC = spec_text('launcher = "local"; local_strategy = "careful"', repeats=1)
 
 
 @pytest.mark.usefixtures("careful")
@@ -171,16 +160,6 @@ def test_entry_points_are_read_from_an_archive_on_the_path(tmp_path):
     )
     done = run_python(look, PYTHONPATH=str(archive))
     assert done == "[('somewhere:Careful', 'extra')]"
-
-
-def test_descriptors_are_light():
-    look = (
-        "import sys\nfrom paceline.spec import extensions as e\n"
-        "for g in (e.STRATEGIES, e.TRANSPORTS, e.COMPRESSIONS, e.LAUNCHERS, e.WORKLOADS): g.all()\n"
-        "heavy = ('torch', 'pyspark', 'mpi4py', 'numpy', 'polars')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    assert run_python(look) == "[]"
 
 
 def run_python(code, **environment):

@@ -3,27 +3,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.support.specs import spec_text, trials_text
 
 from paceline.errors import UsageError
 from paceline.spec import load_spec, shipped_experiments
 from paceline.spec.loading import parse_spec
 
-GOOD = """
-schema = 2
-name = "mine"
-[[workloads]]
-name = "tiny"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-"""
-
-TWO_RANKS = """
-[[trials]]
-launcher = "mpi"
-local_strategy = "processes"
-ranks_per_node = 2
-"""
+GOOD = spec_text()
+TWO_RANKS = trials_text('launcher = "mpi"; local_strategy = "processes"; ranks_per_node = 2')
 
 
 def faults_of(text: str) -> str:

@@ -5,28 +5,17 @@ from __future__ import annotations
 import tomllib
 
 import pytest
+from tests.support.specs import spec_text
 
 from paceline.errors import UsageError
 from paceline.spec import load_spec
 from paceline.spec.loading import apply_settings, parse_spec
 
-SPEC = """
-schema = 2
-name = "mine"
-[training]
-max_steps = 20
-[[workloads]]
-name = "tiny"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "mpi"
-local_strategy = "processes"
-transport = "mpi"
-ranks_per_node = 2
-mpi_parameters = { btl_tcp_links = "2" }
-"""
+SPEC = spec_text(
+    'launcher = "mpi"; local_strategy = "processes"; transport = "mpi"; ranks_per_node = 2; '
+    'mpi_parameters = { btl_tcp_links = "2" }',
+    tables="[training]; max_steps = 20",
+)
 
 
 @pytest.mark.parametrize(

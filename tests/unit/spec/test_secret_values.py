@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.specs import spec_text
 
 from paceline.errors import UsageError
 from paceline.launchers.base import Command
@@ -11,24 +12,12 @@ from paceline.spec.secret_values import holds_secret, is_secret
 from paceline.spec.values import local_path
 
 SECRET = "hunter2-9f1c"
-SPEC = """
-schema = 2
-name = "secrets"
-repeats = 1
-[[workloads]]
-name = "tiny"
-{data}
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "mpi"
-transport = "mpi"
-local_strategy = "processes"
-ranks_per_node = 2
-{trial}
-{tables}
-"""
+SPEC = spec_text(
+    'launcher = "mpi"; transport = "mpi"; local_strategy = "processes"; ranks_per_node = 2; '
+    "{trial}; {tables}",
+    workload='name = "tiny"; {data}',
+    repeats=1,
+)
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,19 @@
 """One trial of a spec: what may be combined, and with which words the rest is refused."""
 
 import pytest
+from tests.support.specs import spec_text
 
 from paceline.errors import UsageError
 from paceline.spec.loading import parse_spec
 
-HEAD = """
-schema = 2
-name = "mine"
-[[workloads]]
-name = "tiny"
-global_batch = 24
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "{launcher}"
-local_strategy = "{strategy}"
-"""
 NODES = "nodes = 2; [network]; interface = 'eth0'"
 
 
 def spec(way: str, keys: str = "") -> str:
     """`way` is launcher/strategy; keys are TOML lines with `;` between them."""
     launcher, strategy = way.split("/")
-    head = HEAD.format(launcher=launcher, strategy=strategy)
-    return head + "\n".join(keys.split("; ")) + "\n"
+    trial = f'launcher = "{launcher}"; local_strategy = "{strategy}"; {keys}'
+    return spec_text(trial, workload='name = "tiny"; global_batch = 24')
 
 
 def faults_of(text: str) -> list[str]:
@@ -181,6 +169,11 @@ def faults_of(text: str) -> list[str]:
         # what a search is to find, and trials of some workloads
         ("local/best", "", "add a table [tune]"),
         ("local/best", "stages = 2; [tune]", 'stages: the search finds it for "best"'),
+        ("mpi/best", "ranks_per_node = 2; [tune]", "ranks_per_node: "),
+        ("mpi/best", "micro_batches = 8; [tune]", "micro_batches: "),
+        ("mpi/best", "split_points = [3]; [tune]", "split_points: "),
+        ("mpi/best", 'transport = "mpi"; [tune]', "transport: "),
+        ("mpi/best", 'device = "cuda"; [tune]', "device: "),
         ("spark/best", "nodes = 2; [tune]", "[network] interface"),
         ("mpi/best", "transport = 'nccl'; " + NODES + "; [tune]",
          'carries the memory of "cuda" devices'),

@@ -1,50 +1,16 @@
 import pytest
+from tests.support.specs import spec_text, trials_text
 
 from paceline.errors import UsageError
 from paceline.spec.loading import parse_spec
 
-SPEC = """
-schema = 2
-name = "mine"
-[[workloads]]
-name = "tiny"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "mpi"
-local_strategy = "best"
-"""
+SPEC = spec_text('launcher = "mpi"; local_strategy = "best"')
 
 
 def fault_of(text):
     with pytest.raises(UsageError) as raised:
         parse_spec(text, "mine.toml")
     return str(raised.value)
-
-
-def test_best_wants_a_search():
-    assert parse_spec(SPEC + "[tune]\n", "mine.toml").trials[1].local_strategy == "best"
-    assert "add a table [tune]" in fault_of(SPEC)
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("ranks_per_node = 2", "ranks_per_node: "),
-        ("micro_batches = 8", "micro_batches: "),
-        ("split_points = [3]", "split_points: "),
-        ('transport = "mpi"', "transport: "),
-        ('device = "cuda"', "device: "),
-    ],
-)
-def test_what_the_search_finds_cannot_be_said_of_the_best(line, told):
-    assert told in fault_of(SPEC + line + "\n[tune]\n")
-
-
-def test_best_on_several_nodes_may_say_its_transport():
-    nodes = 'nodes = 2\ntransport = "gloo"\n[network]\ninterface = "eth0"\n'
-    assert parse_spec(SPEC + nodes + "[tune]\n", "mine.toml").trials[1].transport == "gloo"
 
 
 @pytest.mark.parametrize(
@@ -66,13 +32,9 @@ def test_strategy_to_search_must_be_one():
     assert "tune.strategies[1]" in fault_of(SPEC + '[tune]\nstrategies = ["best"]\n')
 
 
-SENDS = """
-[[trials]]
-launcher = "mpi"
-transport = "mpi"
-local_strategy = "processes"
-ranks_per_node = 2
-"""
+SENDS = trials_text(
+    'launcher = "mpi"; transport = "mpi"; local_strategy = "processes"; ranks_per_node = 2'
+)
 ONE_PROCESS = SPEC.replace('"best"', '"intraop"')
 
 

@@ -73,18 +73,6 @@ def test_messages_of_changing_length_follow_one_another_without_a_mix_up(run):
             np.testing.assert_array_equal(buffer, np.full(length, expected))
 
 
-@pytest.mark.parametrize("operation", [np.multiply, np.minimum, np.maximum])
-def test_other_operations(run, operation):
-    def task(segments, rank):
-        buffer = values(rank, 50_000, np.float64)
-        segments.allreduce(buffer, operation)
-        return buffer
-
-    expected = operation.reduce([values(rank, 50_000, np.float64) for rank in range(run.size)])
-    for buffer in run(task):
-        np.testing.assert_allclose(buffer, expected)
-
-
 @pytest.mark.parametrize("length", [1, 1000, 1_300_001])
 def test_owners_reduce_their_shares_and_hand_them_out(run, length):
     owners = max(1, run.size - 1)

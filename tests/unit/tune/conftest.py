@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from tests.support.specs import spec_text
 
 from paceline.analysis.statistics.rates import repeat_rate
 from paceline.spec.loading import parse_spec
@@ -14,15 +15,7 @@ from paceline.tune.measurement import Measurement
 from paceline.tune.method import RoundSearch
 from paceline.tune.spaces import SearchContext, short_experiment
 
-SPEC = """
-schema = 2
-name = "mine"
-[[workloads]]
-name = "tiny"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-"""
+SPEC = spec_text()
 
 
 class Watcher:

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
+from tests.support.specs import spec_text
+
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial
 from paceline.spec.loading import parse_spec
 
-SPEC = """
-schema = 2
-name = "nodes"
-repeats = 3
-[network]
-interface = "ib0"
-[[workloads]]
-name = "tiny"
-global_batch = 36
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-[[trials]]
-launcher = "mpi"
-local_strategy = "processes"
-nodes = 2
-ranks_per_node = 3
-threads_per_rank = 2
-[[trials]]
-launcher = "torchrun"
-local_strategy = "processes"
-ranks_per_node = 2
-[[trials]]
-launcher = "spark"
-local_strategy = "threads"
-transport = "gloo"
-nodes = 2
-replicas = 2
-threads_per_rank = 2
-[spark]
-conf = { "spark.executor.memory" = "3g", "spark.locality.wait" = "7s" }
-[limits]
-trial_s = 601
-"""
+SPEC = spec_text(
+    'launcher = "mpi"; local_strategy = "processes"; nodes = 2; ranks_per_node = 3; '
+    "threads_per_rank = 2",
+    'launcher = "torchrun"; local_strategy = "processes"; ranks_per_node = 2',
+    'launcher = "spark"; local_strategy = "threads"; transport = "gloo"; nodes = 2; replicas = 2; '
+    "threads_per_rank = 2",
+    workload='name = "tiny"; global_batch = 36',
+    tables='[network]; interface = "ib0"; [limits]; trial_s = 601; [spark]; '
+    'conf = { "spark.executor.memory" = "3g", "spark.locality.wait" = "7s" }',
+    name="nodes",
+    repeats=3,
+)
 
 
 def planned(text: str = SPEC) -> list[Trial]:

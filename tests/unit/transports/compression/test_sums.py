@@ -7,7 +7,6 @@ import threading
 import pytest
 import torch
 
-from paceline.costs.link_cost import all_gather_bytes, all_reduce_bytes
 from paceline.transports.compression.bucket import FlatBucket, Meter, pack
 from paceline.transports.compression.sums import CompressedSum, InFlight
 
@@ -161,12 +160,6 @@ def test_meter_counts_whole_steps():
         meter.count(last)
     meter.count(first, 99.0)
     assert meter.describe() == {"sent_bytes_per_step": 125, "uncompressed_bytes_per_step": 180}
-
-
-def test_formulas_of_what_a_rank_sends():
-    assert all_reduce_bytes(100, 2) == 100
-    assert all_reduce_bytes(100, 4) == 150
-    assert all_gather_bytes(100, 4) == 300
 
 
 def test_buckets_hold_what_fits_in_order_and_give_it_back():

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from tests.support.specs import spec_text
 from tests.unit.analysis.fabricate import LAUNCHED, SEQUENTIAL, Case, Way, make_trial
 from tests.unit.tune.conftest import Watcher
 
@@ -15,17 +16,7 @@ from paceline.spec.loading import load_spec, parse_spec
 from paceline.tune import comm, measurement, session
 from paceline.tune.comm import tune_comm
 
-BASELINE = """
-schema = 2
-name = "mine"
-[network]
-interface = "eth0"
-[[workloads]]
-name = "simple-big"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-"""
+BASELINE = spec_text(workload='name = "simple-big"', tables='[network]; interface = "eth0"')
 ALL_PARAMETERS = frozenset(
     {
         "smsc", "btl_sm_eager_limit", "btl_tcp_rdma_pipeline_frag_size", "btl_tcp_sndbuf",
