@@ -12,13 +12,14 @@ from paceline.launchers.mpi.launcher import failed_rank
 pytestmark = pytest.mark.contract
 
 GONE_WITHIN_S = 10.0  # what the project promises
-SETUPS = [(2, ()), (3, ("staged",))]
+SETUPS = [(2, ()), (3, ()), (3, ("staged",))]
 WAYS = ["ddp", "zero", "fully_shard", "fsdp", "pipeline"]
 # The checks of programs/mpi_operations.py.
 CHECKS = {
-    "moving_every_type", "parts_of_sizes_that_differ", "sixteen_bits_are_rounded_once",
-    "other_reductions", "futures_of_messages", "batches", "functional", "objects", "recording",
-    "profile", "messages_that_nobody_sends", "messages_of_a_group_name_ranks_of_the_world",
+    "moving_every_type", "sizes_that_differ", "tensors_of_all_ranks",
+    "sixteen_bits_are_rounded_once", "other_reductions", "shapes", "groups_that_overlap",
+    "futures_of_messages", "batches", "functional", "objects", "recording", "profile",
+    "messages_that_nobody_sends", "messages_of_a_group_name_ranks_of_the_world",
 }  # fmt: skip
 
 
