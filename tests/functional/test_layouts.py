@@ -1,7 +1,4 @@
-"""One script in several layouts under one baseline: all train what one process trains.
-
-test_verify.py compares the same layouts step by step under torchrun; here each has one launcher.
-"""
+"""One script in several layouts under one baseline: all train what one process trains."""
 
 from __future__ import annotations
 
@@ -11,19 +8,28 @@ from pathlib import Path
 import polars as pl
 import pytest
 from tests.functional.cli_runs import cli_in, trial
-from tests.support.specs import spec_text
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parents[2] / "examples/scripts/layouts.py"
-SPEC = spec_text(
-    workload=f'script = "{SCRIPT}"; max_steps = 4',
-    tables="[telemetry]; enabled = false",
-    repeats=1,
-)
+SPEC = f"""
+schema = 2
+name = "layouts"
+repeats = 1
+[telemetry]
+enabled = false
+[[workloads]]
+script = "{SCRIPT}"
+max_steps = 4
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+"""
 LAUNCHERS = {"torchrun": "gloo", "mpi": "mpi", "spark": "gloo"}
+COMMON = ("fsdp", "tp", "pipeline")
 OPERATIONS = {"fsdp": {"reduce_scatter"}, "pipeline": {"send", "recv"}}
-LAYOUTS = {"torchrun": ("fsdp", "ddp+compile"), "mpi": ("tp", "pipeline"), "spark": ("fsdp",)}
+# Spark brings the same transport as torchrun.
+LAYOUTS = {"torchrun": ("ddp", *COMMON, "ddp+compile"), "mpi": COMMON, "spark": ("fsdp",)}
 LIMIT_S = 500
 
 
@@ -59,9 +65,9 @@ def test_all_layouts_are_equivalent_in_one_table(run, launcher):
 
 
 def test_layouts_can_be_named_by_an_option_instead(paceline):
-    options = ("--launcher", "torchrun", "--ranks", "2", "--vary=--layout=fsdp,tp")
+    options = ("--launcher", "torchrun", "--ranks", "2", f"--vary=--layout={','.join(COMMON)}")
     shown = paceline.main("plan", "--json", *options, SCRIPT)
     assert shown.returncode == 0, shown.stderr
     planned = json.loads(shown.stdout)["trials"]
-    expected = {(f"--layout={name}",) for name in ("fsdp", "tp")}
+    expected = {(f"--layout={name}",) for name in COMMON}
     assert {tuple(each["arguments"]) for each in planned} - {()} == expected
