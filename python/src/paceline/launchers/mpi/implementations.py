@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.launchers.base import TemporaryFolders
 
 
-class Implementation:
+class Implementation(ABC):
     """One MPI implementation."""
 
     name: str  # with its major version
@@ -28,13 +29,13 @@ class Implementation:
     libraries: tuple[str, ...]  # file names, the usual one first
     needs_library_path = False  # mpi4py finds the library only by LD_LIBRARY_PATH
 
+    @abstractmethod
     def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
         """Return mpirun's options for nodes, ranks per node, binding and network interfaces.
 
         variables: names of environment variables that ranks on other nodes need, too. The worker
         sets the affinity itself under every launcher, so mpirun must not bind ranks.
         """
-        raise NotImplementedError
 
     def temporary(self, folders: TemporaryFolders) -> dict[str, str]:  # noqa: ARG002
         """Return the variables by which mpirun and its ranks use these folders of this host."""

@@ -33,7 +33,6 @@ from paceline.launchers.schedulers.kubernetes import (
     JOBS,
     PYTHON,
     KubernetesSettings,
-    add_gpus,
     apart,
     apart_labels,
     job_arguments,
@@ -197,12 +196,8 @@ def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
 def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
     """Return an MPIJob: one worker per node, and a launcher with mpirun."""
     place = trial.placement
-    launcher = pod("launcher", _IMAGE, _mpirun(trial, settings), trial, settings, ranks=1, cores=1)
-    worker = pod(
-        "worker", _IMAGE, _sshd(), trial, settings,
-        ranks=place.ranks_per_node, cores=place.cores_per_node,
-    )  # fmt: skip
-    add_gpus(worker, trial, settings)
+    launcher = pod("launcher", _IMAGE, _mpirun(trial, settings), trial, settings, has_ranks=False)
+    worker = pod("worker", _IMAGE, _sshd(), trial, settings)
     worker["metadata"] = {"labels": apart_labels(trial)}
     worker["spec"]["affinity"] = apart(trial)
     # The launcher waits for workers that are ready: those whose ssh server answers.

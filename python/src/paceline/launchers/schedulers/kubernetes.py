@@ -243,12 +243,16 @@ def pod(
     trial: Trial,
     settings: KubernetesSettings,
     *,
-    ranks: int,
-    cores: int,
+    has_ranks: bool = True,
 ) -> dict[str, Any]:
-    """Return a pod template with the memory of `ranks` ranks."""
+    """Return a pod template with the resources of a node's ranks, or else of one process."""
+    place = trial.placement
+    ranks, cores = (place.ranks_per_node, place.cores_per_node) if has_ranks else (1, 1)
     # Equal requests and limits: no other pod can take what the measurement uses.
     resources = {"cpu": str(cores), "memory": f"{settings.memory_mib(ranks)}Mi"}
+    if has_ranks and gpus_on_node(trial):
+        assert settings.gpu_resource is not None, "refused before"
+        resources[settings.gpu_resource] = str(gpus_on_node(trial))
     container = {
         "name": name,
         "image": settings.image(image),
@@ -269,13 +273,6 @@ def pod(
     return {"spec": with_values(spec)}
 
 
-def add_gpus(template: dict[str, Any], trial: Trial, settings: KubernetesSettings) -> None:
-    """Let the pod of this template have a GPU for each rank of a node, if the trial uses them."""
-    if gpus_on_node(trial):
-        for amounts in template["spec"]["containers"][0]["resources"].values():
-            amounts[settings.gpu_resource] = str(gpus_on_node(trial))
-
-
 def single_pod_job(
     arguments: list[str], trial: Trial, settings: KubernetesSettings
 ) -> dict[str, Any]:
@@ -283,13 +280,8 @@ def single_pod_job(
 
     arguments: of Python, before those of the job side.
     """
-    place = trial.placement
     command = [PYTHON, *arguments, *job_arguments(trial, settings)]
-    template = pod(
-        "trial", "paceline", command, trial, settings,
-        ranks=place.ranks_per_node, cores=place.cores_per_node,
-    )  # fmt: skip
-    add_gpus(template, trial, settings)
+    template = pod("trial", "paceline", command, trial, settings)
     template["spec"]["restartPolicy"] = "Never"
     return {
         "apiVersion": "batch/v1",
