@@ -1,4 +1,4 @@
-"""What `docker/spark-node` starts, with stand-ins for Python and Java."""
+"""Test what `docker/spark-node` starts. Two scripts stand in for Python and Java."""
 
 from __future__ import annotations
 

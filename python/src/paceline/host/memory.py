@@ -29,11 +29,11 @@ class ProcessMemory:
 def own_memory(proc: Path = Path("/proc/self")) -> ProcessMemory:
     """Return the memory of this process.
 
-    The kernel keeps only the peak of the whole resident memory (VmHWM). Files and shared memory are
-    taken to have been mapped at that time as they are now. Call it right after the last step, while
-    all that the steps share is mapped: then it is exact if the peak was in a step. Shared memory
-    that was freed before the first step, as that of the first weights, counts as private if the
-    peak was at that time. In training the weights are resident, too, so this is rare.
+    The kernel keeps only the peak of the whole resident memory (VmHWM). The files and the shared
+    memory that are mapped now are subtracted from it. So call this right after the last step: if
+    the peak was in a step, the result is exact, because all that the steps share is still mapped.
+    If the peak was before the first step, shared memory that was freed since, as that of the first
+    weights, counts as private. That is rare, because the weights are resident in the steps, too.
     """
     status = _fields(proc / "status")
     shared = _fields(proc / "smaps_rollup").get("Pss_Shmem", 0)
