@@ -4,9 +4,13 @@ import json
 
 import pytest
 
-from paceline.records.attempts import begin_attempt, continue_rows
+from tests.support.trials import tiny_trial
+
+from paceline.records.attempts import begin_attempt, continue_rows, set_aside
+from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.files import JsonlWriter, read_jsonl
-from paceline.records.layout import RankFiles
+from paceline.records.layout import RankFiles, RunFiles
+from paceline.spec.tables import CheckpointSettings
 
 
 @pytest.fixture
@@ -70,3 +74,19 @@ def test_first_attempt_has_no_continuation(tmp_path):
     continue_rows(files, 0, process_started_unix_s=1.0, restored_unix_s=2.0)
     assert not files.continuations.exists()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("every_steps", "is_complete", "stays"),
+    [(2, True, True), (2, False, False), (None, True, False)],
+)
+def test_only_a_trial_that_can_go_on_stays_where_it_is(tmp_path, every_steps, is_complete, stays):
+    settings = None if every_steps is None else CheckpointSettings(every_steps=every_steps)
+    run, trial = RunFiles(tmp_path), tiny_trial(checkpoint=settings)
+    files = run.trial(trial.id)
+    ranks = 1 if is_complete else 2
+    CheckpointFolder(files.checkpoints).write(4, 0, ranks, lambda file: file.write(b"part"))
+    files.weights.parent.mkdir(parents=True)
+    set_aside(run, trial)
+    assert files.root.exists() == stays
+    assert (run.root / "attempts" / f"{trial.id}.1").exists() == (not stays)

@@ -41,6 +41,11 @@ def test_checksum_is_that_of_sha256sum(folder):
     assert text == f"{digest}  rank-0-of-1.safetensors\n"
 
 
+def test_writing_returns_the_size_of_the_part(folder):
+    size = folder.write(5, 0, 1, lambda file: [file.write(b"part"), file.write(b" 0")])
+    assert size == (folder.root / "step-000000005" / "rank-0-of-1.safetensors").stat().st_size == 6
+
+
 def test_part_is_on_disk_before_it_has_its_name(folder, monkeypatch):
     synced = []
     fsync = os.fsync
