@@ -107,7 +107,7 @@ class Intraop(ReplicaPerNode):
 class ThreadsKeys(KeyModel):
     """Keys of `threads`."""
 
-    replicas: Count | None = Field(default=None, description="copies of the model on a node")
+    replicas: Count | None = None  # copies of the model on a node
 
 
 class ThreadsOptions(OptionModel):
@@ -197,16 +197,11 @@ class ProcessPerReplica(StrategyDescriptor):
 class ProcessesKeys(KeyModel):
     """Keys of `processes`."""
 
-    replicas: Count | None = Field(default=None, description="processes on a node")
-    reduction: Reduction | None = Field(
-        default=None, description="how gradients of several nodes are averaged"
-    )
-    averaging_period_steps: PositiveInt | None = Field(
-        default=None, description="local SGD: steps from one averaging of weights to the next"
-    )
-    averaging_start_step: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="local SGD: first steps, which average every gradient"
-    )
+    replicas: Count | None = None  # processes on a node
+    reduction: Reduction | None = None
+    # Those of AveragingSettings.
+    averaging_period_steps: PositiveInt | None = None
+    averaging_start_step: Annotated[int, Field(ge=0)] | None = None
 
 
 class AveragingSettings(OptionModel):
