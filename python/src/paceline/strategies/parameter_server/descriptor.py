@@ -88,6 +88,7 @@ class ParameterServer(ProcessPerReplica):
     Options = ParameterServerOptions
     is_candidate_for_best = False
     needs_messages = True
+    always_divides_updates = True
     without_cuda = (
         'local_strategy "parameter-server" updates weights in the memory of CPUs; use '
         'local_strategy = "processes"'
@@ -123,9 +124,6 @@ class ParameterServer(ProcessPerReplica):
             fetch_period_steps=keys.fetch_period_steps or 1,
             staleness_bound_steps=bound,
         )
-
-    def divides_updates(self, transport: str, options: Any) -> bool:
-        return True
 
     def updates_by_part(self, options: Any) -> bool:
         return True

@@ -118,6 +118,7 @@ class Pipeline(StrategyDescriptor):
     has_peers_on_node = True
     is_pipelined = True
     uses_node_memory = True
+    always_divides_updates = True
     count_key = "stages"
     layout_key_names = tuple(PipelineKeys.model_fields)
 
@@ -219,9 +220,6 @@ class Pipeline(StrategyDescriptor):
 
     def layout(self, placement: Placement, options: PipelineOptions) -> str:
         return f"{super().layout(placement, options)} m{options.micro_batches}"
-
-    def divides_updates(self, transport: str, options: Any) -> bool:
-        return True
 
     def exchange(self, options: PipelineOptions) -> Exchange:
         return Exchange(among="stages", overlaps=False)
