@@ -44,10 +44,10 @@ def test_class(like: str) -> type[unittest.TestCase]:
     os.environ["BACKEND"] = like
     os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
     dist.is_mpi_available = lambda: True
-    from torch.testing._internal.common_utils import TestCase
-    from torch.testing._internal.distributed import distributed_test as theirs
+    from torch.testing._internal.common_utils import TestCase  # noqa: PLC0415  (after BACKEND)
+    from torch.testing._internal.distributed import distributed_test as theirs  # noqa: PLC0415
 
-    class TorchDistributed(TestCase, theirs.DistributedTest._DistTestBase):
+    class TorchDistributed(TestCase, theirs.DistributedTest._DistTestBase):  # noqa: SLF001
         """As PyTorch runs them under mpirun: this process is one rank."""
 
         rank = MPI.COMM_WORLD.rank
@@ -75,7 +75,7 @@ def meet() -> None:
 
 def skip_reason(error: BaseException) -> str | None:
     """Why a test could not be run: mostly it left with sys.exit, PyTorch's way to skip it."""
-    from torch.testing._internal.common_distributed import TEST_SKIPS
+    from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: PLC0415
 
     if isinstance(error, ValueError) and "Rank 2 is out of range" in str(error):
         return "makes a group of ranks 1 and 2"  # PyTorch skips it on 2 ranks for other backends
@@ -89,7 +89,7 @@ class Outcome(unittest.TestResult):
 
     kind, detail = "passed", ""
 
-    def addSkip(self, test: Any, reason: str) -> None:  # noqa: N802  (unittest's name)
+    def addSkip(self, test: Any, reason: str) -> None:  # noqa: ARG002, N802  (unittest's)
         self.kind, self.detail = "skipped", reason
 
     def addError(self, test: Any, err: Any) -> None:  # noqa: N802
