@@ -1,4 +1,4 @@
-"""The whole sidecar over two minutes; readings and series: tests/functional/test_sidecar_cost.py."""
+"""The whole sidecar over two minutes; its parts: tests/functional/test_sidecar_cost.py."""
 
 from __future__ import annotations
 
