@@ -47,7 +47,9 @@ def test_counted_messages_and_elements_are_those_of_the_schedule(algorithm, foun
     monkeypatch.setattr(message_schedules, "MESSAGE_BYTES", 4 * FLOATS_PER_MESSAGE)
     size, cost = sum(layout), all_reduce(algorithm, sum(layout))
     for length in LENGTHS:
-        pieces = message_schedules.chunks(length, message_schedules.chunk_length(algorithm, size, 4))
+        pieces = message_schedules.chunks(
+            length, message_schedules.chunk_length(algorithm, size, 4)
+        )
         sent = by_algorithm[algorithm]["sent"][str(length)]
         assert sent == [cost.messages * len(pieces), cost.volumes * length]
 

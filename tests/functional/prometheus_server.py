@@ -22,9 +22,7 @@ _ATTEMPTS = 3
 
 
 @contextmanager
-def prometheus(
-    folder: Path, jobs: Mapping[str, Path]
-) -> Iterator[Prometheus]:
+def prometheus(folder: Path, jobs: Mapping[str, Path]) -> Iterator[Prometheus]:
     """Run a Prometheus on a free port. It notices new and removed targets every 5 s.
 
     jobs: folder with the target files, by name.

@@ -77,9 +77,7 @@ class Scraping:
 def scraping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraping]:
     folder = tmp_path_factory.mktemp("scraping")
     with ExitStack() as stack:
-        served = {
-            job: stack.enter_context(endpoint(folder / job)) for job in ("plain", "twice")
-        }
+        served = {job: stack.enter_context(endpoint(folder / job)) for job in ("plain", "twice")}
         twice = served["twice"]
         write_targets([twice.targets / "another.json"], twice.text)
         targets = {job: each.targets for job, each in served.items()}
