@@ -105,6 +105,22 @@ def check_other_reductions(rank: int, size: int) -> None:
     assert turning.tolist() == [1j * size * (size + 1) / 2] * 2
 
 
+def check_groups_that_overlap(rank: int, size: int) -> None:
+    """And end: those of fuzz.py stay to the end of the process."""
+    groups = [dist.new_group(sorted({r, (r + 1) % size})) for r in range(size)]
+    works, tensors = [], []
+    for group in groups:
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            continue
+        tensors.append(torch.full((2,), 1.0 + rank))
+        works.append((group, dist.all_reduce(tensors[-1], group=group, async_op=True)))
+    for (group, work), tensor in zip(works, tensors, strict=True):
+        work.wait()
+        assert tensor.tolist() == [sum(1.0 + r for r in dist.get_process_group_ranks(group))] * 2
+    for group, _ in works:
+        dist.destroy_process_group(group)
+
+
 def check_futures_of_messages(rank: int, size: int) -> None:
     """They complete although nobody waits for the work."""
     if rank > 1:
@@ -237,9 +253,9 @@ def check_messages_of_a_group_name_ranks_of_the_world(rank: int, size: int) -> N
 
 CHECKS: list[Callable[[int, int], None]] = [
     check_moving_every_type, check_parts_of_different_sizes, check_sixteen_bits_are_rounded_once,
-    check_other_reductions, check_futures_of_messages, check_batches, check_functional,
-    check_objects, check_recording, check_profile, check_messages_that_nobody_sends,
-    check_messages_of_a_group_name_ranks_of_the_world,
+    check_other_reductions, check_groups_that_overlap, check_futures_of_messages, check_batches,
+    check_functional, check_objects, check_recording, check_profile,
+    check_messages_that_nobody_sends, check_messages_of_a_group_name_ranks_of_the_world,
 ]  # fmt: skip
 
 
