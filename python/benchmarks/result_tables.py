@@ -26,7 +26,7 @@ import statistics
 import sys
 import tomllib
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -182,7 +182,8 @@ def entries_at(document: Any, path: str) -> Iterator[Row]:
 def at(document: Any, path: str) -> Any:
     """Return the value at a path of keys, indices and `field=value`; None if there is none.
 
-    `*` stands for all entries of a list, and leads to a list of values.
+    `*` stands for all entries of a list, and leads to a list of values. A word in parentheses is a
+    function of what has been found.
     """
     words = path.split("/")
     for place, word in enumerate(words):
@@ -191,10 +192,10 @@ def at(document: Any, path: str) -> Any:
             return [at(entry, "/".join(words[place + 1 :])) for entry in document]
         if is_choice:
             document = next((each for each in document if str(each[field]) == wanted), None)
-        elif isinstance(document, list):
-            document = document[int(word)]
         elif word in COMPUTED:
             document = COMPUTED[word](document)
+        elif isinstance(document, list):
+            document = document[int(word)]
         else:
             document = document.get(word)
         if document is None:
@@ -219,7 +220,10 @@ def only(entries: Row) -> Any:
     return value
 
 
-COMPUTED = {"(name)": configuration, "(mark)": mark, "(only)": only}
+COMPUTED: dict[str, Callable[[Any], Any]] = {
+    "(name)": configuration, "(mark)": mark, "(only)": only,
+    "(median)": statistics.median, "(least)": min, "(most)": max,
+}  # fmt: skip
 
 
 def cell(entries: Sequence[Row], path: str, unit: str, summary: str) -> str:

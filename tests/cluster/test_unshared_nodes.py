@@ -251,11 +251,3 @@ def test_run_without_a_place_is_refused_with_both_ways_out(site: Site, tiny_data
     assert f"host {site.lab.hosts[1].name}: expected {site.folder}/runs/" in outcome["message"]
     assert "must be on storage that all nodes share" in outcome["message"]
     assert "or write the run to a place that every node reaches" in outcome["message"]
-
-
-def test_checkpoints_are_refused_there(site: Site, tiny_dataset: Path) -> None:
-    spec = spec_of(tiny_dataset, MPI, 6) + "[checkpoint]\nevery_steps = 2\n"
-    ended = site.run(spec, site.url("checkpoint"))
-    outcome = outcome_of(copied_run(site, ended))
-    assert ended.returncode == outcome["exit_code"] == ExitCode.ENVIRONMENT, ended.stderr
-    assert "leave out [checkpoint]" in outcome["message"]

@@ -22,21 +22,17 @@ _ATTEMPTS = 3
 
 
 @contextmanager
-def prometheus(
-    folder: Path, jobs: Mapping[str, tuple[Path, Mapping[str, object]]]
-) -> Iterator[Prometheus]:
+def prometheus(folder: Path, jobs: Mapping[str, Path]) -> Iterator[Prometheus]:
     """Run a Prometheus on a free port. It notices new and removed targets every 5 s.
 
-    jobs: folder with the target files and settings of the scrape, by name.
+    jobs: folder with the target files, by name.
     """
-    found_by = {"refresh_interval": "1s"}
     described = [
         {
             "job_name": name,
-            "file_sd_configs": [{"files": [f"{targets}/*.json"], **found_by}],
-            **scrape,
+            "file_sd_configs": [{"files": [f"{targets}/*.json"], "refresh_interval": "1s"}],
         }
-        for name, (targets, scrape) in jobs.items()
+        for name, targets in jobs.items()
     ]
     timing = {"scrape_interval": SCRAPE_INTERVAL, "scrape_timeout": SCRAPE_INTERVAL}
     config = folder / "prometheus.yml"

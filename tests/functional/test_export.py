@@ -22,9 +22,3 @@ def test_csv_has_the_rows_of_compare_and_the_steps(small_run, paceline, tmp_path
     assert row["configuration"] == expected["configuration"]
     with (tmp_path / "out/steps.csv").open(encoding="utf-8") as file:
         assert [int(step["step"]) for step in csv.DictReader(file)] == list(range(20))
-
-
-def test_an_unknown_trial_is_a_usage_error(small_run, paceline, tmp_path):
-    result = paceline.main("export", small_run, "--to", "perfetto", "--trial", "x")
-    assert result.returncode == 2
-    assert "no trial 'x'; there are tiny.local" in result.stderr

@@ -107,9 +107,3 @@ def test_recording_rule_finds_data_in_a_run(api, name) -> None:
         for other, what in RECORDED.items():
             expr = expr.replace(other, f"({what})")
     assert api.instant(expr, LAUNCHED + 3015), name
-
-
-@needs_prometheus
-@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_alert_is_a_query_that_prometheus_takes(api, rule) -> None:
-    api.instant(rule["expr"], LAUNCHED + 3015)

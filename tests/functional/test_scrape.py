@@ -1,9 +1,11 @@
-"""A real Prometheus finds sidecars by their target files and scrapes all that they know."""
+"""A real Prometheus finds sidecars by their target files and scrapes all that they know.
+
+Secrets and TLS: tests/unit/telemetry.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import subprocess
 import sys
 import time
@@ -30,9 +32,6 @@ from paceline.telemetry.exporter import MetricsServer, text_of
 from paceline.telemetry.request import remove_targets, target_text, write_targets
 
 pytestmark = [pytest.mark.functional, pytest.mark.needs("prometheus")]
-needs_openssl = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="the command openssl is not installed"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +47,8 @@ class Endpoint:
 
 
 @contextmanager
-def endpoint(folder: Path, settings: TelemetrySettings) -> Iterator[Endpoint]:
-    server = MetricsServer(served(), settings, (0,))
+def endpoint(folder: Path) -> Iterator[Endpoint]:
+    server = MetricsServer(served(), TelemetrySettings(), (0,))
     text = target_text(f"127.0.0.1:{server.port}", server.scheme)
     made = Endpoint(folder / "targets", text)
     write_targets([made.file], text)
@@ -74,58 +73,16 @@ class Scraping:
         return active_targets(self.api, job)
 
 
-TOKENS = ("s3cret", "guess")
-
-
 @pytest.fixture(scope="module")
 def scraping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraping]:
     folder = tmp_path_factory.mktemp("scraping")
-    secured, security = secure(folder) if shutil.which("openssl") else (TelemetrySettings(), {})
-    ways: dict[str, tuple[TelemetrySettings, dict[str, object]]] = {
-        "plain": (TelemetrySettings(), {}),
-        "twice": (TelemetrySettings(), {}),
-        **{token: (secured, {**security, **sent(token, folder)}) for token in TOKENS},
-    }
     with ExitStack() as stack:
-        served = {
-            job: stack.enter_context(endpoint(folder / job, settings))
-            for job, (settings, _) in ways.items()
-        }
+        served = {job: stack.enter_context(endpoint(folder / job)) for job in ("plain", "twice")}
         twice = served["twice"]
         write_targets([twice.targets / "another.json"], twice.text)
-        jobs = {job: (served[job].targets, scrape) for job, (_, scrape) in ways.items()}
-        jobs["busy"] = (folder / "busy", {})
-        api = stack.enter_context(prometheus(folder, jobs))
+        targets = {job: each.targets for job, each in served.items()}
+        api = stack.enter_context(prometheus(folder, {**targets, "busy": folder / "busy"}))
         yield Scraping(api, served, folder / "busy")
-
-
-def secure(folder: Path) -> tuple[TelemetrySettings, dict[str, object]]:
-    """How to serve over TLS to those who know the token, and what a client must trust."""
-    certificate, tls_key = folder / "server.pem", folder / "server.key"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-            "-nodes", "-days", "2", "-subj", "/CN=sidecar", "-addext",
-            "subjectAltName=IP:127.0.0.1", "-keyout", tls_key, "-out", certificate,
-        ],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )  # fmt: skip
-    tls_key.chmod(0o600)
-    secret = folder / "secret"
-    secret.write_text("s3cret\n")
-    secret.chmod(0o600)
-    settings = TelemetrySettings(
-        tls_certificate=str(certificate), tls_key=str(tls_key), bearer_token_file=str(secret)
-    )
-    return settings, {"tls_config": {"ca_file": str(certificate)}}
-
-
-def sent(token: str, folder: Path) -> dict[str, object]:
-    file = folder / f"sent.{token}"
-    file.write_text(token)
-    return {"authorization": {"credentials_file": str(file)}}
 
 
 def test_scraped_values_are_those_of_the_snapshot_until_the_run_ends(scraping: Scraping) -> None:
@@ -153,17 +110,6 @@ def test_target_in_two_files_is_scraped_once(scraping: Scraping) -> None:
     assert len(list(scraping.served["twice"].targets.iterdir())) == 2
     wait_for(lambda: scraping.series("twice"), LIMIT_S, "a scrape")
     assert len(scraping.targets("twice")) == 1
-
-
-@needs_openssl
-@pytest.mark.parametrize(("token", "up"), [("s3cret", "1"), ("guess", "0")])
-def test_scrape_over_tls_needs_the_token(scraping: Scraping, token: str, up: str) -> None:
-    wait_for(lambda: scraping.series(token), LIMIT_S, "a scrape")
-    (series,) = scraping.series(token)
-    assert series["value"][1] == up
-    (target,) = scraping.targets(token)
-    assert target["scrapeUrl"].startswith("https://")
-    assert ("401" in target["lastError"]) == (up == "0")
 
 
 HOST_FIGURES: dict[str, Callable[[Row], float | None]] = {

@@ -10,9 +10,10 @@ import torch
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
-BUGS = Path(__file__).parent / "programs/parallel_bugs.py"
-FLAT = BUGS.with_name("flat_parameters.py")
-DDP = Path(__file__).parents[2] / "examples/scripts/ddp.py"
+ROOT = Path(__file__).parents[2]
+BUGS = ROOT / "python/benchmarks/parallel_bugs.py"
+FLAT = Path(__file__).parent / "programs/flat_parameters.py"
+DDP = ROOT / "examples/scripts/ddp.py"
 LAYOUTS = DDP.with_name("layouts.py")
 
 

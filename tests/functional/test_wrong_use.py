@@ -52,11 +52,3 @@ def test_run_directory_in_use_is_not_overwritten(paceline, tmp_path):
     (tmp_path / "run" / "mine.txt").write_text("precious")
     assert "--out" in complaint(paceline.main("run", spec, "--out", tmp_path / "run"), 2)
     assert (tmp_path / "run" / "mine.txt").read_text() == "precious"
-
-
-def test_class_folder_without_an_image_is_named(paceline, tmp_path):
-    for name in ("fire", "smoke"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-    result = paceline.main("data", "ingest", tmp_path / "photos", tmp_path / "out")
-    assert "fire" in complaint(result, 4)
-    assert not (tmp_path / "out").exists()

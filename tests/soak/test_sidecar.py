@@ -1,4 +1,4 @@
-"""The whole sidecar over a minute, and the series of a hundred runs in a real Prometheus."""
+"""The whole sidecar over two minutes; its parts: tests/functional/test_sidecar_cost.py."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.functional.prometheus_api import Prometheus
-from tests.functional.prometheus_server import prometheus
 from tests.support.rows import OPERATION, STEP, running_rank
 from tests.support.sidecars import port_of
-from tests.support.waiting import wait_for
 
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import TrialFiles
@@ -30,7 +26,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 PROCESSES, RANKS = 64, 8
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
-SERIES, CORE_SHARE = 2000, 0.01
+CORE_SHARE = 0.01
 SETTLED_S, MEASURED_S, SCRAPE_S, WINDOWS = 5.0, 30.0, 15.0, 4
 LIMIT_S = 30.0
 
@@ -62,14 +58,12 @@ def write_ranks(files: TrialFiles, pids: list[int]) -> None:
 
 
 @contextmanager
-def sidecar(
-    folder: Path, run: str, pids: list[int], settings: TelemetrySettings
-) -> Iterator[SidecarHandle]:
+def sidecar(folder: Path, pids: list[int]) -> Iterator[SidecarHandle]:
     write_ranks(TrialFiles(folder / "trial"), pids)
     handle = SidecarHandle(
         SidecarRequest(
-            settings=settings,
-            run=run,
+            settings=TelemetrySettings(interval_s=1.0, listen_port=0),
+            run="run",
             pids=tuple(pids),
             trace=folder / "trace.jsonl",
             state=folder / "sidecar.json",
@@ -93,8 +87,7 @@ def test_whole_sidecar_of_64_processes_takes_at_most_one_percent_of_a_core(
     processes: list[int], tmp_path: Path
 ) -> None:
     """Readings, rows, and the answers to a Prometheus that asks every 15 s."""
-    settings = TelemetrySettings(interval_s=1.0, listen_port=0)
-    with sidecar(tmp_path, "run", processes, settings) as handle:
+    with sidecar(tmp_path, processes) as handle:
         port = port_of(handle, tmp_path / "sidecar.json")
         time.sleep(SETTLED_S)
         shares = [share_of_a_core(handle.pid, port) for _ in range(WINDOWS)]
@@ -111,35 +104,3 @@ def share_of_a_core(pid: int, port: int | None) -> float:
             assert answer.read()
         time.sleep(SCRAPE_S)
     return (cpu_s(pid) - before_s) / (time.monotonic() - started_s)
-
-
-def test_runs_one_after_the_other_have_at_most_2000_series_at_a_time(
-    processes: list[int], tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    """Prometheus ends the series of a run when its sidecar has ended."""
-    targets = tmp_path / "targets"
-    targets.mkdir()
-    settings = TelemetrySettings(interval_s=0.2, listen_port=0, targets_dir=str(targets))
-    counts: list[int] = []
-    with prometheus(tmp_path, {"paceline": (targets, {})}) as api:
-        for number in range(pytestconfig.getoption("--soak-count")):
-            name = f"run-{number}"
-            folder = tmp_path / name
-            folder.mkdir()
-            with sidecar(folder, name, processes[:RANKS], settings):
-                wait_for(partial(is_scraped, api, name), LIMIT_S, f"series of {name}")
-                counts.append(active_series(api))
-        stored = api.get("status/tsdb")["headStats"]["numSeries"]
-    record = {"active": counts, "stored": stored}
-    (tmp_path / "series.json").write_text(json.dumps(record))
-    print(f"at most {max(counts)} active series, {stored} stored", file=sys.stderr)
-    assert max(counts) <= SERIES
-
-
-def is_scraped(api: Prometheus, run: str) -> bool:
-    return bool(api.instant(f'paceline_training_steps_total{{run="{run}"}}', time.time()))
-
-
-def active_series(api: Prometheus) -> int:
-    [found] = api.instant('count({__name__=~"paceline_.+"})', time.time())
-    return int(found["value"][1])

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"
+COMPUTED = ("median", "least", "most")
 
 
 @pytest.fixture
@@ -48,13 +49,15 @@ def test_every_raw_file_is_used(result_tables: ModuleType) -> None:
 def test_a_changed_figure_is_written_anew(
     result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = {"rows": [{"name": "a", "s": 0.5}, {"name": "b", "s": -1234.56}]}
+    document = {"rows": [{"name": "a", "s": 0.5}, {"name": "b", "s": -1234.56}], "all": [3, 1, 8]}
     monkeypatch.setattr(result_tables, "raw", {"new": document}.__getitem__)
-    text = "It took 0.70<!-- new/rows/name=b/s --> s, 1<!-- new/rows/0/s * 1000 --> ms."
-    assert (
-        result_tables.with_tables(text)
-        == "It took −1,234.56<!-- new/rows/name=b/s --> s, 500<!-- new/rows/0/s * 1000 --> ms."
+    marks = ["new/rows/name=b/s", "new/rows/0/s * 1000", *(f"new/all/({w})" for w in COMPUTED)]
+    old, new = ["0.70", "1", "0", "0", "0"], ["−1,234.56", "500", "3", "1", "8"]
+    before, after = (
+        " ".join(f"{figure}<!-- {mark} -->" for figure, mark in zip(figures, marks, strict=True))
+        for figures in (old, new)
     )
+    assert result_tables.with_tables(before) == after
 
 
 def test_a_figure_that_no_raw_file_has_is_named(

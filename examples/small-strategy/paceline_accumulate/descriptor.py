@@ -21,7 +21,7 @@ DEFAULT_PIECES = 2
 class AccumulateKeys(KeyModel):
     """Keys of `accumulate` in a [[trials]] entry."""
 
-    pieces: int | None = Field(default=None, ge=2, description="pieces of a batch (default: 2)")
+    pieces: int | None = Field(default=None, ge=2)  # of a batch
 
 
 class AccumulateOptions(OptionModel):

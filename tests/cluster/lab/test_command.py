@@ -107,12 +107,6 @@ def test_what_cannot_be_is_refused_without_a_stack_trace(words: list[str], compl
     assert "Traceback" not in done.stderr
 
 
-def test_more_cores_than_there_are_is_what_the_environment_lacks() -> None:
-    done = lab_here("up", "--hosts", 2, "--cores", 4096)
-    assert done.returncode == 3
-    assert "needs 8192" in done.stderr
-
-
 def test_name_of_this_machine_is_what_it_was(name: str) -> None:
     before = socket.gethostname()
     lab("up", "--name", name, "--no-spark", "--exec", "true")

@@ -49,6 +49,7 @@ ENDED_BY_YARN = status(1, "failed", TERMINATED, secondary=True)
         ([TOO_LATE, status(1, "running")], {"dead": (1,)}, 1),
         ([TOO_LATE, status(1, "running")], {"named": 1}, 1),
         ([TOO_LATE, BAD_DATA], {}, 1),
+        ([status(0, "running"), BAD_DATA], {"dead": (0,)}, 1),
         ([status(1, "running")], {"named": 0, "dead": (1,)}, 0),
         (ON_TWO_HOSTS, {"named": 0, "dead": (0, 1), "without_peer": 0}, 2),
         (ON_TWO_HOSTS, {"named": 0, "dead": (1,), "without_peer": 0}, 2),

@@ -144,27 +144,12 @@ def test_launcher_may_know_why_a_rank_was_asked_to_end(outcome_of, write_status)
     assert "was asked to end; the launcher says: RankFailed: the Python" in outcome.message
 
 
-def test_own_error_outweighs_peers_that_were_killed_for_it(outcome_of, write_status):
-    write_status(0, "running")
-    write_status(1, "failed", "NameError: name 'x' is not defined")
-    outcome = outcome_of(ended(5, dead_ranks=(0,)))
-    assert outcome.failed_rank == 1
-    assert "NameError" in outcome.message
-
-
 def test_rank_that_only_missed_its_peer_is_never_blamed(outcome_of, write_status):
     write_status(0, "failed", PEER, secondary=True)
     write_status(1, "failed", "DataError: photo 3 is damaged")
     outcome = outcome_of(ended(5), log="MPI_ABORT was invoked on rank 0 in communicator")
     assert (outcome.failed_rank, outcome.exit_code, outcome.status) == (1, 4, "refused")
     assert "photo 3 is damaged" in outcome.message
-
-
-def test_rank_that_waited_too_long_is_not_the_cause(outcome_of, write_status):
-    write_status(0, "failed", "TimedOut: waited 30 s for ranks [1]")
-    write_status(1, "failed", "EnvironmentLacks: too few cores")
-    outcome = outcome_of(ended(6))
-    assert (outcome.failed_rank, outcome.exit_code, outcome.status) == (1, 3, "refused")
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,7 @@ def test_the_same_trial_twice_is_refused():
     again = '[[trials]]; launcher = "local"; local_strategy = "threads"; replicas = 2'
     (fault,) = faults_of(spec("local/threads", f"replicas = 2; {again}"))
     assert "trials[3]: equal to an earlier one" in fault
+    assert "use `repeats` to repeat" in fault
 
 
 def test_every_workload_needs_its_baseline():

@@ -152,9 +152,9 @@ def from_json(document: dict[str, Any], where: str) -> DatasetManifest:
     version = document.get("schema")
     if version != SCHEMA_VERSION:
         raise DataError(
-            f"{where}: expected manifest schema {SCHEMA_VERSION}, got {version!r}"
-            f"{', which Paceline 0.1 reads' if version == 1 else ''}; make it again with "
-            "`paceline data ingest` or `paceline data register` of this version"
+            f"{where}: expected manifest schema {SCHEMA_VERSION}, got {version!r}: it is of "
+            "another version of Paceline; make it again with `paceline data ingest` or "
+            "`paceline data register` of this version"
         )
     try:
         return DatasetManifest.model_validate(document)

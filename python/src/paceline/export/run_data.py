@@ -92,8 +92,9 @@ class RunData:
         """Write the run in a format of `paceline export`; return the files or folders.
 
         out: a folder; default RUN_DIR/export/FORMAT. trial: only the trial with this id.
-        Raises UsageError for an unknown format or trial, or if `out` cannot be written;
-        EnvironmentLacks if the format's library is not installed; DataError if a file is damaged.
+        Raises UsageError for an unknown format or trial, or if `out` cannot be made; OSError if a
+        file in it cannot be written; EnvironmentLacks if the format's library is not installed;
+        DataError if a file is damaged.
         """
         if to not in _EXPORTERS:
             raise UsageError(f"export: expected a format among {', '.join(FORMATS)}, got {to!r}")

@@ -51,9 +51,7 @@ class MpiSettings(KeyModel):
 class MpiKeys(KeyModel):
     """Keys of launcher `mpi`."""
 
-    mpi_parameters: dict[str, str] = Field(
-        default_factory=dict, description="MCA parameters of mpirun, by name"
-    )
+    mpi_parameters: dict[str, str] = Field(default_factory=dict)  # MCA parameters, by name
 
 
 class MpiLaunchOptions(OptionModel):

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.spec.descriptors import Descriptor, KeyModel
+from paceline.spec.descriptors import Descriptor
 from paceline.spec.extensions import (
     COMPRESSIONS,
     LAUNCHERS,
@@ -49,14 +49,10 @@ def accepts(request: TrialRequest, key: str) -> bool:
     return any(key in descriptor.Keys.model_fields for descriptor in chosen(request).values())
 
 
-def key_models() -> list[type[KeyModel]]:
-    """Return the models of the keys that extensions add to a [[trials]] entry."""
-    return [descriptor.Keys for group in _GROUPS.values() for descriptor in group.all()]
-
-
-def declared_keys() -> dict[str, Any]:
-    """Return every key that extensions add to a [[trials]] entry, with its pydantic field."""
-    return {key: field for model in key_models() for key, field in model.model_fields.items()}
+def declared_keys() -> list[str]:
+    """Return every key that extensions add to a [[trials]] entry."""
+    descriptors = (descriptor for group in _GROUPS.values() for descriptor in group.all())
+    return sorted({key for descriptor in descriptors for key in descriptor.Keys.model_fields})
 
 
 def name_faults(request: TrialRequest) -> Iterator[str]:

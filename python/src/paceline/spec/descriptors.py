@@ -118,6 +118,7 @@ class StrategyDescriptor(Descriptor):
     can_reduce_flat: ClassVar[bool] = False  # one replica a rank: all ranks can reduce together
     needs_messages: ClassVar[bool] = False  # point-to-point, at any time
     needs_process_group: ClassVar[bool] = False  # of torch, also between the ranks of one node
+    always_divides_updates: ClassVar[bool] = False  # several workers update shards of parameters
     # whether the ranks of a node have room for the whole model, which evaluations need
     holds_whole_model: ClassVar[bool] = True
     # "best" may become it: it is equivalent with its defaults, and made for speed
@@ -201,7 +202,7 @@ class StrategyDescriptor(Descriptor):
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         """Return whether several workers update shards of the parameters."""
-        return False
+        return self.always_divides_updates
 
     def updates_by_part(self, options: Any) -> bool:
         """Return whether an update uses the gradient of a part of the batch or of the model, when

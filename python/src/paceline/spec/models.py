@@ -29,7 +29,7 @@ from paceline.spec.values import (
     is_baseline,
 )
 
-SCHEMA = 2  # of spec files; schema 1 belongs to Paceline 0.1
+SCHEMA = 2  # of spec files
 McaParameters = Annotated[dict[str, str], Field(min_length=1)]
 K = TypeVar("K", bound=BaseModel)
 

@@ -107,7 +107,7 @@ class Intraop(ReplicaPerNode):
 class ThreadsKeys(KeyModel):
     """Keys of `threads`."""
 
-    replicas: Count | None = Field(default=None, description="copies of the model on a node")
+    replicas: Count | None = None  # copies of the model on a node
 
 
 class ThreadsOptions(OptionModel):
@@ -127,6 +127,7 @@ class Threads(StrategyDescriptor):
     Keys = ThreadsKeys
     Options = ThreadsOptions
     is_replicated = True
+    always_divides_updates = True
     count_key = "replicas"
     layout_key_names = ("replicas",)
     without_cuda = (
@@ -154,9 +155,6 @@ class Threads(StrategyDescriptor):
                 f"threads_per_rank: expected a multiple of the {replicas} replicas, got {threads}; "
                 f"use {-(-threads // replicas) * replicas}"
             )
-
-    def divides_updates(self, transport: str, options: Any) -> bool:
-        return True
 
     def exchange(self, options: Any) -> Exchange:
         return Exchange(among="nodes", overlaps=False)
@@ -197,16 +195,11 @@ class ProcessPerReplica(StrategyDescriptor):
 class ProcessesKeys(KeyModel):
     """Keys of `processes`."""
 
-    replicas: Count | None = Field(default=None, description="processes on a node")
-    reduction: Reduction | None = Field(
-        default=None, description="how gradients of several nodes are averaged"
-    )
-    averaging_period_steps: PositiveInt | None = Field(
-        default=None, description="local SGD: steps from one averaging of weights to the next"
-    )
-    averaging_start_step: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="local SGD: first steps, which average every gradient"
-    )
+    replicas: Count | None = None  # processes on a node
+    reduction: Reduction | None = None
+    # Those of AveragingSettings.
+    averaging_period_steps: PositiveInt | None = None
+    averaging_start_step: Annotated[int, Field(ge=0)] | None = None
 
 
 class AveragingSettings(OptionModel):
@@ -411,6 +404,7 @@ class Sharded(ProcessPerReplica):
     implementation = "paceline.strategies.sharded.strategy:FullyShardedStrategy"
     is_candidate_for_best = False  # it saves memory rather than time
     needs_process_group = True
+    always_divides_updates = True
     holds_whole_model = False
     can_scale_loss = True
     can_accumulate = False
@@ -422,9 +416,6 @@ class Sharded(ProcessPerReplica):
     def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
         instead = 'local_strategy = "processes"'
         yield from without_all_reduce(request, f'"{self.name}"', instead)
-
-    def divides_updates(self, transport: str, options: Any) -> bool:
-        return True
 
     def exchange(self, options: Any) -> Exchange:
         # Two all-gathers of the parameters and a reduce-scatter of the gradients: each moves half

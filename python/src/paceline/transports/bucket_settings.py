@@ -23,16 +23,10 @@ FactorSetting = Literal["auto", "always", "never"]
 class GradientKeys(KeyModel):
     """Keys of a transport that sends gradients."""
 
-    bucket_mb: PositiveFloat | None = Field(default=None, description="gradients in one message")
-    buckets_in_flight: PositiveInt | None = Field(
-        default=None, description="messages at the same time"
-    )
-    compression: str | None = Field(
-        default=None, description="gradient compression; the result is then not equivalent"
-    )
-    sufficient_factors: FactorSetting | None = Field(
-        default=None, description="exchange factors of linear layers instead of gradients"
-    )
+    bucket_mb: PositiveFloat | None = None  # gradients in one message
+    buckets_in_flight: PositiveInt | None = None
+    compression: str | None = None
+    sufficient_factors: FactorSetting | None = None
 
 
 class CompressionSettings(OptionModel):

@@ -55,7 +55,7 @@ from paceline.launchers.spark.configuration import (
 from paceline.plan.trial import Trial
 from paceline.records.layout import TrialFiles
 
-_SLOTS_S = 60.0  # until executors have started, also on busy hosts
+_SLOTS_S = 15.0  # for executors to start; on a free host they need a few seconds
 _DRIVER_S = 180.0  # a driver gives up a master that does not answer after a minute
 # Spark's message for a task whose Python worker has died.
 LOST_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")

@@ -13,6 +13,7 @@ from paceline.spec.placement import NodeCounts, Placement
 from paceline.spec.values import PositiveInt
 from paceline.strategies.descriptors import ProcessPerReplica, without_all_reduce
 
+# When servers apply gradients, and what workers wait for.
 UpdateMode = Literal["synchronous", "asynchronous", "stale-synchronous", "shat"]
 DEFAULT_STALENESS_BOUND_STEPS = 1
 _WITH_PERIODS = ("asynchronous", "shat")
@@ -21,18 +22,11 @@ _WITH_PERIODS = ("asynchronous", "shat")
 class ParameterServerKeys(KeyModel):
     """Keys of `parameter-server`."""
 
-    update_mode: UpdateMode | None = Field(
-        default=None, description="when servers apply gradients, and what workers wait for"
-    )
-    push_period_steps: PositiveInt | None = Field(
-        default=None, description="steps from one push of gradients to the next"
-    )
-    fetch_period_steps: PositiveInt | None = Field(
-        default=None, description="steps from one fetch of weights to the next"
-    )
-    staleness_bound_steps: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="steps that a worker may be ahead of the slowest one"
-    )
+    update_mode: UpdateMode | None = None
+    push_period_steps: PositiveInt | None = None  # from one push of gradients to the next
+    fetch_period_steps: PositiveInt | None = None  # from one fetch of weights to the next
+    # how far a worker may be ahead of the slowest one
+    staleness_bound_steps: Annotated[int, Field(ge=0)] | None = None
 
 
 class ParameterServerOptions(OptionModel):
@@ -94,6 +88,7 @@ class ParameterServer(ProcessPerReplica):
     Options = ParameterServerOptions
     is_candidate_for_best = False
     needs_messages = True
+    always_divides_updates = True
     without_cuda = (
         'local_strategy "parameter-server" updates weights in the memory of CPUs; use '
         'local_strategy = "processes"'
@@ -129,9 +124,6 @@ class ParameterServer(ProcessPerReplica):
             fetch_period_steps=keys.fetch_period_steps or 1,
             staleness_bound_steps=bound,
         )
-
-    def divides_updates(self, transport: str, options: Any) -> bool:
-        return True
 
     def updates_by_part(self, options: Any) -> bool:
         return True

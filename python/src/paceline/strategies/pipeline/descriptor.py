@@ -27,7 +27,9 @@ _DOT, _TIMES = "\N{MIDDLE DOT}", "\N{MULTIPLICATION SIGN}"
 PipelineSchedule = Literal["gpipe", "1f1b", "pipedream"]
 # Those that update the weights once a step, after all micro-batches, and train the same.
 FLUSHING_SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
-Balance = Literal["time", "size"]
+Balance = Literal["time", "size"]  # what the stages share equally
+# First layer of each stage but the first.
+SplitPoints = Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)]
 
 _STREAM_STORES_ACTIVATIONS = (
     'activation_checkpointing: schedule "pipedream" stores the activations of every micro-batch in '
@@ -46,22 +48,12 @@ _SEARCHED_MICRO_BATCHES_PER_STAGE = (1, 2, 4, 8)
 class PipelineKeys(KeyModel):
     """Keys of `pipeline`."""
 
-    stages: Count | None = Field(default=None, description="stages that a replica is split into")
-    micro_batches: Count | None = Field(
-        default=None, description="micro-batches that a replica's samples are divided into"
-    )
-    schedule: PipelineSchedule | None = Field(
-        default=None, description="order of forward and backward passes"
-    )
-    vertical_sync: bool | None = Field(
-        default=None, description="pipedream: a micro-batch uses one version of the weights"
-    )
-    balance: Balance | None = Field(
-        default=None, description="what the stages share equally: time or size"
-    )
-    split_points: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None = (
-        Field(default=None, description="first layer of each stage but the first")
-    )
+    stages: Count | None = None  # of a replica
+    micro_batches: Count | None = None  # of a replica's samples
+    schedule: PipelineSchedule | None = None
+    vertical_sync: bool | None = None  # pipedream: a micro-batch uses one version of the weights
+    balance: Balance | None = None
+    split_points: SplitPoints | None = None
 
 
 class PipelineOptions(OptionModel):
@@ -126,6 +118,7 @@ class Pipeline(StrategyDescriptor):
     has_peers_on_node = True
     is_pipelined = True
     uses_node_memory = True
+    always_divides_updates = True
     count_key = "stages"
     layout_key_names = tuple(PipelineKeys.model_fields)
 
@@ -228,9 +221,6 @@ class Pipeline(StrategyDescriptor):
     def layout(self, placement: Placement, options: PipelineOptions) -> str:
         return f"{super().layout(placement, options)} m{options.micro_batches}"
 
-    def divides_updates(self, transport: str, options: Any) -> bool:
-        return True
-
     def exchange(self, options: PipelineOptions) -> Exchange:
         return Exchange(among="stages", overlaps=False)
 
@@ -262,7 +252,7 @@ class Pipeline(StrategyDescriptor):
 class HybridKeys(PipelineKeys):
     """Keys of `hybrid`."""
 
-    replicas: Count | None = Field(default=None, description="pipelines on a node")
+    replicas: Count | None = None  # pipelines on a node
 
 
 class Hybrid(Pipeline):

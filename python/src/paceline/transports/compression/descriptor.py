@@ -31,9 +31,7 @@ class Fp16(CompressionDescriptor):
 class PowerSgdKeys(KeyModel):
     """Keys of `powersgd`."""
 
-    compression_rank: PositiveInt | None = Field(
-        default=None, description="powersgd: rank of the approximation"
-    )
+    compression_rank: PositiveInt | None = None  # of the approximation
 
 
 class PowerSgd(CompressionDescriptor):
@@ -50,9 +48,8 @@ class PowerSgd(CompressionDescriptor):
 class TopKKeys(KeyModel):
     """Keys of `topk`."""
 
-    compression_density: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(
-        default=None, description="topk: part of the elements that is sent"
-    )
+    # part of the elements that is sent
+    compression_density: Annotated[float, Field(gt=0, le=1, strict=False)] | None = None
 
 
 class TopK(CompressionDescriptor):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field
-
 from paceline.costs.link_cost import ALL_REDUCE
 from paceline.spec.extensions import LAUNCHERS
 from paceline.spec.models import TrialRequest
@@ -34,7 +32,7 @@ Algorithm = Literal[
 class MpiKeys(GradientKeys):
     """Keys of transport `mpi`."""
 
-    algorithm: Algorithm | None = Field(default=None, description="all-reduce algorithm")
+    algorithm: Algorithm | None = None
 
 
 class MpiOptions(GradientOptions):

@@ -20,6 +20,7 @@ import re
 import sys
 import tempfile
 import time
+import traceback
 import unittest
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +32,7 @@ from mpi4py import MPI
 
 import paceline.distributed
 import paceline.mpi  # noqa: F401  (back end "mpi4py", and where the ranks meet)
+from paceline.torch_internals import PrefixStore, TCPStore
 
 OURS = sys.argv[3]
 FAILED = 17  # exit status: a test failed, the remaining ones have not run
@@ -44,17 +46,17 @@ def test_class(like: str) -> type[unittest.TestCase]:
     os.environ["BACKEND"] = like
     os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
     dist.is_mpi_available = lambda: True
-    from torch.testing._internal.common_utils import TestCase
-    from torch.testing._internal.distributed import distributed_test as theirs
+    from torch.testing._internal.common_utils import TestCase  # noqa: PLC0415  (after BACKEND)
+    from torch.testing._internal.distributed import distributed_test as theirs  # noqa: PLC0415
 
-    class TorchDistributed(TestCase, theirs.DistributedTest._DistTestBase):
+    class TorchDistributed(TestCase, theirs.DistributedTest._DistTestBase):  # noqa: SLF001
         """As PyTorch runs them under mpirun: this process is one rank."""
 
         rank = MPI.COMM_WORLD.rank
         world_size = MPI.COMM_WORLD.size
 
         def setUp(self) -> None:
-            super().setUp()
+            super().setUp()  # type: ignore[no-untyped-call]
             theirs.BACKEND = OURS if self._testMethodName in ASK_FOR_THE_NAME else like
 
         def _barrier(self, *_: Any, **__: Any) -> None:
@@ -75,7 +77,7 @@ def meet() -> None:
 
 def skip_reason(error: BaseException) -> str | None:
     """Why a test could not be run: mostly it left with sys.exit, PyTorch's way to skip it."""
-    from torch.testing._internal.common_distributed import TEST_SKIPS
+    from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: PLC0415
 
     if isinstance(error, ValueError) and "Rank 2 is out of range" in str(error):
         return "makes a group of ranks 1 and 2"  # PyTorch skips it on 2 ranks for other backends
@@ -89,17 +91,17 @@ class Outcome(unittest.TestResult):
 
     kind, detail = "passed", ""
 
-    def addSkip(self, test: Any, reason: str) -> None:  # noqa: N802  (unittest's name)
+    def addSkip(self, test: Any, reason: str) -> None:  # noqa: ARG002, N802  (unittest's)
         self.kind, self.detail = "skipped", reason
 
-    def addError(self, test: Any, err: Any) -> None:  # noqa: N802
+    def addError(self, test: Any, err: Any) -> None:  # noqa: ARG002, N802
         reason = skip_reason(err[1])
         if reason is not None:
             self.kind, self.detail = "skipped", reason
         elif self.kind != "failed":
             self.kind = "failed"
             # names only: where things lie on the machine is nobody's business
-            text = self._exc_info_to_string(err, test)
+            text = "".join(traceback.format_exception(*err))
             self.detail = re.sub(r'File ".*/', 'File "', text)[-1500:]
 
     addFailure = addError  # noqa: N815
@@ -114,7 +116,7 @@ def run_one(test: unittest.TestCase) -> Outcome:
     torch.manual_seed(0)
     world, limit = MPI.COMM_WORLD, timedelta(seconds=LIMIT_S)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.PrefixStore(test.id(), dist.TCPStore(host, port, timeout=limit))
+    store = PrefixStore(test.id(), TCPStore(host, port, timeout=limit))
     dist.init_process_group(
         OURS, store=store, rank=world.rank, world_size=world.size, timeout=limit
     )

@@ -1,11 +1,16 @@
-"""Some of PyTorch's own distributed tests over our back ends; run.py runs all of them."""
+"""Some of PyTorch's own distributed tests; benchmarks/torch_distributed/run.py runs all."""
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+from types import ModuleType
+
 import pytest
-from tests.contract.torch_distributed.run import run_job, summary
 
 pytestmark = pytest.mark.contract
+
+BENCHMARKS = Path(__file__).parents[2] / "python/benchmarks"
 
 # One of each kind; and one for GPUs, which PyTorch skips.
 TESTS = [
@@ -20,6 +25,13 @@ TESTS = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program that runs them."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("torch_distributed.run")
+
+
 OF_GPUS = "test_broadcast_cuda"
 OF_MPI = {"test_all_to_all_single_unequal_split", "test_all_to_all_full_group"}
 
@@ -29,18 +41,18 @@ OF_MPI = {"test_all_to_all_single_unequal_split", "test_all_to_all_full_group"}
     [("mpi4py", 2, "mpi", {OF_GPUS}), ("paceline", 3, "gloo", {OF_GPUS, *OF_MPI})],
 )
 def test_tests_that_pytorch_runs_for_its_own_back_end_pass(
-    backend, ranks, like, skipped, forks, tmp_path
+    program, backend, ranks, like, skipped, forks, tmp_path
 ):
-    rows = run_job(TESTS, ranks, like, tmp_path / "job", backend, forks.python_m_mpi4py)
+    rows = program.run_job(TESTS, ranks, like, tmp_path / "job", backend, forks.python_m_mpi4py)
     assert set(rows) == set(TESTS), (tmp_path / "job" / "log.txt").read_text()[-3000:]
     failed = {name: row["detail"] for name, row in rows.items() if row["outcome"] == "failed"}
     assert failed == {}
     assert {name for name, row in rows.items() if row["outcome"] == "skipped"} == skipped
 
 
-def test_summary_counts_what_ran_anywhere_and_passed_everywhere():
+def test_summary_counts_what_ran_anywhere_and_passed_everywhere(program):
     passed, failed, skipped = ({"outcome": kind} for kind in ("passed", "failed", "skipped"))
-    found = summary(
+    found = program.summary(
         {
             "2": {"a": passed, "b": skipped, "c": passed, "d": skipped},
             "3": {"a": passed, "b": passed, "c": failed, "d": skipped},

@@ -1,8 +1,7 @@
 """Runs PyTorch's own distributed tests over one of our back ends, and says which pass.
 
-    python tests/contract/torch_distributed/run.py --out docs/results/raw/mpi_backend.json
-    python tests/contract/torch_distributed/run.py --backend paceline --like gloo \
-        --out docs/results/raw/paceline_backend.json
+    python run.py --out mpi_backend.json
+    python run.py --backend paceline --like gloo --out paceline_backend.json
 
 The tests are torch.testing._internal.distributed.distributed_test, which the wheel brings. Counted
 are those that PyTorch runs for its own MPI backend on a machine without GPUs, at each number of
@@ -23,6 +22,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from paceline.host.machine import package_versions
 
 RANK = Path(__file__).with_name("rank.py")
 MODULE = "torch.testing._internal.distributed.distributed_test"
@@ -48,7 +49,7 @@ REASONS = {
 
 
 def test_names() -> list[str]:
-    """Of PyTorch's class, as it is once imported: some are made from one with parameters."""
+    """Return the names of PyTorch's tests, as they are once imported: some have parameters."""
     program = (
         f"import {MODULE} as m; "
         "print(*(n for n in vars(m.DistributedTest._DistTestBase) if n.startswith('test_')))"
@@ -62,7 +63,7 @@ def test_names() -> list[str]:
 
 
 def run_tests(names: list[str], ranks: int, like: str, folder: Path, backend: str) -> Rows:
-    """Outcome of each test on `ranks` ranks: {"outcome", "detail", "seconds"}.
+    """Return the outcome of each test on `ranks` ranks: {"outcome", "detail", "seconds"}.
 
     passed: on all ranks; skipped: on all ranks; else failed. A job ends with the first failure,
     so there are as many jobs as failures, and one.
@@ -134,7 +135,7 @@ def _goes_on_to_its_end(process: subprocess.Popen[bytes], folder: Path) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of a job outlives it."""
+    """End a job that still runs, with all of its processes."""
     if process.poll() is None:
         process.terminate()  # mpirun ends its ranks
         try:
@@ -172,7 +173,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def summary(worlds: dict[str, Rows]) -> dict[str, Any]:
-    """Of all numbers of ranks: a test counts if it runs at any, and passes if it does at all."""
+    """Sum up all numbers of ranks: a test counts if any runs it, and passes if none fails."""
     outcomes: dict[str, set[str]] = {}
     for rows in worlds.values():
         for name, row in rows.items():
@@ -232,8 +233,6 @@ def main() -> None:
 
 
 def write(file: Path, suites: dict[str, dict[str, Rows]]) -> None:
-    from paceline.host.machine import package_versions
-
     document = {
         "tests": MODULE,
         "command": " ".join(["python", *(word.rpartition("/")[2] for word in sys.argv)]),
