@@ -21,6 +21,7 @@ CONTENT = b"0123456789"
 # Answers of a NameNode, by path, in the form of its documentation (WebHDFS.html, Hadoop 3.3.4).
 STATUS = {"pathSuffix": "", "type": "FILE", "length": len(CONTENT), "modificationTime": 0}
 FAULTS = {
+    "/cancelled": (403, "SecurityException", "InvalidToken: token 7 can't be found in cache"),
     "/denied": (403, "AccessControlException", "Permission denied: user=guest, access=EXECUTE"),
     "/standby": (403, "StandbyException", "Operation category READ is not supported in standby"),
 }
@@ -106,6 +107,7 @@ def test_user_of_the_url_comes_first(url: str, monkeypatch: pytest.MonkeyPatch) 
     ("path", "message"),
     [
         ("denied", "access was denied; expected .* HADOOP_USER_NAME"),
+        ("cancelled", "access was denied .* token is no longer valid"),
         ("secured", r"access was denied; expected .* \?kerberos=true"),
         ("standby", "in standby"),
     ],

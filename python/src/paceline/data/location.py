@@ -22,6 +22,7 @@ from pyarrow import fs
 
 from paceline.data.hdfs import native_hdfs, web_hdfs
 from paceline.errors import DataError, EnvironmentLacks, UsageError
+from paceline.host.kerberos import kerberos_advice
 from paceline.spec.secret_values import holds_secret
 from paceline.spec.values import REMOTE_SCHEMES, is_remote, local_path
 
@@ -263,6 +264,8 @@ def _explanation(name: str, error: Exception) -> EnvironmentLacks | DataError:
             f"{name}: access was denied; expected credentials that may use it: set "
             f"{_CREDENTIALS[scheme]}"
         )
+    if scheme in _HDFS and (advice := kerberos_advice(text)) is not None:
+        return EnvironmentLacks(f"{name}: access was denied ({text}); {advice}")
     if "NO_SUCH_BUCKET" in text:
         return EnvironmentLacks(
             f"{name}: there is no such bucket; correct the URL, or its region and endpoint"
