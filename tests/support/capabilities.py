@@ -72,6 +72,18 @@ def _has_pmix() -> bool:
     return any((folder / name).exists() for name in _PMIX)
 
 
+# Of Debian's packages krb5-kdc, krb5-admin-server, krb5-user and krb5-config.
+_KERBEROS = ("krb5kdc", "kdb5_util", "kadmin.local", "kinit")
+_KERBEROS_FILE = Path("/etc/krb5.conf")
+
+
+def _why_no_kerberos() -> str | None:
+    missing = [name for name in _KERBEROS if shutil.which(name) is None]
+    if not _KERBEROS_FILE.exists():
+        missing.append(str(_KERBEROS_FILE))
+    return f"not installed: {', '.join(missing)}" if missing else None
+
+
 def _why_no_compiler() -> str | None:
     return None if shutil.which("g++") else "not on PATH: g++"
 
@@ -112,6 +124,7 @@ def _why_not_listed(capability: str) -> str | None:
 WHY_NOT: dict[str, Callable[[], str | None]] = {
     "lab": why_no_lab,
     "hadoop": hadoop_jars.why_not,
+    "kerberos": _why_no_kerberos,
     "prometheus": _why_no_prometheus,
     "slurm": _why_no_slurm,
     "tmpfs": _why_no_tmpfs,
@@ -143,6 +156,8 @@ def detected() -> frozenset[str]:
         found |= {"lab", "tmpfs"}
     if installed("java", "mvn") and hadoop_jars.are_in_local_repository():
         found.add("hadoop")
+    if installed(*_KERBEROS) and _KERBEROS_FILE.exists():
+        found.add("kerberos")
     if installed("prometheus", "promtool"):
         found.add("prometheus")
     if installed(*_SLURM) and _has_pmix():

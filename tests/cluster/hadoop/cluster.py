@@ -1,7 +1,8 @@
 """A real HDFS and YARN on the hosts of a lab.
 
 NameNode and ResourceManager run on the first host, DataNode and NodeManager on each. Hadoop needs
-the names of its hosts, so /etc/hosts is replaced for its processes. Files are in the lab's folder.
+the names of its hosts, so /etc/hosts is replaced for its processes; /etc/krb5.conf as well, if the
+cluster demands Kerberos. Files are in the lab's folder.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.cluster.hadoop.realm import Realm
 from tests.support.commands import run_command, start_command
 from tests.support.environment import kept_environment
 from tests.support.hadoop_jars import class_path
@@ -41,6 +43,7 @@ _PACKAGES = {
 _JAVA = (
     "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
 )  # fmt: skip
 _GET = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
 _LOG4J = """\
@@ -58,6 +61,7 @@ class Hadoop:
     lab: Lab
     folder: Path
     environment: dict[str, str]
+    realm: Realm | None = None
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def call(
@@ -68,15 +72,19 @@ class Hadoop:
         variables = {**self.environment, **variables}
         return run_command(command, limit_s, env=variables, cwd=self.folder)
 
-    def paceline(self, site: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    def paceline(
+        self, site: Path, *words: object, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command of Paceline; site: folder of spark-defaults.conf."""
-        program = (sys.executable, "-m", "paceline.cli")
-        return self.call(*program, *words, SPARK_CONF_DIR=str(site), SPARK_PRINT_LAUNCH_COMMAND="1")
+        own = {"SPARK_CONF_DIR": str(site), "SPARK_PRINT_LAUNCH_COMMAND": "1", **variables}
+        return self.call(sys.executable, "-m", "paceline.cli", *words, **own)
 
-    def submit(self, site: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    def submit(
+        self, site: Path, *words: object, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run spark-submit with master yarn."""
         program = find_spark().path / "bin" / "spark-submit"
-        own = {"SPARK_CONF_DIR": str(site), "PYSPARK_PYTHON": sys.executable}
+        own = {"SPARK_CONF_DIR": str(site), "PYSPARK_PYTHON": sys.executable, **variables}
         return self.call(program, "--master", "yarn", *words, **own)
 
     def last_application(self) -> str:
@@ -105,6 +113,21 @@ class Hadoop:
         command = self._command(host, *self.java(host, name))
         self.daemons.append(start_command(command, log, env=self.environment))
 
+    def place(self, host: Host) -> str:
+        """Return how daemons name a host: principals of Kerberos contain host names."""
+        return host.address if self.realm is None else host.name
+
+    def start_kdc(self, realm: Realm) -> None:
+        """Start the KDC on the first host, and get a ticket for the user."""
+        log = self.folder / "kdc.log"
+        command = self._command(self.lab.hosts[0], *realm.server)
+        self.daemons.append(start_command(command, log, env=realm.environment))
+
+        def has_ticket() -> bool:
+            return self.call(*realm.log_in).returncode == 0
+
+        assert wait_until(has_ticket, _START_S, poll_s=0.5), log.read_text()
+
     @contextmanager
     def lost_node(self, host: Host) -> Iterator[None]:
         """Kill the NodeManager of a host with all containers; start it again after the block."""
@@ -123,7 +146,7 @@ class Hadoop:
         """Return the command of a daemon."""
         java = f"{self.environment['JAVA_HOME']}/bin/java"
         main = f"org.apache.hadoop.{_PACKAGES[name]}.{name}"
-        values = (f"-Dlab.address={host.address}", f"-Dlab.number={host.number}")
+        values = (f"-Dlab.host={self.place(host)}", f"-Dlab.number={host.number}")
         # Jetty leaves folders there
         folder = f"-Djava.io.tmpdir={self.folder}"
         classes = ("-cp", f"{self.folder}/conf:{class_path()}")
@@ -141,8 +164,11 @@ class Hadoop:
 
     def _command(self, host: Host, *words: object) -> list[str]:
         # Each command on a host has mounts of its own (ip-netns(8)).
-        mount = f"mount --bind {self.folder}/hosts /etc/hosts"
-        return host.command("sh", "-c", f'{mount} && exec "$@"', "sh", *words)
+        files = {"/etc/hosts": self.folder / "hosts"}
+        if self.realm is not None:
+            files["/etc/krb5.conf"] = self.realm.configuration
+        mounts = "".join(f"mount --bind {file} {place} && " for place, file in files.items())
+        return host.command("sh", "-c", f'{mounts}exec "$@"', "sh", *words)
 
     def _asked(self, url: str) -> dict[str, Any] | None:
         answer = self._text(url)
@@ -155,22 +181,30 @@ class Hadoop:
 
 
 @contextmanager
-def hadoop_on(lab: Lab) -> Iterator[Hadoop]:
-    """Start HDFS and YARN on the hosts of a lab; yield when all nodes have registered."""
+def hadoop_on(lab: Lab, *, secured: bool = False) -> Iterator[Hadoop]:
+    """Start HDFS and YARN on the hosts of a lab; yield when all nodes have registered.
+
+    secured: with Kerberos and a KDC on the first host.
+    """
     folder = Path(lab.record.folder, "hadoop")
     (folder / "conf").mkdir(parents=True)
     names = "".join(f"{host.address} {host.name}\n" for host in lab.hosts)
     (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}", "utf-8")
-    _configure(folder / "conf", lab.hosts[0].address, folder, len(lab.hosts))
+    realm = Realm(folder / "realm") if secured else None
     java = Path(shutil.which("java") or "").resolve()
     environment = kept_environment(
         JAVA_HOME=str(java.parent.parent),
         HADOOP_CONF_DIR=str(folder / "conf"),
-        HADOOP_USER_NAME="root",
+        **({"HADOOP_USER_NAME": "root"} if realm is None else {"KRB5CCNAME": realm.tickets}),
     )
-    hadoop = Hadoop(lab, folder, environment)
+    hadoop = Hadoop(lab, folder, environment, realm)
     first = lab.hosts[0]
+    own = {} if realm is None else realm.settings()
+    _configure(folder / "conf", hadoop.place(first), folder, len(lab.hosts), own)
     try:
+        if realm is not None:
+            realm.make(lab.hosts)
+            hadoop.start_kdc(realm)
         formatted = hadoop.call(*hadoop.java(first, "NameNode", "-format", "-nonInteractive"))
         assert formatted.returncode == 0, formatted.stdout + formatted.stderr
         for name in ("NameNode", "ResourceManager"):
@@ -184,40 +218,37 @@ def hadoop_on(lab: Lab) -> Iterator[Hadoop]:
         end_processes(hadoop.daemons[::-1], _END_S)
 
 
-def _configure(conf: Path, first: str, folder: Path, hosts: int) -> None:
+def _configure(
+    conf: Path, first: str, folder: Path, hosts: int, own: Mapping[str, Mapping[str, object]]
+) -> None:
+    """Write the configuration. own: further settings of a file, which replace others."""
     # ${lab.…} is a system property of each daemon.
-    own, number = "${lab.address}", "${lab.number}"
-    _write(
-        conf / "core-site.xml",
-        {
+    host, number = "${lab.host}", "${lab.number}"
+    queues = "yarn.scheduler.capacity.root"
+    files: dict[str, dict[str, object]] = {
+        "core-site.xml": {
             "fs.defaultFS": f"hdfs://{first}:9820",
             "hadoop.tmp.dir": folder / "tmp",
             "ipc.client.connect.max.retries": 20,
         },
-    )
-    _write(
-        conf / "hdfs-site.xml",
-        {
+        "hdfs-site.xml": {
             "dfs.namenode.name.dir": folder / "names",
             "dfs.namenode.http-address": f"{first}:9870",
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.datanode.data.dir": folder / f"data-{number}",
-            "dfs.datanode.hostname": own,
-            "dfs.datanode.address": f"{own}:9866",
-            "dfs.datanode.http.address": f"{own}:9864",
-            "dfs.datanode.ipc.address": f"{own}:9867",
+            "dfs.datanode.hostname": host,
+            "dfs.datanode.address": f"{host}:9866",
+            "dfs.datanode.http.address": f"{host}:9864",
+            "dfs.datanode.ipc.address": f"{host}:9867",
             "dfs.replication": hosts,
         },
-    )
-    _write(
-        conf / "yarn-site.xml",
-        {
+        "yarn-site.xml": {
             "yarn.resourcemanager.hostname": first,
             # A node that is lost is noticed after this; the default is 10 minutes.
             "yarn.nm.liveness-monitor.expiry-interval-ms": 10_000,
             "yarn.resourcemanager.nm.liveness-monitor.interval-ms": 1000,
             "yarn.scheduler.minimum-allocation-mb": 64,
-            "yarn.nodemanager.hostname": own,
+            "yarn.nodemanager.hostname": host,
             "yarn.nodemanager.resource.memory-mb": NODE_MEMORY_MIB,
             "yarn.nodemanager.resource.cpu-vcores": NODE_CORES,
             "yarn.nodemanager.local-dirs": folder / f"local-{number}",
@@ -233,11 +264,7 @@ def _configure(conf: Path, first: str, folder: Path, hosts: int) -> None:
             # Containers find their own address without a name service.
             "yarn.nodemanager.env-whitelist": "JAVA_HOME,SPARK_LOCAL_HOSTNAME",
         },
-    )
-    queues = "yarn.scheduler.capacity.root"
-    _write(
-        conf / "capacity-scheduler.xml",
-        {
+        "capacity-scheduler.xml": {
             f"{queues}.queues": "default,full",
             f"{queues}.default.capacity": 99,
             f"{queues}.full.capacity": 1,  # less than any container needs
@@ -247,7 +274,9 @@ def _configure(conf: Path, first: str, folder: Path, hosts: int) -> None:
                 "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator"
             ),
         },
-    )
+    }
+    for file, values in files.items():
+        _write(conf / file, {**values, **own.get(file, {})})
     (conf / "log4j.properties").write_text(_LOG4J, "utf-8")
 
 

@@ -15,32 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.cluster.hadoop.cluster import Hadoop, hadoop_on
-from tests.cluster.lab.labs import checked_lab, hide
+from tests.cluster.hadoop.cluster import Hadoop
+from tests.cluster.hadoop.runs import (
+    JOBS,
+    hadoop_on_two_hosts,
+    local_copy,
+    site_conf,
+    spec_text,
+    trial_file,
+)
 from tests.functional.cli_runs import NO_SIDECAR, small
-from tests.support.environment import QUICK_JVM
 from tests.support.waiting import wait_for
 
 from paceline.errors import ExitCode
 from paceline.host.processes import wait_until
 from paceline.host.spark import find_spark
-from paceline.lab import INTERFACE, LabSettings
 from paceline.lab.network import processes_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "hadoop"), pytest.mark.timeout(900)]
 
-JOBS = Path(__file__).resolve().parents[3] / "spark-jobs"
-SPEC = f"""
-[[trials]]
-launcher = "spark"
-transport = "gloo"
-local_strategy = "sequential"
-nodes = 2
-[network]
-interface = "{INTERFACE}"
-[spark]
-master = "yarn"
-"""
 LAST = """
 [[trials]]
 launcher = "local"
@@ -49,35 +42,16 @@ ranks_per_node = 2
 oversubscribe = true
 """
 FAULTY = Path(__file__).with_name("faulty_task.py")
-QUICK = QUICK_JVM["SPARK_SUBMIT_OPTS"].split()  # which Spark gives to its client only
 # Options of a site, which must arrive in every JVM.
 KERBEROS, PROXY = "-Djava.security.krb5.conf=/etc/site/krb5.conf", "-Dhttp.proxyHost=proxy.example"
 TRUST, PORT = "-Djavax.net.ssl.trustStore=/etc/site/trust.jks", "-Dhttp.proxyPort=3128"
-SITE = {"driver": (KERBEROS, PROXY, *QUICK), "executor": (TRUST, PORT, *QUICK)}
+SITE = {"driver": (KERBEROS, PROXY), "executor": (TRUST, PORT)}
 
 
 @pytest.fixture(scope="module")
 def hadoop() -> Iterator[Hadoop]:
-    with checked_lab(LabSettings(hosts=2, slots=2)) as lab:
-        runs = Path(lab.record.folder, "hadoop", "runs")  # of commands without --out
-        runs.mkdir(parents=True)
-        hide(runs, lab.hosts[1])
-        with hadoop_on(lab) as started:
-            yield started
-
-
-def site_conf(folder: Path) -> Path:
-    """Write a spark-defaults.conf as sites have it; return its folder."""
-    conf = folder / "conf"
-    conf.mkdir()
-    lines = [
-        f"spark.yarn.jars local:{find_spark().path}/jars/*",  # upload nothing
-        *(f"spark.{name}.extraJavaOptions {' '.join(options)}" for name, options in SITE.items()),
-        f"spark.yarn.am.extraJavaOptions {' '.join(QUICK)}",
-        "spark.yarn.am.memory 256m",
-    ]
-    (conf / "spark-defaults.conf").write_text("\n".join(lines) + "\n", "utf-8")
-    return conf
+    with hadoop_on_two_hosts() as started:
+        yield started
 
 
 def environment_archive(folder: Path) -> Path:
@@ -104,13 +78,6 @@ def environment_archive(folder: Path) -> Path:
     return archive
 
 
-def spec_text(data: Path) -> str:
-    """Return a spec with a baseline and a trial under Spark."""
-    limits = {"trial_s": 400, "rendezvous_s": 200, "collective_s": 100}
-    text = small(data, max_steps=6, image_size=32, dropout=True, **limits).replace(*NO_SIDECAR)
-    return text.replace("[limits]", "[limits]\nslots_s = 200") + SPEC
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run with a trial under Spark, and its copy at a place that all nodes reach."""
@@ -124,14 +91,9 @@ class Run:
         return trial_file(self.folder, name)
 
 
-def trial_file(run: Path, name: str) -> Path:
-    [file] = run.glob(f"trials/*.spark.*/{name}")
-    return file
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return site_conf(tmp_path_factory.mktemp("site"))
+    return site_conf(tmp_path_factory.mktemp("site"), SITE)
 
 
 @pytest.fixture(scope="module")
@@ -158,12 +120,6 @@ def run(
     assert ended.returncode == 0, ended.stdout + ended.stderr + logs + hadoop.logs()
     out = local_copy(hadoop, ended.stderr, url)
     return Run(out, url, folder / "used", hadoop.last_application())
-
-
-def local_copy(hadoop: Hadoop, said: str, url: str) -> Path:
-    """Return where a run with a remote place is on the first host, by what its command said."""
-    [local] = re.findall(rf"the run is in (\S+) and in {url}$", said, re.MULTILINE)
-    return hadoop.folder / local
 
 
 def test_trials_on_two_nodes_are_equivalent(hadoop: Hadoop, run: Run) -> None:

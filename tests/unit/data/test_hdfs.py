@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -19,9 +21,13 @@ CONTENT = b"0123456789"
 # Answers of a NameNode, by path, in the form of its documentation (WebHDFS.html, Hadoop 3.3.4).
 STATUS = {"pathSuffix": "", "type": "FILE", "length": len(CONTENT), "modificationTime": 0}
 FAULTS = {
+    "/cancelled": (403, "SecurityException", "InvalidToken: token 7 can't be found in cache"),
     "/denied": (403, "AccessControlException", "Permission denied: user=guest, access=EXECUTE"),
     "/standby": (403, "StandbyException", "Operation category READ is not supported in standby"),
 }
+
+# Answers of its authentication filter and of its web server are pages.
+PAGES = {"/secured": 401, "/broken": 500}
 
 
 class NameNode(BaseHTTPRequestHandler):
@@ -32,9 +38,13 @@ class NameNode(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         path = parts.path.removeprefix("/webhdfs/v1")
-        self.users.append(query.get("user.name", ""))
+        self.users.append(query.get("user.name") or query.get("delegation", ""))
         if path.startswith("/silent"):
             self.silent.wait(20)
+            return
+        page = next((found for start, found in PAGES.items() if path.startswith(start)), None)
+        if page is not None:
+            self._send(page, b"<html></html>")
             return
         fault = next((found for start, found in FAULTS.items() if path.startswith(start)), None)
         if fault is not None:
@@ -95,11 +105,31 @@ def test_user_of_the_url_comes_first(url: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("denied", "access was denied; expected .* HADOOP_USER_NAME"), ("standby", "in standby")],
+    [
+        ("denied", "access was denied; expected .* HADOOP_USER_NAME"),
+        ("cancelled", "access was denied .* token is no longer valid"),
+        ("secured", r"access was denied; expected .* \?kerberos=true"),
+        ("standby", "in standby"),
+    ],
 )
 def test_fault_is_explained(url: str, path: str, message: str) -> None:
     with pytest.raises(EnvironmentLacks, match=message):
         location_of(f"{url}/{path}").sizes()
+
+
+def test_delegation_token_replaces_the_user(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = b"\2id\2pw\x15HDFS_DELEGATION_TOKEN\x0e127.0.0.1:8020"
+    file = tmp_path / "tokens"
+    file.write_bytes(b"HDTS\0\1\4name" + token + b"\0")
+    monkeypatch.setenv("HADOOP_TOKEN_FILE_LOCATION", str(file))
+    in_url = base64.urlsafe_b64encode(token).rstrip(b"=").decode()
+    assert location_of(f"{url}/data?kerberos=true").sizes()
+    assert set(NameNode.users) == {in_url}
+    with pytest.raises(EnvironmentLacks, match=r"500 .*delegation=\(hidden\)") as broken:
+        location_of(f"{url}/broken?kerberos=true").sizes()
+    assert in_url not in str(broken.value)
 
 
 def test_silent_server_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

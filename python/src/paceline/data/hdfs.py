@@ -13,6 +13,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from paceline.data.hadoop_tokens import webhdfs_token
 from paceline.errors import EnvironmentLacks
 
 _CONNECT_S = 60.0
@@ -49,22 +50,25 @@ def web_hdfs(host: str, options: dict[str, str]) -> fs.FileSystem:
     """Return HDFS over HTTP; opens no connection.
 
     host: [USER@]HOST[:PORT] of the NameNode's web page or of an HttpFS gateway. options:
-    `kerberos=true` (needs requests_kerberos), `use_https=true`. Raises ValueError for others,
-    EnvironmentLacks if a package is missing.
+    `kerberos=true` (uses a delegation token, else a ticket, which needs requests_kerberos),
+    `use_https=true`. Raises ValueError for others, EnvironmentLacks if a package is missing or the
+    file of tokens cannot be read.
     """
     unknown = options.keys() - set(_SWITCHES)
     if unknown:
         raise ValueError(f"{min(unknown)}; the options are {', '.join(_SWITCHES)}")
     user, _, place = host.rpartition("@")
     name, _, port = place.partition(":")
-    given: dict[str, Any] = {name: value == "true" for name, value in options.items()}
-    if not given.get("kerberos"):
-        given["user"] = user or os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+    is_on = {switch: options.get(switch) == "true" for switch in _SWITCHES}
+    identity = _identity(name, user, kerberos=is_on["kerberos"])
     try:
         from fsspec.implementations.webhdfs import WebHDFS  # noqa: PLC0415  (not always installed)
 
         # fsspec would return an earlier instance, with its user.
-        files = WebHDFS(name, int(port or _HTTP_PORT), skip_instance_cache=True, **given)
+        files = WebHDFS(
+            name, int(port or _HTTP_PORT), skip_instance_cache=True,
+            use_https=is_on["use_https"], **identity,
+        )  # fmt: skip
     except ImportError as error:
         raise EnvironmentLacks(
             f"webhdfs://{host}: expected the package {error.name}, found none; "
@@ -73,6 +77,14 @@ def web_hdfs(host: str, options: dict[str, str]) -> fs.FileSystem:
     for scheme in ("http://", "https://"):
         files.session.mount(scheme, _limited_adapter())
     return fs.PyFileSystem(fs.FSSpecHandler(files))
+
+
+def _identity(host: str, user: str, *, kerberos: bool) -> dict[str, object]:
+    """Return the options of fsspec that say who asks the NameNode on a host."""
+    if not kerberos:
+        return {"user": user or os.environ.get("HADOOP_USER_NAME") or getpass.getuser()}
+    token = webhdfs_token(host)
+    return {"kerberos": True} if token is None else {"token": token}
 
 
 def _limited_adapter() -> Any:

@@ -22,6 +22,7 @@ from pyarrow import fs
 
 from paceline.data.hdfs import native_hdfs, web_hdfs
 from paceline.errors import DataError, EnvironmentLacks, UsageError
+from paceline.host.kerberos import kerberos_advice
 from paceline.spec.secret_values import holds_secret
 from paceline.spec.values import REMOTE_SCHEMES, is_remote, local_path
 
@@ -36,11 +37,18 @@ _CREDENTIALS = {
     "a public bucket, add ?anonymous=true to the URL",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS on every host; for a public bucket, add ?anonymous=true "
     "to the URL",
-    **dict.fromkeys(_HDFS, "a Kerberos ticket, or HADOOP_USER_NAME, on every host"),
+    **dict.fromkeys(
+        _HDFS,
+        "a Kerberos ticket (kinit; a URL with webhdfs:// also needs ?kerberos=true), or "
+        "HADOOP_USER_NAME, on every host",
+    ),
 }
 _DENIED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE", "HTTP response code 403",
            "UNAUTHENTICATED", "PERMISSION_DENIED", "OAuth2", "Permission denied: user=",
-           "403 Client Error")  # fmt: skip
+           "401 Client Error", "403 Client Error")  # fmt: skip
+
+# Of WebHDFS: in the URL of each request with a token, and of each redirect to a DataNode.
+_TOKEN_IN_URL = re.compile(r"([?&]delegation=)[^&\s'\")]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +255,8 @@ def _filesystem(scheme: str, host: str, options: dict[str, str]) -> fs.FileSyste
 
 
 def _explanation(name: str, error: Exception) -> EnvironmentLacks | DataError:
-    scheme, text = name.partition("://")[0], str(error)
+    scheme = name.partition("://")[0]
+    text = _TOKEN_IN_URL.sub(r"\1(hidden)", str(error))
     if scheme not in REMOTE_SCHEMES:
         return EnvironmentLacks(f"{name}: cannot be read or written ({error}); correct it")
     if any(sign in text for sign in _DENIED):
@@ -255,6 +264,8 @@ def _explanation(name: str, error: Exception) -> EnvironmentLacks | DataError:
             f"{name}: access was denied; expected credentials that may use it: set "
             f"{_CREDENTIALS[scheme]}"
         )
+    if scheme in _HDFS and (advice := kerberos_advice(text)) is not None:
+        return EnvironmentLacks(f"{name}: access was denied ({text}); {advice}")
     if "NO_SUCH_BUCKET" in text:
         return EnvironmentLacks(
             f"{name}: there is no such bucket; correct the URL, or its region and endpoint"

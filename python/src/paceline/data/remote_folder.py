@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import EnvironmentLacks
+from paceline.host.kerberos import kerberos_advice
 from paceline.host.programs import why_it_failed
 from paceline.host.remote_files import hadoop_fs
 
@@ -99,7 +100,8 @@ class HadoopFolder:
         return ended.stdout
 
     def _failed(self, why: str) -> EnvironmentLacks:
-        return EnvironmentLacks(
-            f"{self.url}: cannot be used ({why}); check the address, the rights of the user "
-            "(HADOOP_USER_NAME or a Kerberos ticket) and the configuration in HADOOP_CONF_DIR"
+        advice = kerberos_advice(why) or (
+            "check the address, the rights of the user (HADOOP_USER_NAME or a Kerberos ticket) and "
+            "the configuration in HADOOP_CONF_DIR"
         )
+        return EnvironmentLacks(f"{self.url}: cannot be used ({why}); {advice}")

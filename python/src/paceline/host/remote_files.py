@@ -35,8 +35,10 @@ def how_to_fetch(url: str) -> str:
 
     url: hdfs, webhdfs, s3 or gs. Raises EnvironmentLacks as `hadoop_fs` does.
     """
-    parts = urlsplit(url)
+    place, _, options = url.partition("?")
+    parts = urlsplit(place)
     name = Path(parts.path).name or "."
     if parts.scheme in _FETCH:
-        return f"{_FETCH[parts.scheme]} {shlex.quote(url.partition('?')[0])} {shlex.quote(name)}"
-    return shlex.join([*hadoop_fs(), "-get", url, name])
+        return f"{_FETCH[parts.scheme]} {shlex.quote(place)} {shlex.quote(name)}"
+    with_tls = "s" if "use_https=true" in options else ""  # swebhdfs:// is the name in Hadoop
+    return shlex.join([*hadoop_fs(), "-get", with_tls + place, name])

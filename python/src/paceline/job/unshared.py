@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.data.hadoop_tokens import TOKEN_FILE_VARIABLE
 from paceline.data.remote_folder import remote_folder
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.host.messages import say
@@ -151,12 +153,15 @@ def _started(order: Order) -> subprocess.Popen[bytes]:
     command, environment = own_module("paceline.job.delivery")
     file = Path(order.folder, "delivery.json")
     write_json(file, order)
+    if tokens := environment.get(TOKEN_FILE_VARIABLE):  # YARN removes it with the container
+        environment[TOKEN_FILE_VARIABLE] = shutil.copy(tokens, order.folder)
     with order.log.open("wb") as log:
         return subprocess.Popen(
             [*command, str(file)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            cwd=order.folder,  # without the folder of a container no JVM would start
             start_new_session=True,  # launchers end the session or the group of a rank
             env=environment,
         )

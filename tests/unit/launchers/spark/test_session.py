@@ -171,6 +171,20 @@ def test_why_spark_cannot_start_is_one_line(monkeypatch):
         session._new_context({"spark.master": "spark://head:7077"}, 1.0)
 
 
+def test_what_to_do_without_a_ticket_comes_before_the_message_of_hadoop(monkeypatch):
+    text = "An error occurred while calling None.a.b.\n: java.io.IOException: Client cannot "
+
+    def refuse(conf: object) -> None:
+        raise Py4JError(f"{text}authenticate via:[TOKEN, KERBEROS]\n\tat x")
+
+    monkeypatch.setattr(session, "SparkContext", refuse)
+    found = (
+        r"application: no valid Kerberos ticket: .*`kinit`.* \(java.io.IOException: Client .*\)$"
+    )
+    with pytest.raises(EnvironmentLacks, match=found):
+        session._new_context({"spark.master": "spark://head:7077"}, 1.0)
+
+
 class Conf(dict[str, str]):
     """Settings with the methods of a SparkConf."""
 

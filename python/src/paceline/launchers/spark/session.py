@@ -22,6 +22,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql.utils import is_remote
 
 from paceline.errors import EnvironmentLacks
+from paceline.host.kerberos import kerberos_advice
 from paceline.host.messages import say
 from paceline.host.processes import wait_until
 from paceline.job.context import launched_unix_s, rank_environment
@@ -98,8 +99,11 @@ def _new_context(conf: SparkConf, limit_s: float) -> SparkContext:
         with _start_limit(conf, limit_s):
             return SparkContext(conf=conf)
     except Py4JError as error:
+        reason = first_line(str(error))
+        advice = kerberos_advice(reason)
+        why = reason if advice is None else f"{advice} ({reason})"
         raise EnvironmentLacks(
-            f"Spark with master {master} could not start the application: {first_line(str(error))}"
+            f"Spark with master {master} could not start the application: {why}"
         ) from error
 
 
