@@ -3,7 +3,6 @@
 import json
 
 import pytest
-
 from tests.support.trials import tiny_trial
 
 from paceline.records.attempts import begin_attempt, continue_rows, set_aside
