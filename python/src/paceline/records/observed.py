@@ -18,7 +18,7 @@ class ComparedTensor:
     # the factor by which the reference's tensor describes this one best (least squares); None where
     # the reference is zero
     factor: float | None = None
-    sha256: str | None = None  # None: it is sharded over ranks
+    sha256: str | None = None  # None: ranks are not compared by it, or have parts of the tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.trials import rank_context
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,7 +23,8 @@ def observed(folder, train, *, rank=0, reference=None, rounded=False):
     own = files.rank(rank)
     own.root.mkdir(parents=True)
     observation = Observation(reference=reference, rounded=rounded)
-    observer = Observer(observation, rank, files, own, Recorder(own.communication))
+    context = rank_context(rank, ranks=2)
+    observer = Observer(observation, context, files, own, Recorder(own.communication))
     with observer.observing():
         train()
     found = document(own.observed, Observed)

@@ -27,6 +27,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Observation
 from paceline.rank.script.batches import checksums, tensors_in
 from paceline.rank.script.modules import (
@@ -52,6 +53,9 @@ from paceline.transports.recorder import Recorder
 _CHANGE = {torch.float32: 2.0**-20, torch.float64: 2.0**-20}
 _CHANGE_LOW_PRECISION = 2.0**-8
 _LOW_PRECISION = {torch.bfloat16, torch.float16}
+# Elements that are compared at once: their copies in float64 stay in a core's cache, which makes
+# the comparison of 17 million elements nine times as fast as with whole copies.
+_PART = 2**16
 
 
 class Observer:
@@ -60,7 +64,7 @@ class Observer:
     def __init__(
         self,
         observation: Observation,
-        rank: int,
+        context: RankContext,
         files: TrialFiles,
         own: RankFiles,
         operations: Recorder,
@@ -86,7 +90,8 @@ class Observer:
         self._calls: list[tuple[int, nn.Module, list[str], list[list[float]], list[Any]]] = []
         self._is_rounding = observation.rounded  # the next output of a module
         self._clipped_unix_s: float | None = None
-        self._is_first = rank == 0
+        self._is_first = context.rank == 0
+        self._is_alone = context.world_size == 1
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -178,7 +183,7 @@ class Observer:
         weights = self._weights(optimizer)
         number = self._optimizers.index(optimizer)
         if not self._steps[number]:
-            self._found.initial += self._compared(f"initial-{number}", weights)
+            self._found.initial += self._compared(f"initial-{number}", weights, hashed=False)
         self._before = {name: tensor.clone() for name, tensor in weights.items()}
         has_closure = len(arguments) > 1 or named.get("closure") is not None
         self._gradient = None if has_closure else self._gradients(optimizer)
@@ -200,7 +205,7 @@ class Observer:
                 losses=self._losses,
                 gradient=self._compared(f"gradient-{place}", gradient),
                 weights=self._compared(f"weights-{place}", {**weights, **self._float_buffers()}),
-                change=self._compared(f"change-{place}", change),
+                change=self._compared(f"change-{place}", change, hashed=False),
                 clipped=clipped is not None and max(reduced, default=0.0) > clipped,
             )
         )
@@ -225,8 +230,13 @@ class Observer:
 
     # --- comparison ---
 
-    def _compared(self, point: str, tensors: Mapping[str, Tensor]) -> list[ComparedTensor]:
-        """Compare tensors with the reference's at a point of the training, or keep them for it."""
+    def _compared(
+        self, point: str, tensors: Mapping[str, Tensor], *, hashed: bool = True
+    ) -> list[ComparedTensor]:
+        """Compare tensors with the reference's at a point of the training, or keep them for it.
+
+        hashed: whether the checksums of ranks are compared with each other.
+        """
         path = self._reference.weights_at(f"observed-{point}")
         if self._keeps:
             if self._is_first:
@@ -235,6 +245,7 @@ class Observer:
         else:
             theirs = load_file(path) if path.exists() else {}
         sharded = self._sharded()
+        hashed = hashed and not self._is_alone
         found = []
         for name, ours in tensors.items():
             reference = theirs.get(name)
@@ -242,7 +253,7 @@ class Observer:
                 if name not in self._found.unknown:
                     self._found.unknown.append(name)
                 continue
-            found.append(compared(name, ours, reference, is_sharded=name in sharded))
+            found.append(compared(name, ours, reference, hashed=hashed and name not in sharded))
         return found
 
     def _sharded(self) -> set[str]:
@@ -295,19 +306,24 @@ def _is_layer(module: nn.Module) -> bool:
     return own is not None or next(module.children(), None) is None
 
 
-def compared(name: str, ours: Tensor, reference: Tensor, *, is_sharded: bool) -> ComparedTensor:
+def compared(name: str, ours: Tensor, reference: Tensor, *, hashed: bool) -> ComparedTensor:
     """Compare a tensor with the reference's, both as float32 on the CPU."""
-    a, b = ours.reshape(-1).double(), reference.reshape(-1).double()
-    norm = float(torch.linalg.vector_norm(b))
+    theirs_2 = difference_2 = product = 0.0
+    flat = (ours.reshape(-1), reference.reshape(-1))
+    parts = zip(*(torch.split(each, _PART) for each in flat), strict=True)
+    for a, b in ((ours_part.double(), part.double()) for ours_part, part in parts):
+        theirs_2 += float(torch.dot(b, b))
+        product += float(torch.dot(a, b))
+        difference = a - b
+        difference_2 += float(torch.dot(difference, difference))
     return ComparedTensor(
         name=name,
-        l2=norm,
-        difference_l2=_finite(torch.linalg.vector_norm(a - b)),
-        factor=_finite(torch.dot(a, b)) / norm**2 if norm else None,
-        sha256=None if is_sharded else sha256_of({"": ours}),
+        l2=math.sqrt(theirs_2),
+        difference_l2=_finite(math.sqrt(difference_2)),
+        factor=_finite(product) / theirs_2 if theirs_2 else None,
+        sha256=sha256_of({"": ours}) if hashed else None,
     )
 
 
-def _finite(value: Tensor) -> float:
-    number = float(value)
+def _finite(number: float) -> float:
     return number if math.isfinite(number) else math.inf

@@ -84,7 +84,7 @@ class _ScriptRank:
         self._observer: Observer | None = None
         if self._script.observe is not None:
             own = files.rank(context.rank)
-            self._observer = Observer(self._script.observe, context.rank, files, own, operations)
+            self._observer = Observer(self._script.observe, context, files, own, operations)
 
     def run(self) -> None:
         os.environ.update(torchrun_variables(self._trial, self._context))
