@@ -1,4 +1,4 @@
-"""What `paceline render` writes trains for real; on Slurm: tests/cluster/slurm/test_slurm.py."""
+"""What `paceline render` writes trains for real, with stand-ins for the schedulers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,11 @@ from paceline.launchers.mpi.tools import find_mpirun
 pytestmark = pytest.mark.functional
 
 _JOBS = Path(__file__).resolve().parents[2]
+# What srun does with a job of two tasks on one node, by Open MPI's own launcher.
+_SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+exec "{mpirun}" -n "$SLURM_NTASKS" --host localhost:2 --bind-to none "$@"
+"""
 # Runs a module in a new interpreter, and a script, which ranks are, in a forked one.
 _PYTHON = """#!/bin/sh
 [ "$1" = -m ] && exec "{python}" "$@"
@@ -30,15 +36,70 @@ exec {forked} "$@"
 """
 
 
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -> Path:
+    """Holds a data set for the workload, by its name."""
+    folder = tmp_path_factory.mktemp("render") / "data"
+    shutil.copytree(tiny_dataset, folder / "tiny")
+    return folder
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    """A baseline and two MPI ranks."""
+    path = tmp_path / "small.toml"
+    spec = small(max_steps=4).replace(*NO_SIDECAR).replace("samples = 48", "")
+    mpi = trial("mpi", "mpi").replace("oversubscribe = true\n", "")
+    path.write_text(spec + mpi, "utf-8")
+    return path
+
+
+def _run(
+    argv: list[str], environment: Mapping[str, str], cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    return run_command(argv, LIMIT_S, env={**environment, **AS_ROOT}, cwd=cwd)
+
+
+def _compared(paceline: Cli, run_dir: Path) -> dict[str, Any]:
+    compared = paceline.main("compare", run_dir, "--json")
+    assert compared.returncode == 0, compared.stderr
+    document: dict[str, Any] = json.loads(compared.stdout)
+    return document
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks of a core each")
+def test_sbatch_files_train_what_the_spec_says(
+    paceline: Cli, spec: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    places = ("--data-dir", data_dir, "--run-dir", tmp_path / "run")
+    rendered = paceline.main("render", "slurm", spec, "--out", tmp_path / "jobs", *places)
+    assert rendered.returncode == 0, rendered.stderr
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "srun").write_text(_SRUN.format(mpirun=find_mpirun().path), "utf-8")
+    (programs / "srun").chmod(0o755)
+    environment = {
+        **paceline.environment,
+        "PATH": f"{programs}:{paceline.environment['PATH']}",
+        "SLURM_JOB_ID": "1",
+        "SLURM_SUBMIT_DIR": str(tmp_path / "jobs"),
+    }
+    files = sorted((tmp_path / "jobs").glob("*.sbatch"))
+    assert len(files) == 2
+    for file in files:
+        tasks = "2" if ".mpi." in file.name else "1"
+        ended = _run(["bash", str(file)], {**environment, "SLURM_NTASKS": tasks}, tmp_path)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = _compared(paceline, tmp_path / "run")["rows"]
+    assert {row["configuration"] for row in rows} == {file.stem for file in files}
+    assert all(row["equivalent"] for row in rows)
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks of a core each")
 def test_the_commands_of_kubernetes_objects_train_what_the_spec_says(
-    paceline: Cli, tiny_dataset: Path, forks: ForkServer, tmp_path: Path
+    paceline: Cli, spec: Path, data_dir: Path, forks: ForkServer, tmp_path: Path
 ) -> None:
-    shutil.copytree(tiny_dataset, tmp_path / "data" / "tiny")
-    spec = tmp_path / "small.toml"
-    baseline = small(max_steps=4).replace(*NO_SIDECAR).replace("samples = 48", "")
-    spec.write_text(baseline + trial("mpi", "mpi").replace("oversubscribe = true\n", ""), "utf-8")
-    places = ("--data-dir", tmp_path / "data", "--run-dir", tmp_path / "run")
+    places = ("--data-dir", data_dir, "--run-dir", tmp_path / "run")
     rendered = paceline.main("render", "kubernetes", spec, "--out", tmp_path / "jobs", *places)
     assert rendered.returncode == 0, rendered.stderr
     hostfile = tmp_path / "hostfile"
@@ -60,12 +121,9 @@ def test_the_commands_of_kubernetes_objects_train_what_the_spec_says(
         container = _container(document)
         variables = {each["name"]: each["value"] for each in container["env"]}
         command = [here.get(word, word) for word in container["command"]]
-        variables = {**paceline.environment, **AS_ROOT, **variables}
-        ended = run_command(command, LIMIT_S, env=variables, cwd=tmp_path)
+        ended = _run(command, {**paceline.environment, **variables}, tmp_path)
         assert ended.returncode == 0, ended.stdout + ended.stderr
-    compared = paceline.main("compare", tmp_path / "run", "--json")
-    assert compared.returncode == 0, compared.stderr
-    rows = json.loads(compared.stdout)["rows"]
+    rows = _compared(paceline, tmp_path / "run")["rows"]
     assert len(rows) == 2
     assert all(row["equivalent"] for row in rows)
 

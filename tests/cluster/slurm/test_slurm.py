@@ -1,4 +1,4 @@
-"""Rendered files on a real Slurm with two nodes.
+"""Rendered files on a real Slurm with two nodes; tests/functional/test_render.py has a stand-in.
 
 The nodes are the hosts of a lab and share the cores of this machine.
 """
