@@ -90,8 +90,7 @@ class Observer:
         self._calls: list[tuple[int, nn.Module, list[str], list[list[float]], list[Any]]] = []
         self._is_rounding = observation.rounded  # the next output of a module
         self._clipped_unix_s: float | None = None
-        self._is_first = context.rank == 0
-        self._is_alone = context.world_size == 1
+        self._context = context
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -239,13 +238,13 @@ class Observer:
         """
         path = self._reference.weights_at(f"observed-{point}")
         if self._keeps:
-            if self._is_first:
+            if self._context.is_first:
                 save_tensors(path, tensors)
             theirs = dict(tensors)
         else:
             theirs = load_file(path) if path.exists() else {}
         sharded = self._sharded()
-        hashed = hashed and not self._is_alone
+        hashed = hashed and self._context.world_size > 1
         found = []
         for name, ours in tensors.items():
             reference = theirs.get(name)
