@@ -49,7 +49,7 @@ REASONS = {
 
 
 def test_names() -> list[str]:
-    """Return the names of PyTorch's tests, as they are once imported: some have parameters."""
+    """Return the names of PyTorch's tests, all of which only an import of them tells."""
     program = (
         f"import {MODULE} as m; "
         "print(*(n for n in vars(m.DistributedTest._DistTestBase) if n.startswith('test_')))"

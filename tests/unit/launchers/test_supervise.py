@@ -189,7 +189,7 @@ from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus
 
 def destructor():
-    time.sleep(300)  # waits for ever, until the supervisor ends it
+    time.sleep(300)  # longer than the limit after which the supervisor ends it
 
 own = TrialFiles(Path(sys.argv[1])).rank(0)
 answer_requests(own)
