@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,10 +122,14 @@ class Checkout:
         return self.root / ".venv"
 
     def start(
-        self, *arguments: str, script: Path | None = None, cwd: Path | None = None, shell: str = ""
+        self,
+        *arguments: str,
+        script: Path | None = None,
+        cwd: Path | None = None,
+        shell: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*([shell] if shell else []), str(script or self.root / "pacelinew"), *arguments],
+            [*shell, str(script or self.root / "pacelinew"), *arguments],
             cwd=cwd or self.fakes,
             env={
                 "PATH": str(self.fakes / "bin"),
@@ -202,12 +207,18 @@ def full_installation(checkout: Checkout) -> list[str]:
     return [call.format(root=checkout.root) for call in FULL_INSTALLATION]
 
 
-SHELLS = [shell for shell in ("dash", "bash", "ksh", "zsh", "busybox") if shutil.which(shell)]
+SHELLS = [
+    (path, *words)
+    for name, *words in (["dash"], ["bash"], ["ksh"], ["zsh"], ["busybox", "sh"])
+    if (path := shutil.which(name))
+]
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_first_start_installs_the_lock_then_runs_paceline(checkout: Checkout, shell: str) -> None:
-    done = checkout.run("doctor", shell=shutil.which(shell) or shell)
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: Path(shell[0]).name)
+def test_first_start_installs_the_lock_then_runs_paceline(
+    checkout: Checkout, shell: Sequence[str]
+) -> None:
+    done = checkout.run("doctor", shell=shell)
     assert (done.returncode, done.stdout) == (0, "paceline|doctor|\n"), done.stderr
     assert checkout.calls() == full_installation(checkout)
     assert "installing into .venv" in done.stderr
