@@ -44,8 +44,9 @@ from paceline.records.rows import RankStatus
 _POLL_S = 0.1
 _STATUS_INTERVAL_S = 0.5
 # Time for a launcher to notice by itself that one of its ranks failed: mpirun takes about 0.1 s,
-# torchrun's agent polls every 0.1 s, a Spark task fails with its worker's socket.
-_NOTICE_S = 4.0
+# torchrun's agent polls every 0.1 s. A Spark task fails with its worker's socket, and the driver
+# waits up to 2 s for the reason; on a busy host it was not done after 4 s.
+_NOTICE_S = 10.0
 # mpirun sends SIGKILL to its ranks 1 s after SIGTERM; Spark's shutdown hooks stop the context.
 _TERMINATION_S = 5.0
 _KILL_S = 5.0

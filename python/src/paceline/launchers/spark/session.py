@@ -37,7 +37,7 @@ _JOB_VARIABLE = "PACELINE_SPARK_JOB"
 _DENIED = (Py4JError, AttributeError)
 _POLL_S = 0.2
 _LEAVE_S = 10.0  # for YARN to take an application out of its queue
-_LOSS_S = 2.0  # `paceline run` ends a driver 4 s after the first failure of a rank
+_LOSS_S = 2.0  # `paceline run` ends a driver 10 s after the first failure of a rank
 
 
 @dataclass(slots=True)
