@@ -45,7 +45,8 @@ def main() -> None:
         "--mca", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="of Open MPI"
     )
     arguments = parser.parse_args()
-    mpi = [mpirun(), "-n", arguments.ranks, "--bind-to", "none", "--mca", "btl", "self,sm"]
+    ranks = ["-n", arguments.ranks, "--map-by", ":oversubscribe", "--bind-to", "none"]
+    mpi = [mpirun(), *ranks, "--mca", "btl", "self,sm"]
     for name, value in arguments.mca:
         mpi += ["--mca", name, value]
     results = {}
