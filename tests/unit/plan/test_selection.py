@@ -27,6 +27,20 @@ def test_baseline_is_kept_and_the_order_stays(trials):
     assert all(trial.is_baseline for trial in found if trial.launcher == "local")
 
 
+def test_only_baselines_of_the_selected_precisions_are_kept(tmp_path):
+    path = tmp_path / "precisions.toml"
+    half = 'launcher = "local"\nlocal_strategy = "sequential"\nprecision = "fp16"\n'
+    path.write_text(f"{load_spec('quickstart').text}\n[[trials]]\n{half}")
+    both = plan_trials(load_spec(str(path)).experiment, {"tiny": "/data"}, 2)
+
+    def baselines(pattern):
+        found = selected_trials(both, [pattern])
+        return {trial.training.precision for trial in found if trial.is_baseline}
+
+    assert baselines("*.mpi.*") == {"fp32"}
+    assert baselines("*.fp16*") == {"fp32", "fp16"}
+
+
 def test_id_selects_one_repeat(trials):
     chosen = next(trial.id for trial in trials if trial.launcher == "spark" and trial.repeat == 1)
     found = selected_trials(trials, [chosen])

@@ -14,8 +14,8 @@ def selected_trials(
 ) -> list[Trial]:
     """Return the trials whose configuration or id matches a shell pattern, in their order.
 
-    The sequential baselines of their workloads are kept, because equivalence is checked against
-    them, and the configurations of `baseline`, unless one of them is selected anyway. Without
+    The sequential baselines of their workloads are kept, in fp32 and in their own precision, because
+    equivalence is checked against them, and the configurations of `baseline`, unless one of them is selected anyway. Without
     patterns all trials are returned.
     baseline: shell pattern of the configurations that speedups are relative to.
     Raises UsageError if a pattern matches nothing.
@@ -32,12 +32,13 @@ def selected_trials(
     if baseline is not None:
         chosen = {t.id for t in trials if fnmatchcase(t.configuration, baseline)}
         wanted |= set() if wanted & chosen else chosen
-    workloads = {trial.training.workload for trial in trials if trial.id in wanted}
-    return [
-        trial
-        for trial in trials
-        if trial.id in wanted or (trial.is_baseline and trial.training.workload in workloads)
-    ]
+    selected = [trial for trial in trials if trial.id in wanted]
+    for workload in {trial.training.workload for trial in selected}:
+        precisions = {t.training.precision for t in selected if t.training.workload == workload}
+        baselines = [t for t in trials if t.is_baseline and t.training.workload == workload]
+        same = [t for t in baselines if t.training.precision in {"fp32", *precisions}]
+        wanted |= {trial.id for trial in same or baselines}
+    return [trial for trial in trials if trial.id in wanted]
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:
