@@ -19,22 +19,31 @@ EXECUTOR = {
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """Return the folder that stands in for those of Spark and Java."""
-    programs = {"python": f"echo {tmp_path}", "java": 'printf "%s\\n" "$@"'}
     (tmp_path / "bin").mkdir()
-    for name, line in programs.items():
-        program = tmp_path / "bin" / name
-        program.write_text(f"#!/bin/sh\n{line}\n")
-        program.chmod(0o755)
+    stand_in(tmp_path, python=f"echo {tmp_path}", java='printf "%s\\n" "$@"')
     return tmp_path
 
 
-def classpath(home: Path, **variables: str) -> list[str]:
+def stand_in(home: Path, **programs: str) -> None:
+    """Write programs of one line."""
+    for name, line in programs.items():
+        program = home / "bin" / name
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o755)
+
+
+def started(home: Path, **variables: str) -> list[str]:
+    """Return the lines that Java of an executor prints: its arguments."""
     environment = {"PATH": f"{home}/bin:{os.environ['PATH']}", **EXECUTOR, **variables}
-    started = subprocess.run(
+    ended = subprocess.run(
         ["sh", NODE, "executor"], env=environment, capture_output=True, text=True, timeout=30,
         check=True,
     )  # fmt: skip
-    words = started.stdout.splitlines()
+    return ended.stdout.splitlines()
+
+
+def classpath(home: Path, **variables: str) -> list[str]:
+    words = started(home, **variables)
     return words[words.index("-cp") + 1].split(":")
 
 
@@ -48,3 +57,11 @@ def test_executor_has_settings_and_classes_of_the_site(home: Path) -> None:
         SPARK_EXTRA_CLASSPATH="/extra/*", SPARK_DIST_CLASSPATH="/dist/*",
     )  # fmt: skip
     assert found == ["/conf", "/hadoop", "/mounted", f"{home}/jars/*", "/extra/*", "/dist/*"]
+
+
+def test_user_id_without_a_name_gets_one(home: Path) -> None:
+    stand_in(home, id='[ "$1" != -un ] && echo 54321', java='tail -n 1 "$NSS_WRAPPER_PASSWD"')
+    [entry] = started(home, TMPDIR=str(home))
+    name, _, uid, gid, _, folder, _ = entry.split(":")
+    assert (name, uid, gid) == ("paceline", "54321", "54321")
+    assert os.access(folder, os.W_OK)
