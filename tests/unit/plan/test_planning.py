@@ -294,6 +294,12 @@ def test_what_is_not_said_follows_from_what_is_and_from_the_cores(way, keys, cor
     assert Trial.model_validate_json(trial.model_dump_json()) == trial
 
 
+def test_tables_tell_zero_1_from_a_whole_update_on_each_node():
+    zero = one("mpi/processes", "replicas = 2; reduction = 'zero-1'" + NODES)
+    whole = one("mpi/processes", "replicas = 2" + NODES)
+    assert (zero.labels, zero.details, whole.labels) == (["zero-1"], [], [])
+
+
 @pytest.mark.parametrize(
     ("way", "keys", "replicas", "threads_per_worker"),
     [

@@ -252,11 +252,13 @@ class ProcessesOptions(OptionModel):
             yield f"local{self.averaging.period_steps}" + (f"after{start}" if start else "")
 
     def labels(self) -> Iterator[str]:
+        if self.reduction is not None and self.divides_updates_among_nodes:
+            yield self.reduction
         if self.averaging is not None:
             yield f"average {self.averaging}"
 
     def details(self) -> Iterator[str]:
-        if self.reduction is not None:
+        if self.reduction is not None and not self.divides_updates_among_nodes:
             yield self.reduction
 
 
