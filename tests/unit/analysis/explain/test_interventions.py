@@ -61,6 +61,8 @@ def test_statistics_stay_in_the_replica_and_gradients_are_halved() -> None:
     trial = trial_of(MPI)
     change = interventions.statistics_per_replica(trial, trial, 2)
     assert change.trial.training.batch_norm == "per-replica"
+    sharded = trial.model_copy(update={"local_strategy": "sharded"})
+    assert interventions.statistics_per_replica(sharded, sharded, 2) is None
     change = interventions.half_the_bytes(trial, trial, 2)
     assert str(change.trial.option("compression")) == "bf16"
     assert interventions.half_the_bytes(trial, change.trial, 2) is None

@@ -18,6 +18,7 @@ import numpy as np
 from paceline.analysis.statistics.intervals import Mean, estimate, mean_interval
 from paceline.analysis.trial.configuration import pipeline_counts
 from paceline.plan.trial import Trial
+from paceline.spec.extensions import STRATEGIES
 
 Answer = Literal["supported", "refuted", "undecided", "gone"]
 _LEAST_SHARE = 0.5  # of the expected time: less does not support a cause
@@ -92,6 +93,8 @@ def statistics_per_replica(_faster: Trial, slower: Trial, _cores: int) -> Change
     """Propose batch normalisation without communication."""
     if slower.training.script is not None or slower.training.batch_norm == "per-replica":
         return None
+    if not STRATEGIES.get(slower.local_strategy).holds_whole_model:
+        return None  # it would still gather its parameters
     changed = slower.training.model_copy(update={"batch_norm": "per-replica"})
     label = 'no communication of layers: batch_norm = "per-replica"'
     return _change(label, slower, training=changed)

@@ -191,7 +191,7 @@ def storage(pair: Pair) -> Found:
 def layer_communication(pair: Pair) -> Found:
     ours, theirs = pair.faster.pass_comm_s, pair.slower.pass_comm_s
     seconds = f"{amount(theirs, 's')} per step instead of {amount(ours, 's')}"
-    return theirs - ours, [f"communication within the passes (batch normalisation): {seconds}"]
+    return theirs - ours, [f"of batch normalisation or sharded parameters: {seconds}"]
 
 
 def more_traffic(pair: Pair) -> Found:
@@ -343,8 +343,8 @@ _MEASURED = (
     ),
     Rule("storage", "slow storage", ("data_wait",), storage, interventions.data_from_memory),
     Rule(
-        "layer_communication", "communication of layers (batch normalisation)",
-        ("comm_transfer",), layer_communication, interventions.statistics_per_replica,
+        "layer_communication", "communication of layers within the passes", ("comm_transfer",),
+        layer_communication, interventions.statistics_per_replica,
     ),
     Rule("transport", "another transport", ("comm_transfer",), transport),
     Rule(
