@@ -14,9 +14,9 @@ def selected_trials(
 ) -> list[Trial]:
     """Return the trials whose configuration or id matches a shell pattern, in their order.
 
-    The sequential baselines of their workloads are kept, in fp32 and in their own precision, because
-    equivalence is checked against them, and the configurations of `baseline`, unless one of them is selected anyway. Without
-    patterns all trials are returned.
+    The sequential baselines of their workloads are kept, in fp32 and in their own precision,
+    because equivalence is checked against them, and the configurations of `baseline`, unless one of
+    them is selected anyway. Without patterns all trials are returned.
     baseline: shell pattern of the configurations that speedups are relative to.
     Raises UsageError if a pattern matches nothing.
     """
