@@ -194,3 +194,9 @@ def test_only_units_at_their_threshold_are_sensitive(run, activation, low, high)
     rounding = read_json(base.result)["replayed"]["rounding"]
     assert rounding.keys() == {"gradient", "final"}
     assert low < rounding["gradient"] < high
+
+
+def test_a_baseline_of_another_precision_measures_its_own_first_gradient(run):
+    run("base", 2)
+    half = run("half", 2, precision="fp16")
+    assert read_json(half.result)["replayed"]["rounding"].keys() == {"gradient"}

@@ -39,6 +39,7 @@ from paceline.records.comparison_points import (
     GRADIENT,
     LONG_STEPS,
     REPLAYED_STEPS,
+    ROUNDOFF,
     replay_point,
     replayed_after,
 )
@@ -64,9 +65,9 @@ if TYPE_CHECKING:
 
 # Values that may differ between a trial and its baseline, although they train the same.
 _MAY_DIFFER = set(Overrides.model_fields)
-# Relative change of the inputs: 16 units of roundoff of fp32. Roundings within the model add up to
-# about as much, so that units switch in most batches in which another order of sums may switch one.
-_CHANGE = 2.0**-20
+# Relative change of the inputs, in units of roundoff. Roundings within the model add up to about as
+# much, so that units switch in most batches in which another order of sums may switch one.
+_CHANGE_U = 16
 _NOISE = 2.0**-13  # share of the whole norm below which the gradient of a tensor is noise
 _WATCHED_TENSORS, _WATCHED_ELEMENTS = 4, 32  # whose change is seen after each step
 _DIVERGED = 1.0  # change of a training that diverges by roundings; its weights prove nothing
@@ -114,6 +115,11 @@ class Replays:
             self._plan_states()
 
     @property
+    def _judges_weights(self) -> bool:
+        """Return whether the change of weights by roundings is compared with its limit."""
+        return self.trial.training.arithmetic == "fp32"
+
+    @property
     def _can_replay(self) -> bool:
         strategy = type(self.strategy)
         return not strategy.pauses_for_checkpoints and strategy.restore is not LocalStrategy.restore
@@ -130,10 +136,11 @@ class Replays:
         """Decide which states to keep: those that no repeat of this baseline has kept before."""
         there = {checkpoint.steps for checkpoint in self._folder.complete()}
         self._kept = {*replayed_after(self._steps)} - there
-        exact = self.trial.training.arithmetic == "fp32" and self.trial.device == "cpu"
         floats = self.samples.task.example_input().is_floating_point()
-        self._measures = exact and floats and 0 not in there
-        if self._measures:
+        # A baseline with other arithmetic, which measured its own roundings, may have kept the state.
+        wanted = 0 not in there or not self._judges_weights
+        self._measures = self.trial.device == "cpu" and floats and wanted
+        if self._measures and 0 not in there:
             self._keep_state(0)
 
     def after_step(self, done: int) -> bool:
@@ -188,7 +195,7 @@ class Replays:
             return
         after = self._copy()
         found.moved_l2[point] = update_l2(after, before)
-        if self._measures:
+        if self._measures and self._judges_weights:
             self._restored(state)
             changes: list[float] = []
             gradient = self.files.gradient_at(point)
@@ -201,7 +208,7 @@ class Replays:
         """Train once more from the first weights, with inputs that differ by roundings."""
         spent_s = time.time() - self.context.process_started_unix_s
         last = self._steps if self._steps <= LONG_STEPS else EARLY_STEPS
-        if spent_s > _TIME_SHARE * self.trial.limits.trial_s:
+        if spent_s > _TIME_SHARE * self.trial.limits.trial_s or not self._judges_weights:
             last = 1
         state = self._state_after(0)
         if isinstance(state, str) or not self.files.gradient.exists():
@@ -229,7 +236,9 @@ class Replays:
         on_step: Callable[[int], None] = lambda _done: None,
     ) -> bool:
         """Train with inputs that differ by roundings; return False if that diverges."""
-        rounded = _Rounded(self.strategy, self.trial.training.seed)
+        training = self.trial.training
+        change = _CHANGE_U * ROUNDOFF[training.arithmetic]
+        rounded = _Rounded(self.strategy, training.seed, change)
         try:
             self._train(first, stop, rounded, on_first_gradient, on_step)
         except RankFailed:
@@ -357,10 +366,10 @@ class Replays:
 
 
 class _Rounded(Stepper):
-    """A strategy of a single rank, whose inputs differ by roundings."""
+    """A strategy of a single rank, whose inputs differ by a relative change."""
 
-    def __init__(self, strategy: LocalStrategy, seed: int) -> None:
-        self._strategy, self._seed = strategy, seed
+    def __init__(self, strategy: LocalStrategy, seed: int, change: float) -> None:
+        self._strategy, self._seed, self._change = strategy, seed, change
 
     def for_parts(self, samples: int, task: Callable[[slice], None]) -> None:
         self._strategy.for_parts(samples, task)
@@ -368,7 +377,9 @@ class _Rounded(Stepper):
     def gradient(self, batch: TrainBatch) -> GradientResult:
         generator = torch.Generator().manual_seed(self._seed + batch.step)
         noise = torch.randn(batch.inputs.shape, generator=generator)
-        return self._strategy.gradient(replace(batch, inputs=batch.inputs * (1 + _CHANGE * noise)))
+        return self._strategy.gradient(
+            replace(batch, inputs=batch.inputs * (1 + self._change * noise))
+        )
 
     def step(self) -> StepCommunication | None:
         return self._strategy.step()

@@ -1,4 +1,4 @@
-"""Points of a training at which its weights are compared with the baseline's.
+"""Points of a training at which its weights are compared with the baseline's, and its roundings.
 
 Every training has its final weights. One with more steps than `EARLY_STEPS` also has those after
 that many. Over more than `LONG_STEPS` steps rounding alone may move weights apart, so long
@@ -6,6 +6,15 @@ trainings replay a few steps from states of the baseline: of its middle and its 
 """
 
 from __future__ import annotations
+
+# Unit roundoff of each arithmetic (IEEE 754), see `Training.arithmetic`; of bf16 the average one.
+ROUNDOFF = {
+    "fp32": 2.0**-24,
+    "fp32 high": 2.0**-11,
+    "fp32 medium": 2.0**-9,
+    "fp16": 2.0**-11,
+    "bf16": 2.0**-9,
+}
 
 EARLY_STEPS = 16
 LONG_STEPS = 64

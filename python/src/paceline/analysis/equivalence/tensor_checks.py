@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from paceline.analysis.equivalence.checks import Check, not_decisive
-from paceline.analysis.equivalence.tolerances import UNIT_ROUNDOFF_FP32, Tolerance
+from paceline.analysis.equivalence.tolerances import Tolerance
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.errors import DataError, NotComparable
 from paceline.records.comparison_points import (
@@ -25,6 +25,7 @@ from paceline.records.comparison_points import (
     EARLY_STEPS,
     FINAL,
     REPLAYED_STEPS,
+    ROUNDOFF,
     replay_point,
     replayed_after,
 )
@@ -43,7 +44,7 @@ def gradient_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
     if not (ours.exists() and theirs.exists()):
         return Check(name=name, passed=None, reason=_no_tensors("gradient", ours))
     return _compared_gradients(
-        name, ours, theirs, allowed.gradient, UNIT_ROUNDOFF_FP32 / allowed.gradient
+        name, ours, theirs, allowed.gradient, ROUNDOFF["fp32"] / allowed.gradient
     )
 
 
@@ -154,7 +155,7 @@ def _point_check(
     trained = tensor_names(baseline.files.gradient) & moved.keys() if least else set()
     floor = least * math.hypot(*(moved[tensor] for tensor in trained))
     # The distance that training moved each tensor is at least its rounding in these steps.
-    rounding = UNIT_ROUNDOFF_FP32 * steps / limit if steps else 0
+    rounding = ROUNDOFF["fp32"] * steps / limit if steps else 0
     scales = {d.name: moved[d.name] + rounding * d.baseline_l2 + floor for d in differences}
     check = _worst(name, differences, scales, limit, "times the distance that training moved it")
     return check, largest

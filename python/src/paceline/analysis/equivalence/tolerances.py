@@ -17,7 +17,7 @@ sum in place of a mean over two ranks is 1.
 Rounding may do more, above all where layers normalise: a unit of ReLU that is nearly zero switches,
 and a single one may move the gradient of a small batch by 1e-3 to 2e-2 (measured on four networks,
 docs/results/raw/rounding.json: in a quarter of the batches, for some networks in all). So the
-baseline measures the change of its own first gradient when the inputs change by 2^-20. Four times
+baseline measures the change of its own first gradient when the inputs change by 16 u. Four times
 this change is allowed, at most half of one sample's share of the batch, or 2^-7 if that is more:
 one sample too many or too few is still found.
 
@@ -25,7 +25,8 @@ Under bf16 autocast products are added in fp32 and results rounded, by at most u
 that on average; sixteen layers forward and backward give 2^5 roundings: 2^-4. Against an fp32
 baseline, units of ReLU and max-pooling also decide otherwise (measured: 0.21 on a small AlexNet),
 hence 2^-2. Under fp16 and in products of float32 that are rounded to TF32 ("high"), u = 2^-11;
-both limits are four times smaller there. Products of float32 with "medium" round to bf16.
+both limits are four times smaller there. Products of float32 with "medium" round to bf16. A
+baseline of the same arithmetic measures its first gradient there, too.
 
 Over n steps the differences grow: momentum sums them twice, as n^2, and later they grow
 exponentially, because the loss is not convex (measured on a small AlexNet, learning rate 0.01,
@@ -41,8 +42,8 @@ and the weights prove nothing; then steps are replayed from states of the baseli
 A unit that switches in one of the steps may do more: in one of six trainings of a small AlexNet
 0.03 after 16 steps, 0.15 after 40 and 0.47 after 64, against at most 6e-4 in the others
 (docs/results/raw/rounding_growth.json). So the baseline also repeats the training, up to 64 steps,
-with inputs that change by 2^-20. Where four times the change of its own weights is above the limit,
-its weights prove nothing.
+with inputs that change by 2^-20 (fp32 only). Where four times the change of its own weights is
+above the limit, its weights prove nothing.
 
 Two replayed steps have little room for growth, but their gradients may be nearly zero, late in a
 training, and so more sensitive than the first one. After them, a tensor may differ by 2^-4 of the
@@ -55,12 +56,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.records.comparison_points import EARLY_STEPS, FINAL, GRADIENT, LONG_STEPS
+from paceline.records.comparison_points import (
+    EARLY_STEPS,
+    FINAL,
+    GRADIENT,
+    LONG_STEPS,
+    ROUNDOFF,
+)
 
-UNIT_ROUNDOFF_FP32 = 2.0**-24
-
-# Rounding of `Training.arithmetic`, where it is not that of fp32; of bf16 the average one.
-_LOW_ROUNDOFF = {"bf16": 2.0**-9, "fp32 medium": 2.0**-9, "fp16": 2.0**-11, "fp32 high": 2.0**-11}
 _LOW_ROUNDINGS, _SWITCHES = 2.0**5, 4.0  # factors, see above
 ROOM = 4.0
 LEAST_MISTAKE = 2.0**-7
@@ -126,7 +129,7 @@ def tolerance(
     """
     arithmetic = ours if ours == baseline else f"{ours} against {baseline}"
     derived = gradient = _of_gradient(ours, baseline)
-    measured = dict(rounding or {}) if arithmetic == "fp32" else {}
+    measured = dict(rounding or {}) if ours == baseline else {}
     if GRADIENT in measured:
         most = max(LEAST_MISTAKE, 1 / (2 * global_batch))
         gradient = max(derived, min(ROOM * measured[GRADIENT], most))
@@ -142,8 +145,7 @@ def tolerance(
 
 def _of_gradient(ours: str, baseline: str) -> float:
     """Return the derived limit for the first gradient."""
-    low = [_LOW_ROUNDOFF[each] for each in (ours, baseline) if each in _LOW_ROUNDOFF]
-    if not low:
+    if ours == baseline == "fp32":
         return 2.0**-11
-    rounded = _LOW_ROUNDINGS * max(low)
+    rounded = _LOW_ROUNDINGS * max(ROUNDOFF[ours], ROUNDOFF[baseline])
     return rounded if ours == baseline else _SWITCHES * rounded
