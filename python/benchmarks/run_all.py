@@ -41,6 +41,7 @@ class Measurement:
     minutes: float
     experiment: str | None = None
     options: tuple[str, ...] = ()
+    lab: str | None = None  # the options of `paceline lab up`, if the experiment runs on lab hosts
     commands: tuple[str, ...] = ()
 
 
@@ -127,11 +128,16 @@ def measure_experiment(each: Measurement, out: Path, work: Path, commands: Comma
     words = ["run", each.experiment, *each.options, "--out", run_dir]
     if run_dir.exists():
         words = ["run", "--resume", run_dir]
-    commands.run(["paceline", *map(str, words)])
+    command = ["paceline", *map(str, words)]
+    shown = shlex.join(["paceline", "run", str(each.experiment), *each.options])
+    if each.lab is not None:
+        inside = shlex.join([sys.executable, "-m", "paceline.cli", *command[1:]])
+        command = ["paceline", "lab", "up", *each.lab.split(), "--exec", inside]
+        shown = shlex.join(["paceline", "lab", "up", *each.lab.split(), "--exec", shown])
+    commands.run(command)
     compared = run_dir.with_suffix(".comparison.json")
     with compared.open("w", encoding="utf-8") as file:
         commands.run(["paceline", "compare", str(run_dir), "--json"], file)
-    shown = shlex.join(["paceline", "run", str(each.experiment), *each.options])
     write_results(out, each.file, {**read_json(compared), "command": shown})
 
 
