@@ -80,7 +80,7 @@ NEW_METHODS = {
 
 def test_recorded_methods_are_those_of_a_process_group() -> None:
     named = {
-        *gloo_group._OPERATIONS, *gloo_group._REDUCE_SCATTERS, *gloo_group._MESSAGES,
+        *gloo_group.OPERATIONS, *gloo_group.REDUCE_SCATTERS, *gloo_group.MESSAGES,
         *gloo_group._OTHERS,
     }  # fmt: skip
     assert named > NEW_METHODS
@@ -109,6 +109,46 @@ def test_a_group_sums_with_the_registered_backend() -> None:
     work.wait()
     assert outer.group_name == "name"
     assert summed.tolist() == [1.0, 1.0]
+
+
+def test_group_of_gloo_is_not_one_of_nccl_on_any_device(group: None) -> None:
+    devices = (torch.device("cpu"), torch.device("cuda"), torch.device("meta"))
+    assert not any(torch_internals.is_nccl(dist.group.WORLD, device) for device in devices)
+
+
+def test_backend_of_the_class_of_nccl_is_nccl(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = torch_internals.ProcessGroupGloo
+    monkeypatch.setattr(dist.distributed_c10d, "ProcessGroupNCCL", kind, raising=False)
+    assert torch_internals.is_nccl(dist.group.WORLD, torch.device("cpu"))
+    assert not torch_internals.is_nccl(dist.group.WORLD, torch.device("meta"))
+
+
+def test_group_collects_its_operations_within_torchs_block(group: None) -> None:
+    world = dist.group.WORLD
+    assert not torch_internals.is_coalescing(world)
+    with dist.distributed_c10d._coalescing_manager(world):
+        assert torch_internals.is_coalescing(world)
+    assert not torch_internals.is_coalescing(world)
+
+
+def test_functions_are_called_before_and_after_a_method() -> None:
+    class Counter:
+        def add(self, number: int, *, times: int = 1) -> int:
+            if number < 0:
+                raise ValueError("negative")
+            return number * times
+
+    called: list[Any] = []
+
+    def before(counter: Counter, arguments: tuple[Any, ...]) -> str:
+        called.append((type(counter), arguments))
+        return "begun"
+
+    torch_internals.surround_method(Counter, "add", before, lambda *found: called.append(found))
+    assert Counter().add(2, times=3) == 6
+    with pytest.raises(ValueError, match="negative"):
+        Counter().add(-1)
+    assert called == [(Counter, (2,)), ("begun", 6), (Counter, (-1,))]
 
 
 def test_source_rank_is_that_of_the_received_message() -> None:

@@ -1,7 +1,8 @@
 """Record this process as one rank of a trial, while it runs the script of the user by itself.
 
-Nothing of the training is changed but the back end "gloo", which is wrapped to record its
-operations. The end of the process ends the records.
+Two things of the training are changed, to record operations: the back end "gloo" is wrapped, and
+where torch uses NCCL, methods of its classes note the calls. The end of the process ends the
+records.
 """
 
 from __future__ import annotations

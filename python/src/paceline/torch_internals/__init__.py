@@ -6,6 +6,7 @@ the start of a rank; names of torch's compiler are in `compiler`, those of FSDP 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -127,6 +128,46 @@ def set_default_backend(group: Any, kind: dist.ProcessGroup.BackendType) -> None
 
 def set_group_name(group: Any, name: str) -> None:
     group._set_group_name(name)
+
+
+def is_nccl(group: Any, device: torch.device) -> bool:
+    """Return whether NCCL carries out the operations of a group with tensors on a device."""
+    kind = getattr(dist.distributed_c10d, "ProcessGroupNCCL", None)
+    try:
+        return kind is not None and isinstance(group._get_backend(device), kind)
+    except RuntimeError:  # the group has no back end for this device
+        return False
+
+
+def is_coalescing(group: Any) -> bool:
+    """Return whether the operations of a group are collected, to be submitted together."""
+    return group in dist.distributed_c10d._world.pg_coalesce_state
+
+
+def surround_method(
+    owner: type,
+    name: str,
+    before: Callable[[Any, tuple[Any, ...]], Any],
+    after: Callable[[Any, Any], Any],
+) -> None:
+    """Let a method of a class of torch, which is C++, call functions before and after itself.
+
+    before: gets the object and the arguments. after: gets what `before` has returned, and the
+    result of the method, unless that raises.
+    """
+    method = getattr(owner, name)
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        begun = before(self, arguments)
+        result = method(self, *arguments, **named)
+        after(begun, result)
+        return result
+
+    # In an object of a subclass in Python, C++ looks for the method in Python, and finds this one
+    # unless its caller is a function of that name for the same object (get_type_override of
+    # pybind11). With another name the two would call each other without end.
+    call.__code__ = call.__code__.replace(co_name=name)
+    setattr(owner, name, functools.wraps(method)(call))
 
 
 def source_rank(work: Work) -> int:

@@ -35,7 +35,7 @@ DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
 
 # Method of torch 2.9 to 2.14 -> (name in the records, index of the argument with this rank's
 # payload).
-_OPERATIONS = {
+OPERATIONS = {
     "allreduce": ("allreduce", 0),
     "allreduce_coalesced": ("allreduce", 0),
     "broadcast": ("broadcast", 0),
@@ -56,7 +56,7 @@ _OPERATIONS = {
     "barrier": ("barrier", None),
 }
 # These have no future in Gloo.
-_REDUCE_SCATTERS = (
+REDUCE_SCATTERS = (
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
@@ -64,7 +64,7 @@ _REDUCE_SCATTERS = (
     "_reduce_scatter_base",
 )
 # Method of torch -> (name in the records, sender and receiver). {other}: the second argument.
-_MESSAGES = {
+MESSAGES = {
     "send": ("send", "{own}->{other}"),
     "recv": ("recv", "{other}->{own}"),
     "recv_anysource": ("recv", "*->{own}"),
@@ -189,11 +189,11 @@ def _handed_on(method: str) -> Callable[..., Any]:
     return call
 
 
-for _method, (_name, _payload) in _OPERATIONS.items():
+for _method, (_name, _payload) in OPERATIONS.items():
     setattr(RecordedProcessGroup, _method, _recorded(_method, _name, _payload))
-for _method in _REDUCE_SCATTERS:
+for _method in REDUCE_SCATTERS:
     setattr(RecordedProcessGroup, _method, _recorded(_method, "reduce_scatter", 1, AwaitedWork))
-for _method, (_name, _peers) in _MESSAGES.items():
+for _method, (_name, _peers) in MESSAGES.items():
     setattr(RecordedProcessGroup, _method, _recorded(_method, _name, 0, AwaitedWork, _peers))
 for _method in _OTHERS:
     setattr(RecordedProcessGroup, _method, _handed_on(_method))

@@ -25,6 +25,7 @@ from paceline.torch_internals import PrefixStore, Store, abort_process_groups
 from paceline.training.devices import device_name, device_of, use_device
 from paceline.transports import TIMED_OUT
 from paceline.transports.gloo_group import BACKEND
+from paceline.transports.nccl_records import record_nccl
 
 
 class DefaultGroupTransport:
@@ -178,6 +179,7 @@ class NcclTransport(NetworkTransport):
         os.environ.update(_END_PROCESS, NCCL_SOCKET_IFNAME=f"={trial.interface}")
         # With its device given, NCCL connects now, so that errors are found here.
         self.open_group(context, trial, store, device_id=self._device)
+        record_nccl(self._group)
 
     def explain(self, error: Exception) -> PacelineError | None:
         text = self.text_of(error)

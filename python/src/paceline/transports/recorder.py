@@ -9,6 +9,7 @@ module instead of receiving it. Without an active recorder, an operation costs o
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +31,12 @@ from paceline.training.pass_communication import is_awaiting
 # Sum of gradients in memory shared by the ranks of a node or the threads of a rank.
 SHARED_REDUCE = "shared_reduce"
 _KEPT_ROWS = 4096  # rows kept between two flushes; an operation beyond that writes them itself
+_KEPT_ON_DEVICE = 16384  # operations of a GPU kept between two flushes; others are not recorded
 # Names in a profile, where torch's backends use another name than that of the method.
 _TITLES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
+
+# Returns when a GPU reached begin and end of an operation, in unix seconds; None before that.
+Times = Callable[[], tuple[float, float] | None]
 
 
 @dataclass(kw_only=True)
@@ -60,6 +65,11 @@ class Operation:
         if recorder is not None:
             recorder.add(self, time.time())
 
+    def end_on_device(self, times: Times) -> None:
+        """Record it once a GPU has reached its end."""
+        if _in_use is not None:
+            _in_use.add_later(self, times)
+
 
 class Recorder:
     """Keeps the rows of ended operations until `flush`, so that no operation waits for a disk."""
@@ -71,6 +81,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._rows: list[CommunicationRow] = []
         self._sequences: dict[str, int] = {}
+        self._on_device: list[tuple[Operation, Times]] = []  # no flush has seen their end
 
     def begin(self, operation: Operation) -> None:
         """Number an operation within its group, and note it."""
@@ -88,21 +99,53 @@ class Recorder:
             if self._notes is not None:
                 self._notes.ended(operation.group)
             self._rows.append(row)
-            full = len(self._rows) >= _KEPT_ROWS
-        if full:
-            self.flush()
+            if len(self._rows) >= _KEPT_ROWS:
+                self._write()
+
+    def begin_on_device(self, operation: Operation) -> None:
+        """Number an operation of a GPU. It is not noted: its end becomes known only at a flush."""
+        group = operation.group
+        with self._lock:
+            operation.sequence = self._sequences.get(group, 0)
+            self._sequences[group] = operation.sequence + 1
+
+    def add_later(self, operation: Operation, times: Times) -> None:
+        """Add an operation of a GPU at the first flush after its end."""
+        with self._lock:
+            if len(self._on_device) < _KEPT_ON_DEVICE:
+                self._on_device.append((operation, times))
+
+    def forget_on_device(self) -> None:
+        """Do not record the operations of a GPU whose end no flush has seen."""
+        with self._lock:
+            self._on_device = []
 
     def ended(self) -> list[CommunicationRow]:
-        """Return the rows of operations that have ended since the last flush."""
+        """Return the rows of operations that have ended since the last flush.
+
+        Those of a GPU are not among them: their times are not those of the calls.
+        """
         with self._lock:
             return list(self._rows)
 
     def flush(self) -> None:
-        """Write the rows of operations that have ended."""
+        """Write the rows of operations that have ended; the thread that trains calls it."""
         with self._lock:
-            rows, self._rows = self._rows, []
-            for row in rows:
-                self._writer.write(row)
+            asked, self._on_device = self._on_device, []
+            for operation, times in asked:
+                reached = times()
+                if reached is None:
+                    self._on_device.append((operation, times))
+                else:
+                    operation.arrived_unix_s, ended_unix_s = reached
+                    row = CommunicationRow(**vars(operation), ended_unix_s=ended_unix_s)
+                    self._rows.append(row)
+            self._write()
+
+    def _write(self) -> None:
+        rows, self._rows = self._rows, []
+        for row in rows:
+            self._writer.write(row)
 
     def close(self) -> None:
         self.flush()
@@ -167,6 +210,27 @@ def begin_operation(
     if recorder is not None:
         recorder.begin(operation)
     return operation
+
+
+def begin_on_device(group: str, ranks: int, name: str, payload_bytes: int) -> Operation:
+    """Return a new operation that a GPU will reach later (`begin_operation` has the arguments)."""
+    operation = Operation(
+        group=group,
+        ranks=ranks,
+        operation=name,
+        payload_bytes=payload_bytes,
+        arrived_unix_s=math.nan,
+        awaited=is_awaiting(),
+    )
+    if _in_use is not None:
+        _in_use.begin_on_device(operation)
+    return operation
+
+
+def forget_on_device() -> None:
+    """Do not record the operations of a GPU whose end is not known: they are given up."""
+    if _in_use is not None:
+        _in_use.forget_on_device()
 
 
 def payload_bytes(tensors: Any) -> int:

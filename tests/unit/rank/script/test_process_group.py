@@ -11,6 +11,7 @@ from tests.support.trials import rank_context
 from torch.distributed import device_mesh
 
 from paceline.errors import UsageError
+from paceline.rank.script import process_group
 from paceline.rank.script.process_group import ProcessGroups, recorded_groups
 from paceline.training.pass_communication import is_awaiting
 from paceline.transports.gloo_group import BACKEND
@@ -115,3 +116,12 @@ def test_a_group_of_gloo_is_wrapped_and_stays_the_scripts_own(name):
         dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
         assert dist.get_backend() == BACKEND
         assert dist.get_backend(dist.new_group([0], backend="gloo")) == BACKEND
+
+
+def test_groups_of_a_script_are_looked_at_for_nccl(monkeypatch):
+    seen = []
+    monkeypatch.setattr(process_group, "record_nccl", seen.append)
+    with recorded_groups():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        made = dist.new_group([0])
+    assert seen == [dist.group.WORLD, made]

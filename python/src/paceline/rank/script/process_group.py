@@ -24,6 +24,7 @@ from paceline.plan.rank_context import RankContext
 from paceline.torch_internals import HashStore, Store
 from paceline.training.pass_communication import awaiting
 from paceline.transports.gloo_group import BACKEND
+from paceline.transports.nccl_records import record_nccl
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
@@ -114,7 +115,8 @@ class ProcessGroups:
 def recorded_groups() -> AbstractContextManager[None]:
     """Record the groups of a script, which keep the back ends that the script names.
 
-    Operations of a back end that Paceline cannot wrap (nccl) are not recorded.
+    A group of Gloo alone is wrapped; methods of torch's classes record those of NCCL. Operations of
+    others are not recorded.
     """
     init, new_group = dist.init_process_group, dist.new_group
 
@@ -122,6 +124,7 @@ def recorded_groups() -> AbstractContextManager[None]:
         if backend is None and not torch.accelerator.is_available():
             backend = _GLOO
         init(_recorded(backend), *others, **named)
+        record_nccl(dist.group.WORLD)
 
     def answer_new_group(
         ranks: list[int] | None = None,
@@ -130,7 +133,9 @@ def recorded_groups() -> AbstractContextManager[None]:
         *others: Any,
         **named: Any,
     ) -> Any:
-        return new_group(ranks, timeout, _recorded(backend), *others, **named)
+        group = new_group(ranks, timeout, _recorded(backend), *others, **named)
+        record_nccl(group)
+        return group
 
     return _answered({init: answer_init, new_group: answer_new_group})
 
