@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -48,3 +49,22 @@ def test_executor_has_settings_and_classes_of_the_site(home: Path) -> None:
         SPARK_EXTRA_CLASSPATH="/extra/*", SPARK_DIST_CLASSPATH="/dist/*",
     )  # fmt: skip
     assert found == ["/conf", "/hadoop", "/mounted", f"{home}/jars/*", "/extra/*", "/dist/*"]
+
+
+def health(home: Path) -> int:
+    environment = {
+        "PATH": f"{home}/bin:{os.environ['PATH']}",
+        "TMPDIR": str(home), "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
+    }  # fmt: skip
+    ended = subprocess.run(
+        ["sh", NODE, "health"], env=environment, capture_output=True, timeout=30, check=False
+    )
+    return ended.returncode
+
+
+def test_a_daemon_is_healthy_while_it_listens_and_the_check_starts_no_python(home: Path) -> None:
+    (home / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    with socket.create_server(("127.0.0.1", 0)) as daemon:
+        (home / "spark-node.port").write_text(f"{daemon.getsockname()[1]}\n")
+        assert health(home) == 0
+    assert health(home) != 0
