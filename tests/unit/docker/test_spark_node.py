@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -65,3 +66,22 @@ def test_user_id_without_a_name_gets_one(home: Path) -> None:
     name, _, uid, gid, _, folder, _ = entry.split(":")
     assert (name, uid, gid) == ("paceline", "54321", "54321")
     assert os.access(folder, os.W_OK)
+
+
+def health(home: Path) -> int:
+    environment = {
+        "PATH": f"{home}/bin:{os.environ['PATH']}",
+        "TMPDIR": str(home), "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
+    }  # fmt: skip
+    ended = subprocess.run(
+        ["sh", NODE, "health"], env=environment, capture_output=True, timeout=30, check=False
+    )
+    return ended.returncode
+
+
+def test_a_daemon_is_healthy_while_it_listens_and_the_check_starts_no_python(home: Path) -> None:
+    (home / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    with socket.create_server(("127.0.0.1", 0)) as daemon:
+        (home / "spark-node.port").write_text(f"{daemon.getsockname()[1]}\n")
+        assert health(home) == 0
+    assert health(home) != 0

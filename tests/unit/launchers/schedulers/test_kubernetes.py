@@ -131,6 +131,7 @@ def test_a_spark_application_has_an_executor_a_node_with_room_beside_the_jvm() -
     spec = _of_kind("SparkApplication")[0]["spec"]
     executor = spec["executor"]
     assert (executor["instances"], executor["cores"]) == (2, 2)
+    assert executor["coreRequest"] == executor["coreLimit"] == "2"  # ranks of an MPIJob have both
     assert executor["memory"] == "3g"  # the spec's own word
     assert executor["memoryOverhead"] == "1536m"  # one rank a node
     assert spec["sparkConf"]["spark.locality.wait"] == "7s"

@@ -279,7 +279,9 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
             "executor": {
                 "instances": place.nodes,
                 "cores": slots_per_node(trial),
+                # Equal, as for other launchers: else ranks under Spark could use more cores.
                 "coreRequest": str(place.cores_per_node),
+                "coreLimit": str(place.cores_per_node),
                 "memory": conf.get("spark.executor.memory", "1g"),
                 # Ranks are Python processes beside the JVM.
                 "memoryOverhead": f"{settings.memory_mib(place.ranks_per_node)}m",
