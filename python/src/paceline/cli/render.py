@@ -108,7 +108,12 @@ def slurm(
                 f"note: {dataset} does not exist yet; make it with `paceline data synth` and "
                 "`paceline data ingest` on storage that all nodes share (--data-dir)"
             )
-    _write(out or Path(f"{experiment.name}-slurm"), render_slurm(trials, settings))
+    folder = out or Path(f"{experiment.name}-slurm")
+    _write(folder, render_slurm(trials, settings))
+    say(
+        f"next: in {folder}, `sbatch --wait FILE` for each .sbatch file, in this order, "
+        f"one after the other; then `paceline compare {settings.places.run_dir}`"
+    )
 
 
 def _checked(given: tuple[str, ...], dashes: str, pattern: str, expected: str) -> tuple[str, ...]:
