@@ -138,6 +138,21 @@ def _container(document: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def test_paths_of_slurm_jobs_begin_where_they_were_rendered(
+    paceline: Cli, spec: Path, data_dir: Path
+) -> None:
+    (paceline.cwd / "sets").symlink_to(data_dir)
+    rendered = paceline.main("render", "slurm", spec, "--run-dir", "run", "--data-dir", "sets")
+    assert rendered.returncode == 0, rendered.stderr
+    assert f"`paceline compare {paceline.cwd}/run`" in rendered.stderr
+    scripts = [*paceline.cwd.glob("*-slurm/*.sbatch")]
+    assert len(scripts) == 2
+    for script in scripts:
+        assert f"--out {paceline.cwd}/run " in script.read_text("utf-8")
+        trial_map = json.loads(script.with_suffix(".json").read_text("utf-8"))
+        assert trial_map["training"]["dataset"] == f"{paceline.cwd}/sets/tiny"
+
+
 def test_what_cannot_be_rendered_is_told(paceline: Cli, tmp_path: Path) -> None:
     spec = tmp_path / "small.toml"
     never_made = small(samples=9)
@@ -146,5 +161,7 @@ def test_what_cannot_be_rendered_is_told(paceline: Cli, tmp_path: Path) -> None:
     assert rendered.returncode == 0, rendered.stderr
     assert "left out tiny.mpi.gloo" in rendered.stderr
     assert "does not exist yet" in rendered.stderr
+    assert f"next: in {tmp_path}/jobs, `sbatch --wait FILE`" in rendered.stderr
+    assert "then `paceline compare " in rendered.stderr
     written = [Path(line).suffix for line in rendered.stdout.splitlines()]
     assert written == [".sbatch", ".json"]

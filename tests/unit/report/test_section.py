@@ -52,6 +52,7 @@ def test_texts_share_the_room_and_keep_their_words_whole() -> None:
         (["w.mpi.fp32", "w.mpi.fp32.sharded"], ["fp32", "fp32.sharded"]),
         (["w.a.r0", "w.a.r1"], ["r0", "r1"]),
         (["w.a.x.fp32.r0", "w.b.x.fp32.s.r0"], ["a", "b.s"]),
+        (["w.a.fp32.r0", "w.a.fp32.s.r0"], ["fp32", "fp32.s"]),
         (["w.a.r0"], ["w.a.r0"]),
         ([], []),
     ],

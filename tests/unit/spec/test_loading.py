@@ -50,7 +50,11 @@ def test_shipped_experiments_are_those_documented():
 
 @pytest.mark.parametrize(
     "page",
-    ["docs/reference/spec.md", "docs/tutorials/first-comparison.md", "docs/how-to/lab.md"],
+    [
+        "docs/reference/spec.md",
+        "docs/tutorials/first-comparison.md",
+        *(f"docs/how-to/{name}.md" for name in ("clusters", "lab", "own-script")),
+    ],
 )
 def test_whole_specs_in_the_documentation_are_valid(page):
     text = (Path(__file__).parents[3] / page).read_text("utf-8")

@@ -97,7 +97,10 @@ def slurm(
     """
     experiment, trials = _planned_alone(spec, cores)
     settings = SlurmSettings(
-        places=Places(run_dir=_run_dir(run_dir, experiment), data_dir=data_dir),
+        places=Places(
+            run_dir=_run_dir(run_dir, experiment),
+            data_dir=None if data_dir is None else _from_here(data_dir),
+        ),
         python=python,
         sbatch_options=_checked(sbatch_options, *_SLURM_OPTION),
         srun_options=_checked(srun_options, *_SLURM_OPTION),
@@ -108,7 +111,12 @@ def slurm(
                 f"note: {dataset} does not exist yet; make it with `paceline data synth` and "
                 "`paceline data ingest` on storage that all nodes share (--data-dir)"
             )
-    _write(out or Path(f"{experiment.name}-slurm"), render_slurm(trials, settings))
+    folder = out or Path(f"{experiment.name}-slurm")
+    _write(folder, render_slurm(trials, settings))
+    say(
+        f"next: in {folder}, `sbatch --wait FILE` for each .sbatch file, in this order, "
+        f"one after the other; then `paceline compare {settings.places.run_dir}`"
+    )
 
 
 def _checked(given: tuple[str, ...], dashes: str, pattern: str, expected: str) -> tuple[str, ...]:
@@ -121,7 +129,12 @@ def _checked(given: tuple[str, ...], dashes: str, pattern: str, expected: str) -
 
 
 def _run_dir(given: str | None, experiment: Experiment) -> str:
-    return given or str(Path("runs", experiment.name).resolve())
+    return _from_here(given or f"runs/{experiment.name}")
+
+
+def _from_here(path: str) -> str:
+    """Return an absolute path, because a job may start anywhere; a URL stays."""
+    return path if is_remote(path) else str(Path(path).absolute())
 
 
 @command.command("pbs")

@@ -127,15 +127,13 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
     if len(set(ids)) < 2:
         return {each: each for each in ids}
     parts = [each.split(".") for each in ids]
+    while min(map(len, parts)) > 1 and len({own[-1] for own in parts}) == 1:
+        parts = [own[:-1] for own in parts]
     fewest = min(map(len, parts))
     shared = {n for n in range(fewest) if len({own[n] for own in parts}) == 1}
     if len(shared) == fewest:
         shared.remove(fewest - 1)  # a part of each id remains
-    rests = [[part for n, part in enumerate(own) if n not in shared] for own in parts]
-    end = 0
-    while min(map(len, rests)) > end + 1 and len({rest[-1 - end] for rest in rests}) == 1:
-        end += 1
-    short = (".".join(rest[: len(rest) - end]) for rest in rests)
+    short = (".".join(part for n, part in enumerate(own) if n not in shared) for own in parts)
     return dict(zip(ids, short, strict=True))
 
 
