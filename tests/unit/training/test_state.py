@@ -77,7 +77,7 @@ def test_optimisers_state_of_another_shape_than_its_parameter_cannot_be_divided(
         divisible("layer.weight", tensor, (3, 2))
 
 
-@pytest.mark.parametrize("strides", [(0, 1), (3, 3), (1, 1), (100, 1)])
+@pytest.mark.parametrize("strides", [(0, 1), (3, 3), (1, 1), (100, 1), (1,)])
 def test_strides_that_leave_the_memory_are_refused(strides):
     values = torch.zeros(12)
     wrong = Elements(name="weights/w", shape=(4, 3), strides=strides, start=0, values=values)
