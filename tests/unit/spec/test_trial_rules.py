@@ -166,6 +166,7 @@ def faults_of(text: str) -> list[str]:
         ("local/best", "stages = 2; [tune]", 'stages: the search finds it for "best"'),
         ("mpi/best", "ranks_per_node = 2; [tune]", "ranks_per_node: "),
         ("mpi/best", 'transport = "mpi"; [tune]', "transport: "),
+        ("mpi/best", 'algorithm = "ring"; [tune]', "has no meaning for a trial without transport;"),
         ("mpi/best", 'device = "cuda"; [tune]', "device: "),
         ("spark/best", "nodes = 2; [tune]", "[network] interface"),
         ("mpi/best", "transport = 'nccl'; " + NODES + "; [tune]",
