@@ -49,7 +49,12 @@ def test_compiled_model_has_the_same_outputs_and_calls_replaced_layers(monkeypat
     monkeypatch.setenv(WORKERS, "1")
     trial = own.trial_of(**TRIALS["sequential"], compile=True)
     replaced, compiled = torch.nn.ReLU(), []
-    replaced.forward = lambda x: compiled.append(torch.compiler.is_compiling()) or x.relu()
+
+    def forward(inputs):
+        compiled.append(torch.compiler.is_compiling())
+        return inputs.relu()
+
+    replaced.forward = forward
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), replaced)
     inputs = torch.ones(2, 4)
     wanted = model(inputs)
