@@ -8,6 +8,7 @@ from tests.support.checkpoints import read_checkpoint, save_part
 from torch import nn
 
 from paceline.errors import DataError, UsageError
+from paceline.training import state_files
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.state import (
     Elements,
@@ -209,6 +210,13 @@ def test_file_that_is_no_safetensors_file_is_refused(tmp_path, content):
     files = saved(tmp_path, RankState([part(torch.zeros(4), 0, 4)]))
     files.checkpoint.part(0).write_bytes(content)
     with pytest.raises(DataError):
+        StateFiles(files.checkpoint)
+
+
+def test_metadata_beyond_the_limit_are_refused(tmp_path, monkeypatch):
+    files = saved(tmp_path, RankState([part(torch.zeros(4), 0, 4)]))
+    monkeypatch.setattr(state_files, "_LARGEST_METADATA_BYTES", 100)
+    with pytest.raises(DataError, match="expected at most 100 characters of metadata"):
         StateFiles(files.checkpoint)
 
 
