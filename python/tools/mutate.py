@@ -54,7 +54,8 @@ PACKAGES = {
     # `spec` checks what users write, `plan` what follows from it: their tests are not apart.
     "plan": Package(("plan/*.py",), ("unit/plan", "unit/spec")),
     "statistics": Package(("analysis/statistics/*.py",), ("unit/analysis/statistics",)),
-    "training": Package(("training/*.py",), ("unit/training",)),
+    # What all strategies share is tested by training with them, too.
+    "training": Package(("training/*.py",), ("unit/training", "unit/strategies")),
     "records": Package(("records/*.py",), ("unit/records",)),
     "spec": Package(("spec/*.py",), ("unit/spec", "unit/plan")),
     "telemetry": Package(
@@ -72,6 +73,11 @@ PACKAGES = {
             "costs/message_schedules.py",
         ),
         ("unit/transports", "unit/node", "unit/costs"),
+    ),
+    # Sums over several nodes need several processes.
+    "strategies/reduction": Package(
+        ("strategies/reduction/*.py",),
+        ("unit/strategies", "contract/test_factors.py", "contract/test_zero.py"),
     ),
 }  # fmt: skip
 

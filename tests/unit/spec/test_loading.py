@@ -3,14 +3,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.support.specs import spec_text, trials_text
+from tests.support.specs import spec_text
 
 from paceline.errors import UsageError
 from paceline.spec import load_spec, shipped_experiments
 from paceline.spec.loading import parse_spec
 
 GOOD = spec_text()
-TWO_RANKS = trials_text('launcher = "mpi"; local_strategy = "processes"; ranks_per_node = 2')
 
 
 def faults_of(text: str) -> str:
@@ -42,6 +41,8 @@ def test_faults_of_python_values_are_reported():
         load_spec({**document, "sede": 1})
     with pytest.raises(UsageError, match="leave out a key instead of None"):
         load_spec({**document, "tune": None})
+    with pytest.raises(UsageError, match=r"workloads: .* at least 1 item"):
+        load_spec({**document, "workloads": []})
 
 
 def test_shipped_experiments_are_those_documented():
@@ -62,12 +63,6 @@ def test_whole_specs_in_the_documentation_are_valid(page):
     assert specs
     for spec in specs:
         parse_spec(spec, page)
-
-
-def test_spec_file_is_read(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(GOOD)
-    assert load_spec(str(path))[0].name == "mine"
 
 
 def test_unknown_name_lists_shipped_and_guesses():
@@ -121,13 +116,15 @@ def test_every_fault_is_reported_at_once():
     [
         (GOOD.replace("schema = 2", "schema = 1"), "schema: expected one of 2, got 1"),
         (GOOD.replace("schema = 2", ""), "schema: expected, but missing"),
-        (GOOD.replace("[[trials]]", "[[trials]]\nranks_per_node = 2"), '"sequential" has one'),
         (GOOD.replace("[[trials]]", "[[trials]]\nthreads_per_rank = 2"), '"intraop"'),
-        (GOOD + TWO_RANKS.replace("= 2", "= 1"), "at least 2"),
         (GOOD.replace("sequential", "intraop"), "expected the baseline"),
         (GOOD + '[[workloads]]\nname = "tiny"\n', "each name once"),
         (GOOD + "[training]\nmax_steps = 4\nwarmup_steps = 4\n", "leaves nothing to measure"),
         (GOOD + "[training]\nevaluate_every_steps = 4\n", "needs samples to evaluate on"),
+        (GOOD + "[failures]\nmean_s = 5\n", "expected restarts >= 1, got restarts = 0"),
+        (GOOD + "[telemetry]\ntls_key = 'k'\n", "tls_certificate and tls_key go together"),
+        (GOOD + "[telemetry]\ntls_client_ca = 'c'\n", "needs tls_certificate and tls_key"),
+        (GOOD + "[telemetry]\nbasic_auth_file = 'b'\nbearer_token_file = 't'\n", "got both"),
         (
             GOOD + "[training]\nheld_out_samples = 4\n"
             "evaluate_every_steps = 4\nevaluate_every_epochs = 4\n",
@@ -143,11 +140,17 @@ def test_what_cannot_work_is_refused_with_reason(text, expected):
     assert expected in faults_of(text)
 
 
-def test_batch_that_cannot_be_divided_names_one_that_can():
-    message = faults_of(
-        GOOD.replace('name = "tiny"', 'name = "tiny"\nglobal_batch = 33') + TWO_RANKS
-    )
-    assert "33 cannot be divided among 2 replicas; use a multiple of 2, for example 34" in message
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD + "[training]\nmax_stepz = 1\nmax_steps = 4\nwarmup_steps = 9\n",
+        GOOD.replace("[[trials]]", "samples = 1\nmax_steps = 4\nwarmup_steps = 9\n[[trials]]"),
+    ],
+)
+def test_other_values_of_a_faulty_table_are_checked_too(text):
+    message = faults_of(text)
+    assert "2 faults" in message
+    assert "warmup_steps = 9 leaves nothing to measure of 4 steps; use at most 3" in message
 
 
 def test_numbers_are_not_made_from_text():

@@ -44,6 +44,7 @@ def test_all_faults_of_changes_and_spec_come_at_once():
         "training.max_steps",
         "training.precision=bf16",
         "workloads.3.data='x'",
+        "workloads.1.data='x'",
         "name.x=1",
         "seed=1\nrepeats=2",
         "training.max_stepz=8",
@@ -52,11 +53,12 @@ def test_all_faults_of_changes_and_spec_come_at_once():
     with pytest.raises(UsageError) as raised:
         load_spec("quickstart", wrong)
     message = str(raised.value)
-    assert "7 faults" in message
+    assert "8 faults" in message
     for part in (
         "--set training.max_steps: expected KEY=VALUE",
         """a string needs quotes, as in 'training.precision="bf16"'""",
         "expected a number from 0 to 0 after workloads, got 3",
+        "expected a number from 0 to 0 after workloads, got 1",
         "name is a value, expected a table or an array",
         "--set seed=1\nrepeats=2: expected a TOML value",
         'training.max_stepz: no such key. Did you mean "max_steps"?',

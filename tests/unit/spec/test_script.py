@@ -10,6 +10,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
 from paceline.spec.loading import check_spec
+from paceline.spec.models import name_of_script
 
 SPEC: dict[str, Any] = {
     "schema": 2,
@@ -45,7 +46,10 @@ def test_a_script_is_named_by_its_file_and_runs_where_it_was_planned(tmp_path, m
     assert script is not None
     assert (script.path, script.arguments) == (str(tmp_path / "my train.py"), ("--lr", "1"))
     assert script.directory == str(tmp_path)
-    assert trials[0].training.max_steps == 9
+    training = trials[0].training
+    assert training.max_steps == 9
+    # what only a built-in training has
+    assert training.image_size == training.global_batch == training.learning_rate == 0
 
 
 @pytest.mark.parametrize(
@@ -95,6 +99,13 @@ def test_a_name_of_a_built_in_workload_is_refused():
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "name"), [("a/_1 b.py", "1-b"), ("-.py", "script"), (f"{'n' * 70}.py", "n" * 64)]
+)
+def test_name_of_a_script_is_one_that_a_workload_may_have(path, name):
+    assert name_of_script(path) == name
+
+
 def test_arguments_need_a_script():
     spec = {**SPEC, "workloads": [{"name": "tiny", "arguments": ["x"]}]}
     assert "workloads[1].arguments: belongs to a script" in faults(spec)
@@ -104,3 +115,10 @@ def test_options_of_our_own_training_do_not_name_a_script_on_several_nodes():
     spec = changed("trials", 1, nodes=2) | {"network": {"interface": "eth0"}}
     names = {trial.configuration for trial in plan_trials(check_spec(spec, "spec"), {}, 4)}
     assert "my-train.mpi.mpi.processes.n2r2t1.fp32" in names
+
+
+def test_what_paceline_sets_and_searches_for_is_refused():
+    message = faults(changed("trials", 1, environment={"OMP_NUM_THREADS": "2", "MODE": "x"}))
+    assert "1 fault" in message
+    assert "environment.OMP_NUM_THREADS: Paceline sets it; use threads_per_rank" in message
+    assert "tune: searches are for built-in workloads, got a script" in faults({**SPEC, "tune": {}})

@@ -150,7 +150,7 @@ def test_unknown_variables_of_a_trial_are_not_recorded() -> None:
         assert UNKNOWN not in str(found.value)
 
 
-def test_known_variables_and_properties_are_accepted() -> None:
+def test_harmless_settings_are_accepted() -> None:
     tables = """
 [spark.conf]
 "spark.hadoop.fs.s3a.endpoint.region" = "eu-central-1"
@@ -159,10 +159,18 @@ def test_known_variables_and_properties_are_accepted() -> None:
 "spark.executorEnv.LD_LIBRARY_PATH" = "/opt/a/lib:/opt/b/lib"
 "spark.executorEnv.ATTENTION" = "flash"
 "spark.yarn.queue" = "a-queue-with-a-long-name-2026"
+"spark.hadoop.dfs.block.access.token.enable" = "true"
+"spark.kubernetes.authenticate.driver.oauthTokenFile" = "/run/token"
+"spark.hadoop.fs.s3a.endpoint" = "http://127.0.0.1:9000"
 [mpi]
-arguments = ["-x", "NCCL_SOCKET_IFNAME=eth0,eth1,eth2", "--mca", "btl_tcp_if_include=eth0,eth1"]
+arguments = [
+    "-x", "NCCL_SOCKET_IFNAME=eth0,eth1,eth2", "-x", "HF_TOKEN",
+    "--mca", "btl_tcp_if_include=eth0,eth1",
+]
 """
     parse_spec(SPEC.format(data="", trial="", tables=tables), "spec.toml")
+    assert not holds_secret("hdfs://user@namenode/data")
+    assert not holds_secret("s3://bucket/set?region=eu-west-1&anonymous=true")
 
 
 def test_record_hides_secrets_in_options_of_java() -> None:
@@ -182,21 +190,6 @@ def test_switch_of_a_secret_is_none(switch: str) -> None:
 @pytest.mark.parametrize("option", ["access_key", "secret_key", "session_token"])
 def test_options_of_a_url_that_hold_a_secret(option: str) -> None:
     assert holds_secret(f"s3://bucket/set?region=eu-west-1&{option}={SECRET}")
-
-
-def test_harmless_settings_are_accepted() -> None:
-    tables = """
-[spark.conf]
-"spark.hadoop.dfs.block.access.token.enable" = "true"
-"spark.kubernetes.authenticate.driver.oauthTokenFile" = "/run/token"
-"spark.hadoop.fs.s3a.endpoint" = "http://127.0.0.1:9000"
-[mpi]
-arguments = ["-x", "HF_TOKEN", "--mca", "btl_tcp_if_include", "eth0"]
-"""
-    parse_spec(SPEC.format(data="", trial="", tables=tables), "spec.toml")
-    assert is_secret("spark.ssl.keyStorePassword", SECRET)
-    assert not holds_secret("hdfs://user@namenode/data")
-    assert not holds_secret("s3://bucket/set?region=eu-west-1&anonymous=true")
 
 
 def test_a_refused_url_is_shown_without_its_password() -> None:

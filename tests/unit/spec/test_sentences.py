@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from paceline.spec.sentences import sentences
+from paceline.spec.sentences import first_of, sentences
 from paceline.spec.values import Name
 
 
@@ -23,3 +23,15 @@ def test_text_of_another_form_is_told_that_of_its_own_field() -> None:
         "name: expected letters a to z, digits, '.', '_' and '-', at most 64, got 'a/b'",
         "checksum: expected text that matches ^[0-9a-f]{8}$, got '0xAB'",
     ]
+
+
+def test_value_is_shown_with_60_characters_at_most() -> None:
+    for given, shown in (("/" * 58, f"'{'/' * 58}'"), ("/" * 59, f"'{'/' * 56}...")):
+        with pytest.raises(ValidationError) as caught:
+            _Options.model_validate({"name": given, "checksum": "0" * 8})
+        assert sentences(caught.value.errors())[0].endswith(f", got {shown}")
+
+
+def test_names_beyond_the_first_ones_are_counted() -> None:
+    assert first_of(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert first_of(["a", "b"], 2) == "a, b"

@@ -50,3 +50,6 @@ def test_target_is_a_bound_that_may_be_met_exactly(bound, met, missed, words):
     assert not target.reached(missed)
     assert not target.reached(float("nan"))
     assert target.words == words
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValidationError, match="finite number"):
+            Target(metric="loss", **dict.fromkeys(bound, value))

@@ -8,7 +8,7 @@ import torch
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
 from paceline.spec.loading import check_spec
-from paceline.spec.values import bits_per_s, scaled_learning_rate, warmup_factor
+from paceline.spec.values import bits_per_s, is_remote, scaled_learning_rate, warmup_factor
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.task import Task, TaskSettings
 
@@ -81,3 +81,14 @@ def test_warm_up_multiplies_the_rates_of_the_schedule():
 )  # fmt: skip
 def test_rates_of_links_are_read_in_common_spellings(rate, expected):
     assert bits_per_s(rate) == expected
+
+
+@pytest.mark.parametrize("rate", ["63kbit", "fast", "1 gigabyte"])
+def test_rate_of_no_link_is_refused(rate):
+    with pytest.raises(UsageError, match=f"bandwidth: .* at least 64kbit, got '{rate}'"):
+        bits_per_s(rate)
+
+
+def test_only_urls_with_a_known_scheme_are_remote():
+    names = ("s3://bucket/x", "webhdfs://host/x", "file:///x", "https://host/x", "hdfs", "/s3/x")
+    assert [is_remote(name) for name in names] == [True, True, False, False, False, False]

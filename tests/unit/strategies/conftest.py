@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 from tests.support.trials import changed, placement
 
 
@@ -14,3 +15,10 @@ def make_strategy_trial(make_trial):
         return changed(base, local_strategy=strategy, placement=place)
 
     return make
+
+
+@pytest.fixture
+def group_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -3,16 +3,21 @@ them."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from tests.unit.strategies import own_training as own
 from tests.unit.strategies.own_training import TRIALS
 from tests.unit.strategies.pipeline.node import distance
 
+from paceline.errors import EnvironmentLacks
 from paceline.training import passes
-from paceline.training.compilation import compile_model
+from paceline.training.compilation import compile_model, compiler_settings
 
 REPLICAS = ["sequential", "threads-2", "processes-2"]
+CACHE, WORKERS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 @pytest.mark.parametrize("name", REPLICAS)
@@ -40,12 +45,47 @@ def test_fp16_differs_from_fp32_by_its_roundings(name):
     assert distance(found[-1][1], found[0][1]) == 0
 
 
-def test_compiled_model_has_the_same_outputs(monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+def test_compiled_model_has_the_same_outputs_and_calls_replaced_layers(monkeypatch):
+    monkeypatch.setenv(WORKERS, "1")
     trial = own.trial_of(**TRIALS["sequential"], compile=True)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    replaced, compiled = torch.nn.ReLU(), []
+
+    def forward(inputs):
+        compiled.append(torch.compiler.is_compiling())
+        return inputs.relu()
+
+    replaced.forward = forward
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), replaced)
     inputs = torch.ones(2, 4)
     wanted = model(inputs)
     compile_model(model, trial.training)
     assert model._compiled_call_impl is not None
     torch.testing.assert_close(model(inputs), wanted)
+    assert compiled == [False, False]
+
+
+def test_compiled_code_lies_in_a_private_folder_or_in_that_of_the_user(monkeypatch, tmp_path):
+    training = own.trial_of(**TRIALS["sequential"], compile=True).training
+    monkeypatch.setenv("CXX", "sh")  # any program that exists
+    monkeypatch.setenv(WORKERS, "7")
+    monkeypatch.setenv(CACHE, "")
+    with compiler_settings(training):
+        folder = Path(os.environ[CACHE])
+        assert folder.stat().st_mode & 0o077 == 0
+        assert os.environ[WORKERS] == "1"
+    assert CACHE not in os.environ
+    assert not folder.exists()
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    with compiler_settings(training):
+        assert os.environ[CACHE] == str(tmp_path)
+    assert tmp_path.exists()
+
+
+def test_only_a_compiled_training_needs_a_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.delenv(CACHE, raising=False)
+    plain, compiled = (own.trial_of("sequential", compile=whether) for whether in (False, True))
+    with compiler_settings(plain.training):
+        assert CACHE not in os.environ
+    with pytest.raises(EnvironmentLacks, match="found no no-such-compiler; install"):
+        compiler_settings(compiled.training).__enter__()

@@ -191,13 +191,25 @@ def test_pairs_are_summed_by_element():
     assert count.tolist() == [1, 2, 2]
 
 
-def test_default_leaves_accuracy_out_where_outputs_are_no_scores():
-    class Mean(Task):
-        def loss(self, outputs, targets):
-            return (outputs - targets).square().mean((1, 2))
+@pytest.mark.parametrize(
+    ("outputs", "targets", "metrics"),
+    [
+        (torch.eye(3), torch.tensor([0, 1, 1]), {"loss": 0, "accuracy": 2}),
+        (torch.eye(3), torch.ones(3), {"loss": 0}),
+        (torch.eye(3), torch.ones(3, 1, dtype=torch.int64), {"loss": 0}),
+        (torch.ones(3, 4, 3), torch.tensor([0, 1, 1]), {"loss": 0}),
+    ],
+)
+def test_default_has_accuracy_where_outputs_are_scores_and_targets_classes(
+    outputs, targets, metrics
+):
+    class Free(Task):
+        def loss(self, _, targets):
+            return torch.zeros(len(targets))
 
-    task = Mean(task_for(resnet_trial("sequential")).settings)
-    assert list(metric_sums(task, torch.ones(2, 4, 3), torch.zeros(2, 4, 3))) == ["loss"]
+    task = Free(task_for(resnet_trial("sequential")).settings)
+    found = metric_sums(task, outputs, targets)
+    assert {name: total.item() for name, (total, _) in found.items()} == metrics
 
 
 @pytest.mark.parametrize(

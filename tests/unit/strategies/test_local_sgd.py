@@ -17,7 +17,6 @@ from paceline.strategies.local_sgd import LocalReplica
 from paceline.strategies.reduction.flat_replica import FlatReplica
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.task import Task
-from paceline.training.transforms import put_in_memory_format
 from paceline.workloads.build import build_model, make_task, task_of
 
 
@@ -200,14 +199,3 @@ def test_empty_share_changes_nothing(make_trial):
     ours.step()
     assert torch.equal(ours.weights, before)
     assert result.loss_sum == 0
-
-
-def test_channels_last_weights_live_in_the_flat_array_too(make_trial):
-    model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
-    expected = {name: t.clone() for name, t in model.state_dict().items()}
-    put_in_memory_format(model, "channels_last")
-    trial = make_trial(memory_format="channels_last")
-    ours = LocalReplica(task_of(trial.training, classes=3), model, trial)
-    assert_equal(ours.state_dict(), expected)
-    ours.weights.zero_()
-    assert all(not p.any() for p in model.parameters())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from tests.support.strategies import prepared, train_batch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -18,13 +17,6 @@ class Unused(Task):
         model = nn.Sequential(nn.Flatten(1), nn.Linear(3072, 3))
         model.register_parameter("scale", nn.Parameter(torch.ones(1)))
         return model
-
-
-@pytest.fixture
-def group_of_one():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_parameter_without_gradient_is_named_before_peers_wait_for_it(

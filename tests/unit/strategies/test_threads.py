@@ -6,23 +6,11 @@ import threading
 import time
 
 import pytest
-from tests.unit.strategies.pipeline.node import (
-    batch_of,
-    copied,
-    distance,
-    model_of,
-    task_for,
-    train_alone,
-    update_distance,
-)
+from tests.unit.strategies.pipeline.node import batch_of, model_of, task_for
 
 from paceline.errors import RankFailed
 from paceline.strategies.threads import ThreadsStrategy
 from paceline.training.dropout import SampleDropout
-
-TOLERANCE = 1e-4  # float32 sums differ in their order only
-# Batches of 2 or 3 replicas: even, uneven, and one that has none.
-SIZES = [12, 7, 1]
 
 
 @pytest.fixture
@@ -39,20 +27,6 @@ def prepare(solo):
     yield make
     for strategy in strategies:
         strategy.close(failed=True)
-
-
-def test_training_is_the_sequential_one(make_strategy_trial, prepare):
-    """With three replicas, dropout and channels_last; each alone: tests/contract."""
-    trial = make_strategy_trial("threads", 3, dropout=True, memory_format="channels_last")
-    batches = [batch_of(trial, n, SIZES[n % len(SIZES)]) for n in range(20)]
-    strategy, gradients = prepare(trial), {}
-    for batch in batches:
-        strategy.gradient(batch)
-        gradients = gradients or copied(strategy.gradients())
-        strategy.step()
-    (wanted_gradients, *_), wanted, _ = train_alone(trial, batches)
-    assert distance(gradients, wanted_gradients) < TOLERANCE
-    assert update_distance(trial, strategy.state_dict(), wanted) < TOLERANCE
 
 
 def test_every_thread_prepares_a_part_of_the_images(make_strategy_trial, prepare):

@@ -63,3 +63,12 @@ def test_statistics_of_low_precision_are_not_rounded_to_it(dtype):
     )
     for one, other in zip(own[2:], of_torch[2:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_single_value_of_a_channel_leaves_finite_statistics():
+    """The last batch of an epoch may have one sample; torch's own layer refuses it."""
+    layer = nn.BatchNorm1d(1)
+    synchronise(layer, lambda values: values, "global")
+    assert layer(torch.full((1, 1), 5.0)).item() == 0.0
+    assert layer.running_mean.item() == pytest.approx(0.5)
+    assert layer.running_var.item() == pytest.approx(0.9)

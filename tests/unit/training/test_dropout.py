@@ -5,58 +5,11 @@ import torch
 from tests.support import oracle
 from torch import nn
 
-from paceline.plan.sample_order import sample_key
+from paceline.errors import UsageError
 from paceline.training.dropout import SampleDropout, set_sample_keys, use_sample_dropout
 from paceline.workloads.build import build_model, make_task
 
 SEED = 7
-
-
-def masks(ids, units=1000, p=0.5, layer=0, epoch=0):
-    dropout = SampleDropout(p, layer)
-    dropout.set_keys(SEED, epoch, ids)
-    return dropout(torch.ones(len(ids), units))
-
-
-def splitmix64(state):
-    """The generator of Steele, Lea, Flood (OOPSLA 2014), one 64-bit word a call."""
-    mask = 2**64 - 1
-    while True:
-        state = (state + 0x9E3779B97F4A7C15) & mask
-        word = state
-        word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & mask
-        yield word ^ (word >> 31)
-
-
-def test_mask_is_splitmix64_of_the_samples_key():
-    generator = splitmix64(sample_key(SEED, 0, 12, 100))
-    bits = [
-        (word >> shift) & 0xFFFF
-        for word, _ in zip(generator, range(3), strict=False)
-        for shift in (0, 16, 32, 48)
-    ]
-    want = [2.0 if part >= 2**15 else 0.0 for part in bits[:10]]
-    assert masks([12], units=10).tolist() == [want]
-
-
-def test_samples_keep_their_masks_however_the_batch_is_split():
-    whole = masks([4, 9, 2, 7])
-    parts = torch.cat([masks([4]), masks([9, 2]), masks([7])])
-    assert torch.equal(whole, parts)
-
-
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.75])
-def test_units_are_dropped_at_the_rate_asked_and_the_rest_scaled(p):
-    units = masks(range(100), units=1001, p=p)
-    assert (units == 0).float().mean().item() == pytest.approx(p, abs=0.005)
-    assert torch.unique(units).tolist() == pytest.approx([0.0, 1 / (1 - p)])
-
-
-def test_masks_of_samples_epochs_and_layers_are_independent():
-    first = masks([1], units=10_000)
-    for other in (masks([2], 10_000), masks([1], 10_000, layer=1), masks([1], 10_000, epoch=1)):
-        assert (first == other).float().mean().item() == pytest.approx(0.5, abs=0.03)
 
 
 def test_evaluation_and_p_zero_change_nothing():
@@ -130,10 +83,30 @@ def test_state_dict_has_nothing_of_it():
 
 
 def test_samples_set_for_a_model_have_the_masks_of_the_oracle_in_each_epoch():
-    model = nn.Sequential(SampleDropout(0.5, 3))
-    ones = torch.ones(2, 50)
+    model = nn.Sequential(SampleDropout(0.3, 3))
+    units = 100_001  # of 16 bits each: some are exactly the threshold
     for epoch in (0, 1):
         set_sample_keys(model, SEED, epoch, [4, 11])
         keys = [oracle.sample_key(SEED, epoch, sample, 103) for sample in (4, 11)]
-        kept = torch.tensor([oracle.dropout_mask(key, 50, 0.5).tolist() for key in keys])
-        assert torch.equal(model(ones), 2.0 * kept)
+        kept = torch.tensor([oracle.dropout_mask(key, units, 0.3).tolist() for key in keys])
+        torch.testing.assert_close(model(torch.ones(2, units)), kept / 0.7)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0])
+def test_rate_that_is_no_share_or_keeps_nothing_is_refused(p):
+    with pytest.raises(ValueError, match="0 <= p < 1"):
+        SampleDropout(p, 0)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Dropout2d(0.1), nn.AlphaDropout(0.1), nn.RReLU(),
+        nn.MultiheadAttention(4, 2, dropout=0.1), nn.LSTM(4, 4, 2, dropout=0.1),
+    ],
+)  # fmt: skip
+def test_layer_that_draws_masks_by_itself_is_refused_by_name(layer):
+    without = nn.Sequential(nn.Dropout2d(0), nn.MultiheadAttention(4, 2), nn.LSTM(4, 4, 2))
+    use_sample_dropout(without, enabled=True)
+    with pytest.raises(UsageError, match=rf"layer 3 \({type(layer).__name__}\): its dropout draws"):
+        use_sample_dropout(without.append(layer), enabled=True)

@@ -87,6 +87,12 @@ def test_each_type_is_copied(dtype):
     assert torch.equal(FileMemory().copy_of(values), values)
 
 
+def test_tensors_that_end_within_a_page_do_not_overlap():
+    memory, given = FileMemory(), [torch.full((70_001,), value) for value in (1.0, 2.0, 3.0)]
+    copies = [memory.copy_of(each) for each in given]
+    assert all(map(torch.equal, copies, given))
+
+
 def test_tied_weights_stay_tied():
     with FileMemory().for_new_tensors():
         first, last = nn.Linear(256, 256), nn.Linear(256, 256)

@@ -103,8 +103,8 @@ class Branches(nn.Module):
         self.odd = Odd()
         self.head = nn.Linear(8, 2)
 
-    def forward(self, x):
-        x = self.stem(x)
+    def forward(self, stem):  # has the name of a layer
+        x = self.stem(stem)
         x = torch.cat([self.left(x), self.right(x)], 1)
         return self.head(self.odd(x))
 
@@ -124,6 +124,7 @@ def test_branches_stay_together_and_untraceable_layers_whole():
     model = Branches()
     blocks = dict(graph_blocks(model, torch.zeros(1, 4)))
     assert list(blocks) == ["stem", "left", "odd", "head"]
+    assert blocks["stem"] is model.stem
     assert blocks["odd"] is model.odd
     x = torch.randn(3, 4)
     assert torch.equal(nn.Sequential(*blocks.values())(x), model(x))

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.support.trials import tiny_trial
 from torch import nn
 
 from paceline.training.loss_scale import LOSS_SCALE, LossScale
@@ -45,13 +46,23 @@ def test_gradient_that_is_not_finite_changes_no_weight_and_halves_the_scale(valu
     assert scale.describe() == {"loss_scale": 2.0**15, "skipped_steps": 1}
 
 
-def test_scale_grows_after_many_finite_steps():
+def test_scale_grows_after_2000_finite_steps_in_a_row():
     scale = LossScale()
-    for _ in range(1999):
-        scale.update(1.0)
-    assert scale.value == 2.0**16
-    scale.update(1.0)
-    assert scale.value == 2.0**17
+    periods = [(1.0, 1999, 16), (math.inf, 1, 15), (1.0, 1999, 15), (1.0, 1, 16), (1.0, 1999, 16)]
+    for norm, steps, power in periods:
+        for _ in range(steps):
+            scale.update(norm)
+        assert scale.value == 2.0**power
+
+
+def test_only_fp16_scales_the_loss():
+    trials = [tiny_trial(training={"precision": each}) for each in ("fp16", "fp32", "bf16")]
+    (fp16, *others) = (LossScale.of(trial.training) for trial in trials)
+    assert fp16.describe() == {"loss_scale": 2.0**16, "skipped_steps": 0}
+    for scale in others:
+        scale.update(math.inf)
+        scale.restore([2.0**9, 3])
+        assert (scale.value, scale.state, scale.describe()) == (1.0, {}, {})
 
 
 def test_restored_scale_continues_and_a_missing_one_changes_nothing():

@@ -56,6 +56,46 @@ def test_times_of_a_gradient_add_up_and_count_communication_once(
     assert (found.forward_s, found.backward_s, found.pass_comm_s) == (3.5, 7.5, 3.0)
     assert found.comm_s == 5.0
     assert found.forward_s + found.backward_s + found.pass_comm_s + found.comm_s == 20.0 - 1.0
+    alone = passed.result(alone=True)
+    assert (alone.backward_s, alone.comm_s, alone.comm_ready_unix_s) == (12.5, None, None)
+
+
+class Summing(nn.Linear):
+    """Waits 1 s for other replicas in a forward pass, and 10 s in a backward pass."""
+
+    communication = PassCommunication()
+
+    def forward(self, inputs):
+        outputs = super().forward(inputs)
+        outputs.register_hook(lambda _: self.wait(10.0))
+        self.wait(1.0)
+        return outputs
+
+    def wait(self, seconds):
+        self.communication.total_s += seconds
+
+
+class WithSums(Task):
+    def model(self):
+        return nn.Sequential(nn.Flatten(1), Summing(3072, 3))
+
+
+@pytest.mark.parametrize(("parts", "forwarded_s", "ready_s"), [(1, 9.0, 16.0), (2, 17.0, 49.0)])
+def test_forward_passes_of_all_parts_count_as_if_they_came_first(
+    monkeypatch: pytest.MonkeyPatch, parts: int, forwarded_s: float, ready_s: float
+) -> None:
+    """Readings of the clock: 0 and 1 for the start, then begin, middle and end of each part."""
+    squares = (float(number**2) for number in itertools.count())
+    clock = SimpleNamespace(perf_counter=lambda: next(squares))
+    monkeypatch.setattr("paceline.training.devices.time", clock)
+    trial = trial_of("sequential", task=f"{__name__}:WithSums", accumulation_steps=parts)
+    task, communication = task_of(trial.training, classes=3), PassCommunication()
+    monkeypatch.setattr(Summing, "communication", communication)
+    model, batch = build_model(task), train_batch(4)
+    passed = run_passes(task, model, batch, trial.training, communication=communication)
+    # (9 + 36) - (4 + 25) seconds in the forward passes of two parts
+    assert (passed.started_s, passed.forwarded_s, passed.ready_s) == (1.0, forwarded_s, ready_s)
+    assert passed.comm_s == (parts * 1.0, parts * 10.0)
 
 
 class LogOfTarget(Task):

@@ -7,11 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from tests.support.trials import placement, rank_context, tiny_trial
+from tests.support.trials import changed, placement, rank_context, tiny_trial
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.topology import numa_nodes_of
 from paceline.records.rows import WorkerEnvironment
+from paceline.training import resources
 from paceline.training.resources import (
     RankCores,
     check_node,
@@ -110,6 +111,18 @@ def test_main_thread_of_a_rank_with_replicas_has_the_threads_of_one():
         check_rank(0, threads_trial(), (4, 1), [0, 1, 2, 3])
     with pytest.raises(EnvironmentLacks, match="run on 4 cores"):
         check_rank(0, threads_trial(), (2, 1), [0, 1])
+
+
+@pytest.mark.parametrize(("strategy", "keeps_all"), [("sequential", True), ("sharded", False)])
+def test_ranks_that_divide_the_model_return_its_units(monkeypatch, strategy, keeps_all):
+    kept = []
+    monkeypatch.setattr(resources, "keep_freed_memory", kept.append)
+    monkeypatch.setattr(resources, "set_thread_variables", lambda _: None)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    trial = changed(tiny_trial({"oversubscribe": True}), local_strategy=strategy)
+    resources.apply_resources(rank_context(), trial)
+    assert (kept == [None]) == keeps_all
+    assert (kept[0] or 0) < 2_000_000  # bytes of the smallest units
 
 
 PROGRAM = """

@@ -8,6 +8,7 @@ from tests.support.checkpoints import read_checkpoint, save_part
 from torch import nn
 
 from paceline.errors import DataError, UsageError
+from paceline.training import state_files
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.state import (
     Elements,
@@ -40,9 +41,25 @@ def part(tensor, start, stop, name="weights/w"):
 
 def test_parts_of_several_ranks_add_up_to_the_tensor_in_any_memory_format(tmp_path):
     tensor = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
-    states = [RankState([part(tensor, 20, 48)]), RankState(), RankState([part(tensor, 0, 20)])]
-    found = saved(tmp_path, *states).tensor("weights/w")
-    assert torch.equal(found, tensor)
+    counter = part(torch.tensor(3.0), 0, 1, "counter")  # each rank has the whole one
+    parts = [[part(tensor, 20, 48), counter], [], [part(tensor, 0, 20), counter]]
+    files = saved(tmp_path, *map(RankState, parts))
+    assert torch.equal(files.tensor("weights/w"), tensor)
+    assert files.tensor("counter") == 3
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).view(2, 3, 2, 2).to(memory_format=torch.channels_last),
+        torch.ones(1).expand(3),  # one element in three places
+        torch.arange(3e6),  # 12 MB are written in several pieces
+    ],
+)
+def test_whole_tensor_comes_back_whatever_its_strides_and_size(tmp_path, tensor):
+    state = RankState()
+    state.add_whole("buffers/b", tensor)
+    assert torch.equal(saved(tmp_path, state).tensor("buffers/b"), tensor)
 
 
 @pytest.mark.parametrize("bounds", [[(0, 5), (6, 12)], [(0, 5)], [(0, 7), (5, 12)]])
@@ -61,7 +78,7 @@ def test_optimisers_state_of_another_shape_than_its_parameter_cannot_be_divided(
         divisible("layer.weight", tensor, (3, 2))
 
 
-@pytest.mark.parametrize("strides", [(0, 1), (3, 3), (1, 1), (100, 1)])
+@pytest.mark.parametrize("strides", [(0, 1), (3, 3), (1, 1), (100, 1), (1,)])
 def test_strides_that_leave_the_memory_are_refused(strides):
     values = torch.zeros(12)
     wrong = Elements(name="weights/w", shape=(4, 3), strides=strides, start=0, values=values)
@@ -89,7 +106,7 @@ def steps_of(model, optimizer, count):
 
 
 def build():
-    task = Scheduled(TaskSettings())
+    task = Scheduled(TaskSettings(learning_rate_warmup_steps=5))
     model = task.model()
     return model, TaskOptimizer(task, model.named_parameters())
 
@@ -103,6 +120,7 @@ def test_adam_and_its_schedule_continue_exactly(tmp_path):
     state.add_optimizer(optimizer)
     files = saved(tmp_path, state)
     other, other_optimizer = build()
+    steps_of(other, other_optimizer, 2)  # of another training
     restore_model(other, files)
     restore_optimizer(other_optimizer, files)
     for each in (model, other):
@@ -192,6 +210,13 @@ def test_file_that_is_no_safetensors_file_is_refused(tmp_path, content):
     files = saved(tmp_path, RankState([part(torch.zeros(4), 0, 4)]))
     files.checkpoint.part(0).write_bytes(content)
     with pytest.raises(DataError):
+        StateFiles(files.checkpoint)
+
+
+def test_metadata_beyond_the_limit_are_refused(tmp_path, monkeypatch):
+    files = saved(tmp_path, RankState([part(torch.zeros(4), 0, 4)]))
+    monkeypatch.setattr(state_files, "_LARGEST_METADATA_BYTES", 100)
+    with pytest.raises(DataError, match="expected at most 100 characters of metadata"):
         StateFiles(files.checkpoint)
 
 

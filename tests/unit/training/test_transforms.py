@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.training.task import Task, TaskSettings
 from paceline.training.transforms import to_input, torch_memory_format
 
 
@@ -27,3 +28,18 @@ def test_photos_given_are_left_as_they_are():
 def test_empty_share_keeps_its_shape():
     empty = np.zeros((0, 8, 8, 3), dtype=np.uint8)
     assert to_input(empty, "contiguous").shape == (0, 3, 8, 8)
+
+
+class Halved(Task):
+    def to_input(self, samples):
+        return super().to_input(samples) / 2
+
+
+@pytest.mark.parametrize("kind", [Task, Halved])
+def test_memory_prepared_for_a_batch_is_filled_with_the_input_of_the_task(kind):
+    task = kind(TaskSettings(memory_format="channels_last"))
+    images = np.random.default_rng(1).integers(0, 256, (2, 5, 4, 3), dtype=np.uint8)
+    out = task.empty_input(images)
+    task.fill_input(images, out)
+    assert torch.equal(out, task.to_input(images))
+    assert kind is Halved or out.is_contiguous(memory_format=torch.channels_last)

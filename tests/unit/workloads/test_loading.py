@@ -121,10 +121,6 @@ class Pretrained(Small):
         model.load_state_dict(load_file(FILE))
         return model
 
-class OwnMasks(Small):
-    def model(self):
-        return nn.Sequential(nn.Linear(3, 2), nn.Dropout1d(0.5))
-
 number = 3
 """
 
@@ -188,11 +184,6 @@ def test_dropout_of_the_model_belongs_to_samples(file):
     assert isinstance(build_model(make_task(f"{file}:Small")).get_submodule("1"), SampleDropout)
     model = build_model(make_task(f"{file}:Small", dropout=False))
     assert model.get_submodule("1").p == 0
-
-
-def test_dropout_that_cannot_belong_to_samples_is_refused_with_the_layer(file):
-    with pytest.raises(UsageError, match=r"layer 1 \(Dropout1d\)"):
-        build_model(make_task(f"{file}:OwnMasks"))
 
 
 def test_pretrained_weights_come_from_a_file(file):

@@ -220,12 +220,14 @@ def join_elements(name: str, parts: Iterable[Elements]) -> Tensor:
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Return whether the elements fill consecutive memory, each once."""
+    if len(shape) != len(strides):
+        return False
     expected = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1 and stride != expected:
             return False
         expected *= size
-    return len(shape) == len(strides)
+    return True
 
 
 def _json_value(name: str, value: object) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.support.trials import changed
@@ -21,7 +23,7 @@ SLOW_CORE = Speeds(
 )
 
 
-def context(setting="auto", ranks=2, samples=32):
+def context(setting="auto", ranks=2, samples=32, workers=1):
     return ChoiceContext(
         setting=setting,
         samples=samples,
@@ -29,6 +31,7 @@ def context(setting="auto", ranks=2, samples=32):
         gathering=None,
         reducing=None,
         ranks=ranks,
+        workers=workers,
     )
 
 
@@ -53,6 +56,13 @@ def test_auto_sends_factors_of_the_layers_for_which_they_are_faster(measured):
     choice = choose({"large": LARGE, "small": SMALL}, context())
     assert choice.chosen == ("large",)
     assert calls[0][2:] == (LARGE, 64, torch.float32)
+
+
+def test_product_is_measured_with_the_samples_of_all_owners_and_sped_up_by_the_workers(measured):
+    calls, layer = measured(SLOW_LINK), LinearShape(inputs=4096, outputs=4096, owners=3)
+    choice = choose({"large": layer}, context("always", workers=2))
+    assert calls[0][2:] == (layer, 3 * 64, torch.float32)
+    assert choice.speeds.product_flop_per_s == 2 * 5e10
 
 
 def test_auto_reduces_gradients_where_the_larger_product_takes_longer(measured):
@@ -179,3 +189,25 @@ def test_product_of_the_same_factors_has_the_same_checksum(dtype):
     assert min(speeds) > 0
     assert checksums[0] == checksums[1] != 0
     assert factor_choice._product(shape, 9, dtype)[1] != checksums[0]
+
+
+@pytest.mark.parametrize("other_checksum", [5.0, 6.0])
+def test_speeds_are_those_of_the_slowest_of_three_ranks(monkeypatch, other_checksum):
+    latencies_s, transfers = iter([9.0, 4.0, 8.0, 6.0, 7.0]), iter([(6000, 2.0), (3000, 1.0)])
+    of_other_rank = {-8e9: -4e9, 5.0: other_checksum, -5.0: -other_checksum}
+    for name, fake in {
+        "dist": SimpleNamespace(get_world_size=lambda _: 3, all_reduce=lambda *_, **__: None),
+        "all_gather_single": lambda *_, **__: None,
+        "_slowest_s": lambda _run: next(latencies_s),
+        "_long_enough": lambda _transfer: next(transfers),
+        "_product": lambda *_: (8e9, 5.0),
+        "_largest": lambda value: max(value, of_other_rank[value]),
+    }.items():
+        monkeypatch.setattr(factor_choice, name, fake)
+    speeds, bits_are_equal = factor_choice.measure(None, None, LARGE, 64, torch.float32)
+    # a ring gathers in 2 rounds and twice the bytes, and reduces by sending 4/3 of them
+    assert speeds == Speeds(
+        latency_s=2.0, all_gather_bytes_per_s=6000.0, all_reduce_bytes_per_s=4000.0,
+        product_flop_per_s=4e9,
+    )  # fmt: skip
+    assert bits_are_equal == (other_checksum == 5.0)

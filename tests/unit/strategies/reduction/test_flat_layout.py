@@ -87,12 +87,6 @@ def test_a_slice_may_begin_and_end_within_parameters():
     ]  # fmt: skip
 
 
-def test_rows_are_dealt_out_whole():
-    first, second = FlatLayout.of(parameters().items()).shards(2, {"linear": 5})
-    assert [p for p in first if p.name == "linear"] == [ParameterShard("linear", 0, 21, 64)]
-    assert [p for p in second if p.name == "linear"] == [ParameterShard("linear", 21, 35, 85)]
-
-
 def test_part_of_a_layout_keeps_the_places():
     whole = FlatLayout.of(parameters().items())
     part = whole.only(["bias", "linear"])
@@ -103,11 +97,15 @@ def test_part_of_a_layout_keeps_the_places():
     ]  # fmt: skip
     flat = torch.arange(112.0)
     assert torch.equal(part.view(flat, "linear"), whole.view(flat, "linear"))
+    assert whole.only([]).shards(2) == [[], []]
 
 
-def test_empty_part_has_nothing_to_share_out():
-    part = FlatLayout.of(parameters().items()).only([])
-    assert part.shards(2) == [[], []]
+def test_shards_of_whole_rows_are_matrices():
+    layout = FlatLayout.of(parameters().items())
+    # of 4 lines without the linear layer, each worker has 2: 32 elements; rows have 12, 1, 7
+    found = [[layout.shape_of(s) for s in own] for own in layout.shards(2, {"linear": 5})]
+    assert found == [[(32,), (3, 7)], [(16,), (4,), (2, 7)]]
+    assert [layout.shape_of(s) for s in layout.shards(1)[0]] == [(4, 12), (4,), (5, 7)]
 
 
 def test_view_of_part_of_a_larger_array_counts_from_its_start():

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.support.checkpoints import read_checkpoint, save_part
 from torch import nn
 
 from paceline.strategies.reduction.flat_layout import FlatLayout
@@ -41,13 +42,19 @@ def reduce(shard, layout, own, others):
     shard.reduce(own, [partial(shard_of, layout, gradients) for gradients in others])
 
 
-def step_in_shards(task, workers, change=lambda gradients: gradients, rows=None):
-    """Weights after 3 steps of which each of `workers` replicas and workers does its part."""
+def in_shards(task, workers, rows=None):
+    """Return a model, its layout, and the shards of the workers."""
     model = parameters()
     layout = FlatLayout.of(model.items())
     flat = torch.empty(layout.elements)
     layout.bind(model, flat, copy=True)
-    shards = [OptimizerShard(layout, owned, flat, task) for owned in layout.shards(workers, rows)]
+    owned = layout.shards(workers, rows)
+    return model, layout, [OptimizerShard(layout, each, flat, task) for each in owned]
+
+
+def step_in_shards(task, workers, change=lambda gradients: gradients, rows=None):
+    """Weights after 3 steps of which each of `workers` replicas and workers does its part."""
+    model, layout, shards = in_shards(task, workers, rows)
     for step in range(3):
         replicas = [change(gradients_of(replica, step)) for replica in range(workers)]
         for worker, shard in enumerate(shards):
@@ -111,15 +118,6 @@ def test_worker_without_a_shard_does_nothing(task):
     assert (flat == 1).all()
 
 
-def test_gradients_are_let_go_of_after_the_step(task):
-    layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
-    shard = OptimizerShard(layout, layout.shards(1)[0], torch.ones(layout.elements), task)
-    reduce(shard, layout, {"bias": torch.ones(3)}, [])
-    assert len(shard.gradient_tensors()) == 1
-    shard.step()
-    assert shard.gradient_tensors() == []
-
-
 def test_shard_that_another_node_steps_keeps_its_weights_and_saves_nothing():
     layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
     flat, state = torch.ones(layout.elements), RankState()
@@ -134,3 +132,26 @@ def test_shard_that_another_node_steps_keeps_its_weights_and_saves_nothing():
     (weights,) = shard.weights()
     weights.fill_(2)
     assert (flat[:3] == 2).all()
+
+
+def test_state_of_two_workers_is_continued_by_three(task, tmp_path):
+    def step_alone(step):
+        gradients = gradients_of(0, step)
+        for shard in shards:
+            reduce(shard, layout, gradients, [])
+            shard.step()
+
+    _, layout, shards = in_shards(task, 2)
+    step_alone(0)
+    for rank, shard in enumerate(shards):
+        state = RankState()
+        shard.add_to(state)
+        save_part(tmp_path, state, rank, 2, steps=1)
+    model, layout, shards = in_shards(task, 3, {"linear": 5})
+    step_alone(7)  # of another training
+    for shard in shards:
+        shard.restore(read_checkpoint(tmp_path))
+    step_alone(1)
+    step_alone(2)
+    for name, wanted in step_by_hand(task, 1).items():
+        torch.testing.assert_close(model[name], wanted)
