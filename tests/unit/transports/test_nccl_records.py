@@ -1,4 +1,4 @@
-"""Operations of NCCL are recorded with times of the GPU, and calls stay as they are without.
+"""Operations of NCCL are recorded with the times of the GPU. Calls do what they do without records.
 
 Gloo takes the place of NCCL, in torch's own groups and DistributedDataParallel. A fake of the GPU's
 clock tells when the GPU has reached a mark.
@@ -174,12 +174,17 @@ def test_call_whose_future_is_taken_ends_in_a_stream_that_waits_for_it(
     assert (clock.marks, clock.entered, row["ended_unix_s"]) == (2, 1, 2.0)
 
 
+def done_work(*_: Any) -> Any:
+    """Return a work that has ended, as NCCL's are at their return."""
+    done: torch.futures.Future[None] = torch.futures.Future()
+    done.set_result(None)
+    return _create_work_from_future(done)
+
+
 def test_no_stream_waits_for_a_message_whose_future_is_taken(
     group: Any, clock: Clock, replaced: Change, tmp_path: Path
 ) -> None:
-    done: torch.futures.Future[None] = torch.futures.Future()
-    done.set_result(None)
-    replaced("recv", lambda *_: _create_work_from_future(done))
+    replaced("recv", done_work)
     record_nccl(group)
     clock.reached = dict.fromkeys(range(10), 1.0)
     with recording(tmp_path / "file"):
@@ -348,9 +353,7 @@ def test_gpu_whose_clock_is_not_known_leaves_out_rows_but_no_number(
 def test_no_tensor_is_kept_until_the_gpu_has_finished(
     group: Any, clock: Clock, replaced: Change, tmp_path: Path
 ) -> None:
-    done: torch.futures.Future[None] = torch.futures.Future()
-    done.set_result(None)
-    replaced("allreduce", lambda *_: _create_work_from_future(done))
+    replaced("allreduce", done_work)
     record_nccl(group)
     tensor = torch.ones(3)
     kept = weakref.ref(tensor)

@@ -156,6 +156,19 @@ def _end_with_future(work: Work, operation: Operation) -> Work:
     return work
 
 
+def numbered_in(
+    name: str, group: dist.ProcessGroup, peers: str | None, arguments: tuple[Any, ...]
+) -> tuple[str, int]:
+    """Return the name under which an operation of a group is numbered, and its number of ranks.
+
+    peers: sender and receiver of a message, as in `MESSAGES`; None for a collective.
+    """
+    if peers is None:
+        return name, group.size()
+    # Only two ranks take part, so messages are numbered separately from collectives.
+    return f"{name}/{peers.format(own=group.rank(), other=arguments[1])}", 2
+
+
 def _recorded(
     method: str,
     name: str,
@@ -171,11 +184,7 @@ def _recorded(
             work: Work = inner(*arguments, **options)
             return work
         carried = 0 if payload is None else payload_bytes(arguments[payload])
-        group, ranks = self._name, self._inner.size()
-        if peers is not None:
-            # Only two ranks take part, so messages are numbered separately from collectives.
-            between = peers.format(own=self._inner.rank(), other=arguments[1])
-            group, ranks = f"{group}/{between}", 2
+        group, ranks = numbered_in(self._name, self._inner, peers, arguments)
         operation = begin_operation(group, ranks, name, carried)
         return end_with(inner(*arguments, **options), operation)
 

@@ -48,7 +48,7 @@ from paceline.torch_internals import (
     surround_method,
 )
 from paceline.training.devices import DeviceClock, Moment, is_capturing
-from paceline.transports.gloo_group import MESSAGES, OPERATIONS, REDUCE_SCATTERS
+from paceline.transports.gloo_group import MESSAGES, OPERATIONS, REDUCE_SCATTERS, numbered_in
 from paceline.transports.recorder import (
     Operation,
     begin_on_device,
@@ -168,10 +168,7 @@ def _begun(
     device = gpu_of(group, tensors)
     if device is None or is_capturing(device) or is_coalescing(group):
         return None
-    number, ranks = group.group_name, group.size()
-    if peers is not None:
-        # Only two ranks take part, so messages are numbered separately from collectives.
-        number, ranks = f"{number}/{peers.format(own=group.rank(), other=arguments[1])}", 2
+    number, ranks = numbered_in(group.group_name, group, peers, arguments)
     operation = begin_on_device(number, ranks, name, payload_bytes(tensors))
     return _Call(operation, device, is_message=peers is not None)
 

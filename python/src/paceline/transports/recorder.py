@@ -83,13 +83,13 @@ class Recorder:
         self._sequences: dict[str, int] = {}
         self._on_device: list[tuple[Operation, Times]] = []  # no flush has seen their end
 
-    def begin(self, operation: Operation) -> None:
+    def begin(self, operation: Operation, *, is_noted: bool) -> None:
         """Number an operation within its group, and note it."""
         group = operation.group
         with self._lock:
             operation.sequence = self._sequences.get(group, 0)
             self._sequences[group] = operation.sequence + 1
-            if self._notes is not None:
+            if is_noted and self._notes is not None:
                 arrived_unix_s = operation.arrived_unix_s
                 self._notes.begun(group, operation.operation, operation.sequence, arrived_unix_s)
 
@@ -101,13 +101,6 @@ class Recorder:
             self._rows.append(row)
             if len(self._rows) >= _KEPT_ROWS:
                 self._write()
-
-    def begin_on_device(self, operation: Operation) -> None:
-        """Number an operation of a GPU. It is not noted: its end becomes known only at a flush."""
-        group = operation.group
-        with self._lock:
-            operation.sequence = self._sequences.get(group, 0)
-            self._sequences[group] = operation.sequence + 1
 
     def add_later(self, operation: Operation, times: Times) -> None:
         """Add an operation of a GPU at the first flush after its end."""
@@ -191,12 +184,19 @@ def is_recording() -> bool:
 
 
 def begin_operation(
-    group: str, ranks: int, name: str, payload_bytes: int, arrived_unix_s: float | None = None
+    group: str,
+    ranks: int,
+    name: str,
+    payload_bytes: int,
+    arrived_unix_s: float | None = None,
+    *,
+    is_noted: bool = True,
 ) -> Operation:
     """Return a new operation that this rank reaches now, or at the given time.
 
     group: name that is equal on all its ranks, which reach its operations in the same order.
-    payload_bytes: bytes of this rank's tensors before compression.
+    payload_bytes: bytes of this rank's tensors before compression. is_noted: whether `paceline
+    stacks` shows it; that would be wrong until the next flush where only a flush sees its end.
     """
     recorder = _in_use
     operation = Operation(
@@ -208,23 +208,13 @@ def begin_operation(
         awaited=is_awaiting(),
     )
     if recorder is not None:
-        recorder.begin(operation)
+        recorder.begin(operation, is_noted=is_noted)
     return operation
 
 
 def begin_on_device(group: str, ranks: int, name: str, payload_bytes: int) -> Operation:
     """Return a new operation that a GPU will reach later (`begin_operation` has the arguments)."""
-    operation = Operation(
-        group=group,
-        ranks=ranks,
-        operation=name,
-        payload_bytes=payload_bytes,
-        arrived_unix_s=math.nan,
-        awaited=is_awaiting(),
-    )
-    if _in_use is not None:
-        _in_use.begin_on_device(operation)
-    return operation
+    return begin_operation(group, ranks, name, payload_bytes, math.nan, is_noted=False)
 
 
 def forget_on_device() -> None:
