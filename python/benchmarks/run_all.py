@@ -6,7 +6,8 @@
 run_all.toml lists the measurements. One whose raw file is of this version is left out, so the same
 command goes on after an interruption; runs of experiments in FOLDER are completed, not repeated.
 With --minutes, none is started that would probably not end in this time. Nothing else may run on
-the machine. Measurements with lab hosts need root.
+the machine. Measurements with lab hosts need root; many_ranks and crossover need SimGrid
+(apt install python3-simgrid).
 """
 
 from __future__ import annotations
@@ -63,14 +64,19 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--work", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--raw", type=Path, default=RAW, metavar="FOLDER")
+    parser.add_argument("--work", type=folder, required=True, metavar="FOLDER")
+    parser.add_argument("--raw", type=folder, default=RAW, metavar="FOLDER")
     parser.add_argument(
         "--only", nargs="+", metavar="FILE", choices=[e.file for e in measurements()]
     )
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--plan", action="store_true", help="show what is left; measure nothing")
     return parser.parse_args()
+
+
+def folder(text: str) -> Path:
+    """Return an absolute path: the commands run in the folder of this program."""
+    return Path(text).resolve()
 
 
 def measurements() -> list[Measurement]:
@@ -95,11 +101,18 @@ def measured(each: Measurement, out: Path, raw: Path, work: Path) -> bool:
                 places |= {name: dataset(name, work) for name in IMAGES if uses(each, name)}
                 for command in each.commands:
                     words = [word.format(**places) for word in shlex.split(command)]
-                    Commands(log, limit_s).run(words)
+                    Commands(log, limit_s).run(continued(words))
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             print(f"{each.file}: {error}", file=sys.stderr)
             return False
     return True
+
+
+def continued(words: list[str]) -> list[str]:
+    """Return the command that completes the run of `paceline run`, if an earlier call began it."""
+    run_dir = words[-1]  # the value of --out
+    has_begun = words[0] == "paceline" and Path(run_dir).exists()
+    return ["paceline", "run", "--resume", run_dir] if has_begun else words
 
 
 def uses(each: Measurement, name: str) -> bool:
@@ -125,11 +138,9 @@ class Commands:
 def measure_experiment(each: Measurement, out: Path, work: Path, commands: Commands) -> None:
     """Run an experiment, or go on with it, and write its comparison."""
     run_dir = work / each.file
-    words = ["run", each.experiment, *each.options, "--out", run_dir]
-    if run_dir.exists():
-        words = ["run", "--resume", run_dir]
-    command = ["paceline", *map(str, words)]
-    shown = shlex.join(["paceline", "run", str(each.experiment), *each.options])
+    words = ["paceline", "run", str(each.experiment), *each.options, "--out", str(run_dir)]
+    command = continued(words)
+    shown = shlex.join(words[:-2])
     if each.lab is not None:
         inside = shlex.join([sys.executable, "-m", "paceline.cli", *command[1:]])
         command = ["paceline", "lab", "up", *each.lab.split(), "--exec", inside]

@@ -132,3 +132,13 @@ def test_what_this_version_has_measured_is_not_measured_again(
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         second, third,
     ]  # fmt: skip
+
+
+def test_a_run_that_has_begun_is_completed(run_all: ModuleType, tmp_path: Path) -> None:
+    run_dir = str(tmp_path / "run")
+    words = ["paceline", "run", "quickstart", "--out", run_dir]
+    assert run_all.continued(words) == words
+    Path(run_dir).mkdir()
+    assert run_all.continued(words) == ["paceline", "run", "--resume", run_dir]
+    others = ["python", "lab.py", "--out", run_dir]
+    assert run_all.continued(others) == others
