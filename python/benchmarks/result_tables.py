@@ -37,6 +37,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "docs/results"
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"([−\d.,]+)(<!-- (\w+)/([^>]+?)(?: \* ([\d.e+-]+))? -->)")
+WORD = re.compile(r"\([^)]*\)|[^/]+")  # of a path
 UNITS = {"": 1.0, "ms": 1e3, "MB": 1e-6, "GB": 1e-9, "MiB": 2.0**-20, "million": 1e-6}
 NONE = "–"
 MACHINE = "AMD EPYC, 2 cores"  # docs/results/README.md describes it for all tables
@@ -72,7 +73,9 @@ def declared() -> dict[str, Any]:
 
 @cache
 def raw(name: str) -> Any:
-    return json.loads((RESULTS / "raw" / f"{name}.json").read_text("utf-8"))
+    """Return a raw file; what a comparison in it contains counts as the file's own."""
+    document = json.loads((RESULTS / "raw" / f"{name}.json").read_text("utf-8"))
+    return {**document.get("comparison", {}), **document}
 
 
 def with_tables(text: str) -> str:
@@ -183,11 +186,11 @@ def at(document: Any, path: str) -> Any:
     """Return the value at a path of keys, indices and `field=value`; None if there is none.
 
     `*` stands for all entries of a list, and leads to a list of values. A word in parentheses is a
-    function of what has been found.
+    function of what has been found, or `(field=value)` for a value with a slash.
     """
-    words = path.split("/")
+    words = WORD.findall(path)
     for place, word in enumerate(words):
-        field, is_choice, wanted = word.partition("=")
+        field, is_choice, wanted = word.strip("()").partition("=")
         if word == "*":
             return [at(entry, "/".join(words[place + 1 :])) for entry in document]
         if is_choice:

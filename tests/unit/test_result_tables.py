@@ -49,10 +49,18 @@ def test_every_raw_file_is_used(result_tables: ModuleType) -> None:
 def test_a_changed_figure_is_written_anew(
     result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = {"rows": [{"name": "a", "s": 0.5}, {"name": "b", "s": -1234.56}], "all": [3, 1, 8]}
+    document = {
+        "rows": [{"name": "a", "s": 0.5}, {"name": "b", "s": -1234.56}, {"name": "a/c", "s": 2}],
+        "all": [3, 1, 8],
+    }
     monkeypatch.setattr(result_tables, "raw", {"new": document}.__getitem__)
-    marks = ["new/rows/name=b/s", "new/rows/0/s * 1000", *(f"new/all/({w})" for w in COMPUTED)]
-    old, new = ["0.70", "1", "0", "0", "0"], ["−1,234.56", "500", "3", "1", "8"]
+    marks = [
+        "new/rows/name=b/s",
+        "new/rows/(name=a/c)/s",
+        "new/rows/0/s * 1000",
+        *(f"new/all/({w})" for w in COMPUTED),
+    ]
+    old, new = ["0.70", "7", "1", "0", "0", "0"], ["−1,234.56", "2", "500", "3", "1", "8"]
     before, after = (
         " ".join(f"{figure}<!-- {mark} -->" for figure, mark in zip(figures, marks, strict=True))
         for figures in (old, new)
