@@ -55,13 +55,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--draws", type=int, default=400)
     parser.add_argument("--repeats", type=int, nargs="+", default=[2, 3, 5, 10])
-    parser.add_argument("--without", type=int, nargs="+", default=[], help="disturbed repeats")
     parser.add_argument("--difference", type=float, default=0.05, help="that `found` is about")
     parser.add_argument("--normal", action="store_true", help="noise of the same size instead")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logs = log_speeds(options.source)
-    table = np.delete(np.array(list(logs.values())), options.without, axis=1)
+    table = np.array(list(logs.values()))
     table = table[:, ~np.isnan(table).any(axis=0)]  # only repeats that all have
     if table.shape[1] < 2 * max(options.repeats):
         raise SystemExit(

@@ -1,13 +1,10 @@
-"""Cost of the sidecar, measured from outside: CPU and memory of its process, and the change in
-training speed.
+"""Cost of the sidecar, measured from outside: CPU and memory of its process.
 
     python sidecar_cost.py --out results/raw/sidecar_cost.json [--seconds 60] [--repeats 3]
-        [--train-on DATASET [--trainings 5] [--steps 40]]
 
-Cost: 1 Hz with 64 processes, 10 Hz with 8; each is a rank of several threads that finishes two
-steps per second; metrics are scraped every 5 s. CPU time is that of the sidecar process, so other
-programs on the machine change it little. With DATASET (of `paceline data ingest`), AlexNet
-224x224 on two one-thread ranks without a sidecar, with one at 1 Hz and at 10 Hz, interleaved.
+1 Hz with 64 processes, 10 Hz with 8; each is a rank of several threads that finishes two steps per
+second; metrics are scraped every 5 s. CPU time is that of the sidecar process, so other programs on
+the machine change it little. script_cost.py measures a training with a sidecar.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +31,6 @@ from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus, StepRow
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import SidecarHandle, SidecarRequest
-from training_ways import Ways, conclude, interleaved, paceline, spec_of, trials_of
 
 MEMORY_LIMIT_BYTES = 80e6
 SETTLED_AFTER_S = 3.0  # its start is not its cost a second
@@ -61,10 +56,6 @@ STEP = StepRow(
     data_wait_s=0.1, forward_s=0.1, backward_s=0.1, comm_s=0.1, comm_ready_unix_s=0.0,
     optimizer_s=0.05, other_s=0.05, step_s=0.5,
 )  # fmt: skip
-CLAIMS = (
-    ("images/s with a sidecar at 1 Hz against without", "at 1 Hz", "without", 0.98),
-    ("images/s with a sidecar at 10 Hz against without", "at 10 Hz", "without", 0.98),
-)
 
 
 class Setting(NamedTuple):
@@ -205,46 +196,15 @@ def cost(setting: Setting, seconds: float, repeats: int) -> dict[str, Any]:
     }
 
 
-def training_ways(dataset: Path, steps: int) -> Ways:
-    (trial,) = trials_of(spec_of(steps, [("torchrun", "gloo")]), dataset)
-    telemetry = trial.telemetry
-    settings = {
-        "without": telemetry.model_copy(update={"enabled": False}),
-        "at 1 Hz": telemetry.model_copy(update={"interval_s": 1.0}),
-        "at 10 Hz": telemetry.model_copy(update={"interval_s": 0.1}),
-    }
-    return {
-        name: partial(paceline, trial.model_copy(update={"telemetry": setting}))
-        for name, setting in settings.items()
-    }
-
-
-def training(dataset: Path, steps: int, repeats: int) -> dict[str, Any]:
-    found = conclude(interleaved(training_ways(dataset, steps), repeats), CLAIMS)
-    for claim in found["claims"]:
-        claim["tie"] = claim["low"] <= 1 <= claim["high"]
-        verdict = "no difference outside the noise" if claim["tie"] else "a difference"
-        print(f"{claim['claim']}: {verdict}")
-    return found
-
-
 def main() -> None:
     parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--train-on", type=Path, metavar="DATASET")
-    parser.add_argument("--trainings", type=int, default=5, help="of each way")
-    parser.add_argument("--steps", type=int, default=40, help="of a training")
     arguments = parser.parse_args()
 
-    results: dict[str, Any] = {
-        "cost": [cost(setting, arguments.seconds, arguments.repeats) for setting in SETTINGS]
-    }
-    if arguments.train_on is not None:
-        dataset = arguments.train_on.resolve()
-        results["training"] = training(dataset, arguments.steps, arguments.trainings)
-    write_results(arguments.out, "sidecar_cost", results)
+    found = [cost(setting, arguments.seconds, arguments.repeats) for setting in SETTINGS]
+    write_results(arguments.out, "sidecar_cost", {"cost": found})
 
 
 if __name__ == "__main__":

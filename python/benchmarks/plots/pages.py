@@ -74,7 +74,7 @@ def causes(axes: Axes) -> None:
     """Draw the share that the right cause got for each disturbance, where one was named."""
     cases = [
         case
-        for name in ("seeded_causes", "seeded_causes_rest", "seeded_causes_links")
+        for name in ("seeded_causes", "seeded_causes_links")
         for case in raw(name)["raw"]
         if case.get("named")
     ]

@@ -1,7 +1,7 @@
 """Runs PyTorch's own distributed tests over one of our back ends, and says which pass.
 
-    python run.py --out mpi_backend.json
-    python run.py --backend paceline --like gloo --out paceline_backend.json
+    python torch_distributed/run.py --out mpi_backend.json
+    python torch_distributed/run.py --backend paceline --like gloo --out paceline_backend.json
 
 The tests are torch.testing._internal.distributed.distributed_test, which the wheel brings. Counted
 are those that PyTorch runs for its own MPI backend on a machine without GPUs, at each number of
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.host.machine import package_versions
+from paceline.host.machine import machine_facts, package_versions
 
 RANK = Path(__file__).with_name("rank.py")
 MODULE = "torch.testing._internal.distributed.distributed_test"
@@ -237,6 +237,7 @@ def write(file: Path, suites: dict[str, dict[str, Rows]]) -> None:
         "tests": MODULE,
         "command": " ".join(["python", *(word.rpartition("/")[2] for word in sys.argv)]),
         "date": time.strftime("%Y-%m-%d"),
+        "host": {k: v for k, v in machine_facts().items() if k != "host"},
         "versions": package_versions(),
         "suites": {
             like: {"summary": summary(worlds), "ranks": worlds} for like, worlds in suites.items()

@@ -17,14 +17,12 @@ from paceline.analysis.explain.parts import CAUSE_PARTS, PART_NAMES, Measurement
 from paceline.analysis.explain.rules import Pair
 
 RAW = Path(__file__).parents[4] / "docs" / "results" / "raw"
-FILES = ("seeded_causes.json", "seeded_causes_rest.json", "seeded_causes_links.json")
-# Other recorded cases have waiting and transfer in one value.
+FILES = ("seeded_causes.json", "seeded_causes_links.json")
 RECORDED = [
     case
     for name in FILES
     for case in json.loads((RAW / name).read_text())["raw"]
     if case.get("explanation", {}).get("significant")
-    and (name, case["case"]) != ("seeded_causes_rest.json", "slow link")
 ]
 WAYS = {"slow rank": MPI, "slow link": dataclasses.replace(MPI, nodes=2, ranks=1)}
 
