@@ -49,7 +49,9 @@ def test_configurations_that_the_ranking_does_not_separate_are_named_so(tmp_path
     (found,) = explain_workload(comparison, "tiny")
     name = name_in(comparison)
     assert found.is_significant
-    chance = "Among so many comparisons, a difference may be chance although its interval excludes 0."
+    chance = (
+        "Among so many comparisons, a difference may be chance although its interval excludes 0."
+    )
     assert chance not in shown(overview([found], found.faster, name))
     near = dataclasses.replace(found, is_significant=False, causes=(), unexplained=None)
     text = shown(overview([near], near.faster, name))

@@ -83,8 +83,8 @@ def command(
 ) -> None:  # fmt: skip
     """Split a difference in step time into parts, and name the causes.
 
-    RUN_DIR: default: the newest run in runs/. RUN_B is a later run: each configuration in both runs
-    is compared with itself.
+    RUN_DIR is the newest run in runs/ by default. RUN_B is a later run: each configuration in both
+    runs is compared with itself.
     """
     if pair is not None and only is not None:
         raise click.UsageError("--pair, --only: expected one of them, got both")

@@ -42,14 +42,14 @@ class _Decision:
     "--goal",
     type=click.Choice(_GOALS),
     default="time",
-    help="What should be least: time or core seconds (cost) of a sample or to the target, or "
-    "memory of a node.",
+    help="What to minimise: the time or the core seconds (cost), of a sample or until the target "
+    "is reached, or the memory of a node.",
 )
 @takes_prediction("Configurations of at most so many nodes; default: as measured.")
 @click.option(
     "--measure",
     is_flag=True,
-    help="Repeat what is not decided once more, with the baseline, into RUN_DIR.",
+    help="Run one more repeat of the baseline and of what is not decided, into RUN_DIR.",
 )
 @json_option
 def command(
@@ -57,7 +57,7 @@ def command(
 ) -> None:  # fmt: skip
     """Rank measured and predicted configurations for a goal.
 
-    RUN_DIR: default: the newest run in runs/. Of several runs, the first one is ranked, and
+    RUN_DIR is the newest run in runs/ by default. Of several runs, the first one is ranked, and
     predictions use all of them.
     """
     decision = _decide(run_dirs, goal, request)
@@ -105,7 +105,7 @@ def _measure(
 
 def _measured_sentence(measured: int) -> str:
     if not measured:
-        return "Nothing was measured: the measured configurations are decided."
+        return "Nothing was measured: the run decides already."
     return f"Measured one more repeat of {measured} configurations."
 
 
