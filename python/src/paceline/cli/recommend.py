@@ -21,6 +21,7 @@ from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
 from paceline.report.predict import refusal_sentences
 from paceline.report.recommend import recommendation_view
+from paceline.report.wording import share
 from paceline.runner.directory import check_machine
 from paceline.runner.measure_more import run_extra_block
 
@@ -116,7 +117,7 @@ def _show(decision: _Decision) -> None:
         has_target = any(row.target for row in decision.comparison.rows_of(each.workload))
         if each.goal == "time" and not has_target:  # a target may need other numbers of steps
             reasons = {
-                e.slower: f"slower by {e.causes[0].label}"
+                e.slower: f"slower: {e.causes[0].label} {share(e.causes[0].share)}"
                 for e in explain_workload(decision.comparison, each.workload)
                 if e.causes
             }

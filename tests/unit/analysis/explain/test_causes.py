@@ -257,6 +257,20 @@ def test_a_seeded_cause_is_named_first_with_its_share(explained, cause) -> None:
     assert found.causes[0].evidence
 
 
+def test_evidence_says_no_more_than_was_measured(explained) -> None:
+    (reader,) = explained(*CASES["slow_reader"]).causes
+    assert "of the longer wait for data are no wait for I/O or a core" in reader.evidence[0]
+    longer = {"data_wait": 0.3}
+    (reader,) = by_hand(({"data_wait": 0.01}, longer), cpu_idle=(40.0, 40.0)).causes
+    assert reader.evidence[0] == "290 ms of the longer wait for data are no wait for a core"
+    (bubble,) = explained(*CASES["pipeline_bubble"]).causes
+    assert bubble.evidence == ("2 stages, 2 micro-batches: idle for at least 33 % of the passes",)
+    stream = dataclasses.replace(PIPELINE, bubble_s=0.4, micro_batches=2, schedule="pipedream")
+    found = explained(CASES["pipeline_bubble"][0], stream)
+    (bubble,) = (cause for cause in found.causes if cause.name == "pipeline_bubble")
+    assert bubble.evidence == ("2 stages, 2 micro-batches",)
+
+
 def test_half_the_cores_explain_the_time_that_doubling_them_saves(explained) -> None:
     both = slowed(dataclasses.replace(ALONE, local_strategy="intraop"), 0.5, threads=2)
     both = dataclasses.replace(both, cpu_percent=99.0, threads=2, data_wait_s=0.01)
