@@ -257,18 +257,23 @@ def test_a_seeded_cause_is_named_first_with_its_share(explained, cause) -> None:
     assert found.causes[0].evidence
 
 
-def test_evidence_says_no_more_than_was_measured(explained) -> None:
-    (reader,) = explained(*CASES["slow_reader"]).causes
-    assert "of the longer wait for data are no wait for I/O or a core" in reader.evidence[0]
-    longer = {"data_wait": 0.3}
-    (reader,) = by_hand(({"data_wait": 0.01}, longer), cpu_idle=(40.0, 40.0)).causes
-    assert reader.evidence[0] == "290 ms of the longer wait for data are no wait for a core"
-    (bubble,) = explained(*CASES["pipeline_bubble"]).causes
-    assert bubble.evidence == ("2 stages, 2 micro-batches: idle for at least 33 % of the passes",)
-    stream = dataclasses.replace(PIPELINE, bubble_s=0.4, micro_batches=2, schedule="pipedream")
-    found = explained(CASES["pipeline_bubble"][0], stream)
-    (bubble,) = (cause for cause in found.causes if cause.name == "pipeline_bubble")
-    assert bubble.evidence == ("2 stages, 2 micro-batches",)
+def test_a_slow_reader_is_named_beside_the_waits_that_were_measured(explained) -> None:
+    (measured,) = explained(*CASES["slow_reader"]).causes
+    assert "of the longer wait for data are no wait for I/O or a core" in measured.evidence[0]
+    (unmeasured,) = by_hand(({"data_wait": 0.01}, {"data_wait": 0.3})).causes
+    assert unmeasured.evidence[0] == "290 ms of the longer wait for data are no wait for a core"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [("1f1b", ": idle for at least 33 % of the passes"), ("pipedream", "")],
+)
+def test_a_bubble_is_a_share_of_the_passes_if_the_pipeline_drains(
+    explained, schedule: str, words: str
+) -> None:
+    sides = (dataclasses.replace(way, schedule=schedule) for way in CASES["pipeline_bubble"])
+    (cause,) = explained(*sides).causes
+    assert cause.evidence == (f"2 stages, 2 micro-batches{words}",)
 
 
 def test_half_the_cores_explain_the_time_that_doubling_them_saves(explained) -> None:
