@@ -192,7 +192,8 @@ def storage(pair: Pair) -> Found:
 def layer_communication(pair: Pair) -> Found:
     ours, theirs = pair.faster.pass_comm_s, pair.slower.pass_comm_s
     seconds = f"{amount(theirs, 's')} per step instead of {amount(ours, 's')}"
-    return theirs - ours, [f"within the passes, as of batch normalisation or sharded parameters: {seconds}"]
+    of = "as of batch normalisation or sharded parameters"
+    return theirs - ours, [f"within the passes, {of}: {seconds}"]
 
 
 def more_traffic(pair: Pair) -> Found:
