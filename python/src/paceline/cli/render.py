@@ -114,8 +114,8 @@ def slurm(
     folder = out or Path(f"{experiment.name}-slurm")
     _write(folder, render_slurm(trials, settings))
     say(
-        f"next: in {folder}, run `sbatch --wait FILE` for each .sbatch file, one after the other "
-        f"in this order; then `paceline compare {settings.places.run_dir}`"
+        f"next: in {folder}, `sbatch --wait FILE` for each .sbatch file, one after the other in "
+        f"this order; then `paceline compare {settings.places.run_dir}`"
     )
 
 
