@@ -39,6 +39,7 @@ _LEFT_OUT = (
 )  # fmt: skip
 _END_S = 10.0
 _LONGEST_LINE = 90
+_SHOWN_LINES = 30  # of tests that fail without a change
 _STARTED_IN_S = 30.0  # imports of a test process on a busy machine
 
 
@@ -170,21 +171,23 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self._source = folder / "src"
+        self.output = folder / "output"  # of the last tests
         shutil.copytree(SOURCE, self._source, symlinks=False)
 
     def run(self, tests: Sequence[str], limit_s: float) -> int | None:
         """Return pytest's exit status; None if it did not end within the limit."""
         words = [sys.executable, "-m", "pytest", "-c", str(ROOT / "python" / "pyproject.toml")]
         words += ["--rootdir", str(ROOT), "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
-        process = subprocess.Popen(
-            [*words, *(str(ROOT / "tests" / each) for each in tests)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(self._source)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with self.output.open("wb") as output:
+            process = subprocess.Popen(
+                [*words, *(str(ROOT / "tests" / each) for each in tests)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(self._source)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         try:
             return process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -205,8 +208,12 @@ class Copy:
 def check(name: str, package: Package, options: argparse.Namespace, copy: Copy) -> tuple[int, int]:
     """Test mutants of a package; return how many were caught, and how many there were."""
     began_s = time.monotonic()
-    if copy.run(package.tests, options.limit_s) != 0:
-        sys.exit(f"mutate: the tests of {name} fail or take too long without a change; fix them")
+    status = copy.run(package.tests, options.limit_s)
+    if status != 0:
+        lines = copy.output.read_text("utf-8", "replace").splitlines()[-_SHOWN_LINES:]
+        why = "fail" if status else f"do not end within {options.limit_s:g} s (--limit-s)"
+        message = f"mutate: without a change the tests of {name} {why}; see above"
+        sys.exit("\n".join([*lines, message]))
     limit_s = min(options.limit_s, _STARTED_IN_S + 3 * (time.monotonic() - began_s))
     mutants = sample(package, options.count, options.seed)
     caught = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,20 @@ def test_one_matching_configuration_is_explained_against_the_fastest(run_dir, ou
     out = output("explain", run_dir, "--only", "*.sequential.*")
     assert "sequential takes" in " ".join(out.split())
     assert "whole step" in out
+
+
+def test_only_selects_what_has_shorter_steps_but_reaches_the_target_later(
+    tmp_path: Path, output: Any
+) -> None:
+    hasty = dataclasses.replace(
+        fabricate.MPI, transport="gloo", transfer_s=0.0, learned=1.0, compression={"method": "topk"}
+    )
+    case = fabricate.Case(
+        evaluate_every_steps=2, target=fabricate.Target(metric="accuracy", at_least=0.6)
+    )
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, hasty]
+    run = fabricate.make_run(tmp_path / "run", ways, cases=[case], repeats=3, jitter=0.01)
+    out = output("explain", run.root, "--only", "*.gloo.*", "--json")
+    (found,) = json.loads(out)["explanations"]
+    assert ".gloo." in found["faster"]
+    assert ".mpi.mpi." in found["slower"]

@@ -51,7 +51,8 @@ def test_pattern_without_a_match_lists_the_names(trials):
     with pytest.raises(UsageError) as raised:
         selected_trials(trials, ["*.mpi.*", "mpi"])
     message = str(raised.value)
-    assert "no configuration matches 'mpi'; expected" in message
+    example = "expected shell patterns (*, ?, [...]), for example '*mpi*', of these names:"
+    assert f"no configuration matches 'mpi'; {example}" in message
     assert message.count("\n  - tiny.") == 9
 
 
@@ -75,5 +76,6 @@ def test_chosen_baseline_is_kept_unless_one_of_its_configurations_is_selected(tr
 
 
 def test_baseline_that_does_not_exist_is_refused(trials):
-    with pytest.raises(UsageError, match="baseline: no configuration matches 'x'"):
+    no_example = r"baseline: no configuration matches 'x'.*\) of these names"
+    with pytest.raises(UsageError, match=no_example):
         selected_trials(trials, (), "x")

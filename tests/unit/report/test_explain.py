@@ -12,6 +12,7 @@ from paceline.analysis.compare.run import compare_run
 from paceline.analysis.explain.interventions import Intervention, Verification
 from paceline.analysis.statistics.intervals import Mean
 from paceline.report.explain import (
+    difference_sentence,
     intervention_sentence,
     name_in,
     overview,
@@ -38,6 +39,31 @@ def test_other_configuration_is_named_also_where_its_mean_is_shorter(tmp_path) -
     (more, low, _, high), (less, *bounds) = lines
     assert float(more) > 0
     assert [less, *bounds] == [f"-{more}", f"-{high}", "to", f"-{low}"]
+
+
+def test_configurations_that_the_ranking_does_not_separate_are_named_so(tmp_path) -> None:
+    run = fabricate.make_run(
+        tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=3, jitter=0.01
+    )
+    comparison = compare_run(run)
+    (found,) = explain_workload(comparison, "tiny")
+    name = name_in(comparison)
+    assert found.is_significant
+    chance = (
+        "Among so many comparisons, a difference may be chance although its interval excludes 0."
+    )
+    assert chance not in shown(overview([found], found.faster, name))
+    near = dataclasses.replace(found, is_significant=False, causes=(), unexplained=None)
+    text = shown(overview([near], near.faster, name))
+    assert "not separated" in text
+    assert chance in " ".join(text.split())
+    sentence = difference_sentence(near, name)
+    assert sentence.startswith("Not separated: local · sequential takes ")
+    assert sentence.endswith(f" ms). {chance}")
+    wide = Mean(mean=near.difference_s.mean, low=-1.0, high=1.0)
+    near = dataclasses.replace(near, difference_s=wide)
+    assert chance not in " ".join(shown(overview([near], near.faster, name)).split())
+    assert difference_sentence(near, name).endswith(" ms).")
 
 
 def test_an_intervention_and_its_result_are_sentences() -> None:

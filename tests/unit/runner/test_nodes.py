@@ -168,9 +168,23 @@ def test_signal_in_a_trial_lets_it_fetch_what_nodes_have_sent(
         run_trial_module.run_trial(job.trial, job.files)
     assert [status.rank for status in read_statuses(job.files)] == [1]
     said = capsys.readouterr().err
-    assert f"fetching the records of other nodes from {place.url}, for 0.1 s" in said
+    assert f"fetching the records of other nodes from {place.url}, for at most 10.1 s" in said
     assert "host lost has sent no records within 0.1 s of the end" in said
     assert "what comes later stays there" in said
+
+
+def test_copies_after_a_signal_have_a_limit(
+    job: Job, place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, delivery = on_node(job, place)
+    write_status(own.files, 1, "done")
+    delivery.wait()
+    monkeypatch.setattr(nodes, "_COPY_AFTER_SIGNAL_S", -1e6)  # it has ended already
+    nodes.collect_after_signal(place, job.files)
+    said = capsys.readouterr().err
+    assert "the records of other nodes cannot be fetched: " in said
+    assert "could not be copied in time" in said or "no answer within 0 s" in said
+    assert [path.name for path in job.files.root.iterdir()] == ["trial.json"]
 
 
 def test_other_ranks_of_the_node_use_the_folder_of_the_first(job: Job, place: Place) -> None:

@@ -81,7 +81,7 @@ _SORT_KEYS: dict[str, Callable[[Row], float | str]] = {
     metavar="PERCENT",
     type=percentage,
     help="Two runs: end with exit code 8 if a configuration of the later run is slower by more "
-    "than this (for example 3%), 9 if it is not equivalent, and 7 if that is not known.",
+    "than this (for example 3%), 9 if it is not equivalent, and 7 if it cannot be judged.",
 )
 @click.option("--junit", metavar="FILE", type=FILE, help="With --fail-slower: write a JUnit file.")
 @click.option(
@@ -90,7 +90,7 @@ _SORT_KEYS: dict[str, Callable[[Row], float | str]] = {
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Compare the run with this file instead of with an earlier run.",
 )
-@click.option("--save-reference", metavar="FILE", type=FILE, help="Write such a file.")
+@click.option("--save-reference", metavar="FILE", type=FILE, help="Write the file for --reference.")
 @json_option
 def command(
     run_dir: Path,
@@ -107,8 +107,8 @@ def command(
 ) -> int:  # fmt: skip
     """Print the table of a run, or compare two runs.
 
-    RUN_DIR: default: the newest run in runs/. RUN_B is a later run: the output says what differs,
-    and which configurations became faster.
+    RUN_DIR is the newest run in runs/ by default. RUN_B is a later run: the output says what
+    differs, and which configurations became faster.
     """
     is_pair = second is not None or reference is not None
     if is_pair and (baseline is not None or only or sort or save_reference is not None):
@@ -118,11 +118,12 @@ def command(
         )
     if second is not None and reference is not None:
         raise click.UsageError("--reference: expected one run beside it, got two; leave one out")
-    if (limit is not None and not is_pair) or (junit is not None and limit is None):
+    if limit is not None and not is_pair:
         raise click.UsageError(
-            "--fail-slower, --junit: expected two runs, or one and --reference FILE; --junit needs "
-            "--fail-slower"
+            "--fail-slower: expected two runs, or one run and --reference FILE, got one run"
         )
+    if junit is not None and limit is None:
+        raise click.UsageError("--junit: expected --fail-slower beside it, found none; add it")
     if is_pair:
         before = read_reference(reference) if reference is not None else _speeds(run_dir)
         after = _speeds(second or run_dir)
@@ -188,7 +189,7 @@ def _no_baseline(run: RunFiles) -> str:
     """Return the message about a run whose rows have no speedup."""
     return (
         f"{run.root}: expected a finished baseline (launcher local, local strategy sequential) to "
-        "compare with, found none. Repair its cause and run `paceline run --resume "
+        "compare with, found none. Correct what prevents it, then run `paceline run --resume "
         f"{run.root}`."
     )
 

@@ -78,7 +78,8 @@ def ingest_command(images_dir: Path, out_dataset: str, on_bad_image: Any, seed: 
     "--manifest-dir",
     metavar="DIR",
     type=_PATH,
-    help="Folder for the manifest, where DATASET must not be written to; DIR is then the data set.",
+    help="Write the manifest to this folder, because DATASET cannot be written to; DIR is then the "
+    "data set to name.",
 )
 @click.option(
     "--codec",
@@ -86,8 +87,8 @@ def ingest_command(images_dir: Path, out_dataset: str, on_bad_image: Any, seed: 
     metavar="NAME=CODEC",
     type=pair,
     multiple=True,
-    help="How the bytes of a column are encoded, where they do not show it: image, array, "
-    "compressed_array; may be repeated.",
+    help="Encoding of a column whose bytes do not show it: image, array or compressed_array; may "
+    "be repeated.",
 )
 def register_command(
     dataset: str, manifest_dir: Path | None, codecs: tuple[tuple[str, str], ...]

@@ -60,7 +60,7 @@ _BETWEEN_HOSTS: tuple[Column[Finding], ...] = (
 @click.option(
     "--interface",
     metavar="NAME",
-    help="Network interface between the hosts; default: that by which the first sends to the "
+    help="Network interface between the hosts; default: the one by which the first reaches the "
     "second.",
 )
 @click.option(
@@ -73,7 +73,8 @@ _BETWEEN_HOSTS: tuple[Column[Finding], ...] = (
 @click.option(
     "--agent",
     metavar="COMMAND",
-    help="Program that is called as COMMAND HOST SHELL_LINE; default: that of mpirun, else ssh.",
+    help="Program that runs a command on a host, called as COMMAND HOST SHELL_LINE; default: that "
+    "of mpirun, else ssh.",
 )
 @click.option(
     "--master",
@@ -109,8 +110,8 @@ def command(
 def _require_none(*options: object) -> None:
     if any(option is not None for option in options):
         raise UsageError(
-            "--interface, --folder, --link, --agent and --master are about several hosts: expected "
-            "--hosts with them"
+            "expected --hosts, because --interface, --folder, --link, --agent and --master are "
+            "about several hosts"
         )
 
 
@@ -226,7 +227,8 @@ def _shared_memory() -> Finding:
         why="processes of a node exchange gradients and activations through it"
         if fault is None
         else f"{fault}; processes must run as one user, see each other in /proc and have "
-        "memfd_create; without it pipelines cannot run, and processes need transport gloo or mpi",
+        "memfd_create; without shared memory pipelines cannot run, and local strategy processes "
+        "needs transport gloo or mpi",
     )
 
 

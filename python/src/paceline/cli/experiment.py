@@ -147,8 +147,8 @@ class Request:
             return load_spec(source, settings)
         if self.script.given:
             raise click.UsageError(
-                f"{', '.join(self.script.given)}: expected only with a script (FILE.py); write it "
-                "into the spec"
+                f"{', '.join(self.script.given)}: expected only with a script (FILE.py); for a "
+                "spec, set its keys with --set"
             )
         return load_spec(self.spec, settings)
 
@@ -190,8 +190,8 @@ def _combinations(
 
 vary_option = click.option(
     "--vary", metavar="OPTION=A,B,…", multiple=True, callback=_combinations,
-    help="Script: give each layout of several ranks this option of the script, with each value in "
-    "turn. One process runs without it. May be repeated.",
+    help="Script: run each layout of several ranks once for each value, with this option of the "
+    "script. One process runs without it. May be repeated.",
 )  # fmt: skip
 _takes_options = all_of(
     click.argument("spec", metavar="[SPEC | SCRIPT.py", required=False),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
@@ -22,7 +21,7 @@ from paceline.cli.options import (
 from paceline.cli.progress import ConsoleProgress
 from paceline.errors import NotComparable
 from paceline.export.run_data import RunData
-from paceline.plan.selection import no_match
+from paceline.plan.selection import matching, no_match
 from paceline.report.explain import (
     explained_runs_view,
     explanation_view,
@@ -83,8 +82,8 @@ def command(
 ) -> None:  # fmt: skip
     """Split a difference in step time into parts, and name the causes.
 
-    RUN_DIR: default: the newest run in runs/. RUN_B is a later run: each configuration in both runs
-    is compared with itself.
+    RUN_DIR is the newest run in runs/ by default. RUN_B is a later run: each configuration in both
+    runs is compared with itself.
     """
     if pair is not None and only is not None:
         raise click.UsageError("--pair, --only: expected one of them, got both")
@@ -117,18 +116,21 @@ def _explanations(run: RunData, pair: Pair | None, only: str | None) -> list[Exp
             (first,), (second,) = run.chosen(pair[0]), run.chosen(pair[1])
             return [explain_trials(first, second)]
         return [explain_pair(comparison, *pair)]
-    found = [each for w in comparison.workloads for each in explain_workload(comparison, w)]
+    found: dict[str, Explanation] = {}  # by the configuration that is not the fastest
+    for workload in comparison.workloads:
+        others = [row.configuration for row in comparison.rows_of(workload) if row.ranked][1:]
+        found |= zip(others, explain_workload(comparison, workload), strict=True)
     if not found:
         raise NotComparable(
             f"{run.files.root}: expected two equivalent configurations with finished trials, found "
             "fewer; `paceline compare` shows why"
         )
     if only is None:
-        return found
-    matching = [each for each in found if fnmatchcase(each.slower, only)]
-    if not matching:
-        raise no_match("--only", [only], [each.slower for each in found])
-    return matching
+        return list(found.values())
+    names = matching(found, only)
+    if not names:
+        raise no_match("--only", [only], found)
+    return [found[name] for name in names]
 
 
 def _show(run: RunData, explanations: list[Explanation]) -> None:

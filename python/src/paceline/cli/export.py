@@ -21,7 +21,7 @@ from paceline.export.run_data import FORMATS
 def command(run_dir: Path, to: str, out: Path | None, trial: str | None) -> None:
     """Write a run for other tools.
 
-    RUN_DIR: default: the newest run in runs/.
+    RUN_DIR is the newest run in runs/ by default.
     """
     for path in load(run_dir).export(to, out, trial):
         print(path)

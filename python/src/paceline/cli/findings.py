@@ -57,9 +57,10 @@ def print_search_plan(plan: SearchPlan) -> None:
     context = plan.context
     settings = context.settings
     print(
-        f"search on this node, {context.cores} cores: candidates are measured for "
-        f"{settings.steps} steps after {settings.warmup_steps},\n"
-        f"1 of {settings.reduction_factor} is measured again, up to {settings.repeats} times each"
+        f"search on this node, {context.cores} cores: each candidate is measured for "
+        f"{settings.steps} steps after {settings.warmup_steps} of warm-up;\n"
+        f"each round keeps the fastest 1 of {settings.reduction_factor} and measures them again, "
+        f"up to {settings.repeats} times in all"
     )
     for space in plan.spaces:
         print(f"\n{space.target.workload} {space.target.name}: {len(space.candidates)} candidates")

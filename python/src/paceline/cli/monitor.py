@@ -29,7 +29,7 @@ from paceline.records.layout import RunFiles
 def command(run_dir: Path, listen: str, grafana_listen: str) -> None:  # fmt: skip
     """Show a run in Prometheus.
 
-    Grafana shows it, too, where it is installed. RUN_DIR: default: the newest run in runs/.
+    Grafana shows it, too, where it is installed. RUN_DIR is the newest run in runs/ by default.
     """
     files = RunFiles(run_dir.absolute())
     monitor(files, say, listen=listen, grafana_listen=grafana_listen)

@@ -110,6 +110,6 @@ def _disk_use_sentence(use: DiskUse) -> str:
     traces_kept = megabytes(_HOUR_S * use.trace_kept_bytes_per_s)
     traces = megabytes(_HOUR_S * use.trace_training_bytes_per_s)
     return (
-        f"disk: {kept} MB after the run, up to {most} MB while it trains; each hour of training "
-        f"adds {traces_kept} MB of traces, and {traces} MB until the end of the trial"
+        f"disk: {kept} MB after the run, up to {most} MB while it trains; an hour of training adds "
+        f"{traces} MB of traces until the trial ends, and {traces_kept} MB after that"
     )

@@ -77,7 +77,7 @@ def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[...,
             "--latency", "latency_s", metavar="SECONDS", type=positive,
             help="Latency of the link; default: 20 to 200 µs.",
         ),
-        list_option("--local-strategy", "PATTERN,…", "Only local strategies that match."),
+        list_option("--local-strategy", "PATTERN,…", "Predict only local strategies that match."),
         list_option("--transport", "NAME,…", "Transports between nodes; default: as measured."),
         click.option(
             "--scaling", type=click.Choice(("strong", "weak")), default="strong",
@@ -123,7 +123,7 @@ def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[...,
 def command(run_dirs: tuple[Path, ...], request: Request, measure: bool, as_json: bool) -> None:
     """Predict configurations that were not run.
 
-    RUN_DIR: default: the newest run in runs/. The trials of all runs are used, and those that
+    RUN_DIR is the newest run in runs/ by default. The trials of all runs are used, also those that
     --measure made.
     """
     wanted = replace(request, nodes=request.nodes or _NODES)
@@ -161,7 +161,7 @@ def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> None:
     batches = listed([str(each.global_batch) for each in unmeasured])
     plain_console(stderr=True).print(
         f"{SHARE_REPEATS * len(names)} short trials with {batches} samples in a step: about "
-        f"{duration(most_s)}, as long as trials of the run"
+        f"{duration(most_s)}, if each takes as long as a trial of the run"
     )
     with ConsoleProgress() as progress:
         for each in unmeasured:

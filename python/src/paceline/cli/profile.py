@@ -21,7 +21,7 @@ from paceline.report.profile import overview, profile_view
 def command(run_dir: Path, trial: str | None, as_json: bool) -> None:
     """Show the communication time of a run by cause.
 
-    RUN_DIR: default: the newest run in runs/.
+    RUN_DIR is the newest run in runs/ by default.
     """
     records = RunData(run_dir).chosen(trial)
     found = [each for record in records if (each := trial_communication(record)) is not None]

@@ -21,6 +21,7 @@ from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
 from paceline.report.predict import refusal_sentences
 from paceline.report.recommend import recommendation_view
+from paceline.report.wording import share
 from paceline.runner.directory import check_machine
 from paceline.runner.measure_more import run_extra_block
 
@@ -42,14 +43,14 @@ class _Decision:
     "--goal",
     type=click.Choice(_GOALS),
     default="time",
-    help="What should be least: time or core seconds (cost) of a sample or to the target, or "
-    "memory of a node.",
+    help="What to minimise: the time or the core seconds (cost), of a sample or until the target "
+    "is reached, or the memory of a node.",
 )
 @takes_prediction("Configurations of at most so many nodes; default: as measured.")
 @click.option(
     "--measure",
     is_flag=True,
-    help="Repeat what is not decided once more, with the baseline, into RUN_DIR.",
+    help="Run one more repeat of the baseline and of what is not decided, into RUN_DIR.",
 )
 @json_option
 def command(
@@ -57,7 +58,7 @@ def command(
 ) -> None:  # fmt: skip
     """Rank measured and predicted configurations for a goal.
 
-    RUN_DIR: default: the newest run in runs/. Of several runs, the first one is ranked, and
+    RUN_DIR is the newest run in runs/ by default. Of several runs, the first one is ranked, and
     predictions use all of them.
     """
     decision = _decide(run_dirs, goal, request)
@@ -105,7 +106,7 @@ def _measure(
 
 def _measured_sentence(measured: int) -> str:
     if not measured:
-        return "Nothing was measured: the measured configurations are decided."
+        return "Nothing was measured: the run decides already."
     return f"Measured one more repeat of {measured} configurations."
 
 
@@ -116,7 +117,7 @@ def _show(decision: _Decision) -> None:
         has_target = any(row.target for row in decision.comparison.rows_of(each.workload))
         if each.goal == "time" and not has_target:  # a target may need other numbers of steps
             reasons = {
-                e.slower: f"slower by {e.causes[0].label}"
+                e.slower: f"slower: {e.causes[0].label} {share(e.causes[0].share)}"
                 for e in explain_workload(decision.comparison, each.workload)
                 if e.causes
             }

@@ -114,8 +114,8 @@ def slurm(
     folder = out or Path(f"{experiment.name}-slurm")
     _write(folder, render_slurm(trials, settings))
     say(
-        f"next: in {folder}, `sbatch --wait FILE` for each .sbatch file, in this order, "
-        f"one after the other; then `paceline compare {settings.places.run_dir}`"
+        f"next: in {folder}, `sbatch --wait FILE` for each .sbatch file, one after the other in "
+        f"this order; then `paceline compare {settings.places.run_dir}`"
     )
 
 
@@ -194,7 +194,7 @@ def _settings_of_qsub(
     "--claim",
     metavar="NAME",
     default="paceline",
-    help="PersistentVolumeClaim of /shared.",
+    help="PersistentVolumeClaim that pods mount at /shared.",
 )
 @click.option(
     "--registry",

@@ -17,6 +17,6 @@ from paceline.cli.options import baseline_option, out_option, run_dir_argument
 def command(run_dir: Path, baseline: str | None, out: Path | None) -> None:
     """Write the report of a run, one HTML file.
 
-    RUN_DIR: default: the newest run in runs/.
+    RUN_DIR is the newest run in runs/ by default.
     """
     print(load(run_dir, baseline=baseline).to_html(out))

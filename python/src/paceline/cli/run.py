@@ -41,7 +41,7 @@ from paceline.spec.loading import shipped_experiments
     "--resume",
     metavar="RUN_DIR",
     type=existing_run,
-    help="Run the failed and missing trials of this run, which holds its own spec.",
+    help="Run the failed and missing trials of this run, with its own spec.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would run, as `paceline plan`.")
 @click.option(
@@ -72,7 +72,7 @@ def command(
     if resume is not None and not (request.is_empty and out is None):
         raise click.UsageError(
             f"--resume {resume}: expected no SPEC, no --out and no changes of the spec, because "
-            "the run directory holds its spec; start another run with --out"
+            "the run directory holds its spec; leave them out, or start a new run without --resume"
         )
     spec = request.load() if resume is None else recorded_spec(resume)
     if dry_run:

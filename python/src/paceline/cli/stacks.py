@@ -22,9 +22,9 @@ _FRAMES = 8  # of each rank on the terminal
 def command(run_dir: Path, as_json: bool) -> int:
     """Show where the ranks of a running trial are.
 
-    Also which operation they wait for, and who has not begun it. RUN_DIR: default: the newest run
-    in runs/. Ranks of other hosts answer through the sidecar there; without one they show their
-    last operations only.
+    The output also names the operation that they wait for, and the ranks that have not begun it.
+    Ranks of other hosts answer through the sidecar there; without one they show their last
+    operations only. RUN_DIR is the newest run in runs/ by default.
     """
     files = _running(RunFiles(run_dir))
     request_stacks(files, elsewhere=True)

@@ -41,7 +41,7 @@ _takes_search = all_of(
     out_option("DIR", "Write the search here; default: runs/NAME-tune…-DATE-TIME."),
     click.option(
         "--resume", metavar="DIR", type=existing_run,
-        help="Continue the search in this directory, which holds its own spec.",
+        help="Continue the search in this directory, with its own spec.",
     ),
     limit_option("Start no short trial after this time."),
     json_option,

@@ -71,7 +71,7 @@ def command(
 ) -> int:  # fmt: skip
     """Show a running run in this terminal, or record a training with its own launcher.
 
-    RUN_DIR: default: the newest run in runs/. COMMAND: runs unchanged, for example torchrun
+    RUN_DIR is the newest run in runs/ by default. COMMAND runs unchanged, for example torchrun
     --nproc-per-node 2 train.py. Its training is recorded as one run without a baseline. At its end
     the verdict is printed and the report written; the exit code is that of the command.
     """

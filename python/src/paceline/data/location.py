@@ -8,8 +8,10 @@ are limits for connections, answers and retries. Those of a connected hdfs:// ar
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +60,7 @@ class Location:
     name: str  # as a user writes it
     filesystem: fs.FileSystem
     root: str  # path within the file system
+    until_s: float = math.inf  # see remote_folder
 
     @property
     def is_local(self) -> bool:
@@ -143,13 +146,21 @@ class Location:
         """Copy the content into a new local folder; see RemoteFolder."""
         folder.mkdir(parents=True)
         with self._explained():
-            if self.filesystem.get_file_info(self.root).type == fs.FileType.NotFound:
-                return
-            fs.copy_files(
-                self.root, str(folder),
-                source_filesystem=self.filesystem, destination_filesystem=fs.LocalFileSystem(),
-                use_threads=False,  # as in `replace`
-            )  # fmt: skip
+            inside = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
+            for info in self.filesystem.get_file_info(inside):
+                path = info.path[len(self.root) :].lstrip("/")
+                if info.is_file:
+                    self._copy(path, folder / path)
+                else:
+                    folder.joinpath(path).mkdir(parents=True, exist_ok=True)
+
+    def _copy(self, path: str, copy: Path) -> None:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with copy.open("wb") as file:
+            for block in self.blocks(path):
+                if time.monotonic() > self.until_s:
+                    raise EnvironmentLacks(f"{self.name}: {path} could not be copied in time")
+                file.write(block)
 
     def _require_folder(self) -> None:
         """Raise EnvironmentLacks if the folder or its bucket does not exist."""

@@ -6,8 +6,10 @@ library here. Importing this module imports no pyarrow, which an installation wi
 
 from __future__ import annotations
 
+import math
 import subprocess
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -39,16 +41,17 @@ class RemoteFolder(Protocol):
         ...
 
 
-def remote_folder(url: str) -> RemoteFolder:
+def remote_folder(url: str, until_s: float = math.inf) -> RemoteFolder:
     """Return the folder that a URL names: hdfs://, webhdfs://, s3:// or gs://.
 
-    Raises UsageError for another scheme.
+    until_s: what time.monotonic() says when `names` and `fetch` have to end; one request to an
+    object store may take a minute longer. Raises UsageError for another scheme.
     """
     if url.startswith("hdfs://"):
-        return HadoopFolder(url.rstrip("/"))
+        return HadoopFolder(url.rstrip("/"), until_s)
     from paceline.data.location import location_of  # noqa: PLC0415  (pyarrow)
 
-    return location_of(url)
+    return replace(location_of(url), until_s=until_s)
 
 
 def url_below(url: str, *names: str) -> str:
@@ -62,6 +65,7 @@ class HadoopFolder:
     """A folder in HDFS, through `hadoop fs`."""
 
     url: str
+    until_s: float = math.inf
 
     def make(self) -> None:
         from paceline.data.location import not_empty  # noqa: PLC0415  (pyarrow)
@@ -87,14 +91,15 @@ class HadoopFolder:
             self._call("-get", *urls, ".", folder=folder)
 
     def _call(self, *words: str, folder: Path | None = None) -> str:
+        limit_s = min(_LIMIT_S, max(0.0, self.until_s - time.monotonic()))
         try:
             ended = subprocess.run(
                 [*hadoop_fs(), *words],
                 cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=_LIMIT_S, check=False,
+                timeout=limit_s, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            raise self._failed(f"no answer within {_LIMIT_S:g} s") from error
+            raise self._failed(f"no answer within {limit_s:.0f} s") from error
         if ended.returncode != 0:
             raise self._failed(why_it_failed(ended))
         return ended.stdout

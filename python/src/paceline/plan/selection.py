@@ -48,10 +48,13 @@ def matching(names: Iterable[str], pattern: str) -> list[str]:
 
 def no_match(option: str, patterns: Sequence[str], names: Iterable[str]) -> UsageError:
     """Return the error about patterns that match none of the names."""
-    listed = "".join(f"\n  - {name}" for name in dict.fromkeys(names))
+    known = list(dict.fromkeys(names))
+    parts = [repr(f"*{pattern}*") for pattern in patterns if matching(known, f"*{pattern}*")]
+    example = f", for example {', '.join(parts)}," if parts else ""
+    listed = "".join(f"\n  - {name}" for name in known)
     return UsageError(
         f"{option}: no configuration matches {', '.join(map(repr, patterns))}; expected shell "
-        f"patterns (*, ?, [...]) of these names:{listed}"
+        f"patterns (*, ?, [...]){example} of these names:{listed}"
     )
 
 

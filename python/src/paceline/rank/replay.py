@@ -138,6 +138,7 @@ class Replays:
         self._kept = {*replayed_after(self._steps)} - there
         floats = self.samples.task.example_input().is_floating_point()
         # A baseline with other arithmetic may have kept the state; it measured its own roundings.
+        # In low precision each repeat measures, one step: nobody knows which will end well.
         wanted = 0 not in there or not self._judges_weights
         self._measures = self.trial.device == "cpu" and floats and wanted
         if self._measures and 0 not in there:

@@ -48,6 +48,7 @@ _STATE = (
     "Repeats of different runs are not paired, so drifts of the machine do not cancel. A "
     "difference between two runs may come from the state of the machine at that time."
 )
+_MANY = "Among so many comparisons, a difference may be chance although its interval excludes 0."
 _WHOLE = "whole step"
 _MOST_EXPLAINED = 8  # pairs of a workload in the report; the command explains all
 _LEAST_S = 5e-6  # parts that are smaller on both sides are not shown
@@ -80,8 +81,7 @@ def overview(explanations: Sequence[Explanation], reference: str, name: Name) ->
         )
         for each in explanations
     ]
-    heading = f"Steps compared with those of {name(reference)}"
-    return terminal_view(Section(title=heading, table=_overview_table(lines)))
+    return terminal_view(_overview(f"Steps compared with those of {name(reference)}", lines))
 
 
 def explained_runs_view(
@@ -107,7 +107,7 @@ def explained_runs_view(
             for each in found.explanations
         ]
         heading = f"Steps in {labels[1]} compared with those in {labels[0]}"
-        blocks.append(terminal_view(Section(title=heading, table=_overview_table(lines))))
+        blocks.append(terminal_view(_overview(heading, lines)))
     blocks += [Text(f"not compared: {each}") for each in found.not_compared]
     return spaced([*blocks, Text(_STATE, style="dim")])
 
@@ -151,7 +151,7 @@ def name_in(comparison: Comparison) -> Name:
     return partial(short_name_in, comparison)
 
 
-def _overview_table(lines: Sequence[Overviewed]) -> Table[Overviewed]:
+def _overview(heading: str, lines: Sequence[Overviewed]) -> Section:
     """Return one line for each explanation.
 
     Where a line is about the faster side, the signs change.
@@ -163,7 +163,13 @@ def _overview_table(lines: Sequence[Overviewed]) -> Table[Overviewed]:
         Column("main cause", lambda line: _main_cause(line[1])[0], "text"),
         Column("share", lambda line: share(_main_cause(line[1])[1])),
     ]
-    return Table(columns=columns, items=lines)
+    notes = [_MANY] if any(_is_one_of_many(found) for _, found, _ in lines) else []
+    return Section(title=heading, table=Table(columns=columns, items=lines), notes=notes)
+
+
+def _is_one_of_many(found: Explanation) -> bool:
+    """Tell whether only the test of all configurations together does not separate the pair."""
+    return not found.is_significant and found.difference_s.low > 0
 
 
 def _whole(line: Overviewed) -> Mean:
@@ -179,7 +185,7 @@ def _bounds(interval: Mean) -> str:
 
 def _main_cause(explanation: Explanation) -> tuple[str, float | None]:
     known = [*explanation.causes, explanation.unexplained]
-    return ("not significant", None) if known[0] is None else (known[0].label, known[0].share)
+    return ("not separated", None) if known[0] is None else (known[0].label, known[0].share)
 
 
 def _pair_parts(explanation: Explanation) -> list[Section]:
@@ -250,9 +256,8 @@ def difference_sentence(found: Explanation, name: Name) -> str:
     unit = "" if interval == NOT_KNOWN else " ms"
     takes = f"{slower} takes {more} more per step than {faster} (95 % interval {interval}{unit})"
     if not found.is_significant:
-        is_one_of_many = found.difference_s.low > 0
-        many = " Among so many comparisons, it may be chance." if is_one_of_many else ""
-        return f"Not significant: {takes}.{many}"
+        many = f" {_MANY}" if _is_one_of_many(found) else ""
+        return f"Not separated: {takes}.{many}"
     words = f"{takes}, {found.slower_s / found.faster_s:.2f} times as long."
     rest = found.unexplained
     named = [f"{cause.label} {share(cause.share)}" for cause in found.causes[:3]]

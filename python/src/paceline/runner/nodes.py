@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shutil
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from paceline.spec.extensions import LAUNCHERS
 _DELIVERY_S = 120.0  # after the end of the launcher, when most of it is done
 # Slurm and Kubernetes end a job 30 s after SIGTERM by default; before, its ranks have to end.
 _AFTER_SIGNAL_S = 15.0
+_COPY_AFTER_SIGNAL_S = 10.0
 _POLL_S = 1.0
 
 
@@ -75,16 +78,16 @@ def collect(place: Place, files: TrialFiles) -> str | None:
 
     Return a message about the nodes whose records are missing.
     """
-    return _collect(place, files, _DELIVERY_S)
+    return _collect(place, files, _DELIVERY_S, math.inf)
 
 
 def collect_after_signal(place: Place, files: TrialFiles) -> None:
     """Copy the records that nodes have sent, or send soon, and say so."""
     say(
-        f"fetching the records of other nodes from {place.url}, for {_AFTER_SIGNAL_S:g} s; another "
-        "signal ends this at once"
+        f"fetching the records of other nodes from {place.url}, for at most "
+        f"{_AFTER_SIGNAL_S + _COPY_AFTER_SIGNAL_S:g} s; another signal ends this at once"
     )
-    missing = _collect(place, files, _AFTER_SIGNAL_S)
+    missing = _collect(place, files, _AFTER_SIGNAL_S, _COPY_AFTER_SIGNAL_S)
     say(
         f"what other nodes have sent is in {files.root}"
         if missing is None
@@ -92,19 +95,21 @@ def collect_after_signal(place: Place, files: TrialFiles) -> None:
     )
 
 
-def _collect(place: Place, files: TrialFiles, limit_s: float) -> str | None:
+def _collect(place: Place, files: TrialFiles, limit_s: float, copy_s: float) -> str | None:
+    """limit_s: until the nodes have sent their records. copy_s: further time for the copies."""
+    until_s = time.monotonic() + limit_s + copy_s
     try:
-        hosts = remote_folder(place.hosts).names()
+        hosts = remote_folder(place.hosts, until_s).names()
         missing = set(hosts)
 
         def all_sent() -> bool:
-            names = {host: remote_folder(place.host(host)).names() for host in missing}
+            names = {host: remote_folder(place.host(host), until_s).names() for host in missing}
             missing.difference_update(host for host in names if "done" in names[host])
             return not missing
 
         wait_until(all_sent, limit_s, _POLL_S)
         for host in sorted(hosts - missing):
-            _fetch(place.host(host, "files"), files.root)
+            _fetch(place.host(host, "files"), files.root, until_s)
     except EnvironmentLacks as error:
         return f"the records of other nodes cannot be fetched: {error}"
     if not missing:
@@ -115,8 +120,8 @@ def _collect(place: Place, files: TrialFiles, limit_s: float) -> str | None:
     )
 
 
-def _fetch(url: str, folder: Path) -> None:
+def _fetch(url: str, folder: Path, until_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix=".fetched-", dir=folder) as temporary:
         fetched = Path(temporary, "files")
-        remote_folder(url).fetch(fetched)
+        remote_folder(url, until_s).fetch(fetched)
         shutil.copytree(fetched, folder, dirs_exist_ok=True, copy_function=os.replace)

@@ -257,6 +257,25 @@ def test_a_seeded_cause_is_named_first_with_its_share(explained, cause) -> None:
     assert found.causes[0].evidence
 
 
+def test_a_slow_reader_is_named_beside_the_waits_that_were_measured(explained) -> None:
+    (measured,) = explained(*CASES["slow_reader"]).causes
+    assert "of the longer wait for data are no wait for I/O or a core" in measured.evidence[0]
+    (unmeasured,) = by_hand(({"data_wait": 0.01}, {"data_wait": 0.3})).causes
+    assert unmeasured.evidence[0] == "290 ms of the longer wait for data are no wait for a core"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [("1f1b", ": idle for at least 33 % of the passes"), ("pipedream", "")],
+)
+def test_a_bubble_is_a_share_of_the_passes_if_the_pipeline_drains(
+    explained, schedule: str, words: str
+) -> None:
+    sides = (dataclasses.replace(way, schedule=schedule) for way in CASES["pipeline_bubble"])
+    (cause,) = explained(*sides).causes
+    assert cause.evidence == (f"2 stages, 2 micro-batches{words}",)
+
+
 def test_half_the_cores_explain_the_time_that_doubling_them_saves(explained) -> None:
     both = slowed(dataclasses.replace(ALONE, local_strategy="intraop"), 0.5, threads=2)
     both = dataclasses.replace(both, cpu_percent=99.0, threads=2, data_wait_s=0.01)

@@ -137,6 +137,8 @@ def test_a_spark_application_has_an_executor_a_node_with_room_beside_the_jvm() -
     assert spec["sparkConf"]["spark.locality.wait"] == "7s"
     assert spec["sparkConf"]["spark.task.cpus"] == "2"
     assert spec["sparkConf"]["spark.dynamicAllocation.enabled"] == "false"
+    assert spec["sparkConf"]["spark.authenticate"] == "true"
+    assert "pythonVersion" not in spec  # Spark ignores it since 3.1
     assert "spark.driver.host" not in spec["sparkConf"]  # that of a local master
     assert not {"spark.executor.instances", "spark.executor.cores"} & set(spec["sparkConf"])
     assert _maps()["spark"]["data"]["trial.json"]

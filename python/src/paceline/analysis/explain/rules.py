@@ -18,8 +18,9 @@ that was at work. The logarithmic mean L(a, b) = (b - a) / ln(b / a) divides the
 
 More CPU time for the same arithmetic means slower cores (memory bandwidth, caches, frequency, a
 shared physical core) or more work (other threads of the same processes). A smaller share u means
-waiting for cores (quota, steal, competition) or for locks. Threads that work while the ranks wait
-for data or for other ranks count, too, so the share can exceed 1.
+waiting for cores (quota, steal, competition), for locks or for other threads of an operation.
+Threads that work while the ranks wait for data or for other ranks count, too, so the share can
+exceed 1.
 """
 
 from __future__ import annotations
@@ -191,7 +192,8 @@ def storage(pair: Pair) -> Found:
 def layer_communication(pair: Pair) -> Found:
     ours, theirs = pair.faster.pass_comm_s, pair.slower.pass_comm_s
     seconds = f"{amount(theirs, 's')} per step instead of {amount(ours, 's')}"
-    return theirs - ours, [f"batch normalisation or sharded parameters: {seconds}"]
+    of = "as of batch normalisation or sharded parameters"
+    return theirs - ours, [f"within the passes, {of}: {seconds}"]
 
 
 def more_traffic(pair: Pair) -> Found:
@@ -231,7 +233,7 @@ def oversubscription(pair: Pair) -> Found:
 
 
 def own_threads(pair: Pair) -> Found:
-    """Take the time in which other threads of a process held its lock."""
+    """Take the time on cores that other threads of the processes may have taken, as by a lock."""
     replicas = [side.trial.placement.replicas_per_rank for side in (pair.faster, pair.slower)]
     if _waiting_share(pair.slower) > 0:
         return _NOT_FOUND
@@ -299,11 +301,13 @@ def decoding(pair: Pair) -> Found:
 def slow_reader(pair: Pair) -> Found:
     """Take the waiting for data in which the readers waited neither for disks nor for cores."""
     longer_s = pair.part_s("data_wait")
-    known = [_io_s(pair.slower) - _io_s(pair.faster), _decoding_s(pair)]
-    rest_s = longer_s - sum(max(0.0, seconds) for seconds in known if not math.isnan(seconds))
+    io_s = _io_s(pair.slower) - _io_s(pair.faster)
+    known = "a core" if math.isnan(io_s) else "I/O or a core"
+    rest_s = longer_s - float(np.fmax(0.0, io_s)) - max(0.0, _decoding_s(pair))
     if math.isnan(pair.slower.figure("cpu_idle")) or rest_s < _LEAST_REST * longer_s:
         return _NOT_FOUND
-    return rest_s, ["neither the disks nor the cores were busy", *pair.words("iowait", "cpu_idle")]
+    words = f"{amount(rest_s, 's')} of the longer wait for data are no wait for {known}"
+    return rest_s, [words, *pair.words("iowait", "io_pressure", "cpu_idle", "cpu_pressure")]
 
 
 def bubble(pair: Pair) -> Found:
@@ -311,9 +315,11 @@ def bubble(pair: Pair) -> Found:
     if counts is None:
         return _NOT_FOUND
     stages, count = counts
-    share = 100 * theoretical_bubble(stages, count)
-    words = [f"{stages} stages, {count} micro-batches: at least {share:.0f} % of a step"]
-    return pair.part_s("bubble"), words
+    words = f"{stages} stages, {count} micro-batches"
+    if not pair.slower.trial.updates_within_step:  # the pipeline drains in every step
+        share = 100 * theoretical_bubble(stages, count)
+        words += f": idle for at least {share:.0f} % of the passes"
+    return pair.part_s("bubble"), [words]
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +440,7 @@ def _sending_s(pair: Pair) -> tuple[float, float, list[str]]:
     sent, seconds = [s.per_step("network_sent") for s in sides], [_transfer_s(s) for s in sides]
     each = [1e9 * time_s / count for time_s, count in zip(seconds, sent, strict=True)]
     words = [
-        f"traffic per step: {sent[1] / 1e6:.3g} MB instead of {sent[0] / 1e6:.3g} MB",
+        f"sent by the hosts per step: {sent[1] / 1e6:.3g} MB instead of {sent[0] / 1e6:.3g} MB",
         f"exposed transfer: {each[1]:.3g} ms/MB instead of {each[0]:.3g} ms/MB",
     ]
     return *_product(*seconds, *sent), words

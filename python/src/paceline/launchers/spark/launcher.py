@@ -248,7 +248,12 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
     on_cluster = trial.model_copy(
         update={"launcher_options": options.model_copy(update={"master": _MASTER})}
     )
-    conf = {**configuration(on_cluster), "spark.pyspark.python": PYTHON, **options.conf}
+    conf = {
+        **configuration(on_cluster),
+        "spark.authenticate": "true",  # in Kubernetes Spark creates the secret itself
+        "spark.pyspark.python": PYTHON,
+        **options.conf,
+    }
     of_all_pods = {
         "imagePullSecrets": list(settings.pull_secrets),
         "nodeSelector": dict(settings.node_selector),
@@ -259,7 +264,6 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
         "metadata": metadata(trial, settings),
         "spec": {
             "type": "Python",
-            "pythonVersion": "3",
             "sparkVersion": package_metadata.version("pyspark"),
             "mode": "cluster",
             "image": settings.image("paceline-spark"),
