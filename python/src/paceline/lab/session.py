@@ -8,7 +8,6 @@ import secrets
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Self
 
@@ -155,7 +154,6 @@ def _planned(settings: LabSettings, name: str | None, logs: Path | None) -> LabR
         folder=str(folder),
         logs=str(logs.resolve() if logs is not None else folder / "logs"),
         owner=Process.current(),
-        made_unix_s=time.time(),
     )
 
 
