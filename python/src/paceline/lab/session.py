@@ -45,10 +45,9 @@ class Lab:
         *,
         name: str | None = None,
         logs: Path | None = None,
-        registry: Registry | None = None,
     ) -> None:
         self.record = _planned(settings or LabSettings(), name, logs)
-        self.registry = registry or Registry()
+        self.registry = Registry()
         self._begun: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -160,10 +159,10 @@ def _planned(settings: LabSettings, name: str | None, logs: Path | None) -> LabR
 _KILL_S = 10.0
 
 
-def own_lab(registry: Registry | None = None) -> LabRecord | None:
+def own_lab() -> LabRecord | None:
     """Return the lab that this process is in; None outside of labs."""
     name = os.environ.get(NAME_VARIABLE)
-    return None if name is None else (registry or Registry()).load(name)
+    return None if name is None else Registry().load(name)
 
 
 def crash(record: LabRecord, host: Host) -> None:
