@@ -1,4 +1,4 @@
-"""What `paceline explain` shows: a pair, two trials, or the fastest against all others."""
+"""What `paceline explain` shows: a pair, or the fastest against all others."""
 
 from __future__ import annotations
 
@@ -42,11 +42,6 @@ def test_json_has_parts_that_add_up(run_dir: Path, output: Any) -> None:
     whole = found["difference_s"]["mean"]
     assert sum(p["difference_s"]["mean"] for p in found["parts"]) == pytest.approx(whole)
     assert {e["name"] for e in found["evidence"]} >= {"cpu_idle", "iowait", "threads", "others"}
-
-
-def test_two_trials_of_one_configuration(run_dir: Path, output: Any) -> None:
-    trials = [f"tiny.local.none.sequential.n1r1t1.fp32.r{n}" for n in (0, 1)]
-    assert "No cause is named" in output("explain", run_dir, "--pair", *trials)
 
 
 @pytest.mark.parametrize(

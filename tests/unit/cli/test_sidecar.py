@@ -28,7 +28,7 @@ def parsed(monkeypatch):
 def test_all_options_are_understood(parsed) -> None:
     request = parsed(
         *("--listen", "[::1]:9464", "--interval", "0.5", "--pid", "5,6"),
-        *("--out", "folder/trace.jsonl", "--state", "s.json", "--info", "trial=a=b"),
+        *("--out", "folder/trace.jsonl", "--state", "s.json"),
         *("--run", "quick", "--tls-certificate", "c", "--tls-key", "k", "--tls-client-ca", "ca"),
         *("--bearer-token-file", "t", "--targets-dir", "d", "--textfile-dir", "x"),
         *("--limit", "60"),
@@ -46,7 +46,6 @@ def test_all_options_are_understood(parsed) -> None:
     )
     assert (request.pids, request.run, request.max_lifetime_s) == ((5, 6), "quick", 60.0)
     assert (request.trace, request.state) == (Path("folder/trace.jsonl"), Path("s.json"))
-    assert request.facts == {"trial": "a=b"}
 
 
 def test_defaults_serve_no_metrics_and_name_the_run_after_the_folder(parsed, tmp_path) -> None:
@@ -64,8 +63,6 @@ def test_defaults_serve_no_metrics_and_name_the_run_after_the_folder(parsed, tmp
         (("--interval", "0.01"), "interval_s"),
         (("--pid", "0"), "pids[1]: input should be greater than 0, got 0"),
         (("--pid", "x"), "expected process ids, got 'x'"),
-        (("--info", "trial"), "expected KEY=VALUE"),
-        (("--info", "color=red"), "info: expected one of trial, workload"),
         (("--limit", "0"), "0.0 is not in the range x>0"),
         (("--tls-key", "k"), "tls_certificate and tls_key"),
     ],

@@ -129,13 +129,13 @@ def test_without_colours_there_is_no_escape(comparison: Comparison) -> None:
 
 
 def test_failed_trials_and_flags_are_shown(tmp_path: Path) -> None:
-    way = dataclasses.replace(fabricate.MPI, affinity=(0,))
+    way = dataclasses.replace(fabricate.MPI, affinity=(0, 1, 2))
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, way, fabricate.SPARK])
     failed = next(f for name, f in run.trials() if ".spark." in name)
     fabricate.edit_json(failed.outcome, status="timed_out", exit_code=6, message="[bold]late[/]")
     text = " ".join(comparison_text(compare_run(run), 100).split())
     assert "timed_out: [bold]late[/]" in text
-    assert "planned 2 cores on node0, found 1" in text
+    assert "planned 2 cores on node0, found 3" in text
 
 
 def test_failed_configuration_has_a_row(tmp_path: Path) -> None:

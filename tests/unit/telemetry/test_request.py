@@ -26,6 +26,8 @@ def test_request_survives_the_way_as_json(tmp_path: Path) -> None:
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(ValidationError, match="Extra inputs"):
         SidecarRequest.model_validate({"run": "r", "trace": "t", "port": 1})
+    with pytest.raises(ValidationError, match="facts: expected one of trial, workload.*'color'"):
+        SidecarRequest.model_validate({"run": "r", "trace": "t", "facts": {"color": "red"}})
 
 
 def request(port: int, targets: str | None = "/runs/a/targets") -> SidecarRequest:

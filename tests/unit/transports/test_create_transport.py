@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.errors import UsageError
 from paceline.transports import create_transport
 
 
@@ -30,18 +29,3 @@ def test_ranks_that_share_memory_need_no_process_group(make_trial):
 def test_transport_is_the_one_asked_for(make_trial, transport, device, implementation):
     created = create_transport(asking(make_trial, transport, device=device))
     assert type(created).__name__ == implementation
-
-
-@pytest.mark.parametrize(
-    ("transport", "device", "fitting"),
-    [
-        ("none", "cpu", '"gloo", "paceline" or "mpi"'),
-        ("nccl", "cpu", '"gloo", "paceline" or "mpi"'),
-        ("mpi", "cuda", '"gloo" or "nccl"'),
-    ],
-)
-def test_transport_that_cannot_carry_is_answered_with_those_that_can(
-    make_trial, transport, device, fitting
-):
-    with pytest.raises(UsageError, match=f'"{transport}".*{device}; use {fitting}'):
-        create_transport(asking(make_trial, transport, device=device))

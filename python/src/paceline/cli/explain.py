@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from paceline.analysis.between_runs.explain_two_runs import explain_runs
-from paceline.analysis.compare.explain_run import explain_pair, explain_trials, explain_workload
+from paceline.analysis.compare.explain_run import explain_pair, explain_workload
 from paceline.analysis.explain.explanation import Explanation
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
@@ -54,8 +54,8 @@ def _second_run(value: str | Path) -> Path:
     "--pair",
     nargs=2,
     metavar="A B",
-    help="Explain these two configurations (names or shell patterns), or two trials (their ids); "
-    "default: the fastest configuration and each of the others.",
+    help="Explain these two configurations (names or shell patterns); default: the fastest one and "
+    "each of the others.",
 )
 @click.option(
     "--only",
@@ -112,9 +112,6 @@ def _explanations(run: RunData, pair: Pair | None, only: str | None) -> list[Exp
     """Explain a pair, or the fastest configuration and those of the others that match."""
     comparison = run.comparison
     if pair is not None:
-        if set(pair) <= {trial_id for trial_id, _ in run.files.trials()}:
-            (first,), (second,) = run.chosen(pair[0]), run.chosen(pair[1])
-            return [explain_trials(first, second)]
         return [explain_pair(comparison, *pair)]
     found: dict[str, Explanation] = {}  # by the configuration that is not the fastest
     for workload in comparison.workloads:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,13 +9,11 @@ from typing import Any
 
 import click
 
-from paceline.cli.console import print_json
-from paceline.cli.options import json_option
 from paceline.errors import EnvironmentLacks, ExitCode
 from paceline.host.processes import shell_status
 from paceline.lab import Lab, LabSettings, network, why_not
 from paceline.lab.record import LabRecord, Registry
-from paceline.lab.removal import is_abandoned, remove, remove_abandoned
+from paceline.lab.removal import remove, remove_abandoned
 
 _name_option = click.option("--name", default="lab", metavar="NAME", help="Name of the lab.")
 # the number of the host, from 0, or its name
@@ -97,24 +94,6 @@ def down(name: str) -> None:
         click.echo(f"there is no lab {name}{known}", err=True)
 
 
-@command.command("list")
-@json_option
-def list_labs(as_json: bool) -> None:
-    """List the labs of this machine."""
-    _require_possible()
-    registry = Registry()
-    found = {name: registry.load(name) for name in registry.names()}
-    states = {name: _state(record, is_abandoned(record)) for name, record in found.items()}
-    if as_json:
-        labs = [_json(name, record, states[name]) for name, record in found.items()]
-        print_json({"labs": labs})
-        return
-    for name, record in found.items():
-        print(f"{_described(record) if record else f'lab {name}'}\n  state   {states[name]}")
-    if not found:
-        click.echo("there is no lab; `paceline lab up` makes one", err=True)
-
-
 @command.command("exec", context_settings={"allow_interspersed_args": False})
 @_name_option
 @_host_argument
@@ -170,12 +149,6 @@ def _require_possible() -> None:
         raise EnvironmentLacks(f"there are no labs here: {reason}")
 
 
-def _state(record: LabRecord | None, abandoned: bool) -> str:
-    if abandoned or record is None:
-        return "abandoned; `paceline lab down` removes it"
-    return "up" if record.owner is None else f"up until process {record.owner.pid} ends"
-
-
 def _described(record: LabRecord) -> str:
     settings = record.settings
     rate = settings.bandwidth or "as fast as this machine copies"
@@ -188,20 +161,6 @@ def _described(record: LabRecord) -> str:
     lines.append(f"  MPI     mpirun --hostfile {record.hostfile} …")
     lines.append(f"  use     paceline lab exec --name {record.name} 0 COMMAND…")
     return "\n".join(lines)
-
-
-def _json(name: str, record: LabRecord | None, state: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "state": state}
-    if record is not None:
-        found |= {
-            "hosts": [dataclasses.asdict(host) for host in record.hosts],
-            "settings": dataclasses.asdict(record.settings),
-            "hostfile": str(record.hostfile),
-            "agent": str(record.agent),
-            "spark_master": record.spark_master if record.settings.spark else None,
-            "logs": record.logs,
-        }
-    return found
 
 
 def _say_abandoned(name: str) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from paceline.cli.options import limit_option, list_option, out_option, pair
-from paceline.records.metrics import RUN_FACTS
+from paceline.cli.options import limit_option, list_option, out_option
 from paceline.spec import TelemetrySettings
 from paceline.spec.sentences import sentences
 from paceline.telemetry.request import DEFAULT_MAX_LIFETIME_S, NO_METRICS, SidecarRequest
@@ -57,13 +56,6 @@ def _takes_settings(function: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Path(path_type=Path),
     help="Write process id, port and interval to this file.",
 )
-@click.option(
-    "--info",
-    metavar="KEY=VALUE",
-    type=pair,
-    multiple=True,
-    help=f"Label of the metric paceline_run_info ({', '.join(RUN_FACTS)}); may be repeated.",
-)
 @click.option("--run", metavar="NAME", help="Label `run` of the metrics.")
 @_takes_settings
 @limit_option("End after this time in any case; default: 7 days.")
@@ -73,7 +65,6 @@ def command(
     pid: tuple[str, ...],
     out: Path,
     state: Path | None,
-    info: tuple[tuple[str, str], ...],
     run: str | None,
     limit_s: float | None,
     **settings: Any,
@@ -95,7 +86,6 @@ def command(
             trace=out,
             pids=tuple(map(_process_id, pid)),
             state=state,
-            facts=dict(info),
             max_lifetime_s=limit_s or DEFAULT_MAX_LIFETIME_S,
         )
     except ValidationError as error:

@@ -40,10 +40,9 @@ def check_dataset(dataset: str) -> None:
         )
 
 
-def check_cores(trial: Trial, cores: int | None = None) -> None:
+def check_cores(trial: Trial) -> None:
     """Raise EnvironmentLacks if this node has fewer cores than the trial's ranks need."""
-    cores = usable_cores() if cores is None else cores
-    place = trial.placement
+    cores, place = usable_cores(), trial.placement
     if place.allocated_cores is not None and place.allocated_cores > cores:
         raise EnvironmentLacks(
             f"{trial.id}: its ranks were planned to share {place.allocated_cores} cores, there are "

@@ -122,7 +122,6 @@ class LabRecord:
     logs: str
     # The process that removes the lab at its end; None: `paceline lab down` removes it.
     owner: Process | None
-    made_unix_s: float
 
     @property
     def hub(self) -> str:

@@ -8,7 +8,6 @@ import secrets
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Self
 
@@ -46,10 +45,9 @@ class Lab:
         *,
         name: str | None = None,
         logs: Path | None = None,
-        registry: Registry | None = None,
     ) -> None:
         self.record = _planned(settings or LabSettings(), name, logs)
-        self.registry = registry or Registry()
+        self.registry = Registry()
         self._begun: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -155,17 +153,16 @@ def _planned(settings: LabSettings, name: str | None, logs: Path | None) -> LabR
         folder=str(folder),
         logs=str(logs.resolve() if logs is not None else folder / "logs"),
         owner=Process.current(),
-        made_unix_s=time.time(),
     )
 
 
 _KILL_S = 10.0
 
 
-def own_lab(registry: Registry | None = None) -> LabRecord | None:
+def own_lab() -> LabRecord | None:
     """Return the lab that this process is in; None outside of labs."""
     name = os.environ.get(NAME_VARIABLE)
-    return None if name is None else (registry or Registry()).load(name)
+    return None if name is None else Registry().load(name)
 
 
 def crash(record: LabRecord, host: Host) -> None:

@@ -96,12 +96,12 @@ class CheckpointFolder:
         sync_folder(self.root)
         return size
 
-    def prune(self, kept: int = KEPT) -> None:
-        """Remove what is older than the newest `kept` complete checkpoints."""
+    def prune(self) -> None:
+        """Remove what is older than the newest complete checkpoints, `KEPT` of them."""
         complete = self.complete()
-        if len(complete) < kept:
+        if len(complete) < KEPT:
             return
-        oldest = complete[kept - 1].steps
+        oldest = complete[KEPT - 1].steps
         for steps, path in self._folders():
             if steps < oldest:
                 self._remove(path)

@@ -62,7 +62,7 @@ _PLACES = PART_LABELS | {
 def explanation_view(explanation: Explanation, name: Name) -> RenderableType:
     """Show one pair: the sentence, the parts, the causes, and the evidence.
 
-    name: short name of a configuration or trial.
+    name: gives a configuration its short name.
     """
     sentence = Section(title=difference_sentence(explanation, name))
     return terminal_view(Section(parts=(sentence, *_pair_parts(explanation))))
@@ -147,7 +147,7 @@ def _causes_part(comparison: Comparison, workload: str) -> Section | None:
 
 
 def name_in(comparison: Comparison) -> Name:
-    """Return the function that gives a configuration its short name; a trial keeps its id."""
+    """Return the function that gives a configuration its short name."""
     return partial(short_name_in, comparison)
 
 

@@ -173,8 +173,8 @@ def machine_section(comparison: Comparison) -> Section:
         Section(title="Versions", table=facts_table(_versions(comparison))),
     ]
     parts += [
-        Section(title=f"Data of {workload}", table=facts_table(facts))
-        for workload, facts in _data(comparison.manifest)
+        Section(title=f"Data of {workload}", table=facts_table([("data set", dataset)]))
+        for workload, dataset in _mapping(comparison.manifest, "data").items()
     ]
     return Section(title="Machine, versions, data", anchor="machine", parts=parts)
 
@@ -229,19 +229,6 @@ def _machine(comparison: Comparison) -> list[Fact]:
     return sorted(hosts.items())
 
 
-def _data(manifest: Mapping[str, Any]) -> list[tuple[str, list[Fact]]]:
-    """Return facts of each data set, and the time of its ingest, which is in no trial."""
-    ingest = _mapping(manifest, "ingest_s")
-    rows = []
-    for workload, facts in _mapping(manifest, "data").items():
-        known = facts if isinstance(facts, dict) else {"data set": facts}
-        listed = [(_words(name), _fact(name, value)) for name, value in known.items()]
-        if workload in ingest:
-            listed.append(("ingest, s (in no trial's time)", number(ingest[workload])))
-        rows.append((workload, listed))
-    return rows
-
-
 def _mapping(document: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = document.get(key)
     return value if isinstance(value, dict) else {}
@@ -254,8 +241,6 @@ def _words(name: str) -> str:
 def _fact(name: str, value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    if isinstance(value, dict):
-        return _settings({str(k): str(v) for k, v in value.items()})
     if name.endswith("_bytes") and isinstance(value, int):
         return f"{value / 2**30:.1f} GiB"
     return str(value)

@@ -215,9 +215,8 @@ def metrics_of(rows: Sequence[Row]) -> list[str]:
 
 
 def name_in(comparison: Comparison, name: str) -> str:
-    """Return the short name of a configuration; a trial keeps its id."""
-    rows = comparison.rows
-    return next((short_name(row, rows) for row in rows if row.configuration == name), name)
+    """Return the short name of a configuration."""
+    return short_name(comparison.row(name), comparison.rows)
 
 
 def _target_cell(row: Row) -> Cell:

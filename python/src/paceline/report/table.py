@@ -91,12 +91,12 @@ def comparison_text(comparison: Comparison, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
-def comparison_html(comparison: Comparison, width: int = WIDE_COLUMNS) -> str:
+def comparison_html(comparison: Comparison) -> str:
     """Return the same as an HTML element with inline styles, for notebooks."""
     console = Console(
-        file=io.StringIO(), width=width, record=True, highlight=False, force_jupyter=False
+        file=io.StringIO(), width=WIDE_COLUMNS, record=True, highlight=False, force_jupyter=False
     )
-    console.print(comparison_view(comparison, width))
+    console.print(comparison_view(comparison, WIDE_COLUMNS))
     return console.export_html(inline_styles=True, code_format=_HTML)
 
 

@@ -50,10 +50,10 @@ def share(value: float | None, decimals: int = 0) -> str:
     return NOT_MEASURED if value is None else f"{100 * value:.{decimals}f} %"
 
 
-def signed(value: float | None, digits: int = 2) -> str:
+def signed(value: float | None) -> str:
     if value is None:
         return NOT_MEASURED
-    return f"{MINUS if value < 0 else '+'}{number(abs(value), digits)}"
+    return f"{MINUS if value < 0 else '+'}{number(abs(value), 2)}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -77,11 +77,11 @@ def bounds(interval: Interval) -> str:
     return f"{interval.low:.2f}{DASH}{interval.high:.2f}"
 
 
-def range_of(interval: Interval, digits: int = 3) -> str:
-    """Format the bounds with this number of significant digits; too wide ones tell nothing."""
+def range_of(interval: Interval) -> str:
+    """Format the bounds with three significant digits; too wide ones tell nothing."""
     if not interval.is_known:
         return NOT_KNOWN
-    return f"{number(interval.low, digits)}{DASH}{number(interval.high, digits)}"
+    return f"{number(interval.low)}{DASH}{number(interval.high)}"
 
 
 def bounds_ms(interval: Mean) -> str:

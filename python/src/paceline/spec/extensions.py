@@ -145,7 +145,7 @@ def load_object(path: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def quoted(names: tuple[str, ...], word: str = "or") -> str:
+def quoted(names: tuple[str, ...]) -> str:
     """Return names as in `"a", "b" or "c"`."""
     *first, last = (f'"{name}"' for name in names)
-    return f"{', '.join(first)} {word} {last}" if first else last
+    return f"{', '.join(first)} or {last}" if first else last

@@ -43,7 +43,6 @@ class SidecarRequest(BaseModel):
     run_targets: Path | None = None  # the run directory's folder for service discovery
     facts: dict[str, str] = {}  # RUN_FACTS
     launched_unix_s: float = Field(default_factory=time.time)
-    expensive_interval_s: float = Field(default=EXPENSIVE_INTERVAL_S, gt=0)
     max_lifetime_s: float = Field(default=DEFAULT_MAX_LIFETIME_S, gt=0)
     restarts: int = 0
 
@@ -51,7 +50,7 @@ class SidecarRequest(BaseModel):
     @classmethod
     def _are_known_facts(cls, facts: dict[str, str]) -> dict[str, str]:
         if wrong := [key for key in facts if key not in RUN_FACTS]:
-            raise ValueError(f"info: expected one of {', '.join(RUN_FACTS)}, got {wrong[0]!r}")
+            raise ValueError(f"facts: expected one of {', '.join(RUN_FACTS)}, got {wrong[0]!r}")
         return facts
 
     @property

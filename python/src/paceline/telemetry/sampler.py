@@ -23,7 +23,7 @@ from paceline.records.rows import SCHEMA, RankStatus
 from paceline.telemetry.exporter import Snapshot
 from paceline.telemetry.host_reading import HostReader
 from paceline.telemetry.processes import ProcessTree
-from paceline.telemetry.request import SidecarRequest
+from paceline.telemetry.request import EXPENSIVE_INTERVAL_S, SidecarRequest
 from paceline.telemetry.training import TrainingTail
 from paceline.version import __version__
 
@@ -129,7 +129,7 @@ class Sampler:
         now_s = time.monotonic()
         unix_s = self._unix_offset_s + now_s
         self._samples += 1
-        expensive = self._is_due("expensive", self._request.expensive_interval_s, now_s) or final
+        expensive = self._is_due("expensive", EXPENSIVE_INTERVAL_S, now_s) or final
         if final or self._is_due("ranks", _RANKS_EVERY_S, now_s):
             self._look_at_ranks(to_the_end=final)
         self._tree.read(expensive=expensive)
@@ -221,6 +221,6 @@ class Sampler:
             "cgroup_cpu_limit": limits.cpus,
             "cgroup_memory_limit_bytes": limits.memory_bytes,
             "interval_s": self._request.settings.interval_s,
-            "expensive_interval_s": self._request.expensive_interval_s,
+            "expensive_interval_s": EXPENSIVE_INTERVAL_S,
             "started_unix_s": time.time(),
         }

@@ -33,6 +33,7 @@ from paceline.telemetry.exporter import (
     with_gauges_of,
 )
 from paceline.telemetry.request import (
+    EXPENSIVE_INTERVAL_S,
     SidecarRequest,
     address_of,
     read_request,
@@ -188,7 +189,7 @@ class Sidecar:
             "scheme": server.scheme if server else None,
             "endpoint_error": self._endpoint_error,
             "interval_s": self._request.settings.interval_s,
-            "expensive_interval_s": self._request.expensive_interval_s,
+            "expensive_interval_s": EXPENSIVE_INTERVAL_S,
             "started_unix_s": self._started_unix_s,
             "restarts": self._request.restarts,
             "ended_unix_s": time.time() if ended else None,

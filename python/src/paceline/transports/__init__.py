@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Protocol, cast
 
-from paceline.errors import PacelineError, TimedOut, UsageError
+from paceline.errors import PacelineError, TimedOut
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult
-from paceline.spec.extensions import TRANSPORTS, load_object, quoted
+from paceline.spec.extensions import TRANSPORTS, load_object
 
 if TYPE_CHECKING:
     from paceline.torch_internals import Store
@@ -54,16 +54,6 @@ def create_transport(trial: Trial) -> Transport | None:
     descriptor = TRANSPORTS.get(trial.transport)
     if trial.placement.ranks == 1 or (descriptor.joins_ranks and not descriptor.spans_nodes):
         return None
-    able = tuple(
-        each.name
-        for each in TRANSPORTS.all()
-        if each.opens_process_group and trial.device in each.devices
-    )
-    if trial.transport not in able:
-        raise UsageError(
-            f'transport: "{trial.transport}" cannot carry gradients between '
-            f"{trial.placement.ranks} ranks on device {trial.device}; use {quoted(able)}"
-        )
     return cast("Transport", load_object(descriptor.implementation)())
 
 

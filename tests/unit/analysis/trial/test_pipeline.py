@@ -58,12 +58,12 @@ def test_cuts_are_named_with_the_bytes_that_cross(tmp_path: Path) -> None:
     ]
 
 
-def test_what_the_strategy_did_not_say_is_none(tmp_path):
+def test_without_a_report_of_the_strategy_there_are_no_split_points(tmp_path):
     record = load_trial(fabricate.make_one(tmp_path, fabricate.PIPELINE))
     assert record.result is not None
-    silent = dataclasses.replace(record.result, communication={"split_points": [3]})
+    silent = dataclasses.replace(record.result, communication={})
     found = pipeline_of(dataclasses.replace(record, result=silent))
-    assert [(c.before, c.bytes_forward) for c in found.split_points] == [("3", None)]
+    assert found.split_points == ()
 
 
 def test_a_trial_without_steps_or_without_a_pipeline(tmp_path):

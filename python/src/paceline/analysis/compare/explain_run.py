@@ -11,7 +11,6 @@ from paceline.analysis.explain.explanation import Explanation, explain
 from paceline.analysis.explain.parts import ExplainedTrials
 from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.rates import RunRates
-from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.errors import NotComparable, UsageError
 from paceline.plan.selection import matching, no_match
@@ -66,21 +65,16 @@ def explain_pair(comparison: Comparison, first: str, second: str) -> Explanation
     names = [configuration_like(comparison, pattern) for pattern in (first, second)]
     if names[0] == names[1]:
         raise UsageError(
-            f"{first!r} and {second!r}: expected two configurations, both are {names[0]}; compare "
-            "two of its trials with --pair ID ID"
+            f"{first!r} and {second!r}: expected two configurations, both are {names[0]}; name "
+            "another one"
         )
-    workload = _same_workload([comparison.row(name).workload for name in names], "configurations")
-    return _explainer(comparison, workload).explain(*names)
-
-
-def explain_trials(first: TrialRecord, second: TrialRecord) -> Explanation:
-    """Explain the difference of two trials, which may be of one configuration.
-
-    The noise of two single trials is unknown, so no cause is named.
-    """
-    _same_workload([record.trial.training.workload for record in (first, second)], "trials")
-    sides = [ExplainedTrials(record.trial.id, [record]) for record in (first, second)]
-    return explain(sides[0], sides[1], None, paired=False)
+    first_workload, second_workload = (comparison.row(name).workload for name in names)
+    if first_workload != second_workload:
+        raise NotComparable(
+            f"expected two configurations of one workload, got {first_workload} and "
+            f"{second_workload}; their steps are different work"
+        )
+    return _explainer(comparison, first_workload).explain(*names)
 
 
 def explain_workload(
@@ -116,15 +110,6 @@ def _explainer(comparison: Comparison, workload: str) -> WorkloadExplainer:
 def _trials_of(comparison: Comparison, workload: str) -> dict[str, Sequence[TrialAnalysis]]:
     names = [row.configuration for row in comparison.rows_of(workload)]
     return {name: comparison.trials[name] for name in names if name in comparison.trials}
-
-
-def _same_workload(workloads: Sequence[str], what: str) -> str:
-    if workloads[0] != workloads[1]:
-        raise NotComparable(
-            f"expected two {what} of one workload, got {workloads[0]} and {workloads[1]}; their "
-            "steps are different work"
-        )
-    return workloads[0]
 
 
 def configuration_like(comparison: Comparison, pattern: str) -> str:

@@ -43,8 +43,8 @@ class SplitPoint:
     """A split point of the model and the bytes that cross it in a step of one replica."""
 
     before: str  # the first layer after the split point
-    bytes_forward: float | None
-    bytes_backward: float | None
+    bytes_forward: float
+    bytes_backward: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,18 +132,11 @@ def _median_stage(stage: int, found: Sequence[StageTimes]) -> StageTimes:
 
 
 def _split_points(reported: Mapping[str, Any]) -> tuple[SplitPoint, ...]:
-    """Read the split points from `result.json`; a layer without a name is called by its number."""
-    layers = reported.get("first_layers") or reported.get("split_points") or ()
-    forward = _each(reported.get("bytes_forward"), len(layers))
-    backward = _each(reported.get("bytes_backward"), len(layers))
+    """Read the split points from `result.json`; none where no rank reported them."""
+    if "first_layers" not in reported:
+        return ()
+    names = ("first_layers", "bytes_forward", "bytes_backward")
     return tuple(
-        SplitPoint(before=str(layer), bytes_forward=there, bytes_backward=back)
-        for layer, there, back in zip(layers, forward, backward, strict=True)
+        SplitPoint(before=layer, bytes_forward=there, bytes_backward=back)
+        for layer, there, back in zip(*(reported[name] for name in names), strict=True)
     )
-
-
-def _each(values: Any, split_points: int) -> list[float | None]:
-    """Return a number for each split point; None for all if their number differs."""
-    if not isinstance(values, list) or len(values) != split_points:
-        return [None] * split_points
-    return [float(v) for v in values]

@@ -1,13 +1,14 @@
-"""Check that each rank had the planned resources, and that compared trials had equal ones.
+"""Check that the ranks of a trial, and the trials that are compared, had equal resources.
 
 Launchers have different defaults: Spark exports OMP_NUM_THREADS = spark.task.cpus, torchrun sets it
-to 1, Open MPI binds ranks to cores. Without this check, a comparison would compare defaults.
+to 1, Open MPI binds ranks to cores. Without this check, a comparison would compare defaults. A rank
+itself refuses other threads or cores than planned (paceline.training.resources).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.host.clocks import SYNCHRONISED_S
@@ -23,20 +24,17 @@ _SHARED: dict[str, Callable[[RankEnvironment], str]] = {
     "cgroup CPU limits": lambda e: str(e.cgroup_cpu_limit),
     "cgroup memory limits": lambda e: str(e.cgroup_memory_limit_bytes),
     "CPU models": lambda e: e.cpu_model,
-    "precision": lambda e: e.precision,
-    "memory formats": lambda e: e.memory_format,
     "OpenMP settings": lambda e: _settings(e.omp_environment),
     "library versions": lambda e: _settings(e.versions),
 }
-_COMPARED_ON_PURPOSE = {"precision", "memory formats"}  # between trials
 
 
 def trial_flags(record: TrialRecord) -> list[str]:
-    """Describe unequal ranks of one trial, and differences from the plan."""
+    """Describe unequal ranks of one trial, and hosts with more cores than planned."""
     environments = [r.environment for r in record.ranks if r.environment is not None]
     if not environments:
         return ["no rank reported its resources, so they are unknown"]
-    return [*_unequal_ranks(environments), *_unlike_plan(record.trial, environments)]
+    return [*_unequal_ranks(environments), *_further_cores(record.trial, environments)]
 
 
 def flags_between(records: Sequence[TrialRecord]) -> list[str]:
@@ -127,60 +125,27 @@ def _unequal_ranks(environments: list[RankEnvironment]) -> Iterator[str]:
             found[value(environment)].append(environment.rank)
         if len(found) > 1:
             described = "; ".join(
-                f"rank {_numbers(ranks)}: {text or 'none'}" for text, ranks in found.items()
+                f"rank {', '.join(map(str, ranks))}: {text or 'none'}"
+                for text, ranks in found.items()
             )
             yield f"its ranks have different {name} ({described})"
 
 
-def _unlike_plan(trial: Trial, environments: list[RankEnvironment]) -> Iterator[str]:
-    place = trial.placement
-    threads = {e.intraop_threads for e in environments}
-    if threads != {place.threads_per_worker}:
-        yield f"planned {place.threads_per_worker} threads per rank, found {_numbers(threads)}"
-    for environment in environments:
-        yield from _workers_unlike_plan(trial, environment)
-    if len(environments) != place.ranks:
-        yield f"planned {place.ranks} ranks, {len(environments)} reported their resources"
-    if {e.precision for e in environments} != {trial.training.precision}:
-        yield f"planned {trial.training.precision}, a rank ran in another precision"
+def _further_cores(trial: Trial, environments: list[RankEnvironment]) -> Iterator[str]:
+    planned = trial.placement.cores_per_node
     allowed: dict[str, set[int]] = defaultdict(set)
     for environment in environments:
         allowed[environment.host].update(environment.affinity)
     for host, cores in sorted(allowed.items()):
-        sentence = f"planned {place.cores_per_node} cores on {host}, found {len(cores)}"
-        if len(cores) < place.cores_per_node and not place.oversubscribe:
-            yield sentence
-        elif len(cores) > place.cores_per_node:
-            yield f"{sentence}: helper threads may have used the others"
-
-
-def _workers_unlike_plan(trial: Trial, environment: RankEnvironment) -> Iterator[str]:
-    """Check replica threads: each has its own cores, and one thread for each of them."""
-    place = trial.placement
-    if place.replicas_per_rank == 1:
-        return
-    rank, workers, each = environment.rank, environment.workers, place.threads_per_worker
-    if len(workers) != place.replicas_per_rank:
-        yield (
-            f"planned {place.replicas_per_rank} replica threads in rank {rank}, {len(workers)} "
-            "reported their resources"
-        )
-    threads = {w.intraop_threads for w in workers}
-    if threads - {each}:
-        yield f"planned {each} threads per replica in rank {rank}, found {_numbers(threads)}"
-    if place.oversubscribe or place.allocated_cores is not None:
-        return
-    cores = {len(w.affinity) for w in workers}
-    if cores - {each}:
-        yield f"planned {each} cores per replica in rank {rank}, found {_numbers(cores)}"
-    elif len({core for w in workers for core in w.affinity}) < each * len(workers):
-        yield f"the replicas of rank {rank} share cores, planned were cores of their own"
+        if len(cores) > planned:
+            yield (
+                f"planned {planned} cores on {host}, found {len(cores)}: helper threads may have "
+                "used the others"
+            )
 
 
 def _unequal_trials(placement: Placement, records: Sequence[TrialRecord]) -> Iterator[str]:
     for name, value in _SHARED.items():
-        if name in _COMPARED_ON_PURPOSE:
-            continue
         found: dict[str, dict[str, None]] = defaultdict(dict)
         for record in records:
             trial = record.trial
@@ -194,10 +159,6 @@ def _unequal_trials(placement: Placement, records: Sequence[TrialRecord]) -> Ite
                 f"trials of {placement.nodes} x {placement.ranks_per_node} ranks x "
                 f"{placement.threads_per_rank} threads had different {name}: {all_found}"
             )
-
-
-def _numbers(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(numbers)))
 
 
 def _settings(settings: dict[str, str]) -> str:
