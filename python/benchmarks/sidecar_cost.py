@@ -22,10 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
 from common import documented_parser, median_interval, shown, write_results
 from paceline.host.machine import host_name
+from paceline.host.processes import boot_id, read_stat
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus, StepRow
@@ -96,12 +95,16 @@ def ranks_of(files: TrialFiles, count: int) -> Iterator[list[int]]:
                 [sys.executable, "-S", "-c", WATCHED, row, str(files.rank(rank).steps)]
             )
             processes.append(process)
+            stat = read_stat(process.pid)
+            assert stat is not None, "it runs until it is killed"
             status = RankStatus(
                 rank=rank,
                 host=host_name(),
                 pid=process.pid,
-                process_started_unix_s=psutil.Process(process.pid).create_time(),
+                process_started_unix_s=stat.started_unix_s,
                 state="running",
+                start_ticks=stat.start_ticks,
+                boot_id=boot_id(),
             )
             write_json(files.rank(rank).status, asdict(status))
         yield [process.pid for process in processes]
