@@ -26,7 +26,7 @@ def test_request_survives_the_way_as_json(tmp_path: Path) -> None:
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(ValidationError, match="Extra inputs"):
         SidecarRequest.model_validate({"run": "r", "trace": "t", "port": 1})
-    with pytest.raises(ValidationError, match="facts: expected one of trial, workload.*'color'"):
+    with pytest.raises(ValidationError, match=r"facts: expected one of trial, workload.*'color'"):
         SidecarRequest.model_validate({"run": "r", "trace": "t", "facts": {"color": "red"}})
 
 
