@@ -5,8 +5,8 @@
 
 The first line of the page has the files. A file is the output of `paceline compare --json`, or the
 result of a benchmark that contains it. Rows have no values of single repeats, so errors of two
-speeds are taken as independent. Within one run they partly cancel, so `paceline compare` may decide
-what is a tie here.
+speeds are taken as independent. Within one run they partly cancel, so `paceline compare` may
+separate what is not separated here.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import TIMES
 from paceline.errors import DataError
 from paceline.records.files import read_json, typed
+from paceline.report.columns import NEAR_MARK
 from paceline.report.wording import NOT_MEASURED, bounds, megabytes, milliseconds
 from paceline.spec.extensions import WORKLOADS
 
@@ -258,7 +259,7 @@ def _ratio_of(slower: Candidate, faster: Candidate) -> Interval:
 
 
 def _with_ties(ranked: Sequence[Candidate]) -> list[Candidate]:
-    """Mark those that chance may separate from the first one."""
+    """Mark those that are not separated from the first one: the difference may be chance."""
     best = ranked[0]
     found = [replace(each, tied=_ratio_of(each, best).low < 1) for each in ranked[1:]]
     return [replace(best, tied=any(each.tied for each in found)), *found]
@@ -312,7 +313,7 @@ def guide(
         comparisons="\n\n".join(_comparisons(found, list(places))),
         tied=len(tied),
         compared=len(found),
-        undecided=f" All are tied in: {'; '.join(undecided)}." if undecided else "",
+        undecided=f" None is separated in: {'; '.join(undecided)}." if undecided else "",
         not_ranked=_lines(_not_ranked(found)) or "All configurations are ranked.",
         not_measured=_lines(_not_measured(places, workloads)),
         example=next((name for name in workloads if name not in measured), found[0].workload),
@@ -337,13 +338,13 @@ def _by(found: Iterable[Decision], key: Callable[[Decision], _Key]) -> dict[_Key
 def _short_cells(found: Sequence[Decision]) -> list[str]:
     ratios = [each.more_nodes for each in found if each.more_nodes is not None]
     faster, slower = sum(r.low > 1 for r in ratios), sum(r.high < 1 for r in ratios)
-    tied = len(ratios) - faster - slower
+    open_ = len(ratios) - faster - slower
     return [
         _place(found[0]),
         _tally(found, lambda row: row.local_strategy),
         _tally(found, lambda row: row.launcher),
         _tally(found, lambda row: row.transport),
-        f"faster in {faster}, slower in {slower}, tied in {tied}" if ratios else NOT_MEASURED,
+        f"faster in {faster}, slower in {slower}, open in {open_}" if ratios else NOT_MEASURED,
     ]
 
 
@@ -383,7 +384,7 @@ def _comparison_cells(decision: Decision) -> list[str]:
         speedup += ", one repeat: without the noise between runs"
     return [
         _where(decision),
-        "<br>".join([f"**{first.name}**", *(f"= {each.name}" for each in tied)]),
+        "<br>".join([f"**{first.name}**", *(f"{NEAR_MARK} {each.name}" for each in tied)]),
         speedup,
         _ratio(decision.more_nodes),
         _next(decision),
@@ -417,7 +418,7 @@ def _next(decision: Decision) -> str:
     """Name the next configuration, how far it is behind, and the main reason."""
     best, after = decision.best, decision.next
     if after is None:
-        return "all are tied"
+        return "none is separated"
     words = f"{_ratio(decision.lead)} as fast as {after.name}"
     steps, more = best.steps_to_target, decision.row_of(after).steps_to_target
     if steps is not None and more is not None and steps != more:

@@ -27,8 +27,8 @@ _SHOWN = re.compile(
 _BY_CHANCE = re.compile(
     r"^eq\.: .*?(?=^report: |\Z)"  # the notes below a table, and the verdict
     r"|^ +best  .*?(?=^\S|\n\n)"  # of `tune`: what is better than the default, and its remarks
-    r"|^(?:\* fastest|= not separated|no gain, |\S+: the default is).*?(?=^\S|\n\n)"
-    r"|(?<=\w) [*=](?= )",
+    r"|^(?:\* fastest|≈ not separated|no gain: |\S+: the default is).*?(?=^\S|\n\n)"
+    r"|(?<=\w) [*≈](?= )",
     re.DOTALL | re.MULTILINE,
 )
 _COST = re.compile(r"\b(?:compute|data wait|bubble|waiting|transfer|other) (?=\d)")

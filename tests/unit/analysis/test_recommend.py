@@ -89,6 +89,9 @@ def test_predictions_are_apart_and_can_be_promising(comparison: Comparison, tmp_
     assert one.configuration is None
     assert one.nodes == 4
     assert found.promising == one
+    low = found.best.value.low
+    overlapping = dataclasses.replace(one, value=Interval(median=0.8 * low, low=0, high=low))
+    assert dataclasses.replace(found, predicted=(overlapping,)).promising is None
     assert all(each.configuration is not None for each in found.measured)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from tests.support.trials import changed
@@ -43,6 +44,7 @@ def finding(**changes):
         "fastest": fastest,
         "fastest_samples_per_s": exactly(30.0),
         "ratio": Interval(median=1.5, low=1.25, high=1.75),
+        "is_faster": True,
         "candidates": 2,
         "left_out": (),
         "failures": {},
@@ -67,25 +69,28 @@ def test_default_and_best_have_a_row_each_with_the_ratio(shown):
     (default,) = [line.split() for line in text.splitlines() if " default " in line]
     (best,) = [line.split() for line in text.splitlines() if " best " in line]
     assert default == ["intraop", "*", "default", "t1", "20"]
-    assert best == ["best", "t2", "30", "1.50", "(1.25", "to", "1.75)"]
+    assert best == ["best", "t2", "30", "1.50", "(1.25\N{EN DASH}1.75)"]
 
 
 def test_strategy_that_may_be_as_fast_as_the_best_is_marked(shown):
     slower = finding(
         target=Target(workload="tiny", name="threads"),
         fastest_samples_per_s=exactly(29.0),
-        ties_best=True,
+        near_best=True,
     )
     text = shown(finding(), slower)
     assert "intraop *" in text
-    assert "threads =" in text
-    assert "= not separated from it: the difference may be chance" in text
+    assert "threads ≈" in text
+    assert "≈ not separated from it: the difference may be chance" in text
 
 
-def test_difference_without_significance_is_no_gain_and_explained(shown):
-    text = shown(finding(ratio=Interval(median=1.1, low=0.9, high=1.3)))
-    assert "1.10 (0.90 to 1.30) no gain" in text
-    assert "the default is kept" in text
+@pytest.mark.parametrize(
+    ("low", "high", "bounds"), [(0.9, 1.3, "0.90\N{EN DASH}1.30"), (0.0, math.inf, "not known")]
+)
+def test_default_is_kept_where_another_was_not_shown_to_be_faster(shown, low, high, bounds):
+    text = shown(finding(ratio=Interval(median=1.1, low=low, high=high), is_faster=False))
+    assert f"1.10 ({bounds}) no gain" in text
+    assert "the default (5 %), which is kept" in text
 
 
 def test_strategy_without_any_measurement_says_why(shown):
@@ -147,14 +152,15 @@ def shown_communication(shown):
 
 def test_default_and_best_are_set_against_each_other(shown_communication):
     text = shown_communication(of_communication())
-    assert "1.50 (1.25 to 1.75)" in text
+    assert "1.50 (1.25\N{EN DASH}1.75)" in text
     assert "5 MB buckets, 2 in flight" in text
 
 
-def test_winner_that_turned_out_slower_is_called_so(shown_communication):
-    text = shown_communication(of_communication(ratio=Interval(median=0.9, low=0.8, high=0.95)))
-    assert "0.90 (0.80 to 0.95) slower" in " ".join(text.split())
-    assert "so the default is kept" in text
+def test_winner_that_turned_out_slower_is_no_gain(shown_communication):
+    slower = Interval(median=0.9, low=0.8, high=0.95)
+    text = shown_communication(of_communication(ratio=slower, is_faster=False))
+    assert "0.90 (0.80\N{EN DASH}0.95) no gain" in " ".join(text.split())
+    assert "which is kept" in text
 
 
 def test_default_that_is_the_fastest_is_said_to_be(shown_communication):

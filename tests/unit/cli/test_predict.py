@@ -13,6 +13,7 @@ from tests.unit.analysis import fabricate
 from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.cli import main
 from paceline.cli.predict import node_numbers
+from paceline.errors import ExitCode
 from paceline.records.layout import RunFiles
 
 
@@ -74,11 +75,19 @@ def test_measure_says_how_long_it_takes_and_then_answers(
         fabricate.make_run(files.shares / "b", ways, cases=[case], repeats=3, jitter=0.01)
         measured.append(wanted.global_batch)
 
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
     monkeypatch.setattr("paceline.cli.predict.run_share", run_share)
     monkeypatch.setattr("paceline.cli.predict.check_machine", lambda *_: None)
     words = ["predict", str(run_dir), "--nodes", "2", "--link", "1gbit"]
     assert main(words) == 0
     assert "--measure runs short trials" in " ".join(capsys.readouterr().out.split())
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr("paceline.cli.predict.run_share", interrupt)
+        assert main([*words, "--measure"]) == ExitCode.INTERRUPTED
+    command = f"Continue with: paceline predict {run_dir} --nodes 2 --link 1gbit --measure"
+    assert command in capsys.readouterr().err.splitlines()
     assert main([*words, "--measure"]) == 0
     shown = capsys.readouterr()
     assert measured == [4]

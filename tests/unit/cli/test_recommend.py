@@ -12,6 +12,7 @@ from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import compare_run
 from paceline.cli import main
+from paceline.errors import ExitCode
 from paceline.records.layout import RunFiles
 
 
@@ -72,6 +73,24 @@ def test_the_undecided_are_repeated_as_a_block(
     assert document["measured"] == 3
     rows = compare_run(run).rows
     assert [row.repeats for row in rows] == [4, 4, 4]  # compared like every other repeat
+
+
+def test_interrupted_measurement_says_how_to_continue(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = dataclasses.replace(fabricate.MPI, transport="gloo")
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, twin]
+    run = fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.08)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.cli.recommend.run_extra_block", interrupt)
+    monkeypatch.setattr("paceline.cli.recommend.check_machine", lambda *_: None)
+    words = ["recommend", "--goal", "cost", "--measure", str(run.root)]
+    assert main(words) == ExitCode.INTERRUPTED
+    command = f"Continue with: paceline recommend --goal cost --measure {run.root}"
+    assert command in capsys.readouterr().err.splitlines()
 
 
 def test_nothing_is_measured_where_everything_is_decided(

@@ -1,9 +1,12 @@
-"""What is not predicted is said once for each reason."""
+"""Answers agree with their intervals; what is not predicted is said once for each reason."""
 
 from __future__ import annotations
 
+import pytest
+
 from paceline.analysis.predict.prediction import Refusal
-from paceline.report.predict import refusal_sentences
+from paceline.analysis.statistics.intervals import Interval
+from paceline.report.predict import judgement, refusal_sentences
 
 
 def refusal(setup: str, nodes: tuple[int, ...], transport: str | None = None) -> Refusal:
@@ -15,6 +18,21 @@ def refusal(setup: str, nodes: tuple[int, ...], transport: str | None = None) ->
         reason="too few steps",
         measure="measure more steps",
     )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (1.1, 1.9, "So they are faster."),
+        (1.1, 3.5, "So they are faster, but it is not known by how much."),
+        (0.4, 0.7, "So they are slower."),
+        (0.2, 0.9, "So they are slower, but it is not known by how much."),
+        (0.9, 1.2, "It is not clear whether they are faster."),
+        (0.4, 3.0, "It is not clear whether they are faster."),
+    ],
+)
+def test_answer_says_no_more_than_the_interval(low: float, high: float, words: str) -> None:
+    assert judgement(Interval(median=(low * high) ** 0.5, low=low, high=high)) == words
 
 
 def test_setups_with_one_reason_share_a_sentence() -> None:

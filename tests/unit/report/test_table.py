@@ -105,6 +105,16 @@ def test_one_repeat_is_said_to_decide_nothing(tmp_path: Path) -> None:
     assert "ne repeat" not in comparison_text(twice, 80)
 
 
+def test_run_without_a_measured_step_says_so_and_not_that_rows_differ(tmp_path: Path) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
+    run = fabricate.make_run(tmp_path, ways, cases=[fabricate.Case(steps=2)], repeats=2)
+    comparison = compare_run(run)
+    assert [row.equivalent for row in comparison.rows] == [True, True]
+    text = " ".join(comparison_text(comparison, 80).split())
+    assert "No configuration is ranked, because no step after the warm-up was measured." in text
+    assert text.count("is not ranked: no step after the warm-up was measured") == 2
+
+
 def test_interval_without_meaning_is_cut(comparison: Comparison) -> None:
     rows = [
         row if row.is_baseline or row.speedup is None

@@ -103,6 +103,27 @@ def test_scalar_loss_is_found_before_the_first_trial(planned, dataset, tmp_path)
 
 
 @pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("x = '\\d'", None),  # only a warning
+        ("for x in y\n    pass", "expected Python, got expected ':' (train.py, line 1)"),
+        ("x = 1\0", "expected Python, got"),
+        (None, "expected a Python file, found none"),
+    ],
+)
+def test_script_that_no_rank_can_run_is_one_fault(tmp_path, source, fault):
+    script = tmp_path / "train.py"
+    if source is not None:
+        script.write_text(source)
+    spec = tmp_path / "mine.toml"
+    spec.write_text(spec_text(workload=f'name = "train"; script = "{script}"'))
+    made = plan(load_spec(str(spec)))
+    faults = preview_run(made, tmp_path).faults
+    assert len(faults) == (fault is not None)
+    assert all(each.startswith(f"workload train: {script}: {fault}") for each in faults)
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [(119.0, "119 s"), (150.0, "2 min"), (7100.0, "118 min"), (9000.0, "2.5 h")],
 )

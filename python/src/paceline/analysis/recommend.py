@@ -69,8 +69,8 @@ class Recommendation:
 
     @property
     def promising(self) -> Candidate | None:
-        """The best predicted configuration whose whole interval is better than the measured one."""
-        limit = math.inf if self.best is None else self.best.value.median
+        """The best predicted configuration whose interval is below the best measured one."""
+        limit = math.inf if self.best is None else self.best.value.low
         return next((each for each in self.predicted if each.value.high < limit), None)
 
 

@@ -163,7 +163,7 @@ def _run_command(words: list[str]) -> int:
 def _invoke(words: list[str]) -> int:
     # click's own main() would turn a signal and a closed pipe into an exit code of 1
     try:
-        with app.make_context("paceline", words) as context:
+        with app.make_context("paceline", list(words), obj=words) as context:
             code: int = app.invoke(context) or ExitCode.OK
     except click.exceptions.Exit as ended:  # after --help
         return ended.exit_code

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from paceline.cli.console import plain_console
 from paceline.plan.trial import Trial
+from paceline.report.columns import NEAR_MARK
+from paceline.report.wording import with_bounds
 from paceline.spec.extensions import STRATEGIES
 from paceline.transports.bucket_settings import gradient_options_of
 from paceline.tune.method import SearchPlan
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.tune.findings import Finding, Findings
 
 LEGEND = "k replicas, s stages, t threads each, m micro-batches; split before these layers"
-NO_GAIN = "no gain, slower: no significant gain (95 % interval), so the default is kept"
+NO_GAIN = "no gain: not shown to be faster than the default (5 %), which is kept"
 _WIDTH = 80
 _LOSSY = "is lossy: it does not train the same (docs/explanation/less-traffic.md)"
 _MIB = 2**20
@@ -109,7 +111,7 @@ def _rows(found: Finding, findings: Findings) -> list[tuple[str, str, str, str, 
     name, settings = found.target.name, communication_text
     if findings.compares_targets:
         is_best = found is findings.best(found.target.workload)
-        name += " *" if is_best else " =" if found.ties_best else ""
+        name += " *" if is_best else f" {NEAR_MARK}" if found.near_best else ""
         settings = settings_text
     rows = []
     if found.default is not None:
@@ -131,11 +133,8 @@ def speed_text(interval: Interval | None) -> str:
 def ratio_text(found: Finding) -> str:
     if found.ratio is None:
         return ""
-    r = found.ratio
-    text = f"{r.median:.2f} ({r.low:.2f} to {r.high:.2f})"
-    if r.high < 1:
-        return f"{text} slower"
-    return f"{text} no gain" if found.tie else text
+    text = with_bounds(found.ratio)
+    return f"{text} no gain" if found.keeps_default else text
 
 
 def _remarks(found: Sequence[Finding], findings: Findings) -> list[str]:
@@ -144,9 +143,9 @@ def _remarks(found: Sequence[Finding], findings: Findings) -> list[str]:
         lines = [f"{f.target.name}: {_place(f.default)}" for f in found if f.default is not None]
     else:
         lines = [LEGEND, *(["* fastest of this workload"] if any(f.chosen for f in found) else [])]
-    if any(each.ties_best for each in found):
-        lines.append("= not separated from it: the difference may be chance (5 %)")
-    if any(each.tie for each in found):
+    if any(each.near_best for each in found):
+        lines.append(f"{NEAR_MARK} not separated from it: the difference may be chance (5 %)")
+    if any(each.keeps_default for each in found):
         lines.append(NO_GAIN)
     return lines + [f"{each.target.name}: {line}" for each in found for line in _remarks_on(each)]
 

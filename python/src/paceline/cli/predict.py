@@ -28,6 +28,7 @@ from paceline.cli.options import (
     run_dirs_argument,
 )
 from paceline.cli.progress import ConsoleProgress
+from paceline.cli.signals import continued_by, repeated_command
 from paceline.errors import NotComparable
 from paceline.export.run_data import RunData, finished_trials
 from paceline.records.files import fields_of
@@ -163,6 +164,6 @@ def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> None:
         f"{SHARE_REPEATS * len(names)} short trials with {batches} samples in a step: about "
         f"{duration(most_s)}, if each takes as long as a trial of the run"
     )
-    with ConsoleProgress() as progress:
+    with continued_by(repeated_command, run.files.manifest), ConsoleProgress() as progress:
         for each in unmeasured:
             run_share(run.files, each, progress)

@@ -15,6 +15,7 @@ from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, run_dirs_argument
 from paceline.cli.predict import predictions_of, takes_prediction
 from paceline.cli.progress import ConsoleProgress
+from paceline.cli.signals import continued_by, repeated_command
 from paceline.export.run_data import RunData
 from paceline.records.files import fields_of
 from paceline.records.layout import RunFiles
@@ -99,7 +100,7 @@ def _measure(
     files = RunFiles(run_dirs[0])
     check_machine(before.comparison.manifest, files.root)
     trials = [trial.record.trial for own in before.comparison.trials.values() for trial in own]
-    with ConsoleProgress() as progress:
+    with continued_by(repeated_command, files.manifest), ConsoleProgress() as progress:
         run_extra_block(files, names, trials, progress)
     return _decide(run_dirs, goal, request), len(names)
 

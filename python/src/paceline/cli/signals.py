@@ -7,6 +7,7 @@ others: the kernel signals the launcher, and a cleaner kills what is left of the
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+
+import click
 
 from paceline.host.processes import SIGNAL_BASE
 
@@ -66,6 +69,11 @@ def continued_by(how: Callable[[], str], *manifests: Path) -> Iterator[None]:
         if any(manifest.exists() for manifest in manifests):
             error.add_note(how())
         raise
+
+
+def repeated_command() -> str:
+    """Say that the same command continues what a signal has ended."""
+    return f"Continue with: paceline {shlex.join(click.get_current_context().obj)}"
 
 
 class _EndOnce:

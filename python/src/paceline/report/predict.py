@@ -10,7 +10,15 @@ from rich.console import RenderableType
 from paceline.analysis.predict.prediction import CONFIDENCE, Prediction, Predictions, Refusal
 from paceline.analysis.statistics.intervals import Interval
 from paceline.report.section import Column, Detail, Section, Table, detail_of, terminal_view
-from paceline.report.wording import NOT_MEASURED, in_milliseconds, listed, number, range_of, share
+from paceline.report.wording import (
+    NOT_KNOWN,
+    NOT_MEASURED,
+    in_milliseconds,
+    listed,
+    number,
+    range_of,
+    share,
+)
 
 _MOST_NODES = 8  # different numbers of nodes in the table; JSON has all
 _MOST_ANSWERS = 4
@@ -62,8 +70,8 @@ def _answers(predictions: Sequence[Prediction], found: Predictions) -> Iterator[
             continue
         yield (
             f"{nodes} nodes, {best.setup} over {best.transport}: {number(best.speedup)} times "
-            f"({number(best.speedup.low)} to {number(best.speedup.high)}) as fast as "
-            f"{found.fastest_alone[best.workload]} on one node. {_judgement(best)}"
+            f"({_in_words(best.speedup)}) as fast as {found.fastest_alone[best.workload]} on one "
+            f"node. {judgement(best.speedup)}"
         )
     batches = [w.global_batch for w in found.unmeasured if w.workload == predictions[0].workload]
     if batches:
@@ -80,13 +88,19 @@ def _bounds(speedup: Interval | None) -> str:
     return range_of(speedup)
 
 
-def _judgement(best: Prediction) -> str:
-    assert best.speedup is not None, "the caller"
-    if best.speedup.low > 1:
-        return "So they are faster."
-    if best.speedup.high < 1:
-        return "So they are slower."
-    return "It is not clear whether they are faster."
+def _in_words(speedup: Interval) -> str:
+    if not speedup.is_known:
+        return f"interval {NOT_KNOWN}"
+    return f"{number(speedup.low)} to {number(speedup.high)}"
+
+
+def judgement(speedup: Interval) -> str:
+    """Say whether several nodes are faster than one, if the whole interval says so."""
+    if speedup.low <= 1 <= speedup.high:
+        return "It is not clear whether they are faster."
+    word = "slower" if speedup.high < 1 else "faster"
+    how_much = "" if speedup.is_known else f", but it is {NOT_KNOWN} by how much"
+    return f"So they are {word}{how_much}."
 
 
 def _table(predictions: Sequence[Prediction]) -> Table[Prediction]:

@@ -47,8 +47,8 @@ def recommendation_sentence(found: Recommendation) -> str:
     promising = found.promising
     if promising is not None:
         words.append(
-            f"Predicted to need less: {promising.name} ({number(promising.value.median)}, "
-            f"{number(promising.value.low)} to {number(promising.value.high)})."
+            f"Predicted to need less: {promising.name} ({number(promising.value.median)}, interval "
+            f"{_bounds(promising)})."
         )
     return " ".join(words)
 

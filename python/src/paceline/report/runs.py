@@ -15,6 +15,7 @@ from paceline.analysis.between_runs.two_runs import PairedRow, RunComparison
 from paceline.analysis.compare.compute_row import planned_row
 from paceline.analysis.compare.row import short_name
 from paceline.plan.trial import Trial
+from paceline.report.columns import NEAR_MARK
 from paceline.report.section import Cell, Column, Section, Table, spaced, terminal_view
 from paceline.report.wording import NOT_MEASURED, bounds, number, utc
 
@@ -37,7 +38,7 @@ def runs_view(
         Text(_sentence(comparison), style="bold"),
     ]
     if comparison.rows:
-        notes = ("= no significant difference (5 %, Holm)",)
+        notes = (f"{NEAR_MARK} no significant difference (5 %, Holm)",)
         blocks.append(
             terminal_view(Section(table=_rows_table(comparison.rows, names), notes=notes))
         )
@@ -122,7 +123,7 @@ def _rows_table(rows: Sequence[PairedRow], names: Mapping[str, str]) -> Table[Pa
 
 
 def _ratio(row: PairedRow) -> str:
-    return f"{'' if row.is_different else '='}{row.ratio.median:.2f}"
+    return f"{'' if row.is_different else NEAR_MARK}{row.ratio.median:.2f}"
 
 
 def _not_shown(row: PairedRow) -> str:

@@ -24,7 +24,6 @@ from paceline.report.wording import (
     share,
 )
 
-_LEVEL = 0.05  # of the test of a correlation
 _FIGURE_WORDS = {
     "cpu_percent": "the CPU use of the nodes",
     "threads_median": "the number of threads",
@@ -198,9 +197,9 @@ def _fastest(comparison: Comparison, relation: Relation) -> str:
             f"it is {there}."
         )
     if relation.fastest_alone == relation.fastest_there:
-        first = f"{alone} is fastest alone and under {place}"
+        first = f"{alone} had the highest speed alone and under {place}"
     else:
-        first = f"{alone} is fastest alone, {there} under {place}"
+        first = f"{alone} had the highest speed alone, {there} under {place}"
     near = [
         f"{where} from {listed([_name(comparison, c) for c in tied])}"
         for where, tied in (
@@ -221,7 +220,7 @@ def _order(relation: Relation) -> str:
     if relation.p_value is None:
         return f"{sentence})."
     sentence = f"{sentence}, p = {relation.p_value:.2g}, permutation test)"
-    if relation.p_value > _LEVEL:
+    if not relation.is_significant:
         return f"{sentence}, which is not significant."
     return f"{sentence}."
 

@@ -12,8 +12,9 @@ from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.compare.verdict import Cause, Verdict
 from paceline.analysis.explain.parts import PART_LABELS
+from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import TIMES
-from paceline.report.wording import bounds, listed, milliseconds
+from paceline.report.wording import NO_STEP, NOT_KNOWN, bounds, listed, milliseconds
 
 MOST_NAMED = 3  # configurations in a sentence that may be the fastest as well
 _MOST_FURTHER = 50  # repeats: more are not worth a proposal
@@ -44,9 +45,9 @@ def verdict_sentence(comparison: Comparison, workload: str) -> str:
     if not ranked:
         target = next((row.target for row in rows if row.target is not None), None)
         missed = None if target is None else f"none reached the target ({target})"
-        reason = verdict.no_baseline or missed
-        reason = reason or "none was shown to be equivalent to the baseline"
-        return f"No configuration is ranked, because {reason}."
+        has_steps = any(row.step_s is not None for row in rows)
+        unknown = "none was shown to be equivalent to the baseline" if has_steps else NO_STEP
+        return f"No configuration is ranked, because {verdict.no_baseline or missed or unknown}."
     shown = {row.configuration: row for row in rows}
     best, behind = shown.get(verdict.best or ""), shown.get(verdict.runner_up or "")
     others = {*verdict.not_separated, verdict.runner_up} - {None, ranked[0].configuration}
@@ -113,7 +114,7 @@ def _next(verdict: Verdict, best: Row, behind: Row, rows: Sequence[Row]) -> str:
     """Say by how much and why the first configuration that is slower is behind."""
     over = verdict.over_runner_up
     factor = "" if over is None else f"{over.median:.2f}{TIMES}"
-    interval = "" if over is None else f" ({bounds(over)})"
+    interval = "" if over is None else f" ({_interval(over)})"
     why = _why(best, behind, verdict.cause)
     return f"It is {factor} as fast as {short_name(behind, rows)}{interval}{why}."
 
@@ -176,8 +177,11 @@ def _speed(best: Row, baseline: str) -> str:
         return f"{time} (the baseline)"
     if speedup is None:
         return time
-    interval = f" ({bounds(speedup)})" if speedup.is_known else ""
-    return f"{time}, {speedup.median:.2f}{TIMES} as fast as {baseline}{interval}"
+    return f"{time}, {speedup.median:.2f}{TIMES} as fast as {baseline} ({_interval(speedup)})"
+
+
+def _interval(ratio: Interval) -> str:
+    return bounds(ratio) if ratio.is_known else f"interval {NOT_KNOWN}"
 
 
 def _why(best: Row, behind: Row, cause: Cause | None) -> str:

@@ -18,6 +18,7 @@ _FIRST_STEPS = "✓¹"
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 NOT_MEASURED = DASH
+NO_STEP = "no step after the warm-up was measured"
 NOT_KNOWN = "not known"  # an interval that spans more than a factor of two
 
 
@@ -142,7 +143,7 @@ def not_ranked_reason(row: Row) -> str:
     if row.target is not None and row.time_to_target_s is None:
         missed = row.repeats - (row.target_reached or 0)
         return f"{missed} of {row.repeats} repeats did not reach {row.target}"
-    return row.equivalence_reason or "it has no steady step"
+    return row.equivalence_reason or NO_STEP
 
 
 def place_name(launcher: str, nodes: int) -> str:

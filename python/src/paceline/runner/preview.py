@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ def preview_run(planned: Planned, former_runs: Path) -> Preview:
 
 
 def _faults(planned: Planned) -> Iterator[str]:
-    """Yield the faults of each workload: its data set, loss, and number of steps."""
+    """Yield the faults of each workload: its data set, script or loss, and number of steps."""
     for training in _trainings(planned).values():
         try:
             check_dataset(planned, training.workload)
@@ -146,12 +147,27 @@ def _faults(planned: Planned) -> Iterator[str]:
             yield f"workload {training.workload}: {error}"
             continue
         if training.script is None:
-            loss_fault = task_facts(training).loss_fault
-            if loss_fault is not None:
-                yield f"workload {training.workload}: {loss_fault}"
+            fault = task_facts(training).loss_fault
+        else:
+            fault = _script_fault(training.script.path)
+        if fault is not None:
+            yield f"workload {training.workload}: {fault}"
         samples = known_samples(planned, training)
         if samples is not None:
             yield from _step_faults(training, samples)
+
+
+def _script_fault(path: str) -> str | None:
+    """Return why this interpreter cannot run a script; None if its syntax is right."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # each rank says them, too
+            compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    except FileNotFoundError:
+        return f"{path}: expected a Python file, found none"
+    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        return f"{path}: expected Python, got {error}"
+    return None
 
 
 def _step_faults(training: Training, samples: int) -> Iterator[str]:

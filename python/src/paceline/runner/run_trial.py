@@ -165,9 +165,21 @@ def failure_of_all(outcomes: Sequence[Outcome], files: RunFiles) -> PacelineErro
     if len(outcomes) == 1:
         return failure_of(outcomes[0], files)
     decisive = next((o for o in outcomes if _code(o) is ExitCode.RANK_FAILED), outcomes[0])
-    listed = "".join(f"\n  - {outcome.reason}" for outcome in outcomes)
-    message = f"{len(outcomes)} trials failed:{listed}\nlogs: {files.root / 'trials'}\n"
+    message = f"{len(outcomes)} trials failed:{_listed(outcomes)}\nlogs: {files.root / 'trials'}\n"
     return _error(decisive, message + how_to_continue(files))
+
+
+def _listed(outcomes: Sequence[Outcome]) -> str:
+    """Return a line for each reason, with all trials that it ended."""
+    same: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        reason = outcome.reason.removeprefix(f"trial {outcome.trial_id}: ")
+        same.setdefault(reason, []).append(outcome)
+    lines = ""
+    for first, *others in same.values():
+        more = f" (also {', '.join(each.trial_id for each in others)})" if others else ""
+        lines += f"\n  - {first.reason}{more}"
+    return lines
 
 
 def how_to_continue(files: RunFiles) -> str:

@@ -1,5 +1,7 @@
-"""Results of a search: for every target the default, the best, and whether the difference exceeds
-noise."""
+"""Results of a search: for every target the default, the best, and whether the best is faster.
+
+That is the test of `paceline compare`: the best must be separated from the default.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,22 @@ class Finding:
     failures: Mapping[str, str]  # by configuration
     cut_short: bool  # whether the time budget ended before all measurements
     repeats: tuple[int, ...] = ()  # repeats of both default and fastest, used to compare them
-    ties_best: bool = False  # not significantly slower than the fastest target of the workload
+    is_faster: bool = False  # the fastest is separated from the default
+    near_best: bool = False  # not separated from the fastest target of the workload
 
     @property
-    def tie(self) -> bool:
-        """True if the fastest may be no faster than the default."""
-        return self.ratio is not None and self.ratio.low <= 1
+    def keeps_default(self) -> bool:
+        """True if another one was not shown to be faster than the default."""
+        return self.ratio is not None and not self.is_faster
 
     @property
     def chosen(self) -> Trial | None:
-        """The fastest, or the default if it is as good."""
-        return self.default if self.tie else self.fastest
+        """The fastest, or the default if nothing was shown to be faster."""
+        return self.default if self.keeps_default else self.fastest
 
     @property
     def chosen_samples_per_s(self) -> Interval | None:
-        return self.default_samples_per_s if self.tie else self.fastest_samples_per_s
+        return self.default_samples_per_s if self.keeps_default else self.fastest_samples_per_s
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -58,8 +61,8 @@ class Finding:
             "fastest_samples_per_s": jsonable(self.fastest_samples_per_s),
             "ratio": jsonable(self.ratio),
             "repeats": list(self.repeats),
-            "tie": self.tie,
-            "ties_best": self.ties_best,
+            "is_faster": self.is_faster,
+            "near_best": self.near_best,
             "chosen": configuration_of(self.chosen),
             "candidates": self.candidates,
             "left_out": jsonable(self.left_out),
@@ -121,7 +124,8 @@ def findings_of(
     found = [_finding(space, brackets, measured, rates[space.target.workload]) for space in spaces]
     if compares_targets:
         found = [
-            replace(each, ties_best=rates[each.target.workload].ties(each, found)) for each in found
+            replace(each, near_best=rates[each.target.workload].is_near_best(each, found))
+            for each in found
         ]
     return Findings(found=tuple(found), compares_targets=compares_targets)
 
@@ -144,8 +148,8 @@ class _Rates:
     def of(self, target: Target) -> RunRates:
         return self._finals if target in self._decided_by_final else self._rounds
 
-    def ties(self, one: Finding, findings: Sequence[Finding]) -> bool:
-        """Tell whether a target is not separated from the fastest of its workload."""
+    def is_near_best(self, one: Finding, findings: Sequence[Finding]) -> bool:
+        """Tell whether a target is not the fastest of its workload, and not separated from it."""
         chosen = [
             each.chosen.configuration
             for each in findings
@@ -175,6 +179,7 @@ def _finding(
     fastest = winners[-1] if winners else None
     configurations = {name for bracket in ours for name in bracket.candidates}
     names = configuration_of(fastest) or "", configuration_of(default) or ""
+    ratio = None if names[0] == names[1] else rates.ratio(*names)
     repeats = [set(rates.repeats.get(name, {})) for name in names]
     return Finding(
         target=target,
@@ -182,7 +187,8 @@ def _finding(
         default_samples_per_s=rates.rate(names[1]),
         fastest=fastest,
         fastest_samples_per_s=rates.rate(names[0]),
-        ratio=None if names[0] == names[1] else rates.ratio(*names),
+        ratio=ratio,
+        is_faster=ratio is not None and rates.is_faster(*names),
         candidates=len(configurations),
         left_out=space.left_out,
         failures={n: r for n, r in measured.failures.items() if n in configurations},

@@ -43,6 +43,20 @@ def test_strategies_are_matched_and_their_orders_compared(tmp_path: Path) -> Non
     assert sequential.elsewhere[0].ratio.median == pytest.approx(0.635 / 1.235)
 
 
+def test_correlations_of_several_places_are_tested_together(tmp_path: Path) -> None:
+    """Of five strategies in the same order p is 2 / 5!, which is too much for four tests."""
+    local = [
+        dataclasses.replace(way, forward_s=0.5 - 0.09 * n, transfer_s=0.0)
+        for n, way in enumerate(fabricate.LOCAL_WAYS[:5])
+    ]
+    places = [("mpi", 1), ("mpi", 2), ("spark", 1), ("torchrun", 1)]
+    for count, is_significant in ((1, True), (4, False)):
+        there = [_under(w, name, nodes=n) for name, n in places[:count] for w in local]
+        found = _related(tmp_path / str(count), [*local, *there])
+        assert [relation.p_value for relation in found.relations] == [pytest.approx(1 / 60)] * count
+        assert {relation.is_significant for relation in found.relations} == {is_significant}
+
+
 def test_the_fastest_transport_counts_and_nodes_are_places_of_their_own(tmp_path: Path) -> None:
     ways = [
         fabricate.SEQUENTIAL,

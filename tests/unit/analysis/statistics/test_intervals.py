@@ -13,8 +13,10 @@ from paceline.analysis.statistics.intervals import (
     Estimate,
     holm,
     mean_interval,
+    mean_over_steps,
     satterthwaite,
     single_trial_log_mean,
+    spread_of_pairs,
     welch_difference,
 )
 
@@ -44,6 +46,12 @@ def test_single_repeat_says_nothing_of_others() -> None:
 
 def test_no_repeats_have_no_interval() -> None:
     assert mean_interval(np.array([NAN])) is None
+
+
+def test_pairs_of_new_values_exceed_the_spread_in_5_percent() -> None:
+    draws = np.random.default_rng(7).standard_normal((4000, 7))
+    beyond = [abs(draw[5] - draw[6]) > spread_of_pairs(draw[:5]) for draw in draws]
+    assert np.mean(beyond) == pytest.approx(0.05, abs=0.0104)  # three standard errors
 
 
 def welch(before: list[float], after: list[float]) -> Estimate:
@@ -121,6 +129,20 @@ def test_interval_of_a_single_trial_covers_the_truth(rho: float, steps: int) -> 
     found = [single_trial_log_mean(row) for row in values]
     covered = np.mean([each is not None and each.contains(0.0) for each in found])
     assert 0.91 <= covered <= 0.98
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.8])
+def test_mean_over_steps_covers_the_truth(rho: float) -> None:
+    steps = autocorrelated(np.random.default_rng(11), rho, (600, 120))
+    found = [mean_over_steps(values) for values in steps]
+    assert 0.91 <= np.mean([each.contains(0.0) for each in found]) <= 0.975
+    assert (rho > 0) == (np.mean([mean_interval(v).contains(0.0) for v in steps]) < 0.9)
+
+
+def test_few_or_equal_steps_have_the_interval_of_independent_ones() -> None:
+    for values in ([1.0], [2.0, 2.0, 2.0], [1.0, 3.0, 1.0, 3.0]):
+        assert mean_over_steps(np.array(values)) == mean_interval(np.array(values))
+    assert mean_over_steps(np.array([])) is None
 
 
 def test_strong_autocorrelation_of_short_trials_is_marked() -> None:

@@ -89,6 +89,23 @@ def test_true_difference_of_5_percent_is_found_in_4_of_5_runs() -> None:
     assert np.mean(repeats) < 0.8 * MOST
 
 
+def test_fastest_looks_faster_than_it_is_only_where_others_are_as_fast() -> None:
+    random = np.random.default_rng(6)
+    errors = []
+    for lead in (0.0, 0.05):
+        true = [0.0, 0.6 + lead, *[0.6] * 7]
+        found = []
+        for _ in range(40):
+            rates = simulated(random, true)
+            repeats, shown = stopped(rates)
+            known = {name: {r: each[r] for r in range(repeats)} for name, each in rates.items()}
+            ratio = RunRates(known).log_ratio(shown.leader, "0")
+            found.append(ratio.value - true[int(shown.leader)])
+        errors.append(np.mean(found))
+    assert 0.004 < errors[0] < 0.013
+    assert abs(errors[1]) < 0.004
+
+
 def test_large_differences_need_few_repeats() -> None:
     random = np.random.default_rng(4)
     repeats, _ = stopped(simulated(random, [1.0, 0.5, 0.0, -0.5]))

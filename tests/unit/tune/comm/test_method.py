@@ -47,7 +47,7 @@ def test_each_round_starts_from_the_winner_of_the_one_before(machine):
     assert found.chosen.option("algorithm") == "ring"
     assert found.chosen.option("parameters") == {"smsc": "^cma"}
     assert found.ratio.median == pytest.approx(0.7 / 0.45, rel=0.01)
-    assert not found.tie
+    assert found.is_faster
     assert found.candidates == 4 + 2 + 2
 
 
@@ -145,7 +145,7 @@ def test_tuning_json_holds_the_verdict(machine):
     (told,) = json.loads((machine.folder / "found/tuning.json").read_text())["targets"]
     assert told["target"] == "trials[2]"
     assert told["chosen"] == found.of(SECOND).fastest.configuration
-    assert told["tie"] is False
+    assert told["is_faster"] is True
 
 
 def test_search_that_was_killed_anywhere_goes_on_and_repeats_nothing(machine):

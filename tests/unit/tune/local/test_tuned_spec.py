@@ -48,6 +48,7 @@ class Case:
                 fastest=winner,
                 fastest_samples_per_s=interval,
                 ratio=None if default else Interval(median=2, low=1.5, high=2.5),
+                is_faster=not default,
                 candidates=len(space.candidates),
                 left_out=(),
                 failures={},
@@ -172,12 +173,11 @@ def test_strategy_that_was_not_searched_is_left_alone():
     assert request.ranks_per_node == "auto"
 
 
-def test_tie_keeps_the_default():
+def test_default_is_kept_where_the_winner_is_not_faster():
     case = Case(SPEC + entry("local", "processes"))
     case.wins("tiny", "processes", 1)
     (found,) = case.found
-    tied = Interval(median=1.1, low=0.9, high=1.3)
-    case.found = [dataclasses.replace(found, ratio=tied)]
+    case.found = [dataclasses.replace(found, is_faster=False)]
     (planned,) = of(case.planned(), "processes")
     assert planned.configuration == found.default.configuration
 

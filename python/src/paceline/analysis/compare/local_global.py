@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from pydantic import computed_field
@@ -69,6 +70,7 @@ class Relation:
     strategies: int  # that ran in both places
     rank_correlation: float | None  # Spearman's; None for fewer than 3, or if all are equal
     p_value: float | None  # of the correlation, by a permutation test
+    is_significant: bool = False  # at 5 %, among all places of the workload (Holm)
     fastest_alone: str
     not_separated_alone: tuple[str, ...]
     fastest_there: str
@@ -159,7 +161,7 @@ def relate(
         lines = _lines(same, setups, ratio)
         places = list(dict.fromkeys((e.launcher, e.nodes) for li in lines for e in li.elsewhere))
         relations = [_relation(lines, place, find_fastest) for place in sorted(places)]
-        if known := tuple(r for r in relations if r is not None):
+        if known := _tested([r for r in relations if r is not None]):
             found.append(
                 LocalGlobal(
                     workload=workload,
@@ -170,6 +172,14 @@ def relate(
                 )
             )
     return tuple(found)
+
+
+def _tested(relations: Sequence[Relation]) -> tuple[Relation, ...]:
+    """Test the correlations of all places together."""
+    places = {f"{each.launcher} {each.nodes}": each for each in relations}
+    p_values = {name: each.p_value for name, each in places.items() if each.p_value is not None}
+    significant = holm(p_values)
+    return tuple(replace(each, is_significant=name in significant) for name, each in places.items())
 
 
 def _lines(

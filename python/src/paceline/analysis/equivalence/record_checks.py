@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import polars as pl
-import scipy
 
 from paceline.analysis.equivalence.checks import Check, not_decisive
 from paceline.analysis.equivalence.sample_log import some
 from paceline.analysis.equivalence.tolerances import Tolerance
+from paceline.analysis.statistics.intervals import CONFIDENCE, spread_of_pairs
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.records.files import document
@@ -26,7 +26,6 @@ REPLICAS = "replicas"  # name of a check
 _MOST_NAMED = 3  # faulty updates in a message
 _KEYS = ["worker", "sequence"]
 _UNMEASURED = 0.05  # of the baseline's value: a difference that is named where no seed was repeated
-_CONFIDENCE = 0.95
 
 
 def evaluation_check(
@@ -119,10 +118,9 @@ def _explained(values: Sequence[float], expected: float) -> tuple[float, str]:
     if len(values) < 2:
         words = "its spread over seeds was not measured (vary_seed = true with repeats measures it)"
         return _UNMEASURED * abs(expected), words
-    spread = statistics.stdev(values)
-    quantile = float(scipy.special.stdtrit(len(values) - 1, (1 + _CONFIDENCE) / 2))
-    limit = quantile * spread * math.sqrt(2)
-    return limit, f"two of its {len(values)} seeds differ by at most {limit:.2g} in 95 %"
+    limit = spread_of_pairs(np.array(values))
+    share = f"{100 * CONFIDENCE:g} %"
+    return limit, f"two of its {len(values)} seeds differ by at most {limit:.2g} in {share}"
 
 
 def _last(metric: str, evaluations: Sequence[Evaluations]) -> list[float]:

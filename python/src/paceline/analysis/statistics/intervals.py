@@ -142,6 +142,27 @@ def mean_interval(values: NDArray[np.float64], confidence: float = CONFIDENCE) -
     return estimate(float(np.mean(known)), error, len(known) - 1, confidence)
 
 
+def mean_over_steps(values: NDArray[np.float64], confidence: float = CONFIDENCE) -> Estimate | None:
+    """Return the mean of consecutive steps of one trial; None without steps.
+
+    Steps resemble their neighbours, as in an autoregressive process of order one. So they tell as
+    much as fewer independent ones.
+    """
+    found = mean_interval(values, confidence)
+    if found is None or found.degrees <= 0:
+        return found
+    rho = _neighbour_correlation(values)
+    growth = (1 + rho) / (1 - rho)  # of the variance of the mean
+    degrees = max(len(values) / growth - 1, 1.0)
+    return estimate(found.value, found.error * math.sqrt(growth), degrees, confidence)
+
+
+def spread_of_pairs(values: NDArray[np.float64]) -> float:
+    """Return the difference that two new values exceed in 5 % of cases. values: at least two."""
+    quantile = float(scipy.special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
+    return quantile * float(np.std(values, ddof=1)) * math.sqrt(2)
+
+
 def welch_difference(before: Estimate, after: Estimate) -> Estimate:
     """Return after - before of two runs, whose repeats have nothing in common.
 
@@ -198,10 +219,14 @@ def satterthwaite(
 
 def _correlation_steps(values: NDArray[np.float64]) -> float:
     """Return over how many steps an autoregressive process of order one resembles itself."""
+    rho = _neighbour_correlation(values)
+    return 2 * rho / (1 - rho**2)
+
+
+def _neighbour_correlation(values: NDArray[np.float64]) -> float:
+    """Return the correlation of neighbouring steps, between 0 and 0.99."""
     centred = values - values.mean()
     square = float(centred @ centred)
     if square == 0:
         return 0.0
-    first = float(centred[1:] @ centred[:-1]) / square
-    rho = min(max(first, 0.0), 0.99)
-    return 2 * rho / (1 - rho**2)
+    return min(max(float(centred[1:] @ centred[:-1]) / square, 0.0), 0.99)

@@ -110,6 +110,11 @@ class RunRates:
         found = self.log_ratio(first, second)
         return None if found is None else found.exponential()
 
+    def is_faster(self, first: str, second: str) -> bool:
+        """Tell whether the first is separated from the second, if only these two are compared."""
+        found = self.fastest((first, second))
+        return found.leader == first and second in {place.name for place in found.separated}
+
     def fastest(
         self,
         names: Iterable[str] | None = None,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.analysis.statistics.intervals import Estimate, Mean, mean_interval
+from paceline.analysis.statistics.intervals import Estimate, Mean, mean_over_steps
 from paceline.analysis.trial.phases import mean_step, mean_steps
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
 from paceline.analysis.trial.steps import RankSteps
@@ -83,7 +83,7 @@ def _among(
     delays = delays_of(ready)
     found = []
     for number, rank in enumerate(ranks):
-        delay = mean_interval(delays[number])
+        delay = mean_over_steps(delays[number])
         if delay is not None:
             found.append(
                 Lateness(
@@ -107,7 +107,7 @@ def _among(
     numbers = {rank.rank: number for number, rank in enumerate(ranks)}
     first, second = (numbers[each.rank] for each in late[:2])
     error_s = errors_s[late[0].rank] + errors_s[late[1].rank]
-    ahead = mean_interval(delays[first] - delays[second], _CONFIDENCE)
+    ahead = mean_over_steps(delays[first] - delays[second], _CONFIDENCE)
     reason = _why_none(late, ahead, error_s, ready.shape[1])
     verdict = Straggling(
         stage=stage,
