@@ -1,4 +1,4 @@
-"""Whole runs through the command line, each in processes of its own."""
+"""Whole runs through the command line."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 from unittest import mock
 
 from tests.support.commands import run_command, start_command
 from tests.support.environment import kept_environment
+from tests.support.forking import ForkServer
 
 from paceline.cli import main
+from paceline.launchers.local import launcher as local
+from paceline.launchers.mpi import launcher as mpi
 
 LIMIT_S = 240
 FAULTS = Path(__file__).parent / "programs" / "faults"
@@ -89,19 +93,24 @@ class Cli:
 
     environment: dict[str, str]
     cwd: Path
+    forks: ForkServer | None = None  # starts the ranks of `main` under `local` and `mpi`
 
-    def __call__(
-        self, *arguments: str | Path, limit_s: float = LIMIT_S
-    ) -> subprocess.CompletedProcess[str]:
-        return run_command(self.argv(*arguments), limit_s, env=self.environment, cwd=self.cwd)
+    def __call__(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a command in a process of its own, as a user does."""
+        return run_command(self.argv(*arguments), LIMIT_S, env=self.environment, cwd=self.cwd)
 
     def main(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """Run a command in this process, which saves the imports; an error that would show a
-        stack trace is raised. For commands that start no trial."""
+        stack trace is raised.
+
+        For commands whose process is not what a test looks at. Trials have processes of their own
+        here, too. The limit is that of the test.
+        """
         argv = list(map(str, arguments))
         with (
             mock.patch.dict(os.environ, self.environment, clear=True),
             contextlib.chdir(self.cwd),
+            self._ranks(),
             contextlib.redirect_stdout(io.StringIO()) as out,
             contextlib.redirect_stderr(io.StringIO()) as err,
             warnings.catch_warnings(),
@@ -113,6 +122,15 @@ class Cli:
                 code = ended.code if isinstance(ended.code, int) else 1
         return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
+    @contextlib.contextmanager
+    def _ranks(self) -> Iterator[None]:
+        """Let the launchers start ranks as forks."""
+        with contextlib.ExitStack() as stack:
+            for launcher in (local, mpi) if self.forks is not None else ():
+                own = SimpleNamespace(executable=str(self.forks.python_of_ranks))
+                stack.enter_context(mock.patch.object(launcher, "sys", own))
+            yield
+
     def start(self, *arguments: str | Path, log: Path) -> subprocess.Popen[bytes]:
         """The same in the background; the caller ends it."""
         return start_command(self.argv(*arguments), log, env=self.environment, cwd=self.cwd)
@@ -122,10 +140,10 @@ class Cli:
         return [sys.executable, "-m", "paceline.cli", *map(str, arguments)]
 
 
-def cli_in(cache: Path, folder: Path) -> Cli:
+def cli_in(cache: Path, folder: Path, forks: ForkServer | None = None) -> Cli:
     """Return the command line in a folder. cache: PACELINE_CACHE of what the tests run."""
     environment = kept_environment(PACELINE_CACHE=str(cache), COLUMNS="80", NO_COLOR="1")
-    return Cli(environment=environment, cwd=folder)
+    return Cli(environment=environment, cwd=folder, forks=forks)
 
 
 def slowed(cli: Cli, seconds: float = 0.05) -> Cli:

@@ -29,11 +29,11 @@ GPT = spec_text(
 )
 
 
-def test_language_model_is_split_evaluated_and_equivalent(cache, tmp_path):
+def test_language_model_is_split_evaluated_and_equivalent(cache, forks, tmp_path):
     """Two of its trials; all strategies: tests/unit/strategies."""
     (tmp_path / "gpt.toml").write_text(GPT, encoding="utf-8")
-    cli = cli_in(cache, tmp_path)
-    ran = cli("run", "gpt.toml", "--out", "run")
+    cli = cli_in(cache, tmp_path, forks)
+    ran = cli.main("run", "gpt.toml", "--out", "run")
     assert ran.returncode == 0, ran.stderr
     compared = cli.main("compare", "run", "--json")
     rows = {row["local_strategy"]: row for row in json.loads(compared.stdout)["rows"]}
@@ -43,10 +43,10 @@ def test_language_model_is_split_evaluated_and_equivalent(cache, tmp_path):
     assert rows["pipeline"]["metrics"] == pytest.approx(rows["sequential"]["metrics"], rel=1e-3)
 
 
-def test_processes_train_the_example_equivalently(cache, tiny_dataset, tmp_path):
+def test_processes_train_the_example_equivalently(cache, forks, tiny_dataset, tmp_path):
     folder = shutil.copytree(EXAMPLE, tmp_path / "own-task")
     (folder / "dataset").symlink_to(tiny_dataset)
-    cli = cli_in(cache, folder)
+    cli = cli_in(cache, folder, forks)
     planned = json.loads(cli.main("plan", "own-task.toml", "--json").stdout)["trials"]
     assert {trial["local_strategy"] for trial in planned} == STRATEGIES
 
@@ -54,7 +54,7 @@ def test_processes_train_the_example_equivalently(cache, tiny_dataset, tmp_path)
     common, *trials = spec.read_text("utf-8").split("[[trials]]")
     chosen = [t for t in trials if '"sequential"' in t or '"processes"' in t]
     spec.write_text("[[trials]]".join([common, *chosen]), "utf-8")
-    ran = cli("run", "own-task.toml", "--out", "run")
+    ran = cli.main("run", "own-task.toml", "--out", "run")
     assert ran.returncode == 0, ran.stderr
     compared = cli.main("compare", "run", "--json")
     rows = json.loads(compared.stdout)["rows"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES = {"SCRIPT": "ddp.py", "ARGUMENTS": "--width 32", "MAX_STEPS": "12", "REPEATS": "3"}
 SLOWER = ("optimizer.step()", "optimizer.step(); __import__('time').sleep(0.2)")
 LIMIT = "60%"  # of the machine of the tests, which is shared
-# Nothing here looks at what sidecars record, and `local` starts ranks without an agent. The second
-# measurement of main is a copy of the first: how much this machine varies is not the question.
+# Nothing here looks at what sidecars record. The command is a fork, and so are the ranks that it
+# starts with `local`. The second measurement of main is a copy of the first: how much this machine
+# varies is not the question.
 PROGRAM = """#!/bin/sh
 case "$*" in *" --out ../runs/again "*) exec cp -r ../runs/main ../runs/again ;; esac
 if [ "$1" = run ]; then shift; set -- run --set telemetry.enabled=false --launcher local "$@"; fi
@@ -36,7 +36,7 @@ def lines():
     return {step["name"]: step["run"] for step in steps if "name" in step}, environment
 
 
-def test_a_slower_branch_fails_and_main_does_not(lines, cache, tmp_path):
+def test_a_slower_branch_fails_and_main_does_not(lines, cache, forks, tmp_path):
     steps, environment = lines
     script = (EXAMPLES / "scripts/ddp.py").read_text("utf-8")
     for part, text in (("main", script), ("branch", script.replace(*SLOWER))):
@@ -44,7 +44,7 @@ def test_a_slower_branch_fails_and_main_does_not(lines, cache, tmp_path):
         (tmp_path / part / "ddp.py").write_text(text, "utf-8")
     program = tmp_path / "bin/paceline"
     program.parent.mkdir()
-    program.write_text(PROGRAM.format(python=sys.executable), "utf-8")
+    program.write_text(PROGRAM.format(python=forks.python_of_ranks), "utf-8")
     program.chmod(0o755)
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.functional.cli_runs import cli_in
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
@@ -17,10 +18,15 @@ DDP = ROOT / "examples/scripts/ddp.py"
 LAYOUTS = DDP.with_name("layouts.py")
 
 
+@pytest.fixture
+def paceline(cache, forks, tmp_path):
+    return cli_in(cache, tmp_path, forks)
+
+
 def verified(paceline, *words, launcher="local"):
     """Return the exit code and the layouts of one verification; `local` starts ranks at once."""
     options = ("--json", "-q", "--out", "run", "--launcher", launcher)
-    finished = paceline("verify", *options, *words)
+    finished = paceline.main("verify", *options, *words)
     assert finished.stdout, finished.stderr
     return finished.returncode, json.loads(finished.stdout)["layouts"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,13 +19,27 @@ LOADED_WITH = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Programs import tests.…; mutation testing puts a copy of the package on the path.
 PYTHON_PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 _END_S = 20.0
+# Takes the place of sys.executable: modules and scripts are ranks, and start as forks.
+_PYTHON_OF_RANKS = """#!/bin/sh
+case $1 in
+  -m | /*) export FORKED_BY="$0"; exec {forked} "$@" ;;
+esac
+exec {python} "$@"
+"""
 
 
 class ForkServer:
-    """Gives commands that replace `python` and `python -m mpi4py`."""
+    """Gives commands that replace `python` and `python -m mpi4py`.
+
+    python_of_ranks: a program that replaces sys.executable where ranks are started.
+    """
 
     def __init__(self, socket: Path) -> None:
         self._stub = [sys.executable, "-I", "-S", str(PROGRAMS / "forked.py"), str(socket)]
+        self.python_of_ranks = socket.with_name("python")
+        words = {"forked": shlex.join(self.python), "python": shlex.quote(sys.executable)}
+        self.python_of_ranks.write_text(_PYTHON_OF_RANKS.format(**words), "utf-8")
+        self.python_of_ranks.chmod(0o700)
 
     @property
     def python(self) -> list[str]:

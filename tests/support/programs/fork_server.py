@@ -4,14 +4,15 @@ usage: fork_server.py SOCKET
 
 Writes "ready" to standard output, and ends with its standard input. A request comes from
 forked.py; its connection carries the exit status back. When the client has gone, its child is
-killed. The child has the client's environment, directory and standard streams, and runs the
-program as `python PROGRAM …` or `python -m mpi4py PROGRAM …` would. Only variables that libraries
-read while they are loaded (OMP_NUM_THREADS, LD_LIBRARY_PATH) must be those of the server.
+killed. The child has the client's environment, directory and open files, and runs the program as
+`python PROGRAM …`, `python -m MODULE …` or `python -m mpi4py PROGRAM …` would. Only variables that
+libraries read while they are loaded (OMP_NUM_THREADS, LD_LIBRARY_PATH) must be those of the server.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import json
 import os
@@ -21,6 +22,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,7 +38,7 @@ import paceline.rank.peers
 import paceline.workloads.build  # noqa: F401
 from paceline.spec.extensions import STRATEGIES
 
-_REQUEST_BYTES = 1 << 20
+_REQUEST_BYTES, _MOST_FILES = 1 << 20, 16
 
 
 class Server:
@@ -65,18 +67,16 @@ class Server:
 
     def _fork(self) -> dict[str, Any] | None:
         client, _ = self._listener.accept()
-        content, streams, _, _ = socket.recv_fds(client, _REQUEST_BYTES, 3)
+        content, received, _, _ = socket.recv_fds(client, _REQUEST_BYTES, _MOST_FILES)
         pid = os.fork()
-        if pid == 0:
-            for number, stream in enumerate(streams):
-                os.dup2(stream, number)
-        for stream in streams:
-            os.close(stream)
         if pid == 0:
             client.close()
             self._close()
             request: dict[str, Any] = json.loads(content)
+            renumber(dict(zip(request["files"], received, strict=True)))
             return request
+        for file in received:
+            os.close(file)
         process = os.pidfd_open(pid)
         for watched in (process, client.fileno()):
             self._selector.register(watched, selectors.EVENT_READ)
@@ -111,13 +111,29 @@ class Server:
                 client.close()
 
 
+def renumber(files: Mapping[int, int]) -> None:
+    """Give open files the numbers that they have in the client. files: their own, by these."""
+    free = 1 + max(*files, *files.values())
+    copies = {number: fcntl.fcntl(own, fcntl.F_DUPFD, free) for number, own in files.items()}
+    for own in files.values():
+        os.close(own)
+    for number, copy in copies.items():
+        os.dup2(copy, number)
+        os.close(copy)
+
+
 def run(request: dict[str, Any]) -> None:
     """Run the program of a request, as a new interpreter would."""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    # Ranks that this one starts are forks, too.
+    sys.executable = os.environ.pop("FORKED_BY", sys.executable)
     module, *words = request["words"]
-    if module == "mpi4py":
+    if module == "python" and words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif module == "mpi4py":
         sys.argv = ["-m", *words]
         runpy.run_module("mpi4py", run_name="__main__", alter_sys=True)
     else:
@@ -149,7 +165,11 @@ def main() -> None:
         print("ready", flush=True)
         request = Server(listener).next_program()
     if request is not None:
-        run(request)
+        try:
+            run(request)
+        except SystemExit as ended:
+            if ended.code:
+                raise
         if "mpi4py" not in sys.modules:
             end()
 

@@ -18,7 +18,7 @@ def test_program_of_the_site_comes_first(tmp_path: Path) -> None:
 
 
 def test_classes_in_sparks_jars_read_the_configuration_of_the_site(tmp_path: Path) -> None:
-    _, option, classes, main = hadoop_fs({"PATH": "", "HADOOP_CONF_DIR": str(tmp_path)})
+    *_, option, classes, main = hadoop_fs({"PATH": "", "HADOOP_CONF_DIR": str(tmp_path)})
     assert (option, main) == ("-cp", "org.apache.hadoop.fs.FsShell")
     assert classes == f"{tmp_path}:{find_spark({}).path}/jars/*"
 

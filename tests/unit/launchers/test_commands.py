@@ -8,6 +8,7 @@ import pytest
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import Tool
+from paceline.host.spark import COLLECTOR, QUICK_JVM
 from paceline.job import checks
 from paceline.launchers.base import Command, TemporaryFolders, launcher_for
 from paceline.launchers.mpi import implementations, tools
@@ -22,8 +23,6 @@ from paceline.launchers.mpi.implementations import (
 from paceline.launchers.mpi.launcher import hostfile_slots
 from paceline.launchers.mpi.tools import Mpirun
 from paceline.launchers.spark import launcher as spark
-from paceline.launchers.spark.class_archive import COLLECTOR
-from paceline.launchers.spark.configuration import QUICK_JVM
 from paceline.launchers.torchrun import launcher as torchrun
 
 THREADS = {

@@ -21,7 +21,11 @@ operation=$1
 shift
 case $operation in
   -mkdir) mkdir -p "$2" ;;
-  -ls) for path in "$2"/*; do [ ! -e "$path" ] || echo "hdfs://fake:1/${{path#{folder}/}}"; done ;;
+  -ls)
+    case $2 in */private) echo "ls: Permission denied: user=guest" >&2; exit 1 ;; esac
+    if [ ! -d "$2" ]; then echo "ls: $2: No such file or directory" >&2; exit 1; fi
+    for path in "$2"/*; do [ ! -e "$path" ] || echo "hdfs://fake:1/${{path#{folder}/}}"; done
+    ;;
   -rm) rm -rf $4 ;;
   -put | -get) cp -r "$@" ;;
   *) exit 1 ;;

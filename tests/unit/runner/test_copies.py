@@ -1,4 +1,4 @@
-"""The copy of a run directory on S3. HDFS: tests/cluster/hadoop."""
+"""The copy of a run directory on S3. Real HDFS: tests/cluster/hadoop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from tests.support.s3 import S3Server
 
 from paceline.data.location import location_of
+from paceline.data.remote_folder import make_new, remote_folder
 from paceline.errors import EnvironmentLacks, RankFailed, UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
@@ -78,6 +79,23 @@ def test_place_with_files_is_refused_before_the_run(
     server.upload(files.root, f"runs/{tmp_path.name}")
     with pytest.raises(UsageError, match="expected a new or empty folder"):
         run(files, url, ends=AssertionError("the run has begun"))
+
+
+def test_place_in_hdfs_is_new_until_it_has_files(hdfs_url: str, files: RunFiles) -> None:
+    place = remote_folder(hdfs_url)
+    assert place.names() == set(), "it does not exist"
+    make_new(hdfs_url)
+    assert place.names() == set()
+    write(files, "manifest.json", "trials/a/outcome.json")
+    place.add(files.root)
+    assert place.names() == {"manifest.json", "trials"}
+    with pytest.raises(UsageError, match="expected a new or empty folder"):
+        make_new(hdfs_url)
+
+
+def test_place_in_hdfs_that_cannot_be_listed_is_not_taken_for_an_empty_one(hdfs_url: str) -> None:
+    with pytest.raises(EnvironmentLacks, match="Permission denied: user=guest"):
+        make_new(f"{hdfs_url}/private")
 
 
 @pytest.mark.parametrize("trial_failed", [False, True])

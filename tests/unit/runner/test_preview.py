@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from tests.support.rows import ENDED_WELL
 from tests.support.specs import spec_text
+from tests.unit.data.conftest import make_dataset
 
-from paceline.data.catalogue import ensure_dataset
 from paceline.errors import UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
@@ -20,7 +20,7 @@ from paceline.spec import load_spec
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    return ensure_dataset("tiny", images=60, seed=1, cache_dir=tmp_path_factory.mktemp("cache"))
+    return make_dataset(tmp_path_factory.mktemp("made") / "dataset", (30, 30)).path
 
 
 @pytest.fixture

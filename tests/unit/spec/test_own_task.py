@@ -86,7 +86,8 @@ def test_a_task_needs_a_data_set(spec, facts):
     assert "workloads[1].data: a task of your own needs samples" in faults(spec(data=None))
 
 
-def test_options_that_json_cannot_hold_are_refused_with_their_place(spec):
+def test_options_that_json_cannot_hold_are_refused_with_their_place(spec, facts):
+    facts()
     document = spec(options={"start": dt.date(2024, 1, 1)})
     assert "workloads[1].options.start" in faults(document)
 

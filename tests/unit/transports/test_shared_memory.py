@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -38,6 +39,11 @@ def run(request):
 
 
 def values(rank, length, dtype):
+    return drawn(rank, length, dtype).copy()
+
+
+@lru_cache(maxsize=8)
+def drawn(rank, length, dtype):
     return (np.random.default_rng(rank).standard_normal(length) * 50).astype(dtype)
 
 

@@ -122,19 +122,22 @@ class Location:
         """Make the folder and its parents; see RemoteFolder."""
         with self._explained():
             self.filesystem.create_dir(self.root, recursive=True)
-        if self.names():
-            raise not_empty(self.name)
 
-    def replace(self, folder: Path) -> None:
-        """Replace the content of the folder by that of a local one; see RemoteFolder."""
+    def add(self, folder: Path) -> None:
+        """Copy the content of a local folder into this one; see RemoteFolder."""
         with self._explained():
-            self.filesystem.delete_dir_contents(self.root)
             fs.copy_files(
                 str(folder), self.root,
                 source_filesystem=fs.LocalFileSystem(), destination_filesystem=self.filesystem,
                 # With threads, copies to S3 wait for uploads that the same few threads execute.
                 use_threads=False,
             )  # fmt: skip
+
+    def replace(self, folder: Path) -> None:
+        """Replace the content of the folder by that of a local one; see RemoteFolder."""
+        with self._explained():
+            self.filesystem.delete_dir_contents(self.root)
+        self.add(folder)
 
     def names(self) -> set[str]:
         """Return the names of what is in the folder; see RemoteFolder."""

@@ -7,6 +7,7 @@ library here. Importing this module imports no pyarrow, which an installation wi
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import time
 from dataclasses import dataclass, replace
@@ -19,13 +20,18 @@ from paceline.host.programs import why_it_failed
 from paceline.host.remote_files import hadoop_fs
 
 _LIMIT_S = 1800.0  # gigabytes over a slow network
+_ABSENT = re.compile(r"^ls: .*: No such file or directory$", re.MULTILINE)
 
 
 class RemoteFolder(Protocol):
     """A remote folder that belongs to one local folder. All methods raise EnvironmentLacks."""
 
     def make(self) -> None:
-        """Make the folder and its parents. Raises UsageError if it is not empty."""
+        """Make the folder and its parents, as far as they do not exist."""
+        ...
+
+    def add(self, folder: Path) -> None:
+        """Copy the content of a local folder into it."""
         ...
 
     def replace(self, folder: Path) -> None:
@@ -54,6 +60,16 @@ def remote_folder(url: str, until_s: float = math.inf) -> RemoteFolder:
     return replace(location_of(url), until_s=until_s)
 
 
+def make_new(url: str) -> None:
+    """Make a remote folder and its parents. Raises UsageError if it is not empty."""
+    folder = remote_folder(url)
+    if folder.names():
+        from paceline.data.location import not_empty  # noqa: PLC0415  (pyarrow)
+
+        raise not_empty(url)
+    folder.make()
+
+
 def url_below(url: str, *names: str) -> str:
     """Return the URL of a folder below another one, with the same options."""
     place, mark, options = url.partition("?")
@@ -62,26 +78,28 @@ def url_below(url: str, *names: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HadoopFolder:
-    """A folder in HDFS, through `hadoop fs`."""
+    """A folder in HDFS, through `hadoop fs`. Each call starts a JVM, which takes seconds."""
 
     url: str
     until_s: float = math.inf
 
     def make(self) -> None:
-        from paceline.data.location import not_empty  # noqa: PLC0415  (pyarrow)
+        self._call("-mkdir", "-p", self.url)
 
-        if self.names():
-            raise not_empty(self.url)
-
-    def replace(self, folder: Path) -> None:
-        self._call("-rm", "-r", "-f", "-skipTrash", f"{self.url}/*")
+    def add(self, folder: Path) -> None:
         # Hadoop reads local names as URLs, in which the path of the folder may be wrong.
         names = sorted(path.name for path in folder.iterdir())
         self._call("-put", *names, self.url, folder=folder)
 
+    def replace(self, folder: Path) -> None:
+        self._call("-rm", "-r", "-f", "-skipTrash", f"{self.url}/*")
+        self.add(folder)
+
     def names(self) -> set[str]:
-        self._call("-mkdir", "-p", self.url)  # `-ls` fails without it
-        listed = self._call("-ls", "-C", self.url)
+        ended = self._ended("-ls", "-C", self.url)
+        if ended.returncode != 0 and _ABSENT.search(ended.stderr):
+            return set()
+        listed = self._output(ended)
         return {line.rpartition("/")[2] for line in listed.splitlines() if "/" in line}
 
     def fetch(self, folder: Path) -> None:
@@ -90,16 +108,21 @@ class HadoopFolder:
         if urls:
             self._call("-get", *urls, ".", folder=folder)
 
-    def _call(self, *words: str, folder: Path | None = None) -> str:
+    def _call(self, *words: str, folder: Path | None = None) -> None:
+        self._output(self._ended(*words, folder=folder))
+
+    def _ended(self, *words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         limit_s = min(_LIMIT_S, max(0.0, self.until_s - time.monotonic()))
         try:
-            ended = subprocess.run(
+            return subprocess.run(
                 [*hadoop_fs(), *words],
                 cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                 timeout=limit_s, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise self._failed(f"no answer within {limit_s:.0f} s") from error
+
+    def _output(self, ended: subprocess.CompletedProcess[str]) -> str:
         if ended.returncode != 0:
             raise self._failed(why_it_failed(ended))
         return ended.stdout

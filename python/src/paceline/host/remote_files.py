@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from paceline.host.spark import find_java, find_spark
+from paceline.host.spark import QUICK_JVM, find_java, find_spark
 
 _FETCH = {"s3": "aws s3 cp --recursive", "gs": "gcloud storage cp --recursive"}
 
@@ -27,7 +27,8 @@ def hadoop_fs(environment: Mapping[str, str] = os.environ) -> list[str]:
     if configured := environment.get("HADOOP_CONF_DIR"):
         folders.insert(0, str(Path(configured).absolute()))
     java = str(find_java(environment).path)
-    return [java, "-cp", os.pathsep.join(folders), "org.apache.hadoop.fs.FsShell"]
+    classes = ("-cp", os.pathsep.join(folders))
+    return [java, *QUICK_JVM.split(), *classes, "org.apache.hadoop.fs.FsShell"]
 
 
 def how_to_fetch(url: str) -> str:

@@ -29,7 +29,7 @@ def deliver(order: Order) -> None:
     time.sleep(_POLL_S)  # a rank writes the last line of its log after its status
     folder = remote_folder(order.place.host(order.host, "files"))
     folder.make()
-    folder.replace(files.root)
+    folder.add(files.root)
     remote_folder(order.place.host(order.host, "done")).make()
     shutil.rmtree(order.folder, ignore_errors=True)
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paceline.data.remote_folder import remote_folder
+from paceline.data.remote_folder import make_new, remote_folder
 from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.host.messages import say
 from paceline.records.files import read_json, write_json
@@ -23,7 +23,7 @@ def copied_at_end(files: RunFiles, url: str | None) -> Iterator[None]:
     fails.
     """
     if url is not None:
-        remote_folder(url).make()
+        make_new(url)
         say(f"the run is written to {files.root}, and copied to {url} at the end")
         write_json(files.copy, {"url": url})
     elif files.copy.exists():

@@ -60,7 +60,7 @@ def _leaves_this_host(trial: Trial) -> bool:
 def _upload(folder: Path, url: str) -> None:
     remote = remote_folder(url)
     remote.make()
-    remote.replace(folder)
+    remote.add(folder)
 
 
 def _upload_missing(replay: Path, url: str) -> None:

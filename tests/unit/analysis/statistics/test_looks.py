@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
 from scipy import special
 
+from paceline.analysis.statistics import fastest
 from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.looks import levels
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
@@ -16,6 +19,15 @@ MOST = 8
 LEVELS = levels(MOST)
 MARGIN = 0.05
 BETWEEN, SHARED = 0.015, 0.01  # deviations of log rates
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _draws_of_all_looks() -> Iterator[None]:
+    """Keep the draws of more looks than a command has: equal arguments give equal draws."""
+    with pytest.MonkeyPatch.context() as patch:
+        kept = cache(fastest._standard_draws.__wrapped__)
+        patch.setattr(fastest, "_standard_draws", kept)
+        yield
 
 
 def simulated(

@@ -18,10 +18,8 @@ from pathlib import Path
 
 from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.host.programs import Tool, how_it_ended
-from paceline.host.spark import find_java_for_spark, find_spark, homes
+from paceline.host.spark import COLLECTOR, find_java_for_spark, find_spark, homes
 
-# Options that change the layout of archived objects must be those of the later runs.
-COLLECTOR = "-XX:+UseSerialGC"
 _LIMIT_S = 180.0
 _JOB = "job"  # argument with which spark-submit runs this file
 

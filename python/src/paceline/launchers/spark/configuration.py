@@ -8,19 +8,16 @@ import re
 from collections.abc import Mapping, Sequence
 
 from paceline.errors import EnvironmentLacks
+from paceline.host.spark import COLLECTOR, QUICK_JVM
 from paceline.job.context import rank_environment
 from paceline.launchers.descriptors import DEFAULT_DRIVER_MEMORY, SparkOptions, is_local
 from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
-from paceline.launchers.spark.class_archive import COLLECTOR
 from paceline.plan.trial import Trial, task_facts
 
 # For messages about executors that do not fit the ranks.
 EXECUTORS_ADVICE = (
     "give executors spark.executor.cores = ranks per node x spark.task.cpus, one executor a node"
 )
-# The JVM only distributes tasks. Spark's start-up is mostly class loading and compiling; the first
-# compiler alone needs half the CPU time for it (measured: 4.7 s -> 2.6 s of CPU).
-QUICK_JVM = f"-XX:TieredStopAtLevel=1 {COLLECTOR} -Xshare:auto"
 _A_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")  # a JVM refuses two
 
 _HEARTBEATS = 4  # in the limit of a collective

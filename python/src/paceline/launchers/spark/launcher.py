@@ -17,7 +17,14 @@ from typing import Any
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import Finding, job_script, tool_finding, why_it_failed
-from paceline.host.spark import find_java, find_java_for_spark, find_spark, homes, site_settings
+from paceline.host.spark import (
+    QUICK_JVM,
+    find_java,
+    find_java_for_spark,
+    find_spark,
+    homes,
+    site_settings,
+)
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.context import rank_environment
 from paceline.launchers.base import Command, TemporaryFolders, first_named
@@ -45,7 +52,6 @@ from paceline.launchers.schedulers.kubernetes import (
 from paceline.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.launchers.spark.class_archive import archive_option, archive_option_of_java
 from paceline.launchers.spark.configuration import (
-    QUICK_JVM,
     check_conf,
     configuration,
     driver_memory,
