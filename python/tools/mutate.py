@@ -172,12 +172,14 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self._source = folder / "src"
         self.output = folder / "output"  # of the last tests
+        # Tests need one, for a compiled device; the checkout.s knows which tests failed last.
+        self._cache = folder / "cache"
         shutil.copytree(SOURCE, self._source, symlinks=False)
 
     def run(self, tests: Sequence[str], limit_s: float) -> int | None:
         """Return pytest's exit status; None if it did not end within the limit."""
         words = [sys.executable, "-m", "pytest", "-c", str(ROOT / "python" / "pyproject.toml")]
-        words += ["--rootdir", str(ROOT), "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
+        words += ["--rootdir", str(ROOT), "-n", "0", "-x", "-q", "-o", f"cache_dir={self._cache}"]
         with self.output.open("wb") as output:
             process = subprocess.Popen(
                 [*words, *(str(ROOT / "tests" / each) for each in tests)],
