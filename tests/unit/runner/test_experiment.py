@@ -170,6 +170,26 @@ def test_exit_code_is_that_of_a_failed_rank_or_of_the_first_fault(
     assert "--resume" in str(error)
 
 
+def test_error_of_ranks_of_several_trials_stands_once(tmp_path: Path) -> None:
+    failed = [
+        dataclasses.replace(
+            outcome(name, ExitCode.RANK_FAILED),
+            message=f"trial {name}: rank 0 of 2 (host a, pid {pid}) failed: ValueError: {error}",
+        )
+        for name, pid, error in (
+            ("a.r0", 11, "wrong"),
+            ("b.r0", 12, "wrong"),
+            ("c.r0", 13, "other"),
+        )
+    ]
+    lines = str(failure_of_all(failed, RunFiles(tmp_path))).splitlines()
+    assert lines[:3] == [
+        "3 trials failed:",
+        "  - trial a.r0: rank 0 of 2 (host a, pid 11) failed: ValueError: wrong (also b.r0)",
+        "  - trial c.r0: rank 0 of 2 (host a, pid 13) failed: ValueError: other",
+    ]
+
+
 def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
