@@ -157,7 +157,8 @@ def _quick_jvm(shared_folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_model_facts() -> Iterator[None]:
-    """Derive the facts of the models of the package in this process, which then imports torch once.
+    """Derive the facts of models of the package and of files in this process, which then imports
+    torch once.
 
     tests/unit/workloads/test_facts.py has the process that derives them otherwise.
     """
@@ -170,7 +171,7 @@ def _quick_model_facts() -> Iterator[None]:
 def _run_or_derive(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Do what `python -m paceline.workloads` does with the last four words of the command."""
     task, values, data, samples = command[-4:]
-    if task.startswith("paceline."):
+    if task.startswith("paceline.") or ".py:" in task:
         with suppress(Exception):  # the process reports it
             from paceline.workloads.facts import derive_facts
 

@@ -41,19 +41,19 @@ COMM = search_text(
 )
 
 
-def tuned(folder, cache, what, text):
+def tuned(folder, cache, forks, what, text):
     """Return the command line of a search, its spec, its directory and what it has said."""
     spec = folder / "search.toml"
     spec.write_text(text)
-    cli = cli_in(cache, folder)
-    result = cli("tune", what, spec, "--out", folder / "found")
+    cli = cli_in(cache, folder, forks)
+    result = cli.main("tune", what, spec, "--out", folder / "found")
     assert result.returncode == 0, result.stderr
     return cli, spec, folder / "found", result
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory, cache):
-    return tuned(tmp_path_factory.mktemp("search"), cache, "local", SPEC)
+def searched(tmp_path_factory, cache, forks):
+    return tuned(tmp_path_factory.mktemp("search"), cache, forks, "local", SPEC)
 
 
 @pytest.mark.parametrize(("search", "what"), [("searched", "local"), ("communicated", "comm")])
@@ -112,7 +112,7 @@ def test_unfinished_trial_alone_is_measured_again(searched):
     victim = next((found / "trials").glob("*intraop*"))
     (victim / "outcome.json").unlink()
     before = outcomes(found)
-    assert cli("tune", "local", "--resume", found).returncode == 0
+    assert cli.main("tune", "local", "--resume", found).returncode == 0
     assert outcomes(found).items() - before.items() == {
         (victim / "outcome.json", (victim / "outcome.json").stat().st_mtime_ns)
     }
@@ -134,7 +134,7 @@ def test_run_goes_on_from_a_search_with_the_best_strategy(searched, tmp_path):
     cli, _, found, _ = searched
     run_dir = tmp_path / "run"
     shutil.copytree(found, run_dir / "tune")
-    result = cli("run", "--resume", run_dir)
+    result = cli.main("run", "--resume", run_dir)
     assert result.returncode == 0, result.stderr
     rows = json.loads((run_dir / "comparison.json").read_text())["rows"]
     assert {row["launcher"] for row in rows} == {"local", "mpi"}
@@ -154,8 +154,8 @@ def test_search_without_time_says_how_to_go_on(paceline, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def communicated(tmp_path_factory, cache):
-    return tuned(tmp_path_factory.mktemp("comm"), cache, "comm", COMM)
+def communicated(tmp_path_factory, cache, forks):
+    return tuned(tmp_path_factory.mktemp("comm"), cache, forks, "comm", COMM)
 
 
 def test_communication_is_searched_for_trials_that_send_within_80_columns(communicated):
