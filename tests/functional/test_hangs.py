@@ -38,7 +38,7 @@ def run_dir(cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hangs")
     trials = [trial(launcher, "gloo", arguments=[where]) for where, launcher in CASES]
     (folder / "hangs.toml").write_text(SPEC + "".join(trials), "utf-8")
-    finished = cli_in(cache, folder)("run", "hangs.toml", "--out", "run", limit_s=350)
+    finished = cli_in(cache, folder).main("run", "hangs.toml", "--out", "run")
     assert finished.returncode == 6, finished.stderr
     return folder / "run"
 
