@@ -240,8 +240,10 @@ def test_failure_of_a_rank_on_the_node_is_explained(
     assert re.search(rf"rank [23] of 4 \(host {host}, pid \d+\) {message}", outcome["message"])
     files = trial_of(run, "mpi")
     assert [number for number, _ in files.ranks()] == [0, 1, 2, 3]
-    for number in (2, 3):
-        assert len(files.rank(number).steps.read_text().splitlines()) == 3
+    steps = {n: len(files.rank(n).steps.read_text().splitlines()) for n in (2, 3)}
+    assert steps.pop(outcome["failed_rank"]) == 3
+    # Its failure may end the other rank of the node before that has written the third step.
+    assert set(steps.values()) <= {2, 3}
 
 
 def test_run_without_a_place_is_refused_with_both_ways_out(site: Site, tiny_dataset: Path) -> None:
