@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -14,14 +15,14 @@ from tests.support.commands import run_command
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "own-training.md"
-_FILE = re.compile(r"Save this as `([^`]+)`.*?\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_COMMANDS = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BENCHMARKS = Path(__file__).parents[2] / "python/benchmarks"
 
 
-def test_the_tutorial_on_a_training_of_your_own(tmp_path):
-    text = TUTORIAL.read_text()
-    files = dict(_FILE.findall(text))
+def test_the_tutorial_on_a_training_of_your_own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    tutorial = importlib.import_module("own_training")  # it follows the same page
+    text = tutorial.TUTORIAL.read_text()
+    files = dict(tutorial.FILE.findall(text))
     assert set(files) == {"locate.py", "locate.toml", "everything.py"}
     assert len(files["locate.py"].splitlines()) <= 60
     for name, content in files.items():
@@ -30,7 +31,7 @@ def test_the_tutorial_on_a_training_of_your_own(tmp_path):
         **os.environ, "PACELINE_CACHE": str(tmp_path / "cache"), "NO_COLOR": "1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }  # fmt: skip
-    commands = "\n".join(_COMMANDS.findall(text))
+    commands = "\n".join(tutorial.COMMANDS.findall(text))
     done = run_command(["bash", "-euc", commands], 300, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "picture:\n    codec: array\n    dtype: float32\n    shape: [1, 16, 16]" in done.stdout

@@ -50,24 +50,33 @@ def test_an_unknown_goal_is_wrong_use(run_dir: Path) -> None:
     assert main(["recommend", str(run_dir), "--goal", "fame"]) == 2
 
 
+TWINS = [
+    fabricate.SEQUENTIAL, fabricate.MPI, dataclasses.replace(fabricate.MPI, transport="gloo"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def undecided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFiles:
+    """Return a run of equally fast configurations, which may be measured on this machine."""
+    monkeypatch.setattr("paceline.cli.recommend.check_machine", lambda *_: None)
+    return fabricate.make_run(tmp_path / "undecided", TWINS, repeats=3, jitter=0.08)
+
+
 def test_the_undecided_are_repeated_as_a_block(
-    tmp_path: Path, output: Any, monkeypatch: pytest.MonkeyPatch
+    undecided: RunFiles, output: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twin = dataclasses.replace(fabricate.MPI, transport="gloo")
-    ways = [fabricate.SEQUENTIAL, fabricate.MPI, twin]
-    run = fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.08)
+    run = undecided
     (before,) = json.loads(output("recommend", run.root, "--json"))["recommendations"]
     made: list[str] = []
 
     def measure(files: RunFiles, names: list[str], trials: Any, progress: Any) -> None:
         del trials, progress
-        for way in ways:
+        for way in TWINS:
             trial = fabricate.make_trial_value(way, repeat=3)
             fabricate.make_trial(files.trial(trial.id), trial, way, fabricate.Case(), 2e9, 0.08)
         made.extend(names)
 
     monkeypatch.setattr("paceline.cli.recommend.run_extra_block", measure)
-    monkeypatch.setattr("paceline.cli.recommend.check_machine", lambda *_: None)
     document = json.loads(output("recommend", "--measure", run.root, "--json"))
     assert made == before["next_measurement"]["configurations"]
     assert document["measured"] == 3
@@ -76,20 +85,15 @@ def test_the_undecided_are_repeated_as_a_block(
 
 
 def test_interrupted_measurement_says_how_to_continue(
-    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    undecided: RunFiles, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twin = dataclasses.replace(fabricate.MPI, transport="gloo")
-    ways = [fabricate.SEQUENTIAL, fabricate.MPI, twin]
-    run = fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.08)
-
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("paceline.cli.recommend.run_extra_block", interrupt)
-    monkeypatch.setattr("paceline.cli.recommend.check_machine", lambda *_: None)
-    words = ["recommend", "--goal", "cost", "--measure", str(run.root)]
+    words = ["recommend", "--goal", "cost", "--measure", str(undecided.root)]
     assert main(words) == ExitCode.INTERRUPTED
-    command = f"Continue with: paceline recommend --goal cost --measure {run.root}"
+    command = f"Continue with: paceline recommend --goal cost --measure {undecided.root}"
     assert command in capsys.readouterr().err.splitlines()
 
 

@@ -44,7 +44,7 @@ def test_strategies_are_matched_and_their_orders_compared(tmp_path: Path) -> Non
 
 
 def test_correlations_of_several_places_are_tested_together(tmp_path: Path) -> None:
-    """Of five strategies in the same order p is 2 / 5!, which is too much for four tests."""
+    """Five strategies in the same order: p = 2 / 5! is significant alone, not among four places."""
     local = [
         dataclasses.replace(way, forward_s=0.5 - 0.09 * n, transfer_s=0.0)
         for n, way in enumerate(fabricate.LOCAL_WAYS[:5])
