@@ -51,11 +51,13 @@ ENDED_BY_YARN = status(1, "failed", TERMINATED, secondary=True)
         ([TOO_LATE, BAD_DATA], {}, 1),
         ([status(0, "running"), BAD_DATA], {"dead": (0,)}, 1),
         ([status(1, "running")], {"named": 0, "dead": (1,)}, 0),
-        (ON_TWO_HOSTS, {"named": 0, "dead": (0, 1), "without_peer": 0}, 2),
-        (ON_TWO_HOSTS, {"named": 0, "dead": (1,), "without_peer": 0}, 2),
-        (ON_TWO_HOSTS, {"named": 1, "dead": (0, 1), "without_peer": 0}, 1),
-        (ON_TWO_HOSTS, {"dead": (1,), "without_peer": 2}, 1),
-        (ON_TWO_HOSTS[:2], {"named": 0, "dead": (0, 1), "without_peer": 0}, None),
+        (ON_TWO_HOSTS, {"named": 0, "dead": (0, 1), "without_peer": (0,)}, 2),
+        (ON_TWO_HOSTS, {"named": 0, "dead": (1,), "without_peer": (0,)}, 2),
+        (ON_TWO_HOSTS, {"named": 1, "dead": (0, 1), "without_peer": (0,)}, 1),
+        (ON_TWO_HOSTS, {"named": 1, "dead": (0, 1), "without_peer": (0, 1)}, 2),
+        (ON_TWO_HOSTS, {"named": 3, "without_peer": (0, 3)}, 3),
+        (ON_TWO_HOSTS, {"dead": (1,), "without_peer": (2,)}, 1),
+        (ON_TWO_HOSTS[:2], {"named": 0, "dead": (0, 1), "without_peer": (0,)}, None),
     ],
 )
 def test_first_failure(statuses, hints, rank):

@@ -103,6 +103,17 @@ def test_killed_rank_is_named_although_mpi_ended_its_peer_first(outcome_of, writ
 
 
 @pytest.mark.parametrize(
+    ("also", "rank"), [("", 2), ("MPI_ABORT was invoked on rank 1 in communicator", 1)]
+)
+def test_rank_that_ended_after_its_peer_is_not_named(also, rank, outcome_of, write_status):
+    for number in range(4):
+        write_status(number, "running", host="ab"[number // 2])
+    # Ranks 0 and 1 lost their peers; the message of the one and the end of the other came first.
+    log = SOCKET_CLOSED.replace("process rank 0", "process rank 1") + also
+    assert outcome_of(ended(14, dead_ranks=(0, 1)), log=log).failed_rank == rank
+
+
+@pytest.mark.parametrize(
     ("log", "name", "ranks", "dead"),
     [
         (LOST_DAEMON, "b", " (1)", (0,)),

@@ -50,14 +50,14 @@ def first_failure(
     *,
     named: int | None = None,
     dead: Collection[int] = (),
-    without_peer: int | None = None,
+    without_peer: Sequence[int] = (),
 ) -> FirstFailure:
     """Return the rank that failed first.
 
     named: rank that the launcher's own messages name. dead: ranks whose process ended without a
-    reason. without_peer: the first rank that was ended because it had lost its connection to a rank
-    of another host. So ranks of its own host that wrote no error are not the first, unless the
-    launcher names one. In order of weight:
+    reason. without_peer: ranks that were ended because they had lost their connection to a rank of
+    another host, the first one first. So ranks of its own host that wrote no error are not the
+    first, unless the launcher names another one of them. In order of weight:
 
     1. a rank that wrote an error of its own: its peers may have been killed because of it;
     2. a rank that is known to have died, unless the launcher names one that never began;
@@ -78,12 +78,12 @@ def first_failure(
 
 
 def _excused(
-    statuses: Sequence[RankStatus], named: int | None, without_peer: int | None
+    statuses: Sequence[RankStatus], named: int | None, without_peer: Sequence[int]
 ) -> set[int]:
-    """Return the ranks without an error that are on the host of `without_peer`."""
-    hosts = {s.host for s in statuses if s.rank == without_peer}
+    """Return the ranks without an error that are on the host of the first one without its peer."""
+    hosts = {s.host for s in statuses if s.rank in without_peer[:1]}
     there = {s.rank for s in statuses if s.host in hosts and s.state == "running"}
-    return there if named == without_peer else there - {named}
+    return there if named in without_peer else there - {named}
 
 
 def _first_rank(

@@ -19,7 +19,7 @@ from paceline.job.first_failure import FirstFailure, first_failure, outcome_stat
 from paceline.job.messages import RANK_FAILED_LINE
 from paceline.job.stacks import read_stacks, stacks_sentence
 from paceline.launchers.base import Launcher
-from paceline.launchers.mpi_messages import lost_host, rank_without_peer
+from paceline.launchers.mpi_messages import lost_host, ranks_without_peer
 from paceline.launchers.supervise import Ended
 from paceline.plan.trial import Trial
 from paceline.records.documents import exit_code_of, read_statuses
@@ -78,7 +78,7 @@ def _first_failure(
         statuses,
         named=launcher.failed_rank(text),
         dead=ended.dead_ranks,
-        without_peer=rank_without_peer(text),
+        without_peer=ranks_without_peer(text),
     )
     lost = lost_host(text, statuses)
     if lost is None or not lost.ranks or not failure.is_unexplained:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from paceline.records.rows import RankStatus
 
 # Open MPI ends a rank at once when the connection to a rank of another host is closed. Later ranks
-# that say the same are only counted.
+# that say the same are only counted, but mpirun may name one of them as the rank that ended the job.
 _LOST_PEER = re.compile(r"An error occurred .*Socket closed\n.*reported by process \[\d+,(\d+)\]")
+_ABORTED = re.compile(r"exited due to process rank (\d+) [^\n]* calling\s+\"abort\"")
+_OWN_ABORT = "MPI_ABORT was invoked on rank"
 # mpirun itself then ends with status 0. The second message appears if the remote shell of the
 # daemon ends first.
 _LOST_DAEMON = re.compile(
@@ -39,10 +41,13 @@ class LostHost:
         )
 
 
-def rank_without_peer(log_text: str) -> int | None:
-    """Return the rank that was the first to lose its connection to a rank of another host."""
-    found = _LOST_PEER.search(log_text)
-    return None if found is None else int(found.group(1))
+def ranks_without_peer(log_text: str) -> tuple[int, ...]:
+    """Return the known ranks that ended because they lost a rank of another host, the first first."""
+    first = _LOST_PEER.search(log_text)
+    if first is None:
+        return ()
+    aborted = None if _OWN_ABORT in log_text else _ABORTED.search(log_text)
+    return tuple(int(found.group(1)) for found in (first, aborted) if found)
 
 
 def lost_host(log_text: str, statuses: Sequence[RankStatus]) -> LostHost | None:

@@ -33,7 +33,7 @@ from paceline.launchers.mpi.implementations import (
 from paceline.launchers.mpi.launcher import failed_rank
 from paceline.launchers.mpi.rank import EnclosingJob
 from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
-from paceline.launchers.mpi_messages import lost_host, rank_without_peer
+from paceline.launchers.mpi_messages import lost_host, ranks_without_peer
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
 from paceline.launchers.supervise import StartLimit, Watched, wait_for_end
 from paceline.plan.trial import Trial
@@ -217,7 +217,7 @@ def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Wa
         statuses,
         named=failed_rank(text),
         dead=watched.dead_ranks,
-        without_peer=rank_without_peer(text),
+        without_peer=ranks_without_peer(text),
     )
     if failure.error is None:
         end = _end_of_host(text, statuses) or _refusal(exit_status, output, failure.rank)
