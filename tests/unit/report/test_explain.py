@@ -49,6 +49,8 @@ def test_configurations_that_the_ranking_does_not_separate_are_named_so(tmp_path
     (found,) = explain_workload(comparison, "tiny")
     name = name_in(comparison)
     assert found.is_significant
+    said = difference_sentence(dataclasses.replace(found, causes=()), name)
+    assert said.endswith(" times as long. No evidence explains it.")
     chance = (
         "Among so many comparisons, a difference may be chance although its interval excludes 0."
     )

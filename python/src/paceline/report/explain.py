@@ -259,11 +259,13 @@ def difference_sentence(found: Explanation, name: Name) -> str:
         many = f" {_MANY}" if _is_one_of_many(found) else ""
         return f"Not separated: {takes}.{many}"
     words = f"{takes}, {found.slower_s / found.faster_s:.2f} times as long."
+    if not found.causes:
+        return f"{words} No evidence explains it."
+    named = listed([f"{cause.label} {share(cause.share)}" for cause in found.causes[:3]])
     rest = found.unexplained
-    named = [f"{cause.label} {share(cause.share)}" for cause in found.causes[:3]]
-    if rest is not None and (rest.share >= _LEAST_UNEXPLAINED or not named):
-        named.append(f"{rest.label} {share(rest.share)}")
-    return f"{words} Causes: {listed(named)}."
+    if rest is None or rest.share < _LEAST_UNEXPLAINED:
+        return f"{words} Causes: {named}."
+    return f"{words} Causes: {named}; {share(rest.share)} is unexplained."
 
 
 def intervention_sentence(found: Intervention) -> str:
