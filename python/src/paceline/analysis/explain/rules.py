@@ -233,7 +233,7 @@ def oversubscription(pair: Pair) -> Found:
 
 
 def own_threads(pair: Pair) -> Found:
-    """Take the time on cores that other threads of the processes may have taken, as by a lock."""
+    """Take the time on cores that other threads may have taken: by a lock (GIL), or in Java."""
     replicas = [side.trial.placement.replicas_per_rank for side in (pair.faster, pair.slower)]
     if _waiting_share(pair.slower) > 0:
         return _NOT_FOUND
@@ -366,7 +366,7 @@ _PRESENT = (
         (ON_CORES, "bubble", "comm_wait", "comm_transfer"), oversubscription,
         interventions.threads_for_the_cores,
     ),
-    Rule("own_threads", "other threads of the processes (GIL)", (ON_CORES,), own_threads),
+    Rule("own_threads", "other threads of the run", (ON_CORES,), own_threads),
     Rule(
         "intraop_threads", "threads within operations", (ON_CORES,), intraop_threads,
         interventions.threads_of_the_faster,
