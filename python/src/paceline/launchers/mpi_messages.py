@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from paceline.records.rows import RankStatus
 
 # Open MPI ends a rank at once when the connection to a rank of another host is closed. Later ranks
-# that say the same are only counted, but mpirun may name one of them as the rank that ended the job.
+# that say the same are only counted, but mpirun may name one of them as the one that ended the job.
 _LOST_PEER = re.compile(r"An error occurred .*Socket closed\n.*reported by process \[\d+,(\d+)\]")
 _ABORTED = re.compile(r"exited due to process rank (\d+) [^\n]* calling\s+\"abort\"")
 _OWN_ABORT = "MPI_ABORT was invoked on rank"
@@ -42,7 +42,7 @@ class LostHost:
 
 
 def ranks_without_peer(log_text: str) -> tuple[int, ...]:
-    """Return the known ranks that ended because they lost a rank of another host, the first first."""
+    """Return the known ranks that ended because they lost a rank of another host, in order."""
     first = _LOST_PEER.search(log_text)
     if first is None:
         return ()
