@@ -15,7 +15,7 @@ import datetime as dt
 import math
 import sys
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from string import Template
@@ -65,8 +65,7 @@ def read_results(path: Path) -> Iterator[Results]:
     """Yield the results of each run in a file.
 
     The file is the output of `paceline compare --json`, or the result of a benchmark that contains
-    such output as `comparison`, or several `runs` with `rows` and the `speed` of the link. Its
-    `faulty` configurations are not ranked.
+    such output as `comparison`, or several `runs` with `rows` and the `speed` of the link.
     Raises DataError if there are no rows.
     """
     document = read_json(path)
@@ -78,7 +77,7 @@ def read_results(path: Path) -> Iterator[Results]:
         yield Results(
             source=str(path),
             origin=origin,
-            rows=tuple(_without_fault(row, run.faulty) for row in run.rows),
+            rows=run.rows,
             link=run.speed,
             flags=run.flags,
         )
@@ -89,13 +88,6 @@ class _Part:
     rows: tuple[Row, ...]
     speed: str | None = None
     flags: tuple[str, ...] = ()
-    faulty: Mapping[str, str] = field(default_factory=dict)  # configurations, and which fault
-
-
-def _without_fault(row: Row, faulty: Mapping[str, str]) -> Row:
-    """Return the row, which is not ranked if a fault of Paceline changed its speed."""
-    fault = faulty.get(row.configuration)
-    return row if fault is None else replace(row, equivalent=None, equivalence_reason=fault)
 
 
 def _origin(facts: Mapping[str, Any]) -> str:
