@@ -18,7 +18,7 @@ from paceline.errors import EnvironmentLacks
 from paceline.host.programs import job_script
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.context import SIDECAR_HOST_VARIABLE, rank_environment
-from paceline.launchers.base import Command, first_named
+from paceline.launchers.base import Command
 from paceline.launchers.descriptors import MpiLaunchOptions
 from paceline.launchers.mpi.implementations import OpenMpi5, mapping, root_environment
 from paceline.launchers.mpi.tools import (
@@ -28,6 +28,7 @@ from paceline.launchers.mpi.tools import (
     mpi_mismatch,
     unknown_parameters,
 )
+from paceline.launchers.mpi_messages import failed_rank
 from paceline.launchers.schedulers.files import limit_s
 from paceline.launchers.schedulers.kubernetes import (
     JOBS,
@@ -43,12 +44,6 @@ from paceline.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.plan.trial import Trial
 from paceline.records.layout import TrialFiles
 
-_FAILURES = (
-    re.compile(r"prterun noticed that process rank (\d+)"),
-    re.compile(r"MPI_ABORT was invoked on rank (\d+)"),
-    re.compile(r"exited due to process rank (\d+)"),
-    re.compile(r"Process name: \[[^\]]*,(\d+)\]"),
-)
 _SLOTS = re.compile(r"(?:\b(?:slots|max_slots|max-slots)\s*=\s*|^[^\s:]+:)(\d+)")
 
 
@@ -87,11 +82,6 @@ class MpiLauncher:
 
     def failed_rank(self, log_text: str) -> int | None:
         return failed_rank(log_text)
-
-
-def failed_rank(log_text: str) -> int | None:
-    """Return the rank that mpirun's output names as the first to fail."""
-    return first_named(_FAILURES, log_text)
 
 
 def check_mpi(trial: Trial) -> Mpirun:

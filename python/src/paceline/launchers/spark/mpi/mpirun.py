@@ -30,10 +30,9 @@ from paceline.launchers.mpi.implementations import (
     root_environment,
     slots_of_this_node,
 )
-from paceline.launchers.mpi.launcher import failed_rank
 from paceline.launchers.mpi.rank import EnclosingJob
 from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
-from paceline.launchers.mpi_messages import lost_host, ranks_without_peer
+from paceline.launchers.mpi_messages import failed_rank, lost_host, ranks_without_peer
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
 from paceline.launchers.supervise import StartLimit, Watched, wait_for_end
 from paceline.plan.trial import Trial
