@@ -68,9 +68,9 @@ class Loop:
     ) -> Iterator[tuple[StepRow, SampleLogRow]]:
         """Take the steps one by one, for a caller that writes the rows.
 
-        There is no gap between steps, except for evaluations: time spent between two of them, for
-        example on writing rows, belongs to the later one. started_s: start of the
-        first step as time of perf_counter; default now.
+        There is no gap between steps, except for evaluations and what is kept for the comparison
+        with the baseline: time spent between two of them, for example on writing rows, belongs to
+        the later one. started_s: start of the first step as time of perf_counter; default now.
         """
         source = iter(batches)
         unix_offset_s = time.time() - time.perf_counter()

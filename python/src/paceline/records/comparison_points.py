@@ -28,6 +28,12 @@ def replayed_after(steps: int) -> tuple[int, ...]:
     return (steps // 2, steps - REPLAYED_STEPS) if steps > LONG_STEPS else ()
 
 
+def kept_after(steps: int) -> tuple[int, ...]:
+    """Return after how many steps of `steps` weights or states are kept for a comparison."""
+    early = (EARLY_STEPS,) if steps > EARLY_STEPS else ()
+    return early + replayed_after(steps)
+
+
 def replay_point(first_step: int) -> str:
     """Return the name of the replay that begins with `first_step`."""
     return f"replay{first_step}"

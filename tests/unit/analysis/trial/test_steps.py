@@ -134,3 +134,23 @@ def test_loss_is_a_mean_also_if_one_step_has_no_samples(tmp_path):
     assert found.loss.tolist() == [1.5, 1.25]
     assert not found.samples_known
     assert found.samples.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("steps", [40, 80])
+def test_what_is_kept_for_the_comparison_belongs_to_no_step_and_no_speed(tmp_path, steps):
+    way, case = fabricate.MPI, fabricate.Case(steps=steps)
+    files = fabricate.make_one(tmp_path, way, case=case)
+    kept = [16, 40, 78] if steps == 80 else [16]  # after the first 16, half, all but two
+
+    def wait_before(row):
+        pauses = sum(row["step"] >= done for done in kept)
+        row["started_unix_s"] += 0.5 * pauses
+        row["comm_ready_unix_s"] += 0.5 * pauses
+
+    for _, rank in files.ranks():
+        fabricate.edit_rows(rank.steps, wait_before)
+    record = load_trial(files)
+    found = global_steps(record)
+    assert found.time_s == pytest.approx([way.step_s] * steps, rel=1e-4)
+    profile = trial_communication(record)
+    assert [rank.wall_s for rank in profile.ranks] == pytest.approx([way.step_s] * 2, rel=1e-4)

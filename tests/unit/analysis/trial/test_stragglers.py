@@ -95,7 +95,7 @@ def test_slowed_rank_is_found_in_noise_to_within_a_tenth(make: Any) -> None:
 
 def test_rank_whose_sum_ends_later_is_not_slow(make: Any) -> None:
     """On a slow link, one rank may end each sum later, and so begin each step later."""
-    record = load_trial(make(lead_s=0.0, transfer_s=0.2, clock_offset_s=-3.5))
+    record = load_trial(make(lead_s=0.0, transfer_s=0.2, clock_offset_s=-3.5, steps=16))
     steps = read_steps(record)
     late = move(record.files, 1, 0.05)
     (found,) = straggler_of(late)

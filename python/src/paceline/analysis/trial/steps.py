@@ -2,9 +2,10 @@
 
 A global step ends when the last rank ends it. Its time runs from the end of the previous step to
 its own end, so the times of all steps add up to the time of the training, and nothing between two
-steps (the end of an epoch, writing a row) is left out, except for evaluations. The first step, and
-the first one after an evaluation, starts with its first rank. The first step after a failure
-includes the time of the recovery.
+steps (the end of an epoch, writing a row) is left out, except for evaluations, and for weights and
+states that are kept for the comparison with the baseline. The first step, and the first one after
+such a pause, starts with its first rank. The first step after a failure includes the time of the
+recovery.
 
 Steady steps are what every figure of a step is computed from: steps that all ranks finished, after
 the warm-up, and after as many steps of each continuation.
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from paceline.analysis.statistics.rates import RepeatRate, repeat_rate
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
 from paceline.plan.trial import Trial
+from paceline.records.comparison_points import kept_after
 from paceline.records.rows import EvaluationRow, StepRow
 from paceline.records.tables import read_table
 
@@ -166,7 +168,7 @@ def rank_steps(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> RankSte
     within_s = np.nan_to_num(fields["pass_comm_s"])
     fields["own_ready_s"] = fields["ready_s"] - within_s
     ended_before_s = _last_end(fields["comm_ended_s"])
-    ended_before_s[:, np.isin(step, evaluated_steps(record))] = np.nan
+    ended_before_s[:, np.isin(step, steps_before_pauses(record, step))] = np.nan
     fields["even_ready_s"] = _even_ready(fields["own_ready_s"], ended_before_s, stages)
     exposed_s = fields["comm_s"] + within_s
     late_s = np.fmin(
@@ -209,9 +211,9 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
     ended = steps["ended_s"][:, common].max(axis=0, initial=-np.inf)
     first_started = steps["started_s"][:, common].min(axis=0, initial=np.inf)
     started = np.concatenate([first_started[:1], ended[:-1]])
-    follows_evaluation = np.isin(steps.step[common], evaluated_steps(record))
-    follows_evaluation &= ~np.isin(steps.step[common], steps.resumed)
-    started[follows_evaluation] = first_started[follows_evaluation]
+    follows_pause = np.isin(steps.step[common], steps_before_pauses(record, steps.step))
+    follows_pause &= ~np.isin(steps.step[common], steps.resumed)
+    started[follows_pause] = first_started[follows_pause]
     return GlobalSteps(
         step=steps.step[common],
         epoch=np.nan_to_num(steps["epoch"][:, common].max(axis=0, initial=0)).astype(np.int64),
@@ -307,15 +309,23 @@ def _lateness(ready_s: NDArray[np.float64], stages: NDArray[np.int64]) -> NDArra
     return slowest_s - ready_s
 
 
-def evaluated_steps(record: TrialRecord) -> NDArray[np.int64]:
-    """Return the numbers of steps before each evaluation, ascending."""
-    if record.trial.training.evaluation is None:
-        return np.zeros(0, dtype=np.int64)
-    found = [
-        read_table(record.files.rank(rank.rank).evaluations, EvaluationRow, ("steps",))
-        for rank in record.ranks
-    ]
-    return np.unique(pl.concat(found)["steps"].to_numpy()) if found else np.zeros(0, np.int64)
+def steps_before_pauses(record: TrialRecord, step: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers of steps before each pause for other work, ascending.
+
+    These are evaluations, and the keeping of what is compared with the baseline. step: the numbers
+    of all steps of the training.
+    """
+    steps = 0 if len(step) == 0 else int(step[-1]) + 1
+    kept = kept_after(steps) if record.trial.is_replayed else ()
+    found = [np.array(kept, dtype=np.int64)]
+    if record.trial.training.evaluation is not None:
+        found += [
+            read_table(record.files.rank(rank.rank).evaluations, EvaluationRow, ("steps",))[
+                "steps"
+            ].to_numpy()
+            for rank in record.ranks
+        ]
+    return np.unique(np.concatenate(found))
 
 
 def resumed_steps(record: TrialRecord) -> NDArray[np.int64]:
