@@ -217,14 +217,8 @@ def mark(row: Row) -> str:
     return {True: "✓", False: "✗", None: "~"}[row["equivalent"]]
 
 
-def only(entries: Row) -> Any:
-    """Return the value of a dictionary that has one."""
-    (value,) = entries.values()
-    return value
-
-
 COMPUTED: dict[str, Callable[[Any], Any]] = {
-    "(name)": configuration, "(mark)": mark, "(only)": only,
+    "(name)": configuration, "(mark)": mark,
     "(median)": statistics.median, "(least)": min, "(most)": max,
 }  # fmt: skip
 

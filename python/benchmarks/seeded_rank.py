@@ -24,13 +24,13 @@ def slow_reader(seconds: float) -> None:
     feed: Any = Feed
     construct = feed.__init__
 
-    def constructed(self: Any, make: Any, ahead: int) -> None:
+    def constructed(self: Any, make: Any) -> None:
         def slow(stopped: threading.Event) -> Iterator[Any]:
             for batch in make(stopped):
                 time.sleep(seconds)  # the disturbance: each batch comes so much later
                 yield batch
 
-        construct(self, slow, ahead)
+        construct(self, slow)
 
     feed.__init__ = constructed
 

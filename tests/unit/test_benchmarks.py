@@ -7,11 +7,13 @@ import importlib
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import compare_run
+from paceline.data.batches import Feed
 from paceline.records.layout import RunFiles
 from paceline.spec.loading import shipped_experiments
 
@@ -26,6 +28,15 @@ def test_generated_run_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     rows = compare_run(run).rows
     assert [row.repeats for row in rows] == [2, 2, 2]
     assert all(row.equivalent for row in rows)
+
+
+def test_a_slow_reader_delivers_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(Feed, "__init__", Feed.__init__)  # as it is now, after the test
+    importlib.import_module("seeded_rank").slow_reader(0.0)
+    batches: list[Any] = ["first", "second"]
+    with Feed(lambda _stopped: iter(batches)) as feed:
+        assert list(feed) == batches
 
 
 def test_configurations_of_a_run_are_compared_with_themselves(

@@ -91,7 +91,7 @@ def causes(axes: Axes) -> None:
 def predictions(axes: Axes) -> None:
     """Draw the error of each predicted step over the measured step."""
     colours = {"predictions": BLUE, "predictions_sleeping": GREY, "predictions_new": ORANGE}
-    labels = ("held-out links", "three and four hosts, other strategies", "new points")
+    labels = ("links", "three and four hosts, other strategies", "new points")
     for (name, colour), label in zip(colours.items(), labels, strict=True):
         points = raw(name)["raw"]
         axes.plot(
