@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.support.documentation import FENCED, PAGES, ROOT
 from tests.support.outputs import form
 
+from paceline.analysis.compare.row import Row
 from paceline.cli.app import app
 from paceline.errors import ExitCode
 from paceline.records import layout
@@ -117,6 +119,14 @@ def test_files_of_a_run_directory_are_documented():
     )
     assert names
     assert sorted(name for name in names if f"{name}`" not in page) == []
+
+
+def test_fields_of_a_compared_row_are_documented():
+    page = (ROOT / "docs/reference/run-directory.md").read_text("utf-8")
+    section = page.partition("### `paceline compare --json`")[2].partition("\n### ")[0]
+    first_cells = re.findall(r"^\| (`[^|]*)\|", section, re.MULTILINE)
+    documented = re.findall(r"`(\w+)`", "".join(first_cells))
+    assert sorted(documented) == sorted(field.name for field in fields(Row))
 
 
 def _spec_keys() -> dict[str, set[str]]:

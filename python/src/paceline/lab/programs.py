@@ -11,8 +11,8 @@ from paceline.records.files import write_text
 # With these options a killed JVM leaves no file in /tmp, and its start takes half the CPU time.
 _JVM = "-XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-# The master stops to use a host this long after its crash. Spark's default is a minute, in which it
-# may start executors there. Workers report four times in it.
+# The master stops using a host this long after its last heartbeat. Spark's default is a minute, in
+# which it may start executors there. Workers report four times in it.
 _WORKER_TIMEOUT = "-Dspark.worker.timeout=20"
 
 

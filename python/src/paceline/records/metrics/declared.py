@@ -247,7 +247,7 @@ TRAINING_METRICS = (
     _training("counter", "training_steps",
         "Steps that the rank finished."),
     _training("counter", "training_samples",
-        "Samples of the rank's shards of the batches, without padding."),
+        "Samples of the rank's shares of the batches, without padding."),
     _training("gauge", "training_epoch",
         "Epoch of the last step, from 0."),
     _training("gauge", "training_loss",
