@@ -103,7 +103,7 @@ def predictions(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("measured step, s")
     axes.set_ylabel("error of the prediction, %")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0)
     titled(axes, "Two to four hosts")
 
 
