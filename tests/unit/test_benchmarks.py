@@ -32,7 +32,7 @@ def test_generated_run_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_slow_reader_delivers_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setattr(Feed, "__init__", Feed.__init__)  # as it is now, after the test
+    monkeypatch.setattr(Feed, "__init__", Feed.__init__)  # so that pytest restores it
     importlib.import_module("seeded_rank").slow_reader(0.0)
     batches: list[Any] = ["first", "second"]
     with Feed(lambda _stopped: iter(batches)) as feed:

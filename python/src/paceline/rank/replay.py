@@ -40,6 +40,7 @@ from paceline.records.comparison_points import (
     LONG_STEPS,
     REPLAYED_STEPS,
     ROUNDOFF,
+    kept_after,
     replay_point,
     replayed_after,
 )
@@ -153,8 +154,7 @@ class Replays:
             before, self._sampled = self._sampled, torch.cat(self._watched)
             if torch.equal(before, self._sampled):
                 self.unchanged_after.append(done)
-        is_early = done == EARLY_STEPS < self._steps
-        if is_early:
+        if done == EARLY_STEPS < self._steps:
             self._save_weights(EARLY)
         if done in self._rates:
             state = self.strategy.rank_state()
@@ -162,7 +162,7 @@ class Replays:
             self._rates[done] = {n: v for n, v in values.items() if n.startswith(RATES)}
         if done in self._kept:
             self._keep_state(done)
-        return is_early or done in self._rates
+        return done in kept_after(self._steps)
 
     def run(self) -> Replayed:
         """Replay the steps that are compared; collective. It changes the weights."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.errors import PacelineWarning
 from paceline.plan.trial import Training, Trial, task_facts
 from paceline.records.checkpoints import KEPT
-from paceline.records.comparison_points import EARLY_STEPS, replayed_after
+from paceline.records.comparison_points import kept_after, replayed_after
 from paceline.runner.planning import Planned, known_samples, planned_steps
 
 _RUN_BYTES = 2_200_000  # the report holds the library that draws its figures
@@ -81,11 +81,11 @@ def trial_disk_use(
     ids = steps * trial.training.global_batch  # all ranks together log each sample once
     checkpoint = parameters[0] * (1.0 + parameters[1])
     tensors = 2.0 * parameters[0] if trial.save_tensors else 0.0  # gradient and final weights
-    if trial.save_tensors and trial.is_exact:
-        replays = len(replayed_after(steps))
-        tensors += parameters[0] * ((steps > EARLY_STEPS) + replays)
+    if trial.is_replayed:
+        tensors += parameters[0] * len(kept_after(steps))
         if keeps_tensors and trial.is_baseline:
-            tensors += parameters[0] + checkpoint * replays  # states to replay from
+            states = checkpoint * len(replayed_after(steps))  # to replay from
+            tensors += parameters[0] + states
     kept: float = _TRIAL_BYTES + ranks * (_RANK_BYTES + steps * _STEP_PARQUET) + ids * _ID_PARQUET
     # the Parquet file of a kind of rows is complete before its JSON lines are removed
     training: float = ranks * steps * _STEP_JSON + ids * _ID_JSON

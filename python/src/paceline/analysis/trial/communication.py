@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.trial.phases import mean_steps
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
-from paceline.analysis.trial.steps import RankSteps, read_steps, steps_before_pauses
+from paceline.analysis.trial.steps import RankSteps, read_steps
 from paceline.analysis.trial.stragglers import Straggling, find_straggler
 from paceline.costs.link_cost import ALL_REDUCE, all_reduce
 from paceline.records.phases import Phases
@@ -210,9 +210,8 @@ def trial_communication(record: TrialRecord) -> TrialCommunication | None:
     errors_s = clock_errors(record, operations)
     timed = operation_times(steps, operations, errors_s)
     phases = mean_steps(steady)
-    pauses = steps_before_pauses(record, steps.step).tolist()
     ranks = tuple(
-        _rank(rank, steady, phases[rank.rank], errors_s[rank.rank], timed, pauses)
+        _rank(rank, steady, phases[rank.rank], errors_s[rank.rank], timed)
         for rank in record.ranks
         if rank.rank in phases
     )
@@ -235,12 +234,8 @@ def _rank(
     phases_s: Phases,
     clock_error_s: float,
     operations: pl.DataFrame,
-    pauses: Sequence[int],
 ) -> RankCommunication:
-    """Analyse one rank. steady: the steady steps. operations: of all ranks.
-
-    pauses: the numbers of steps before other work.
-    """
+    """Analyse one rank. steady: the steady steps. operations: of all ranks."""
     rows = steady.of_rank(rank.rank)
     steps = len(rows)
     own = operations.filter(pl.col("rank") == rank.rank, pl.col("step").is_in(steady.step))
@@ -257,7 +252,7 @@ def _rank(
         clock_error_s=clock_error_s,
         steps=steps,
         step_s=float(rows["step_s"].sum()) / steps,
-        wall_s=_wall_s(rows, pauses) / steps,
+        wall_s=_wall_s(rows, steady.after_pauses.tolist()) / steps,
         phases_s=phases_s,
         overlapped_s=overlapped_s,
         exposed_s=exposed_s,

@@ -58,6 +58,7 @@ class RankSteps:
     fields: Mapping[str, NDArray[np.float64]]
     warmup_steps: int
     resumed: NDArray[np.int64]  # see GlobalSteps
+    after_pauses: NDArray[np.int64]  # those before which the ranks did other work
 
     def __getitem__(self, field: str) -> NDArray[np.float64]:
         return self.fields[field]
@@ -168,7 +169,8 @@ def rank_steps(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> RankSte
     within_s = np.nan_to_num(fields["pass_comm_s"])
     fields["own_ready_s"] = fields["ready_s"] - within_s
     ended_before_s = _last_end(fields["comm_ended_s"])
-    ended_before_s[:, np.isin(step, steps_before_pauses(record, step))] = np.nan
+    after_pauses = _steps_after_pauses(record, step)
+    ended_before_s[:, np.isin(step, after_pauses)] = np.nan
     fields["even_ready_s"] = _even_ready(fields["own_ready_s"], ended_before_s, stages)
     exposed_s = fields["comm_s"] + within_s
     late_s = np.fmin(
@@ -183,6 +185,7 @@ def rank_steps(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> RankSte
         fields=fields,
         warmup_steps=record.trial.training.warmup_steps,
         resumed=resumed_steps(record),
+        after_pauses=after_pauses,
     )
 
 
@@ -211,7 +214,7 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
     ended = steps["ended_s"][:, common].max(axis=0, initial=-np.inf)
     first_started = steps["started_s"][:, common].min(axis=0, initial=np.inf)
     started = np.concatenate([first_started[:1], ended[:-1]])
-    follows_pause = np.isin(steps.step[common], steps_before_pauses(record, steps.step))
+    follows_pause = np.isin(steps.step[common], steps.after_pauses)
     follows_pause &= ~np.isin(steps.step[common], steps.resumed)
     started[follows_pause] = first_started[follows_pause]
     return GlobalSteps(
@@ -309,11 +312,10 @@ def _lateness(ready_s: NDArray[np.float64], stages: NDArray[np.int64]) -> NDArra
     return slowest_s - ready_s
 
 
-def steps_before_pauses(record: TrialRecord, step: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers of steps before each pause for other work, ascending.
+def _steps_after_pauses(record: TrialRecord, step: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the steps that follow an evaluation, or the keeping of what is compared, ascending.
 
-    These are evaluations, and the keeping of what is compared with the baseline. step: the numbers
-    of all steps of the training.
+    step: all steps of the training, in order.
     """
     steps = 0 if len(step) == 0 else int(step[-1]) + 1
     kept = kept_after(steps) if record.trial.is_replayed else ()

@@ -43,7 +43,7 @@ class Half:
     """Rounding to bfloat16 (8 bits of mantissa, range of float32) or float16 (11 bits).
 
     float16 clamps larger values to its maximum, 65504, so that no infinity reaches the weights;
-    values below 6e-8 become 0. NaN stays NaN.
+    values below 3e-8 become 0. NaN stays NaN.
     """
 
     def __init__(self, name: Literal["bf16", "fp16"]) -> None:
