@@ -143,6 +143,7 @@ def step_row(
     compute_s = job["forward_s"] + job["backward_s"]
     profile = profile_of(job, name, compute_s)
     one = np.ones((1, 1))
+    during_and_after = np.ones((2, 1, 1))  # the hosts share no processor
 
     def predicted_s(replay: type[Replay]) -> float:
         exposed = replay(
@@ -151,8 +152,8 @@ def step_row(
             np.array([hosts]),
             np.array([float(job["samples"])]),
             compute_s * one,
-            link["latency_s"] * one,
-            link["bytes_per_s"] * one,
+            link["latency_s"] * during_and_after,
+            link["bytes_per_s"] * during_and_after,
         ).exposed_s()
         return float(compute_s + exposed[0, 0])
 
