@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,12 @@ def test_the_slowest_of_uniform_times_is_n_over_n_plus_1() -> None:
     nodes = np.array([1, 2, 4, 64, 1024])
     expected = [1, 4 / 3, 8 / 5, 128 / 65, 2048 / 1025]
     assert slowest_ratio(times, nodes) == pytest.approx(expected, rel=0.02)
+
+
+def test_the_slowest_of_a_few_times_is_that_of_all_combinations() -> None:
+    times, nodes = np.array([3.0, 1.0, 2.0]), np.array([1, 2, 4])
+    largest = [np.mean([max(drawn) for drawn in product(times, repeat=n)]) for n in nodes]
+    assert slowest_ratio(times, nodes) == pytest.approx(np.array(largest) / 2)
 
 
 def test_equal_times_have_no_slowest_node() -> None:

@@ -429,9 +429,15 @@ def slowest_ratio(times: NDArray[np.float64], nodes: NDArray[np.int64]) -> NDArr
     distribution function F, the largest of n has F^n (H. A. David and H. N. Nagaraja: Order
     Statistics, 3rd edition, 2003, section 2.1). F is that of the measured times, so nothing is
     assumed beyond the largest of them.
-    times: of one node, in any order, shape (steps,).
+    times: of one node, in any order, shape (steps,). nodes: ascending.
     """
-    shares = np.linspace(0.0, 1.0, len(times) + 1)
-    weights = np.diff(shares[None, :] ** nodes[:, None], axis=1)
-    ratio: NDArray[np.float64] = weights @ np.sort(times) / times.mean()
+    in_order = np.sort(times)
+    shares = np.arange(1, len(times)) / len(times)  # F between two times that follow one another
+    gaps = np.diff(in_order)
+    all_below = np.ones_like(shares)  # F^n, from the one before: there may be a thousand numbers
+    found = np.empty(len(nodes))
+    for place, further in enumerate(np.diff(nodes, prepend=0).tolist()):
+        all_below *= shares**further
+        found[place] = in_order[-1] - all_below @ gaps
+    ratio: NDArray[np.float64] = found / times.mean()
     return ratio

@@ -43,7 +43,7 @@ from paceline.spec.extensions import TRANSPORTS
 
 # Standard deviation of what the terms do not describe, on several nodes. Calibrated so that the
 # intervals contain 90 % of the points of two workloads of python/benchmarks/predictions.py, and
-# tested with the points of another one. The points of docs/results/predictions.md need 0.027.
+# tested with the points of another one. The points of docs/results/predictions.md need 0.021.
 MODEL_ERROR = 0.05
 _BOUNDS = ((1 - CONFIDENCE) / 2, 0.5, (1 + CONFIDENCE) / 2)
 
