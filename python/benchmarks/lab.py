@@ -211,10 +211,12 @@ def spec_text(lab: Lab, name: str, speed: str, options: argparse.Namespace) -> s
 
 
 def found(files: RunFiles) -> dict[str, Any]:
-    rows = read_json(files.comparison)["rows"]
+    comparison = read_json(files.comparison)
+    rows = comparison["rows"]
     trials = {name: traces(trial.hosts()) for name, trial in files.trials()}
     return {
         "rows": rows,
+        "workloads": comparison["workloads"],
         "traces": trials,
         "traces_of_both_hosts": all(
             len(hosts) == (1 if ".local." in name else 2) for name, hosts in trials.items()

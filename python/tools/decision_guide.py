@@ -15,17 +15,18 @@ import datetime as dt
 import math
 import sys
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
+from statistics import NormalDist
 from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from paceline.analysis.compare.row import Row, short_name
-from paceline.analysis.compare.verdict import EXPLAINS, Cause
+from paceline.analysis.compare.verdict import EXPLAINS, Cause, Verdict
 from paceline.analysis.explain.parts import PART_LABELS, PHASES_OF
 from paceline.analysis.recommend import Candidate
-from paceline.analysis.statistics.intervals import Interval
+from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.analysis.trial.configuration import TIMES
 from paceline.errors import DataError
 from paceline.records.files import read_json, typed
@@ -57,6 +58,7 @@ class Results:
     source: str  # the file
     origin: str  # date, version and machine, where they are stated
     rows: tuple[Row, ...]
+    verdicts: Mapping[str, Verdict]  # by workload, where they are stated
     link: str | None = None  # speed of the link between the nodes, where it is stated
     flags: tuple[str, ...] = ()  # doubts about the run, for example other load on the machine
 
@@ -78,14 +80,21 @@ def read_results(path: Path) -> Iterator[Results]:
             source=str(path),
             origin=origin,
             rows=run.rows,
+            verdicts={name: each.verdict for name, each in run.workloads.items()},
             link=run.speed,
             flags=run.flags,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
     rows: tuple[Row, ...]
+    workloads: Mapping[str, _Judged] = field(default_factory=dict)
     speed: str | None = None
     flags: tuple[str, ...] = ()
 
@@ -119,6 +128,7 @@ class Decision:
     target: str | None  # a quality; then its time is compared instead of the speed
     ranked: tuple[Candidate, ...]  # fastest first, at least two
     rows: Mapping[str, Row]  # by configuration
+    verdict: Verdict | None  # of the run; None where it is not about the first of `ranked`
     not_ranked: tuple[Row, ...]  # measured, but not equivalent, or the target was missed
 
     @property
@@ -143,7 +153,11 @@ class Decision:
     @property
     def lead(self) -> Interval | None:
         """Speed of the fastest configuration over the next one."""
-        return None if self.next is None else _ratio_of(self.next, self.ranked[0])
+        if self.next is None:
+            return None
+        if self.verdict is not None and self.verdict.runner_up == self.next.configuration:
+            return self.verdict.over_runner_up
+        return _ratio_of(self.next, self.ranked[0])
 
     @property
     def speedup(self) -> Interval | None:
@@ -216,13 +230,17 @@ def _decisions(results: Results, everything: Sequence[Row]) -> Iterator[Decision
         if len(ranked) < 2:
             continue
         nodes = max(row.nodes for row in rows)
+        verdict = results.verdicts.get(workload)
+        if verdict is None or verdict.best != ranked[0].configuration:
+            verdict = None
         yield Decision(
             source=results.source,
             place=Place(nodes, None if nodes == 1 else results.link),
             workload=workload,
             precision=precision,
             target=rows[0].target,
-            ranked=tuple(_with_ties(ranked)),
+            ranked=tuple(_with_ties(ranked, verdict)),
+            verdict=verdict,
             rows={row.configuration: row for row in rows},
             not_ranked=tuple(r for r in rows if not r.ranked and r.samples_per_s is not None),
         )
@@ -250,10 +268,23 @@ def _ratio_of(slower: Candidate, faster: Candidate) -> Interval:
     return Interval(median=median, low=low, high=high)
 
 
-def _with_ties(ranked: Sequence[Candidate]) -> list[Candidate]:
-    """Mark those that are not separated from the first one: the difference may be chance."""
-    best = ranked[0]
-    found = [replace(each, tied=_ratio_of(each, best).low < 1) for each in ranked[1:]]
+def _with_ties(ranked: Sequence[Candidate], verdict: Verdict | None) -> list[Candidate]:
+    """Mark those that are not separated from the first one: the difference may be chance.
+
+    Without the run's verdict, intervals are the longer, the more there are (Bonferroni's
+    correction): in at most 5 % of the runs, one that is as fast as the first one is not marked.
+    """
+    best, error = ranked[0], (1 - CONFIDENCE) / 2
+    usual, corrected = (NormalDist().inv_cdf(1 - error / n) for n in (1, len(ranked) - 1))
+
+    def is_tied(other: Candidate) -> bool:
+        if verdict is not None:
+            return other.configuration in verdict.not_separated
+        ratio = _ratio_of(other, best)
+        below = math.log(ratio.median / ratio.low) * corrected / usual
+        return math.log(ratio.median) < below
+
+    found = [replace(each, tied=is_tied(each)) for each in ranked[1:]]
     return [replace(best, tied=any(each.tied for each in found)), *found]
 
 

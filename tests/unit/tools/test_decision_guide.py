@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 RESULTS = Path(__file__).parents[3] / "docs/results"
 PAGE = RESULTS / "decision-guide.md"
@@ -26,3 +31,17 @@ def test_the_page_follows_from_the_recorded_results() -> None:
         check=True,
     )
     assert ended.stdout == committed
+
+
+def test_the_fastest_are_those_of_the_verdict_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "python/tools")
+    guide = importlib.import_module("decision_guide")
+    source = RESULTS / "raw/quickstart.json"
+    (decision,) = guide.decisions(list(guide.read_results(source)))
+    verdict = json.loads(source.read_text("utf-8"))["verdict"]
+    names = {each.configuration for each in decision.fastest}
+    assert names == {verdict["best"], *verdict["not_separated"]}
+    assert decision.next.configuration == verdict["runner_up"]
+    assert decision.lead.median == verdict["over_runner_up"]["median"]
+    unjudged = guide.decisions([replace(run, verdicts={}) for run in guide.read_results(source)])
+    assert {each.configuration for each in unjudged[0].fastest} == names  # of nine, corrected
