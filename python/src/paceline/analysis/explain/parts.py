@@ -18,7 +18,7 @@ from paceline.analysis.explain.evidence import trial_evidence
 from paceline.analysis.trial.operations import clock_errors
 from paceline.analysis.trial.phases import mean_of_each, median_of_each, trial_phases
 from paceline.analysis.trial.reading import TrialRecord
-from paceline.analysis.trial.steps import global_steps, read_steps
+from paceline.analysis.trial.steps import GlobalSteps, RankSteps, global_steps, read_steps
 from paceline.analysis.trial.stragglers import Straggling, find_straggler
 from paceline.errors import NotComparable
 from paceline.plan.trial import Trial
@@ -112,14 +112,14 @@ class ExplainedTrials:
     def __init__(self, name: str, records: Sequence[TrialRecord]) -> None:
         self.name = name
         found = [_TrialSteps(record) for record in records if record.finished]
-        self._trials = {each.record.trial.repeat: each for each in found if each.steady.any()}
+        self._trials = {each.trial.repeat: each for each in found if each.has_steady}
         if not self._trials:
             raise NotComparable(
                 f"{name}: expected a finished trial with steps after the warm-up, found none; "
                 "repeat it with more steps (`--set workloads.0.max_steps=N`)"
             )
         self.straggler = self._find_straggler()
-        self.outside_s = median_of_each([each.outside_s() for each in self._trials.values()])
+        self.outside_s = median_of_each([each.outside_s for each in self._trials.values()])
 
     def repeats(self, *, without_latest: bool) -> dict[int, Measurement]:
         """Return each repeat.
@@ -146,73 +146,84 @@ class ExplainedTrials:
 
 
 class _TrialSteps:
-    """The steps of one trial, and the rank that makes the others wait."""
+    """The means over the steps of one trial, and the rank that makes the others wait.
+
+    The steps are not kept: a run may have thousands of trials.
+    """
 
     def __init__(self, record: TrialRecord) -> None:
-        self.record = record
+        """Read the trial. Without a step after the warm-up, it has no means."""
+        self.trial = record.trial
         self.verdict: Straggling | None = None  # None in a pipeline: stages do different work
-        self._steps = read_steps(record)
-        self._common = global_steps(record, self._steps)
-        self.steady = self._common.steady
-        self._figures = trial_evidence(record)
+        steps = read_steps(record)
+        common = global_steps(record, steps)
+        self.has_steady = bool(common.steady.any())
+        if not self.has_steady:
+            return
         if record.trial.placement.stages == 1:
-            verdicts = find_straggler(record, self._steps, clock_errors(record))
-            self.verdict = next(iter(verdicts), None)
+            self.verdict = next(iter(find_straggler(record, steps, clock_errors(record))), None)
+        self._late = () if self.verdict is None else self.verdict.ranks
+        self._latest = self._late[0].rank if self._late else None
+        self._figures = trial_evidence(record)
+        self._cores = _cores(record)
+        self._pass_comm_s = float(np.nan_to_num(steps.steady()["pass_comm_s"]).mean())
+        self._parts_s = {rank: _parts_s(steps, common, rank) for rank in {None, self._latest}}
+        # the phases of the whole trial, mean over the ranks
+        self.outside_s = mean_of_each([rank.whole for rank in trial_phases(record, steps)])
 
     def measurement(self, straggler: Straggler | None, *, without_latest: bool) -> Measurement:
         """Return the means over the steps after the warm-up."""
-        late = () if self.verdict is None else self.verdict.ranks
-        latest = late[0].rank if late and without_latest else None
-        delays_s = [each.delay_s.mean for each in late if straggler and each.rank == straggler.rank]
-        steps = self._steps.steady()
+        delays_s = [
+            each.delay_s.mean for each in self._late if straggler and each.rank == straggler.rank
+        ]
         return Measurement(
-            trial=self.record.trial,
-            cores=self._cores(),
-            parts_s=self._parts_s(latest),
+            trial=self.trial,
+            cores=self._cores,
+            parts_s=self._parts_s[self._latest if without_latest else None],
             figures=self._figures,
-            pass_comm_s=float(np.nan_to_num(steps["pass_comm_s"]).mean()),
+            pass_comm_s=self._pass_comm_s,
             straggler=straggler,
             delay_s=sum(delays_s),
         )
 
-    def outside_s(self) -> Mapping[str, float | None]:
-        """Return the phases of the whole trial, mean over the ranks."""
-        return mean_of_each([rank.whole for rank in trial_phases(self.record, self._steps)])
 
-    def _cores(self) -> int:
-        """Return the cores that the ranks may use, on all hosts, at most those allocated."""
-        by_host: dict[str, set[int]] = {}
-        for rank in self.record.ranks:
-            if rank.environment is not None:
-                by_host.setdefault(rank.environment.host, set()).update(rank.environment.affinity)
-        allowed = sum(map(len, by_host.values()))
-        planned = self.record.trial.placement.cores
-        return min(allowed, planned) if allowed else planned
+def _cores(record: TrialRecord) -> int:
+    """Return the cores that the ranks may use, on all hosts, at most those allocated."""
+    by_host: dict[str, set[int]] = {}
+    for rank in record.ranks:
+        if rank.environment is not None:
+            by_host.setdefault(rank.environment.host, set()).update(rank.environment.affinity)
+    allowed = sum(map(len, by_host.values()))
+    planned = record.trial.placement.cores
+    return min(allowed, planned) if allowed else planned
 
-    def _parts_s(self, left_out: int | None) -> NDArray[np.float64]:
-        kept = [number for number, rank in enumerate(self._steps.ranks) if rank != left_out]
-        chosen = np.searchsorted(self._steps.step, self._common.step[self.steady])
-        values = np.zeros((len(PART_NAMES), len(chosen)))
-        for row, phases in enumerate(PHASES_OF.values()):
-            for phase in phases:
-                seconds = self._steps[f"{phase}_s"][kept][:, chosen]
-                values[row] += np.nan_to_num(seconds).mean(axis=0)
-        values[-1] = self._walls_s(kept)[self.steady] - values.sum(axis=0)
-        means: NDArray[np.float64] = values.mean(axis=1)
-        return means
 
-    def _walls_s(self, kept: list[int]) -> NDArray[np.float64]:
-        """Return the time of each common step from end to end, mean over the ranks.
+def _parts_s(steps: RankSteps, common: GlobalSteps, left_out: int | None) -> NDArray[np.float64]:
+    """Return the mean of each part over the steady steps and the ranks but one."""
+    kept = [number for number, rank in enumerate(steps.ranks) if rank != left_out]
+    chosen = np.searchsorted(steps.step, common.step[common.steady])
+    values = np.zeros((len(PART_NAMES), len(chosen)))
+    for row, phases in enumerate(PHASES_OF.values()):
+        for phase in phases:
+            seconds = steps[f"{phase}_s"][kept][:, chosen]
+            values[row] += np.nan_to_num(seconds).mean(axis=0)
+    values[-1] = _walls_s(steps, common, kept)[common.steady] - values.sum(axis=0)
+    means: NDArray[np.float64] = values.mean(axis=1)
+    return means
 
-        The end of a step is that of each rank, not of the last one: ranks that end at different
-        times would otherwise add to a few steps what is no part of them. A step that follows an
-        evaluation begins with its own start.
-        """
-        places = np.searchsorted(self._steps.step, self._common.step)
-        ended = self._steps["ended_s"][kept][:, places]
-        began = self._steps["started_s"][kept][:, places]
-        last_ended = self._common.ended_unix_s
-        follows = last_ended[1:] - self._common.time_s[1:] - last_ended[:-1] < _CLOCK_S
-        began[:, 1:] = np.where(follows, ended[:, :-1], began[:, 1:])
-        walls: NDArray[np.float64] = (ended - began).mean(axis=0)
-        return walls
+
+def _walls_s(steps: RankSteps, common: GlobalSteps, kept: list[int]) -> NDArray[np.float64]:
+    """Return the time of each common step from end to end, mean over the ranks.
+
+    The end of a step is that of each rank, not of the last one: ranks that end at different
+    times would otherwise add to a few steps what is no part of them. A step that follows an
+    evaluation begins with its own start.
+    """
+    places = np.searchsorted(steps.step, common.step)
+    ended = steps["ended_s"][kept][:, places]
+    began = steps["started_s"][kept][:, places]
+    last_ended = common.ended_unix_s
+    follows = last_ended[1:] - common.time_s[1:] - last_ended[:-1] < _CLOCK_S
+    began[:, 1:] = np.where(follows, ended[:, :-1], began[:, 1:])
+    walls: NDArray[np.float64] = (ended - began).mean(axis=0)
+    return walls
