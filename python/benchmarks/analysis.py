@@ -63,13 +63,6 @@ transport = "mpi"
 LAUNCHED = 1_700_000_000.0
 STEP_S = 0.02
 INTERVAL_S = 0.5
-TARGETS = {
-    "compare_s": 10.0,
-    "report_s": 20.0,
-    "explain_100_trials_s": 10.0,
-    "memory_gib": 4.0,
-    "html_mb": 10.0,
-}
 
 
 def main() -> None:
@@ -112,7 +105,6 @@ def main() -> None:
             "repeats": options.repeats,
             "steps": options.steps,
             "ranks": 2,
-            "targets": TARGETS,
             "load_average": os.getloadavg(),
             **found,
         },

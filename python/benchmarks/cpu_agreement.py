@@ -29,7 +29,6 @@ from training_ways import trained
 if TYPE_CHECKING:
     from paceline.analysis.trial.reading import TrialRecord
 
-ASKED = 0.05
 RANKS = 2
 BUSY = ("user", "system", "other")
 SPEC = """
@@ -88,7 +87,7 @@ def main() -> None:
     for way, result in results.items():
         shown(f"{way}: ranks / host", result["ranks_to_host"])
         shown(f"{way}: run / host", result["run_to_host"])
-    write_results(options.out, "cpu_agreement", {"asked": ASKED, "ways": results})
+    write_results(options.out, "cpu_agreement", {"ways": results})
 
 
 def arguments() -> argparse.Namespace:

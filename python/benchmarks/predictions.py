@@ -59,12 +59,6 @@ from prediction_scenes import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-TARGETS = {
-    "median_error": 0.05,
-    "error_90": 0.12,
-    "coverage": [0.85, 0.97],
-    "choices_within_3_percent": 0.95,
-}
 TRANSPORTS = ("gloo", "mpi")
 
 
@@ -103,7 +97,6 @@ def main() -> None:
         options.out,
         "predictions",
         {
-            "targets": TARGETS,
             "model_error": MODEL_ERROR,
             **concluded(points),
             "scenes": {

@@ -147,17 +147,16 @@ def trials_of(spec: str, dataset: Path) -> list[Trial]:
 
 
 def conclude(
-    raw: Mapping[str, list[StepEnds]], claims: Sequence[tuple[str, str, str, float]]
+    raw: Mapping[str, list[StepEnds]], claims: Sequence[tuple[str, str, str]]
 ) -> dict[str, Any]:
-    """Print rates and claims, each (text, ours, theirs, target); return the content of the
-    results."""
+    """Print rates and claims, each (text, ours, theirs); return the content of the results."""
     rates = {name: [samples_per_s(ends) for ends in runs] for name, runs in raw.items()}
     for name, values in rates.items():
         shown(name, median_interval(values), "images/s")
     found = []
-    for claim, ours, theirs, target in claims:
+    for claim, ours, theirs in claims:
         if ours in rates and theirs in rates:
             ratio = paired_ratio(rates[ours], rates[theirs])
-            shown(f"{claim} (asked: {target})", ratio, "x")
-            found.append({"claim": claim, "target": target, **ratio})
+            shown(claim, ratio, "x")
+            found.append({"claim": claim, **ratio})
     return {"samples_per_s": rates, "claims": found, "step_ended_unix_s": raw}

@@ -116,7 +116,7 @@ def concluded(
             share = median_interval([limit_s / value for value in values])
             concluded[name]["share_of_limit"] = share
     if "auto" in seconds:
-        shown(f"{size / 1e6:g} MB Gloo / mpi (asked: 1)", concluded["auto"]["gloo_over_this"], "x")
+        shown(f"{size / 1e6:g} MB Gloo / mpi", concluded["auto"]["gloo_over_this"], "x")
     if "auto" in seconds and arguments.ranks_per_host == 1:
         share = concluded["auto"]["share_of_limit"]
         shown(f"{size / 1e6:g} MB share of the wire, bits of the message", share)
