@@ -16,12 +16,12 @@ not repeated. Each scene takes half an hour with two repeats. prediction_interva
 width of the intervals with the points of one scene, and tests it with those of the others.
 
 Error: predicted over measured step, minus 1. Coverage: measured medians within the predicted 90 %
-interval. Targets: median error at most 5 %, 90th percentile at most 12 %, coverage 85 to 97 %.
+interval.
 
 Choices: at each link and batch, configurations are one host, and several hosts with each strategy
 and transport. Those of one transport, of one strategy, or all on several hosts are held out. The
 first choice is the fastest, as measured or as predicted. Loss: its measured step over that of the
-fastest, minus 1. Target: at most 3 % in 95 % of cases.
+fastest, minus 1.
 """
 
 from __future__ import annotations
