@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +25,7 @@ from paceline.transports.store import (
     open_again,
     open_store,
     store_barrier,
+    wait_for,
 )
 
 
@@ -89,6 +93,42 @@ def test_cut_connection_fails_at_once(store, context_of):
     # The end of the limit would be a DistStoreError: this error comes from the closed connection.
     with pytest.raises(dist.DistNetworkError):
         again.wait(["never"], timedelta(seconds=20))
+
+
+@pytest.fixture
+def on_signal():
+    """Return a function that makes another the handler of a signal, which comes soon."""
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def handle(handler):
+        signal.signal(signal.SIGUSR1, lambda *_: handler())
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+
+    yield handle
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_signal_handler_runs_during_a_wait_for_a_key(store, context_of, on_signal):
+    """Otherwise the key would be missing until the end of the limit."""
+    address = StoreAddress(host="127.0.0.1", port=store.port)
+    again = open_again(context_of(0, 1, store=address), 5.0)
+    on_signal(lambda: again.set("key", ""))
+    wait_for(store, ["key"], 10.0, "the key")
+
+
+def test_signal_handler_runs_during_a_wait_for_the_store(context_of, on_signal):
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    served = []
+
+    def serve():
+        listener = socket.create_server(("127.0.0.1", port))
+        own = StoreAddress(host="127.0.0.1", port=port, listen_fd=listener.detach())
+        served.append(open_store(context_of(0, 2, store=own), 5.0))
+
+    on_signal(serve)
+    address = StoreAddress(host="127.0.0.1", port=port)
+    assert open_store(context_of(1, 2, store=address), 10.0).port == port
 
 
 def test_value_published_by_one_rank_is_seen_by_another():

@@ -8,6 +8,9 @@ A client waits without limit for the store's answer to `check`, `add` and `get`,
 answer that a wait has timed out (TCPStore.cpp: recvValue; observed with torch 2.13). On a broken
 link it waits until TCP gives up after 15 minutes. torch has no setting for it, but the kernel has:
 a receive that reaches SO_RCVTIMEO becomes a DistNetworkError, "Socket Timeout".
+
+Python's signal handlers do not run during a call of torch. A rank that waits for a killed one would
+not notice SIGTERM, and torchrun kills it only after 30 s. So the main thread lets another one wait.
 """
 
 from __future__ import annotations
@@ -15,12 +18,16 @@ from __future__ import annotations
 import re
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -30,6 +37,7 @@ from paceline.torch_internals import Store, TCPStore
 
 # Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)
+_Result = TypeVar("_Result")
 ANSWER_SHARE = 1 / 4  # share of a limit by which a wait may exceed it if the store does not answer
 
 
@@ -57,7 +65,8 @@ def _connect(
     context: RankContext, address: StoreAddress, limit_s: float, listen_fd: int | None
 ) -> TCPStore:
     with limited(f"rank {context.rank}: rank 0's store at {address.host}:{address.port}", limit_s):
-        store = TCPStore(
+        connect = partial(
+            TCPStore,
             address.host,
             address.port,
             context.world_size,
@@ -66,6 +75,7 @@ def _connect(
             wait_for_workers=False,
             master_listen_fd=listen_fd,
         )
+        store = _beside_signals(connect)
     limit_answers(store, limit_s * ANSWER_SHARE)
     return store
 
@@ -96,7 +106,24 @@ def wait_for(store: Store, keys: Sequence[str], limit_s: float, what: str) -> No
     """Wait until all `keys` are set. Raises TimedOut naming `what` after `limit_s`."""
     if keys:
         with limited(what, limit_s):
-            store.wait(list(keys), timedelta(seconds=limit_s))
+            _beside_signals(partial(store.wait, list(keys), timedelta(seconds=limit_s)))
+
+
+def _beside_signals(call: Callable[[], _Result]) -> _Result:
+    """Return the result of `call`; signal handlers run while it waits. `call` limits its wait."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()  # handlers run in the main thread
+    result: Future[_Result] = Future()
+
+    def carry_out() -> None:
+        try:
+            result.set_result(call())
+        except Exception as error:  # noqa: BLE001  (raised in the main thread)
+            result.set_exception(error)
+
+    # A daemon: after an exception of a handler, the process need not wait for the limit.
+    threading.Thread(target=carry_out, name="store", daemon=True).start()
+    return result.result()
 
 
 def store_barrier(store: Store, name: str, rank: int, ranks: Sequence[int], limit_s: float) -> None:
