@@ -9,11 +9,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.analysis.statistics.intervals import Interval
+
 RESULTS = Path(__file__).parents[3] / "docs/results"
 PAGE = RESULTS / "decision-guide.md"
+QUICKSTART = RESULTS / "raw/quickstart.json"
 LIMIT_S = 60
 
 
@@ -33,15 +37,34 @@ def test_the_page_follows_from_the_recorded_results() -> None:
     assert ended.stdout == committed
 
 
-def test_the_fastest_are_those_of_the_verdict_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(Path(__file__).parents[3] / "python/tools")
-    guide = importlib.import_module("decision_guide")
-    source = RESULTS / "raw/quickstart.json"
-    (decision,) = guide.decisions(list(guide.read_results(source)))
-    verdict = json.loads(source.read_text("utf-8"))["verdict"]
+    return importlib.import_module("decisions")
+
+
+def test_the_fastest_are_those_of_the_verdict_of_the_run(tool: Any) -> None:
+    (decision,) = tool.decisions(list(tool.read_results(QUICKSTART)))
+    verdict = json.loads(QUICKSTART.read_text("utf-8"))["verdict"]
     names = {each.configuration for each in decision.fastest}
     assert names == {verdict["best"], *verdict["not_separated"]}
     assert decision.next.configuration == verdict["runner_up"]
     assert decision.lead.median == verdict["over_runner_up"]["median"]
-    unjudged = guide.decisions([replace(run, verdicts={}) for run in guide.read_results(source)])
-    assert {each.configuration for each in unjudged[0].fastest} == names  # of nine, corrected
+
+
+@pytest.mark.parametrize(("slow_ones", "fastest"), [(0, 1), (7, 2)])
+def test_without_a_verdict_more_configurations_need_a_larger_difference(
+    tool: Any, slow_ones: int, fastest: int
+) -> None:
+    """Intervals of 2 % separate 3.5 % for one comparison, and 3.9 % for eight."""
+    (run,) = tool.read_results(QUICKSTART)
+    rows = [
+        replace(
+            next(row for row in run.rows if row.ranked),
+            configuration=str(number),
+            samples_per_s=Interval(median=speed, low=speed / 1.02, high=speed * 1.02),
+        )
+        for number, speed in enumerate([1.035, 1.0, *[0.5] * slow_ones])
+    ]
+    (decision,) = tool.decisions([replace(run, rows=tuple(rows), verdicts={})])
+    assert len(decision.fastest) == fastest
