@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import short_name
+from paceline.analysis.compare.row import full_name, short_name
 from paceline.analysis.statistics.fastest import TIE_MARGIN
 from paceline.analysis.statistics.intervals import CONFIDENCE, WIDEST
 from paceline.analysis.trial.host_frames import read_series
@@ -292,7 +292,7 @@ def _cards(comparison: Comparison) -> Iterator[Card]:
         repeats = [_repeat(trial) for trial in trials if trial.record.trial.id in chosen]
         sampled = [repeat for repeat in repeats if repeat.pairs]
         if sampled:
-            name = f"{row.workload}: {short_name(row, comparison.rows)}"
+            name = full_name(row, comparison.rows)
             yield Card(name=name, repeats=sampled)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import Row, short_name
+from paceline.analysis.compare.row import Row, full_name
 from paceline.analysis.equivalence.check import Equivalence
 from paceline.analysis.equivalence.checks import Check
 from paceline.analysis.equivalence.tensor_checks import REPLAY
@@ -43,7 +43,7 @@ def equivalence_section(comparison: Comparison) -> Section:
     found = list(_checked(comparison))
     names = dict.fromkeys(name for _, _, checks in found for name in checks)
     columns: list[Column[Checked]] = [
-        Column("configuration", lambda item: _name(comparison, item[0]), "name"),
+        Column("configuration", lambda item: full_name(item[0], comparison.rows), "name"),
         Column("arithmetic", lambda item: item[1].arithmetic, "text"),
         *(Column(_check_words(name), _check_cell(name)) for name in names),
         Column("largest difference\nof a weight", lambda i: number(i[0].max_abs_weight_diff, 2)),
@@ -51,7 +51,7 @@ def equivalence_section(comparison: Comparison) -> Section:
     ]
     details = [
         Section(
-            title=f"{_name(comparison, row)}, against {first.baseline_id}",
+            title=f"{full_name(row, comparison.rows)}, against {first.baseline_id}",
             sentences=[
                 f"{_mark(check)} {_check_words(name)}: {check.reason}"
                 for name, check in checks.items()
@@ -124,7 +124,7 @@ def _mark(check: Check) -> str:
 def ranks_section(comparison: Comparison) -> Section:
     """Show the resources that each rank really had, in the first repeat of each row."""
     ranks = [
-        (_name(comparison, row) if number_ == 0 else "", environment)
+        (full_name(row, comparison.rows) if number_ == 0 else "", environment)
         for row in comparison.rows
         for trial in comparison.trials.get(row.configuration, ())[:1]
         for number_, environment in enumerate(_environments(trial))
@@ -186,10 +186,6 @@ def facts_table(facts: Sequence[Fact]) -> Table[Fact]:
         Column("", lambda fact: fact[1], "text"),
     ]
     return Table(columns=columns, items=facts)
-
-
-def _name(comparison: Comparison, row: Row) -> str:
-    return f"{row.workload}: {short_name(row, comparison.rows)}"
 
 
 def _environments(trial: TrialAnalysis) -> list[RankEnvironment]:

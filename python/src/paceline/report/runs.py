@@ -13,7 +13,7 @@ from paceline.analysis.between_runs.gate import Gate, Judged
 from paceline.analysis.between_runs.history import RunOfHistory
 from paceline.analysis.between_runs.two_runs import PairedRow, RunComparison
 from paceline.analysis.compare.compute_row import planned_row
-from paceline.analysis.compare.row import short_name
+from paceline.analysis.compare.row import full_name
 from paceline.plan.trial import Trial
 from paceline.report.columns import NEAR_MARK
 from paceline.report.section import Cell, Column, Section, Table, spaced, terminal_view
@@ -71,7 +71,7 @@ def history_view(runs: Sequence[RunOfHistory]) -> RenderableType:
 def configuration_names(trials: Iterable[Trial]) -> dict[str, str]:
     """Return the short names of configurations with their workload."""
     rows = [planned_row(trial) for trial in trials]
-    return {row.configuration: f"{row.workload}: {short_name(row, rows)}" for row in rows}
+    return {row.configuration: full_name(row, rows) for row in rows}
 
 
 def differences_section(differences: Sequence[Difference]) -> Section:

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import short_name
+from paceline.analysis.compare.row import full_name
 from paceline.report.columns import UNKNOWN_WIDTH, comparison_table, mark_sentences, table_title
 from paceline.report.section import WIDE_COLUMNS, detail_of, spaced, terminal_table, terminal_view
 from paceline.report.sections import lossy_section, staleness_section
@@ -104,7 +104,7 @@ def _footnotes(comparison: Comparison) -> list[RenderableType]:
     lines = [Text(_LEGEND, style="dim"), *map(Text, table_sentences(comparison))]
     lines += map(Text, mark_sentences(comparison))
     for row in comparison.rows:
-        name = f"{row.workload}: {short_name(row, comparison.rows)}"
+        name = full_name(row, comparison.rows)
         if row.is_unchecked_script:
             lines.append(Text(f"{mark_of(row)} {name}: {row.equivalence_reason}"))
         elif not row.ranked and not row.failed:

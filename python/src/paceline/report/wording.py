@@ -9,7 +9,7 @@ from itertools import combinations
 
 from paceline.analysis.compare.local_global import LocalGlobal
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import Row, short_name
+from paceline.analysis.compare.row import Row, full_name, short_name
 from paceline.analysis.compare.verdict import differ_in_both
 from paceline.analysis.statistics.intervals import Interval, Mean
 from paceline.records.documents import Stopping
@@ -179,9 +179,9 @@ def table_sentences(comparison: Comparison) -> list[str]:
     if any(row.equivalence_grade == "start" for row in rows):
         found.append(f"{_FIRST_STEPS}: shown for the first steps only; ✓: for the whole training.")
     found += [
-        f"{short_name(row, rows)}: {remark}."
+        f"{full_name(row, rows)}: {'; '.join(row.unexplained_evaluations)}."
         for row in rows
-        for remark in row.unexplained_evaluations
+        if row.unexplained_evaluations
     ]
     return found if comparison.stopping is None else [*found, _repeats(comparison.stopping)]
 
@@ -200,7 +200,7 @@ def _target_sentences(comparison: Comparison) -> list[str]:
         missed = row.repeats - (row.target_reached or 0)
         if missed and row.time_to_target_s is not None:
             found.append(
-                f"{short_name(row, comparison.rows)}: {missed} of {row.repeats} repeats missed the "
+                f"{full_name(row, comparison.rows)}: {missed} of {row.repeats} repeats missed the "
                 "target and count as slower than the others."
             )
     return found

@@ -30,6 +30,11 @@ def short_name(row: Row, among: Sequence[Row]) -> str:
     return SEPARATOR.join([*launcher, strategy_name(row, among)])
 
 
+def full_name(row: Row, among: Sequence[Row]) -> str:
+    """Return the short name with the workload, for example `tiny: mpi · mpi · processes 2x1`."""
+    return f"{row.workload}: {short_name(row, among)}"
+
+
 def strategy_name(row: Row, among: Sequence[Row]) -> str:
     """Return strategy and layout, for example `processes 2x1`, without launcher and transport."""
     return SEPARATOR.join([_numbered(row), *distinctions(row, among)])

@@ -25,6 +25,9 @@ from paceline.records.rows import RankWeights
 REPLICAS = "replicas"  # name of a check
 _MOST_NAMED = 3  # faulty updates in a message
 _KEYS = ["worker", "sequence"]
+_UNKNOWN_SPREAD = (
+    "the spread over seeds was not measured (vary_seed = true with repeats measures it)"
+)
 _UNMEASURED = 0.05  # of the baseline's value: a difference that is named where no seed was repeated
 
 
@@ -91,7 +94,8 @@ def _relative(difference: float, scale: float) -> float:
 def unexplained_evaluations(
     ours: Mapping[int, Evaluations], baselines: Mapping[int, Evaluations]
 ) -> list[str]:
-    """Name each metric whose last value differs by more than seeds explain.
+    """Name each metric whose last value differs by more than seeds explain, and say if their spread
+    was not measured.
 
     ours, baselines: the evaluations of one trial for each seed.
     """
@@ -109,18 +113,17 @@ def unexplained_evaluations(
         resolution = max(baselines[seed].resolution.get(metric, 0.0) for seed in common)
         limit, words = _explained(every, expected)
         if abs(value - expected) > max(limit, 1.5 * resolution):
-            found.append(f"{metric} ends at {value:.3g}, the baseline's at {expected:.3g}; {words}")
-    return found
+            found.append(f"{metric} ends at {value:.3g}, the baseline's at {expected:.3g}{words}")
+    return [*found, _UNKNOWN_SPREAD] if found and len(baselines) < 2 else found
 
 
 def _explained(values: Sequence[float], expected: float) -> tuple[float, str]:
     """Return the largest difference that two seeds explain, and the words for it."""
     if len(values) < 2:
-        words = "its spread over seeds was not measured (vary_seed = true with repeats measures it)"
-        return _UNMEASURED * abs(expected), words
+        return _UNMEASURED * abs(expected), ""
     limit = spread_of_pairs(np.array(values))
     share = f"{100 * CONFIDENCE:g} %"
-    return limit, f"two of its {len(values)} seeds differ by at most {limit:.2g} in {share}"
+    return limit, f"; two of its {len(values)} seeds differ by at most {limit:.2g} in {share}"
 
 
 def _last(metric: str, evaluations: Sequence[Evaluations]) -> list[float]:
