@@ -16,6 +16,7 @@ from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval
 from paceline.records.documents import LookRecord, Stopping, write_stopping
 from paceline.report.table import comparison_text, comparison_view
+from paceline.report.verdict import verdict_sentence
 from paceline.report.wording import number
 
 
@@ -38,6 +39,16 @@ def test_the_verdict_comes_first(comparison: Comparison) -> None:
     assert "It is 1." in words
     assert "This run could show differences of" in words
     assert "is not ranked: first_gradient" in words
+
+
+def test_the_verdict_states_the_lead_over_the_baseline_once(comparison: Comparison) -> None:
+    (baseline,) = (row for row in comparison.rows if row.is_baseline)
+    verdict = dataclasses.replace(comparison.verdicts["tiny"], runner_up=baseline.configuration)
+    found = dataclasses.replace(comparison, verdicts={"tiny": verdict})
+    words = verdict_sentence(found, "tiny")
+    assert words.count("as fast as") == 1
+    assert " as fast as the baseline (" in words
+    assert "), mainly because of " in words
 
 
 def test_launcher_transport_strategy_and_layout_are_columns(comparison: Comparison) -> None:

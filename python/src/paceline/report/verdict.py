@@ -58,9 +58,13 @@ def verdict_sentence(comparison: Comparison, workload: str) -> str:
     elif best is None:
         words = [_without_noise(ranked[0], rows, baseline)]
     else:
-        words = [_first(verdict, best, rows, baseline)]
-        if behind is not None and verdict.over_runner_up is not None:
-            words.append(_next(verdict, best, behind, rows))
+        next_ = None if verdict.over_runner_up is None else behind
+        # The first sentence states the speedup over the baseline.
+        is_next = next_ is not None and next_.is_baseline
+        why = _why(best, next_, verdict.cause) if next_ is not None and is_next else ""
+        words = [_first(verdict, best, rows, f"{_speed(best, baseline)}{why}")]
+        if next_ is not None and not is_next:
+            words.append(_next(verdict, best, next_, rows))
     if verdict.other_launcher_and_transport and best is not None:
         named = _named(verdict.other_launcher_and_transport, rows)
         words.append(f"Launcher and transport both differ from {named}.")
@@ -90,9 +94,9 @@ def _without_noise(first: Row, rows: Sequence[Row], baseline: str) -> str:
     )
 
 
-def _first(verdict: Verdict, best: Row, rows: Sequence[Row], baseline: str) -> str:
-    """Name the fastest configuration, and those that may be the fastest as well."""
-    name, speed = short_name(best, rows), _speed(best, baseline)
+def _first(verdict: Verdict, best: Row, rows: Sequence[Row], speed: str) -> str:
+    """Name the fastest configuration with its speed, and those that may be as fast."""
+    name = short_name(best, rows)
     to_reach = "" if best.target is None else f" to reach {best.target}"
     if not verdict.not_separated:
         return f"{name} is {'the ' if to_reach else ''}fastest{to_reach}{speed}."

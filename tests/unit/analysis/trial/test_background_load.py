@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import polars as pl
 import pytest
 from tests.unit.analysis import fabricate
@@ -86,6 +88,19 @@ def test_machine_with_the_highest_load_counts(record: TrialRecord) -> None:
     quiet = traced(record, QUIET, run_cores=1.9, host="node0", boot_id="one")
     busy = traced(record, QUIET, run_cores=0.9, host="node1", boot_id="another")
     assert disturbance(record, [quiet, busy]).others_percent == pytest.approx(50.0)
+
+
+def test_load_before_a_short_training_counts(record: TrialRecord) -> None:
+    inside = traced(record, QUIET, run_cores=1.0, seconds=1)
+    before = inside.samples.with_columns(
+        pl.col("unix_s") - 1.0,
+        pl.struct(pl.col("cpu_seconds").struct.field(s) - QUIET[s] for s in STATES).alias(
+            "cpu_seconds"
+        ),
+        pl.col("run_cpu_seconds") - 0.5,
+    )
+    trace = dataclasses.replace(inside, samples=pl.concat([before, inside.samples]))
+    assert disturbance(record, [trace]).others_percent == pytest.approx(70.0)
 
 
 @pytest.mark.parametrize("seconds", [0, 1])

@@ -377,11 +377,11 @@ _PRESENT = (
         (ON_CORES,), memory_contention,
     ),
     Rule(
-        "competition", "other processes competed for cores",
+        "competition", "other processes on the cores",
         (ON_CORES, "data_wait", "comm_wait"), competition,
     ),
     Rule(
-        "decoding", "readers compete for cores", ("data_wait",), decoding,
+        "decoding", "readers on the same cores", ("data_wait",), decoding,
         interventions.data_from_memory,
     ),
     Rule(

@@ -137,6 +137,13 @@ def _in_training(record: TrialRecord, host: str, samples: pl.DataFrame) -> NDArr
     return inside
 
 
+def _before_end(record: TrialRecord, host: str, samples: pl.DataFrame) -> NDArray[np.bool_]:
+    """Return the mask of the samples of a host until its training ended."""
+    span = span_on_host(record, host, "train")
+    before: NDArray[np.bool_] = samples["unix_s"].to_numpy() <= (math.inf if not span else span[1])
+    return before
+
+
 def launch_on_host(record: TrialRecord, host: str) -> float | None:
     """Return when the trial was launched, on the clock of `host`.
 
@@ -159,14 +166,20 @@ class _BackgroundLoad(NamedTuple):
 
 
 def _load_in_training(record: TrialRecord, host: HostTrace) -> _BackgroundLoad | None:
-    """Return the CPU shares of one host during the `train` span; None without two samples."""
+    """Return the CPU shares of one host during the `train` span; None without two samples.
+
+    If the training is too short for two samples, the last ones before its end are taken: its ranks
+    start up between them, and another program was probably there already.
+    """
     frame = host.samples
     if "user" not in struct_fields(frame, "cpu_seconds"):
         return None
-    inside = np.flatnonzero(_in_training(record, host.host, frame))
-    if len(inside) < 2:
+    found = np.flatnonzero(_in_training(record, host.host, frame))
+    if len(found) < 2:
+        found = np.flatnonzero(_before_end(record, host.host, frame))[-2:]
+    if len(found) < 2:
         return None
-    ends = frame[[int(inside[0]), int(inside[-1])]]
+    ends = frame[[int(found[0]), int(found[-1])]]
     seconds = ends["cpu_seconds"].struct.unnest()
     spent = {mode: max(0.0, float(np.diff(column(seconds, mode))[0])) for mode in seconds.columns}
     run_s = max(0.0, float(np.diff(column(ends, "run_cpu_seconds"))[0]))
@@ -199,8 +212,7 @@ def _total_increase(counter: NDArray[np.float64]) -> float:
 
 def _until_trained(record: TrialRecord, host: HostTrace) -> pl.DataFrame:
     """Return the samples of a host until its ranks have trained; all if there are none before."""
-    span = span_on_host(record, host.host, "train")
-    before = host.samples.filter(pl.col("unix_s") <= (math.inf if span is None else span[1]))
+    before = host.samples.filter(pl.Series(_before_end(record, host.host, host.samples)))
     return host.samples if before.is_empty() else before
 
 
