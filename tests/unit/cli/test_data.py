@@ -24,9 +24,10 @@ def test_ingest_says_what_it_does_and_what_it_wrote(monkeypatch, capsys) -> None
     ]
 
 
-def test_inspect_says_none_for_everything_that_is_empty(monkeypatch, output) -> None:
-    facts = {"samples": 2, "ignored": {}, "skipped": [], "classes": {"a": 2}}
+def test_inspect_prints_yaml_without_what_is_empty(monkeypatch, output) -> None:
+    skipped = [{"path": "ä.jpg", "reason": "empty"}]
+    facts = {"samples": 2, "ignored": {}, "classes": {"a": 2, "b": None}, "skipped": skipped}
     monkeypatch.setattr(data, "inspect_dataset", lambda _: facts)
     assert output("data", "inspect", "set") == (
-        "samples: 2\nignored: none\nskipped: none\nclasses:\n  a: 2\n"
+        "samples: 2\nclasses:\n  a: 2\nskipped:\n- path: ä.jpg\n  reason: empty\n"
     )

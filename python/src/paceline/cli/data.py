@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from paceline.cli.console import print_json
 from paceline.cli.options import count, json_option, pair, seed
@@ -121,13 +122,12 @@ def inspect_command(dataset: str, as_json: bool) -> None:
     if as_json:
         print_json(facts)
     else:
-        _print_facts(facts)
+        print(yaml.safe_dump(_known(facts), sort_keys=False, allow_unicode=True), end="")
 
 
-def _print_facts(facts: dict[str, Any], indent: str = "") -> None:
-    for key, value in facts.items():
-        if isinstance(value, dict) and value:
-            print(f"{indent}{key}:")
-            _print_facts(value, indent + "  ")
-        else:
-            print(f"{indent}{key}: {'none' if value in (None, [], (), {}) else value}")
+def _known(facts: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what a data set does not have."""
+    found = {
+        key: _known(value) if isinstance(value, dict) else value for key, value in facts.items()
+    }
+    return {key: value for key, value in found.items() if value not in (None, [], (), {})}

@@ -365,7 +365,8 @@ def _samples_fault(samples: Sequence[Sequence[str]]) -> str | None:
         return f"{repeated} samples of the step are trained on by two ranks"
     return (
         f"{(together - theirs).total()} of {theirs.total()} samples are others than those of one "
-        "process: the order or the random changes of samples depend on the number of ranks"
+        "process: the order or the random changes of samples depend on the number of ranks; use a "
+        "DistributedSampler with one process, too"
     )
 
 
