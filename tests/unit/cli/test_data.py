@@ -29,5 +29,5 @@ def test_inspect_prints_yaml_without_what_is_empty(monkeypatch, output) -> None:
     facts = {"samples": 2, "ignored": {}, "classes": {"a": 2, "b": None}, "skipped": skipped}
     monkeypatch.setattr(data, "inspect_dataset", lambda _: facts)
     assert output("data", "inspect", "set") == (
-        "samples: 2\nclasses:\n  a: 2\nskipped:\n- path: ä.jpg\n  reason: empty\n"
+        "samples: 2\nclasses: {a: 2}\nskipped:\n- {path: ä.jpg, reason: empty}\n"
     )

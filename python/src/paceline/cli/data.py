@@ -122,7 +122,12 @@ def inspect_command(dataset: str, as_json: bool) -> None:
     if as_json:
         print_json(facts)
     else:
-        print(yaml.safe_dump(_known(facts), sort_keys=False, allow_unicode=True), end="")
+        print(
+            yaml.safe_dump(
+                _known(facts), sort_keys=False, allow_unicode=True, default_flow_style=None
+            ),
+            end="",
+        )
 
 
 def _known(facts: dict[str, Any]) -> dict[str, Any]:
