@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 
 import torch
 
@@ -273,7 +274,8 @@ def _ask(
     key = f"clock/answer/{rank}/{number}"
     asked = now()
     store.set(f"clock/question/{rank}/{number}", "?")
-    wait_for(store, [key], limit_s, f"rank {rank}: rank 0's clock")
+    with limited(f"rank {rank}: rank 0's clock", limit_s):
+        store.wait([key], timedelta(seconds=limit_s))  # `wait_for` wakes a thread, which takes time
     answered = now()
     return asked, float(bytes(store.get(key)).decode()), answered
 
