@@ -58,13 +58,13 @@ def verdict_sentence(comparison: Comparison, workload: str) -> str:
     elif best is None:
         words = [_without_noise(ranked[0], rows, baseline)]
     else:
-        next_ = None if verdict.over_runner_up is None else behind
-        # The first sentence states the speedup over the baseline.
-        is_next = next_ is not None and next_.is_baseline
-        why = _why(best, next_, verdict.cause) if next_ is not None and is_next else ""
-        words = [_first(verdict, best, rows, f"{_speed(best, baseline)}{why}")]
-        if next_ is not None and not is_next:
-            words.append(_next(verdict, best, next_, rows))
+        speed, has_lead = _speed(best, baseline), verdict.over_runner_up is not None
+        if behind is not None and behind.is_baseline and has_lead:
+            speed += _why(best, behind, verdict.cause)
+            behind = None  # the first sentence has the lead over the baseline
+        words = [_first(verdict, best, rows, speed)]
+        if behind is not None and has_lead:
+            words.append(_next(verdict, best, behind, rows))
     if verdict.other_launcher_and_transport and best is not None:
         named = _named(verdict.other_launcher_and_transport, rows)
         words.append(f"Launcher and transport both differ from {named}.")
