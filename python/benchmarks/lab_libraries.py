@@ -4,9 +4,10 @@
 
 Needs root: it makes the hosts, with one core each. AlexNet 224 x 224, 32 images per host. A round
 runs bare_ddp.py with each library, then Paceline with each transport (`paceline run`), each in
-fresh processes; ratios are those of one round. Horovod takes part where it is installed, with MPI
-controllers: HOROVOD_WITH_PYTORCH=1 pip install horovod. Nothing is read or checked by bare_ddp.py,
-so every difference of the loops counts against Paceline.
+fresh processes; ratios are those of one round. Horovod takes part where it is installed, with MPI:
+HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 pip install --no-build-isolation FOLDER, from the source
+of 0.28.1 with CMAKE_CXX_STANDARD 20 in its CMakeLists.txt (it says 14, and torch 2.13 needs more).
+Nothing is read or checked by bare_ddp.py, so every difference of the loops counts against Paceline.
 """
 
 from __future__ import annotations
