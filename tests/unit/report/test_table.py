@@ -48,7 +48,7 @@ def test_the_verdict_states_the_lead_over_the_baseline_once(comparison: Comparis
     words = verdict_sentence(found, "tiny")
     assert words.count("as fast as") == 1
     assert " as fast as the baseline (" in words
-    assert "); main cause: " in words
+    assert "), mainly because of " in words
 
 
 def test_launcher_transport_strategy_and_layout_are_columns(comparison: Comparison) -> None:

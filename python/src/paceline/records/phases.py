@@ -30,7 +30,7 @@ ALL_PHASES = (
     Phase("data_wait", "data wait", "waiting for the batch of a step"),
     Phase("forward", "forward", "forward pass and loss"),
     Phase("backward", "backward", "backward pass, until this rank's last gradient is ready"),
-    Phase("bubble", "pipeline bubble", "a pipeline stage waiting for its neighbours"),
+    Phase("bubble", "pipeline bubbles", "a pipeline stage waiting for its neighbours"),
     Phase(
         "comm_wait",
         "waiting for the slowest rank",

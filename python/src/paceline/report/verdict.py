@@ -200,7 +200,7 @@ def _why(best: Row, behind: Row, cause: Cause | None) -> str:
         if cause.label is None:
             return f", mainly in {part}: {spent}"
         where = "" if cause.label == part else f"{part}: "
-        return f"; main cause: {cause.label} ({where}{spent})"
+        return f", mainly because of {cause.label} ({where}{spent})"
     measured = all(row.step_phases_s.get("forward") is not None for row in (best, behind))
     return "; the difference is spread over several parts" if measured else ""
 

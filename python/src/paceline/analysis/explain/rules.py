@@ -389,7 +389,7 @@ _PRESENT = (
         interventions.data_from_memory,
     ),
     Rule(
-        "pipeline_bubble", "pipeline bubble", ("bubble",), bubble,
+        "pipeline_bubble", "pipeline bubbles", ("bubble",), bubble,
         interventions.more_micro_batches,
     ),
 )  # fmt: skip
