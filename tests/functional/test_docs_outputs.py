@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,6 +141,12 @@ def test_stacks_shows_the_rank_that_hangs(paceline: Cli) -> None:
     # no break within the path of the script
     wide = dataclasses.replace(paceline, environment={**paceline.environment, "COLUMNS": "300"})
     with _started(wide, spec):
+        # Stacks of a rank that still imports can crash it: their frames change while C reads them.
+        logs = "RUN_DIR/trials/*.torchrun.*/ranks/1/log.txt"
+        wait_for(
+            lambda: any(time.time() - log.stat().st_mtime > 3 for log in wide.cwd.glob(logs)),
+            LIMIT_S, "three seconds of rank 1",
+        )  # fmt: skip
         sentence = r" for [3-9] s; rank 1 has not begun it and is at \S+:\d+ in forward"
         found = _printed(wide, "paceline stacks RUN_DIR", sentence)
     compare_outputs(MONITOR, found)
