@@ -1,7 +1,7 @@
-"""Cost of checkpoints: training speed with one per minute against none, and the delay of a step.
+"""Cost of checkpoints: training speed with and without them, and the delay of a step.
 
-    python checkpoint_cost.py --out results/raw/checkpoint_cost.json [--every-s 60] [--steps 240]
-        [--repeats 3] [--workload simple-big] [--images 256] [--batch 64]
+    python checkpoint_cost.py --out results/raw/checkpoint_cost.json [--every-steps 80]
+        [--steps 240] [--repeats 3] [--workload simple-big] [--images 256] [--batch 64]
 
 AlexNet 224x224 on two one-thread ranks in shared memory, with and without checkpoints, interleaved.
 A checkpoint has 456 MB: weights and momentum. Within each training with checkpoints, the median of
@@ -106,7 +106,7 @@ def costs(files: TrialFiles) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--every-s", type=float, default=60.0)
+    parser.add_argument("--every-steps", type=int, default=80)  # about a minute
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workload", default="simple-big")
@@ -117,7 +117,7 @@ def main() -> None:
         steps=asked.steps, workload=asked.workload, images=asked.images, batch=asked.batch
     )
     plain = planned(text, asked.workload, asked.images)
-    settings = CheckpointSettings(every_s=asked.every_s)
+    settings = CheckpointSettings(every_steps=asked.every_steps)
     with_checkpoints = plain.model_copy(update={"checkpoint": settings})
     found, without_s = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +135,7 @@ def main() -> None:
     shown("share of the time", share)
     for what, delay in delays.items():
         shown(what, delay)
-    results = {"with": found, "without_mean_step_s": without_s, "every_s": asked.every_s}
+    results = {"with": found, "without_mean_step_s": without_s, "every_steps": asked.every_steps}
     write_results(
         asked.out,
         "checkpoint_cost",

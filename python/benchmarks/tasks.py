@@ -15,7 +15,6 @@ from paceline.workloads.gpt import GPT
 
 CLASSES = 3
 _CHANNELS = (3, 64, 128, 256, 512, 256)
-_INPUTS, _WIDTH, _WIDE_CLASSES = 64, 1536, 4
 
 
 class RandomSamples:
@@ -49,21 +48,6 @@ class Convolutional(paceline.Task):
             layers += [nn.Conv2d(ins, outs, 3, stride=stride, padding=1), nn.ReLU(inplace=True)]
         head = nn.Linear(_CHANNELS[-1], CLASSES)
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
-
-
-class Wide(paceline.Task):
-    """Four linear layers; with momentum the state of the training has 39 MB.
-
-    Of checkpoint_interval.py: short steps, and a state that takes a while to write.
-    """
-
-    def dataset(self) -> RandomSamples:
-        return RandomSamples(1024, (_INPUTS,), _WIDE_CLASSES)
-
-    def model(self) -> nn.Module:
-        wide = [nn.Linear(_INPUTS, _WIDTH), nn.ReLU()]
-        wide += [nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, _WIDTH), nn.ReLU()]
-        return nn.Sequential(*wide, nn.Linear(_WIDTH, _WIDE_CLASSES))
 
 
 class Classify(paceline.Task):

@@ -107,34 +107,6 @@ def predictions(axes: Axes) -> None:
     titled(axes, "Two to four hosts")
 
 
-def checkpoint_interval(axes: Axes) -> None:
-    """Draw the measured losses, the formula's curve and the replayed one."""
-    results = raw("checkpoint_interval")
-    intervals = [point["interval_s"] for point in results["curve"]]
-    for name, colour, label in (
-        ("by_formula", BLUE, "Daly's formula"),
-        ("replayed", BROWN, "replayed with measured times"),
-    ):
-        lost = [100 * point[name] for point in results["curve"]]
-        axes.plot(intervals, lost, color=colour, label=label)
-    points = [(p["interval_s"], lost) for p in results["points"] for lost in p["lost_shares"]]
-    axes.scatter(
-        [interval_s for interval_s, _ in points], [100 * lost for _, lost in points],
-        color=DARK, label="trainings", zorder=3,
-    )  # fmt: skip
-    axes.axvline(results["formula_interval_s"], color=BLUE, linestyle=":")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("interval between checkpoints, s")
-    axes.set_ylabel("lost time, % of the work")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(frameon=False)
-    cost_ms = 1000 * results["costs"]["checkpoint_s"]
-    every_s = f"{results['mtbf_s']:g} s"
-    titled(axes, f"A failure every {every_s} on average, checkpoints of {cost_ms:.0f} ms")
-
-
 def crossover(axes: Axes) -> None:
     """Draw a line for each topology and number of samples."""
     rows = raw("crossover")["rows"]
@@ -255,7 +227,6 @@ def workload_curves(panels: Any) -> None:
 # By the name of the picture: what draws it, its size in inches, and its panels.
 FIGURES: dict[str, tuple[Any, tuple[float, float], dict[str, Any]]] = {
     **{draw.__name__: (draw, (8, 3.4), {}) for draw in (transports, power, causes, predictions)},
-    "checkpoint-interval": (checkpoint_interval, (8, 4.2), {}),
     "crossover": (crossover, (8, 4.2), {}),
     "two-hosts": (two_hosts, (8, 3.6), {}),
     "within-a-node": (within_a_node, (9, 3.4), {"ncols": 2, "sharey": True}),

@@ -1,5 +1,6 @@
 """From a job script's arguments to the trial that they describe."""
 
+import json
 import os
 
 import pytest
@@ -154,6 +155,23 @@ def test_trial_file_with_out_is_kept_in_that_run_directory(parse, trial_file, tm
 def test_trial_file_of_another_launcher_is_refused(parse, trial_file):
     with pytest.raises(UsageError, match='for launcher "mpi", this is "spark"'):
         parse("--trial", trial_file, launcher="spark")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"every_steps": 7, "every_s": None, "mtbf_s": None, "keep": True}, (7, True)),
+        ({"every_steps": 7, "every_s": "auto", "mtbf_s": 60.0, "keep": False}, (7, False)),
+        ({"every_steps": None, "every_s": 2.0, "mtbf_s": None, "keep": False}, None),
+    ],
+)
+def test_trial_of_0_3_with_seconds_between_checkpoints_can_be_read(
+    make_trial, tmp_path, given, expected
+):
+    path = tmp_path / "trial.json"
+    path.write_text(json.dumps({**make_trial().model_dump(mode="json"), "checkpoint": given}))
+    found = read_trial(path).checkpoint
+    assert (None if found is None else (found.every_steps, found.keep)) == expected
 
 
 def test_file_that_is_no_trial_is_refused(tmp_path):

@@ -40,7 +40,7 @@ def quiet(make_trial):
 
 
 def with_checkpoints(trial, *, keep):
-    return trial.model_copy(update={"checkpoint": CheckpointSettings(every_s=1.0, keep=keep)})
+    return trial.model_copy(update={"checkpoint": CheckpointSettings(every_steps=5, keep=keep)})
 
 
 def test_tensors_and_checkpoints_have_the_size_of_the_parameters(quiet):
@@ -129,7 +129,9 @@ def size_of(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-TABLES = "[training]; epochs = 3; warmup_steps = 1; global_batch = 16; [checkpoint]; every_s = 1"
+TABLES = (
+    "[training]; epochs = 3; warmup_steps = 1; global_batch = 16; [checkpoint]; every_steps = 5"
+)
 
 
 @pytest.fixture

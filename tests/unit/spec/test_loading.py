@@ -162,7 +162,7 @@ def test_numbers_are_not_made_from_text():
     [
         ("max_steps=3", 'max_steps: no such key. Did you mean "training.max_steps"?'),
         ("run_s=3", 'run_s: no such key. Did you mean "limits.run_s"?'),
-        ("mtbf_s=3", 'mtbf_s: no such key. Did you mean "checkpoint.mtbf_s"?'),
+        ("every_steps=3", 'every_steps: no such key. Did you mean "checkpoint.every_steps"?'),
         ("trials.0.max_steps=3", 'max_steps: no such key. Did you mean "training.max_steps"?'),
     ],
 )

@@ -1,1 +1,1 @@
-"""Costs by formula: messages of collectives, links, factors and checkpoints. No measurement."""
+"""Costs by formula: messages of collectives, links and factors. No measurement."""

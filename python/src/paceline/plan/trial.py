@@ -7,7 +7,7 @@ import re
 import zlib
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, SerializeAsAny, model_validator
+from pydantic import BaseModel, ConfigDict, SerializeAsAny, field_validator, model_validator
 
 from paceline.spec.descriptors import OptionModel
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS
@@ -28,6 +28,7 @@ from paceline.spec.values import (
 __all__ = ["LOOPBACK", "Placement", "Training", "Trial", "trial_name"]
 
 LOOPBACK = "lo"
+_SECONDS_OF_0_3 = {"every_s", "mtbf_s"}  # keys of [checkpoint]
 OptionsT = TypeVar("OptionsT", bound=OptionModel)
 
 
@@ -175,6 +176,18 @@ class Trial(_Value):
     failures: FailureSettings | None = None
     arguments: tuple[str, ...] = ()  # of a script, after its own
     environment: dict[str, str] = {}  # of a script's ranks
+
+    @field_validator("checkpoint", mode="before")
+    @classmethod
+    def _steps_only(cls, given: Any) -> Any:
+        """Read the table of a trial of 0.3.0, which may have seconds between two checkpoints.
+
+        It is None where seconds alone decided.
+        """
+        if not isinstance(given, dict):
+            return given
+        steps = {key: value for key, value in given.items() if key not in _SECONDS_OF_0_3}
+        return None if steps.get("every_steps", 0) is None else steps
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import os
 import queue
 import random
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,22 +31,17 @@ from paceline.errors import DataError, PacelineWarning
 from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import SampleOrder
 from paceline.plan.trial import Trial
-from paceline.rank.checkpoint_times import (
-    AnnouncedSteps,
-    Announcements,
-    DalyInterval,
-    EverySeconds,
-    Times,
-)
 from paceline.rank.peers import Peers
 from paceline.records.checkpoints import CHECKPOINT_SIGNAL, Checkpoint, CheckpointFolder, HashedFile
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import CheckpointRow, StepRow
-from paceline.spec.tables import CheckpointSettings
 from paceline.training.state import RankState
 from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.strategy import LocalStrategy
+
+if TYPE_CHECKING:
+    from paceline.torch_internals import Store
 
 # Values of a training that its state does not depend on.
 _WITHOUT_EFFECT = {"dataset", "cache", "reading", "memory_format", "warmup_steps", "task"}
@@ -86,7 +82,7 @@ class Checkpoints:
         self._replicas = trial.placement.replicas if strategy.has_replica_state else 1
         assert trial.checkpoint is not None, "else there is nothing to do"
         self._every_steps = trial.checkpoint.every_steps
-        self._times = self._new_times(trial.checkpoint)
+        self._requests = self._open_requests()
         self._writer = CheckpointWriter(
             self._folder, context.rank, context.world_size, files.rank(context.rank).checkpoints
         )
@@ -120,8 +116,8 @@ class Checkpoints:
     def updated(self, step: int) -> None:
         """Write a checkpoint, if one is due after this step; call it after the optimiser."""
         done = step + 1
-        is_due = self._times.is_due(done, self._step_s, idle=self._writer.is_idle)
-        is_due |= self._every_steps is not None and done % self._every_steps == 0
+        is_due = self._requests.is_due(done, self._step_s, idle=self._writer.is_idle)
+        is_due |= done % self._every_steps == 0
         if done == self._order.steps or not (self._pending or is_due):
             return
         pauses = self._strategy.pauses_for_checkpoints
@@ -134,7 +130,7 @@ class Checkpoints:
         _add_random(state, self._context.rank)
         limit_s = self._limits.collective_s
         position = Position(steps=done, task_sha256=self._task_sha256, replicas=self._replicas)
-        self._writer.write(state, position, limit_s, self._times.interval_s)
+        self._writer.write(state, position, limit_s)
         if pauses:  # others may first wait for the checkpoint before
             self._peers.world(f"checkpoint/{done}").barrier(2 * limit_s)
 
@@ -155,7 +151,7 @@ class Checkpoints:
             return
 
         def request(_number: int, _frame: FrameType | None) -> None:
-            self._times.request()
+            self._requests.request()
 
         before = signal.signal(CHECKPOINT_SIGNAL, request)
         try:
@@ -165,26 +161,20 @@ class Checkpoints:
 
     def close(self) -> None:
         """End the threads. A checkpoint that is not complete is given up."""
-        self._times.close()
+        self._requests.close()
         self._writer.close()
 
-    def _new_times(self, settings: CheckpointSettings) -> Times:
-        """Return what decides beside the number of steps; without seconds, it takes requests."""
+    def _open_requests(self) -> RequestedSteps:
+        """Return the steps with a checkpoint beside those of `every_steps`."""
         store = self._peers.second_store()
-        announcements = None
-        if store is not None:
-            others = self._context.world_size - 1
-            answering = others if self._strategy.pauses_for_checkpoints else 0
-            announcements = Announcements(store, answering, self._limits.collective_s)
-            if not self._context.is_first:
-                return AnnouncedSteps(announcements)
-        interval: float | DalyInterval | None
-        if settings.every_s is None or isinstance(settings.every_s, float | int):
-            interval = settings.every_s
-        else:
-            assert settings.mtbf_s is not None, 'the spec requires it for "auto"'
-            interval = DalyInterval(settings.mtbf_s)
-        return EverySeconds(interval, announcements, self._strategy.steps_ahead)
+        if store is None:
+            return FirstRankRequests(None)
+        others = self._context.world_size - 1
+        answering = others if self._strategy.pauses_for_checkpoints else 0
+        announcements = Announcements(store, answering, self._limits.collective_s)
+        if not self._context.is_first:
+            return AnnouncedSteps(announcements)
+        return FirstRankRequests(announcements, self._strategy.steps_ahead)
 
 
 def choose_checkpoint(trial: Trial, files: TrialFiles, peers: Peers) -> Checkpoint | None:
@@ -201,6 +191,165 @@ def choose_checkpoint(trial: Trial, files: TrialFiles, peers: Peers) -> Checkpoi
         text = "" if found is None else f"{found.steps} {found.ranks} {found.folder.name}"
     words = peers.of_first_rank("checkpoint", text).split()
     return Checkpoint(folder.root / words[2], int(words[0]), int(words[1])) if words else None
+
+
+_POLL_S = 0.5  # of the store, by a thread
+_LEAD_S = 1.5  # from an announcement to its step
+
+
+class RequestedSteps:
+    """Base class: decides after which steps a requested checkpoint is due, the same on every rank.
+
+    Rank 0 announces a step that is far enough ahead for the other ranks to see it. A rank that
+    misses it leaves that checkpoint incomplete, and the next one counts; no rank waits for another.
+    """
+
+    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:
+        """Return whether one is due after `done` steps.
+
+        step_s: time of the step before the last one. idle: whether no checkpoint is being written.
+        Called once in every step.
+        """
+        raise NotImplementedError
+
+    def request(self) -> None:
+        """Make a checkpoint due as soon as all ranks can write it; called by a signal handler.
+
+        Only rank 0 does so. Other ranks get the step from it.
+        """
+
+    def close(self) -> None:
+        """End threads, if there are any."""
+
+
+class FirstRankRequests(RequestedSteps):
+    """On rank 0, or on a single rank.
+
+    announcements: None without other ranks. steps_ahead: returns how many steps the fastest rank is
+    ahead.
+    """
+
+    def __init__(
+        self, announcements: Announcements | None, steps_ahead: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._announcements, self._steps_ahead = announcements, steps_ahead
+        self._requested = False
+        self._due: int | None = None
+
+    def request(self) -> None:
+        self._requested = True
+
+    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:
+        if self._due is None and idle and self._requested:
+            self._requested = False
+            self._due = done + self._lead(done, step_s)
+            if self._announcements is not None:
+                self._announcements.announce(self._due)
+        if self._due != done:
+            return False
+        self._due = None
+        if self._announcements is not None and not self._announcements.reached(done):
+            self._requested = True  # try a later step
+            return False
+        return True
+
+    def _lead(self, done: int, step_s: float) -> int:
+        """Return the steps from now to the announced one, for which also the fastest rank needs
+        `_LEAD_S`."""
+        if self._announcements is None:
+            return 0
+        fastest = done + self._steps_ahead()
+        return fastest - done + max(1, math.ceil(_LEAD_S / max(step_s, 1e-6) * fastest / done))
+
+
+class AnnouncedSteps(RequestedSteps):
+    """On the other ranks: after the steps that rank 0 announces; a thread looks for them."""
+
+    def __init__(self, announcements: Announcements) -> None:
+        self._announcements = announcements
+        self._lock = threading.Lock()
+        self._done = 0
+        self._due: set[int] = set()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="checkpoint requests", daemon=True)
+        self._thread.start()
+
+    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:  # noqa: ARG002
+        with self._lock:
+            self._done = done
+            due = done in self._due
+            self._due.discard(done)
+        return due and self._announcements.reached(done)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(2 * _POLL_S)
+
+    def _poll(self) -> None:
+        while not self._closed.wait(_POLL_S):
+            try:
+                step = self._announcements.next()
+                if step is not None:
+                    self._note(step)
+            except RuntimeError:
+                return  # the store has ended; the training notices it by itself
+
+    def _note(self, step: int) -> None:
+        with self._lock:
+            in_time = self._done < step
+            if in_time:
+                self._due.add(step)
+        self._announcements.answer(step, in_time=in_time)
+
+
+_ANSWER_POLL_S = 0.01  # by a rank that has reached an announced step
+
+
+class Announcements:
+    """The steps that rank 0 announces, and the answers of the other ranks, in a store.
+
+    Where all ranks have to stop at that step, a single one that misses it would keep the others
+    waiting. So each rank answers, and nobody stops unless all answers are good.
+    """
+
+    def __init__(self, store: Store, answering: int = 0, limit_s: float = 0.0) -> None:
+        """answering: number of ranks that answer; 0 if each may stop by itself. limit_s: of the
+        wait for their answers."""
+        self._store, self._answering, self._limit_s = store, answering, limit_s
+        self._count = 0
+
+    def announce(self, step: int) -> None:
+        self._store.set(f"checkpoints/{self._count}", str(step))
+        self._count += 1
+
+    def next(self) -> int | None:
+        """Return the next announcement; None if there is none yet."""
+        key = f"checkpoints/{self._count}"
+        if not self._store.check([key]):
+            return None
+        self._count += 1
+        return int(bytes(self._store.get(key)).decode())
+
+    def answer(self, step: int, *, in_time: bool) -> None:
+        """Tell all ranks whether this one will stop at the announced step."""
+        if self._answering:
+            self._store.add(_answers(step, in_time=in_time), 1)
+
+    def reached(self, step: int) -> bool:
+        """Wait for all answers; return whether every rank stops at this step."""
+        if not self._answering:
+            return True
+        deadline = time.monotonic() + self._limit_s
+        while time.monotonic() < deadline:
+            good, bad = (self._store.add(_answers(step, in_time=t), 0) for t in (True, False))
+            if good + bad >= self._answering:
+                return bad == 0
+            time.sleep(_ANSWER_POLL_S)
+        return False
+
+
+def _answers(step: int, *, in_time: bool) -> str:
+    return f"checkpoints/{'in-time' if in_time else 'late'}/{step}"
 
 
 def _warn(message: str) -> None:
@@ -307,13 +456,10 @@ class CheckpointWriter:
         """Get memory for the copies in the background."""
         self._tasks.put(lambda: self._copies.allocate(state))
 
-    def write(
-        self, state: RankState, position: Position, limit_s: float, interval_s: float | None = None
-    ) -> None:
+    def write(self, state: RankState, position: Position, limit_s: float) -> None:
         """Copy the state, and write it in the background.
 
         It waits for at most `limit_s` for the checkpoint before, and is given up after that.
-        interval_s: for the record.
         """
         started_s, started_unix_s = time.perf_counter(), time.time()
         if not self.wait_until_idle(limit_s):
@@ -326,7 +472,6 @@ class CheckpointWriter:
             blocked_s=time.perf_counter() - started_s,
             ended_unix_s=0.0,  # as the next one, when it is written
             written_bytes=None,
-            interval_s=interval_s,
         )
         self._tasks.put(lambda: self._write(copied, position, row))
 

@@ -162,8 +162,6 @@ class CheckpointRow:
     ended_unix_s: float  # when it was on disk, or failed
     written_bytes: int | None  # by this rank; None if it failed
     error: str | None = None
-    # from one checkpoint to the next, on rank 0, where time decides
-    interval_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,29 +16,13 @@ class Table(BaseModel):
 
 
 class CheckpointSettings(Table):
-    """[checkpoint]: a checkpoint every so many steps, or seconds, or both.
+    """[checkpoint]: a checkpoint every so many steps.
 
-    "auto" seconds: Daly's interval for a mean time between failures of `mtbf_s`, from the measured
-    cost of a checkpoint. keep: keep the newest checkpoints of a trial that has ended well.
+    keep: keep the newest checkpoints of a trial that has ended well.
     """
 
-    every_steps: PositiveInt | None = None
-    every_s: PositiveFloat | Literal["auto"] | None = None
-    mtbf_s: PositiveFloat | None = None
+    every_steps: PositiveInt
     keep: bool = False
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if self.every_steps is None and self.every_s is None:
-            raise ValueError("checkpoint: expected every_steps or every_s, got neither")
-        if self.every_s == "auto" and self.mtbf_s is None:
-            raise ValueError(
-                'checkpoint: every_s = "auto" needs mtbf_s, the mean time between failures in '
-                "seconds"
-            )
-        if self.mtbf_s is not None and self.every_s != "auto":
-            raise ValueError('checkpoint: mtbf_s applies to every_s = "auto" only')
-        return self
 
 
 FailureKind = Literal["rank", "executor", "host"]
