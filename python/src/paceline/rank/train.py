@@ -22,7 +22,6 @@ from paceline.rank.checkpoints import Checkpoints, choose_checkpoint
 from paceline.rank.evaluation import Evaluator
 from paceline.rank.loop import Loop
 from paceline.rank.memory_limit import limited_memory
-from paceline.rank.node_model import NodeModel
 from paceline.rank.peers import Peers, join_peers
 from paceline.rank.replay import Replays
 from paceline.rank.result import (
@@ -112,9 +111,8 @@ class _TaskRank:
                     feed = opened.enter_context(self._open_feed(samples))
                 strategy = opened.enter_context(_closing(create_strategy(self.trial)))
                 with self.spans("model_build"):
-                    first = self._first_model(strategy, samples.task)
-                    evaluator = self._evaluator(samples, first)
-                    self._prepare(strategy, samples.task, first)
+                    evaluator = self._evaluator(samples)
+                    self._prepare(strategy, samples.task)
                     checkpoints = self._checkpoints(opened, strategy, samples, chosen)
                     if self.trial.is_replayed:
                         self.replays = Replays(
@@ -199,15 +197,7 @@ class _TaskRank:
             share_of_node=self.peers.node(purpose),
         )
 
-    def _first_model(self, strategy: LocalStrategy, task: Task) -> NodeModel | None:
-        """Share the first weights among the ranks of the node; None if each rank needs its own."""
-        node = self.peers.node("first weights")
-        if node.ranks_on_node == 1 or not strategy.moves_weights:
-            return None
-        training, limit_s = self.trial.training, self.trial.limits.collective_s
-        return NodeModel(task, training.memory_format, node, limit_s)
-
-    def _evaluator(self, samples: Samples, first: NodeModel | None) -> Evaluator | None:
+    def _evaluator(self, samples: Samples) -> Evaluator | None:
         """Return the evaluator of this rank's share of the samples that are held out."""
         trial, context = self.trial, self.context
         if trial.training.evaluation is None:
@@ -215,23 +205,21 @@ class _TaskRank:
         return Evaluator(
             trial,
             samples.task,
-            build_model(samples.task) if first is None else first.build(),
+            build_model(samples.task),
             samples.order,
             context,
             lambda: samples.held_out_feed(trial, context.rank, context.world_size),
             self.own.evaluations,
         )
 
-    def _prepare(self, strategy: LocalStrategy, task: Task, first: NodeModel | None) -> None:
+    def _prepare(self, strategy: LocalStrategy, task: Task) -> None:
         """Build the model and set up the strategy, then write the actual environment."""
         trial = self.trial
-        model = self._build_model(task) if first is None else first.build()
+        model = self._build_model(task)
         initial = sha256_of(model.state_dict())
         checkpoint_activations(task, model, trial)
         strategy.prepare(task, model, self.context, trial, self.peers)
         del model  # a strategy may keep only a part of it
-        if first is not None:
-            first.release()
         return_freed_memory()
         write_environment(
             self.context, trial, self.own, initial, self.peers.clock, strategy.workers()

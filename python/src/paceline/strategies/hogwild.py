@@ -52,7 +52,6 @@ class HogwildStrategy(LocalStrategy):
 
     pauses_for_checkpoints = True
     has_replica_state = True
-    moves_weights = True
 
     def __init__(self) -> None:
         self._shared: SharedNode | None = None

@@ -199,11 +199,6 @@ def call_after_backward(function: Callable[[], None]) -> None:
     engine.queue_callback(function)
 
 
-def base_of(tensor: Tensor) -> Tensor | None:
-    """Return the tensor of which this one is a view, None if it is none."""
-    return tensor._base
-
-
 def storage_number(tensor: Tensor) -> int:
     """Return a number of the memory of a tensor, which its views have too."""
     number: int = tensor.untyped_storage()._cdata

@@ -100,8 +100,6 @@ class LocalStrategy(Stepper, Protocol):
     pauses_for_checkpoints: ClassVar[bool] = False
     # each replica has an optimiser of its own, which `rank_state` returns as `replica/N/...`
     has_replica_state: ClassVar[bool] = False
-    # `prepare` gives all trained parameters other memory, so those of its model may be shared
-    moves_weights: ClassVar[bool] = False
 
     def prepare(
         self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import hashlib
 import importlib
 import importlib.util
 import pickle
-import random
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -30,7 +26,6 @@ from paceline.plan.trial import Training
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.sentences import first_of, no_such_key, sentences
 from paceline.spec.workloads import split_task_path
-from paceline.torch_internals import base_of
 from paceline.training.batch_norm import batch_norms
 from paceline.training.dropout import use_sample_dropout
 from paceline.training.task import Task, TaskSettings
@@ -252,53 +247,6 @@ def build_model(task: Task) -> nn.Module:
     load_pretrained(task, model)
     _adapt(task, model)
     return model
-
-
-def built_without_values(task: Task) -> nn.Module | None:
-    """Return the model on the meta device if all that it lacks are values of parameters and
-    buffers, else None: its construction computes with tensors, or keeps others.
-
-    No generator of random numbers changes, as in `build_model`, except those that the model uses
-    itself if the result is not None.
-    """
-    kept = random.getstate(), np.random.get_state()
-    model: nn.Module | None = None
-    with torch.random.fork_rng(devices=[]), _only_new_objects(), suppress(Exception):
-        generator = torch.get_rng_state()
-        model = on_meta_device(task)
-        own = [*model.parameters(), *model.buffers()]
-        known = {id(t) for t in own} | {id(base_of(t)) for t in own}
-        others = [tensor for tensor in _meta_tensors() if id(tensor) not in known]
-        # What was drawn on the CPU depends on what would have been drawn before.
-        if others or not torch.equal(generator, torch.get_rng_state()):
-            model = None
-    if model is None:
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
-    return model
-
-
-@contextmanager
-def _only_new_objects() -> Iterator[None]:
-    """Hide the objects that exist now from the garbage collector meanwhile; to look through all of
-    them would take longer than the construction of most models.
-
-    They stay hidden if some were before: a rank's imports, see `permanent_objects`.
-    """
-    stays = gc.get_freeze_count() > 0
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if not stays:
-            gc.unfreeze()
-
-
-def _meta_tensors() -> list[Tensor]:
-    """Return the tensors on the meta device that Python uses and the garbage collector sees."""
-    gc.collect()
-    # type(), because isinstance() asks objects for their class, which may import modules
-    return [each for each in gc.get_objects() if issubclass(type(each), Tensor) and each.is_meta]
 
 
 def on_meta_device(task: Task) -> nn.Module:

@@ -21,8 +21,6 @@ from paceline.training.task import Task
 class ShardedStrategy(LocalStrategy):
     """Sums, steps, saves and restores the shards of the workers of this rank."""
 
-    moves_weights = True
-
     def __init__(self) -> None:
         self._shared: SharedNode | None = None  # None if all workers of a node are in this process
         self._task: Task
