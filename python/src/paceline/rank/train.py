@@ -23,7 +23,8 @@ from paceline.rank.evaluation import Evaluator
 from paceline.rank.loop import Loop
 from paceline.rank.memory_limit import limited_memory
 from paceline.rank.peers import Peers, join_peers
-from paceline.rank.replay import Replays
+from paceline.rank.repeated_steps import StepRepeater
+from paceline.rank.replay import StateKeeper, StepReplay, begin_replay
 from paceline.rank.result import (
     End,
     local_buffers,
@@ -96,7 +97,9 @@ class _TaskRank:
     peers: Peers
     recorder: Recorder
     own: RankFiles
-    replays: Replays | None = None  # of a trial that is compared with the baseline
+    # of a trial that is compared with the baseline
+    keeper: StateKeeper | None = None
+    replay: StepReplay | None = None
 
     def run(self) -> None:
         with ExitStack() as opened:
@@ -115,10 +118,11 @@ class _TaskRank:
                     self._prepare(strategy, samples.task)
                     checkpoints = self._checkpoints(opened, strategy, samples, chosen)
                     if self.trial.is_replayed:
-                        self.replays = Replays(
+                        repeater = StepRepeater(
                             self.trial, self.context, self.files, samples, strategy, self.peers,
                             self._open_feed,
                         )  # fmt: skip
+                        self.keeper, self.replay = begin_replay(repeater)
                 self._continue(checkpoints)
                 with self.spans("train"):
                     steps = self._train(strategy, samples, feed, evaluator, checkpoints)
@@ -138,7 +142,7 @@ class _TaskRank:
         order = samples.order
 
         def between_steps(step: int, epoch: int) -> bool:
-            took_time = self.replays is not None and self.replays.after_step(step + 1)
+            took_time = self.keeper is not None and self.keeper.after_step(step + 1)
             if evaluator is None or not evaluator.is_due(step):
                 return took_time
             with self.spans("evaluation"):
@@ -278,7 +282,7 @@ class _TaskRank:
         """Write what is compared: checksums of every rank, weights and result of the first one."""
         weights = strategy.state_dict()
         sums = [sha256_by_name(each) for each in (weights, *strategy.buffers_of_replicas())]
-        unchanged = None if self.replays is None else self.replays.unchanged_after
+        unchanged = None if self.keeper is None else self.keeper.unchanged_after
         local = local_buffers(self.trial, task)
         sha256 = write_rank_weights(self.own, sums, local, unchanged)
         if not self.context.is_first:
@@ -294,7 +298,7 @@ class _TaskRank:
         write_task_result(self.trial, self.files, end, task, weights, initial, self._replay)
 
     def _replay(self) -> Replayed:
-        if self.replays is None:
+        if self.replay is None:
             return Replayed()
         with self.spans("replay"):
-            return self.replays.run()
+            return self.replay.run()
