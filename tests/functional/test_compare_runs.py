@@ -39,17 +39,6 @@ def test_runs_without_a_common_configuration_are_not_comparable(paceline, small_
     assert paceline.main("compare", small_run, other, "--baseline", "x").returncode == 2
 
 
-def test_history_lists_the_runs_below_a_directory(paceline, small_run, tmp_path):
-    shutil.copytree(small_run, tmp_path / "runs" / "copy")
-    shown = paceline.main("history", tmp_path)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    (run,) = json.loads(paceline.main("history", tmp_path / "runs", "--json").stdout)["runs"]
-    assert run["name"] == "small"
-    assert run["best"][0]["configuration"].startswith("tiny.local.none.sequential")
-    empty = paceline.main("history", tmp_path / "runs" / "copy" / "trials")
-    assert (empty.returncode, "expected run directories" in empty.stderr) == (4, True)
-
-
 def test_plan_shows_the_trials_of_a_changed_spec(paceline):
     options = ["--only", "*.mpi.gloo.*", "--repeats", "2", "--set", "training.max_steps=9"]
     shown = paceline.main("plan", "quickstart", *options, "--json")

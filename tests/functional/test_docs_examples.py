@@ -16,7 +16,7 @@ from paceline.errors import ExitCode
 pytestmark = pytest.mark.functional
 
 READING = (
-    "compare", "explain", "export", "history", "list", "plan", "predict", "profile", "recommend",
+    "compare", "explain", "export", "list", "plan", "predict", "profile", "recommend",
     "render", "report",
 )  # fmt: skip
 STARTING_TRIALS = {"--measure", "--verify"}

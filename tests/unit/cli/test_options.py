@@ -72,7 +72,7 @@ def test_search_before_a_run_counts(tmp_path, monkeypatch, capsys) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["compare", "explain", "report", "profile", "predict", "recommend", "history", "watch",
+    ["compare", "explain", "report", "profile", "predict", "recommend", "watch",
      "monitor", "export --to csv", "run --resume"],
 )  # fmt: skip
 def test_mistyped_run_directory_is_refused_at_once(verb, tmp_path, monkeypatch, capsys) -> None:

@@ -9,10 +9,9 @@ from tests.support.terminal import shown as text
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.between_runs.differences import Difference, run_differences
-from paceline.analysis.between_runs.history import read_history
 from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
-from paceline.report.runs import configuration_names, history_view, runs_view
+from paceline.report.runs import configuration_names, runs_view
 
 
 def test_two_runs_are_shown_with_their_differences_first(tmp_path) -> None:
@@ -51,18 +50,3 @@ def test_many_differences_of_a_kind_are_counted(tmp_path: Path) -> None:
     assert "Of 1 configuration in both runs" in shown
     equal = text(runs_view(compare_runs(speeds, speeds), [], names))
     assert equal.startswith("Machine, packages, git commit and spec are equal.")
-
-
-def test_history_marks_a_slower_run(tmp_path: Path) -> None:
-    slow = dataclasses.replace(fabricate.MPI, forward_s=0.2)
-    for created, way in ((0.0, fabricate.MPI), (86400.0, slow)):
-        run = fabricate.make_run(
-            tmp_path / str(created), [fabricate.SEQUENTIAL, way], repeats=3, jitter=1e-3
-        )
-        commit = {"commit": "0123456789abcdef", "has_local_changes": created > 0}
-        fabricate.edit_json(run.manifest, created_unix_s=created, git=commit)
-    shown = text(history_view(read_history(tmp_path)))
-    assert "▼ 1 slower" in shown
-    assert "1970-01-02" in shown
-    assert "01234567+" in shown
-    assert max(map(len, shown.splitlines())) <= 80

@@ -51,7 +51,6 @@ _SECTIONS = {
         "profile": "Show the communication time of a run by cause.",
         "predict": "Predict configurations that were not run.",
         "recommend": "Rank measured and predicted configurations for a goal.",
-        "history": "List runs by time, and mark changes of speed.",
         "export": "Write a run for other tools.",
     },
     "Tune": {

@@ -10,17 +10,15 @@ from rich.text import Text
 
 from paceline.analysis.between_runs.differences import Difference
 from paceline.analysis.between_runs.gate import Gate, Judged
-from paceline.analysis.between_runs.history import RunOfHistory
 from paceline.analysis.between_runs.two_runs import PairedRow, RunComparison
 from paceline.analysis.compare.compute_row import planned_row
 from paceline.analysis.compare.row import full_name
 from paceline.plan.trial import Trial
 from paceline.report.columns import NEAR_MARK
 from paceline.report.section import Cell, Column, Section, Table, spaced, terminal_view
-from paceline.report.wording import NOT_MEASURED, bounds, number, utc
+from paceline.report.wording import bounds, number
 
 _MOST_OF_A_KIND = 12  # differences that are listed
-_COMMIT_DIGITS = 8
 
 
 def runs_view(
@@ -51,21 +49,6 @@ def runs_view(
     if gate:
         blocks.append(Text("\n".join(gate), style="bold"))
     return spaced(blocks)
-
-
-def history_view(runs: Sequence[RunOfHistory]) -> RenderableType:
-    """Return what `paceline history DIR` prints."""
-    columns: list[Column[RunOfHistory]] = [
-        Column("time (UTC)", _created, "text"),
-        Column("run", lambda run: run.name, "text"),
-        Column("commit", _commit, "text"),
-        Column("machine", lambda run: run.machine or NOT_MEASURED, "text"),
-        Column("samples\n/s", _best_rates),
-        Column("fastest", _best_names, "id"),
-        Column("change", _change_marks, "name"),
-    ]
-    table = Table(columns=columns, items=runs, gap=1)
-    return terminal_view(Section(table=table, parts=[_changes(r) for r in runs if _changed(r)]))
 
 
 def configuration_names(trials: Iterable[Trial]) -> dict[str, str]:
@@ -131,43 +114,6 @@ def _not_shown(row: PairedRow) -> str:
         run for run, shown in zip(("first", "second"), row.equivalent, strict=True) if not shown
     ]
     return f"not shown to be equivalent to the baseline in the {' and '.join(runs)} run"
-
-
-def _changed(run: RunOfHistory) -> list[PairedRow]:
-    return [*run.faster, *run.slower]
-
-
-def _changes(run: RunOfHistory) -> Section:
-    return Section(
-        intro=f"{run.path}, speed divided by that of {run.previous}:",
-        sentences=[
-            f"  {row.ratio.median:.2f} ({bounds(row.ratio)}) {row.configuration}"
-            for row in _changed(run)
-        ],
-    )
-
-
-def _created(run: RunOfHistory) -> str:
-    return NOT_MEASURED if run.created_unix_s is None else utc(run.created_unix_s)
-
-
-def _commit(run: RunOfHistory) -> str:
-    commit = NOT_MEASURED if run.commit is None else run.commit[:_COMMIT_DIGITS]
-    return f"{commit}+" if run.has_local_changes else commit
-
-
-def _best_rates(run: RunOfHistory) -> str:
-    return "\n".join(number(best.samples_per_s.median) for best in run.best) or NOT_MEASURED
-
-
-def _best_names(run: RunOfHistory) -> str:
-    return "\n".join(best.configuration for best in run.best) or NOT_MEASURED
-
-
-def _change_marks(run: RunOfHistory) -> Cell:
-    changes = [f"▲ {len(run.faster)} faster"] if run.faster else []
-    changes += [f"▼ {len(run.slower)} slower"] if run.slower else []
-    return Cell("\n".join(changes))
 
 
 def gate_sentences(gate: Gate, names: Mapping[str, str]) -> list[str]:

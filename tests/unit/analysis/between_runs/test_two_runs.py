@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.between_runs.differences import (
-    comparable_spec,
-    machine_identity,
-    run_differences,
-)
+from paceline.analysis.between_runs.differences import machine_identity, run_differences
 from paceline.analysis.between_runs.speeds import Speeds, read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.statistics.rates import RepeatRate
@@ -134,9 +130,8 @@ def test_differences_are_named_by_kind_and_key() -> None:
     assert run_differences(manifest(), manifest()) == []
 
 
-def test_name_and_repeats_do_not_make_another_spec() -> None:
-    same = manifest(spec_toml='name = "y"\n[training]\nmax_steps = 8\n[[trials]]\nranks = 2\n')
-    assert comparable_spec(manifest()) == comparable_spec(same)
+def test_manifests_without_values_do_not_differ() -> None:
     assert machine_identity(manifest()) == ("node0", "CPU", "2")
     assert run_differences({}, {}) == []
-    assert comparable_spec({"spec_toml": "not TOML"}) == {}
+    damaged = {"spec_toml": "not TOML"}
+    assert run_differences(damaged, damaged) == []

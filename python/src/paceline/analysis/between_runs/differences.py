@@ -28,17 +28,6 @@ def run_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     ]
 
 
-def comparable_spec(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of a spec that decide how fast it is, by their dotted keys."""
-    spec = _spec(manifest)
-    return {key: value for key, value in spec.items() if key not in _NO_INFLUENCE}
-
-
-def machine_name(manifest: Mapping[str, Any]) -> str:
-    """Return the host name of the machine that started a run; empty if unknown."""
-    return str(_table(manifest, "host").get("host", ""))
-
-
 def machine_identity(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """Return values that are equal for two runs on the same machine."""
     host = _table(manifest, "host")
@@ -47,10 +36,6 @@ def machine_identity(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 
 _KINDS = ("machine", "package", "git", "spec")
 _IDENTITY = ("host", "cpu_model", "usable_cores")
-_NO_INFLUENCE = (
-    "name", "description", "baseline", "only",
-    "repeats", "max_repeats", "tie_margin", "limits.run_s",
-)  # fmt: skip
 
 
 def _facts(manifest: Mapping[str, Any]) -> tuple[dict[str, str], ...]:
