@@ -88,16 +88,9 @@ def _why_no_compiler() -> str | None:
     return None if shutil.which("g++") else "not on PATH: g++"
 
 
-# The modules of each extra, which exports need.
-EXTRAS = {
-    "mlflow": ("mlflow", "sqlalchemy"),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "tensorboard": ("tensorboard",),
-}
-
-
-def _why_no_extra(extra: str) -> str | None:
-    missing = [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
+def _why_no_onnx() -> str | None:
+    modules = ("onnx", "onnxscript", "onnxruntime")
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
     return f"not installed: {', '.join(missing)}" if missing else None
 
 
@@ -129,7 +122,7 @@ WHY_NOT: dict[str, Callable[[], str | None]] = {
     "slurm": _why_no_slurm,
     "tmpfs": _why_no_tmpfs,
     "mock-gpu": _why_no_compiler,
-    **{extra: functools.partial(_why_no_extra, extra) for extra in EXTRAS},
+    "onnx": _why_no_onnx,
     "images": _why_no_images,
     "fresh-install": functools.partial(_why_not_listed, "fresh-install"),
     "kubernetes": _why_no_kubernetes,
@@ -164,8 +157,8 @@ def detected() -> frozenset[str]:
         found.add("slurm")
     if installed("g++"):
         found.add("mock-gpu")
-    packages = {each.name for each in metadata.distributions()}
-    found |= EXTRAS.keys() & packages | ({"mlflow"} if "mlflow-skinny" in packages else set())
+    if "onnx" in {each.name for each in metadata.distributions()}:
+        found.add("onnx")
     return frozenset(found)
 
 

@@ -141,8 +141,6 @@ def finished_trials(runs: Sequence[RunData]) -> list[TrialRecord]:
 _EXPORTERS = {
     "csv": "paceline.export.tables:write_csv",
     "parquet": "paceline.export.tables:write_parquet",
-    "mlflow": "paceline.export.tracking:write_mlflow",
-    "tensorboard": "paceline.export.tracking:write_tensorboard",
     "perfetto": "paceline.export.trace:write_perfetto",
     "openmetrics": "paceline.export.openmetrics:write_run",
     "onnx": "paceline.export.onnx:write_onnx",
