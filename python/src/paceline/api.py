@@ -272,8 +272,9 @@ def run(
     """Run every trial of a spec, after the search that [tune] asks for, and return the run.
 
     spec: as for `Plan`. out: the run directory; default runs/NAME-DATE-TIME. resume: run the failed
-    and missing trials of a run. keep_going: run the other trials after one has failed; `failed` of
-    the result lists them. None: go on if there are several configurations.
+    and missing trials of a run; a spec that differs from that of the run only in a higher number of
+    `repeats` also runs the further ones. keep_going: run the other trials after one has failed;
+    `failed` of the result lists them. None: go on if there are several configurations.
     progress: receives stages and trials; None is a `LineProgress`.
     Raises UsageError, EnvironmentLacks or DataError before anything runs; RankFailed or TimedOut
     when a trial fails and the others are not run. Finished trials stay.

@@ -166,12 +166,48 @@ def test_run_goes_on_with_the_spec_of_its_directory(monkeypatch, tmp_path) -> No
 
 
 @pytest.mark.parametrize(
-    "words", [["quickstart"], ["--out", "x"], ["--repeats", "2"], ["--set", "seed=2"]]
+    "words", [["quickstart"], ["--out", "x"], ["--only", "*"], ["--set", "seed=2"]]
 )
 def test_resumed_run_takes_no_other_spec(tmp_path, capsys, words) -> None:
     interrupted_run(tmp_path)
     assert main(["run", "--resume", str(tmp_path), *words]) == ExitCode.USAGE
     assert "the run directory holds its spec" in capsys.readouterr().err
+
+
+def test_resumed_run_gets_further_repeats(monkeypatch, tmp_path, capsys) -> None:
+    interrupted_run(tmp_path)
+    asked: list[tuple[object, bool]] = []
+
+    def run(spec: Spec, _: Path, *, resume: bool, **__: object) -> list[Outcome]:
+        asked.append((spec.experiment.repeats, resume))
+        return []
+
+    monkeypatch.setattr(experiment, "run", run)
+    words = ["run", "--resume", str(tmp_path), "--repeats"]
+    assert main([*words, "7"]) == ExitCode.OK
+    assert asked == [(7, True)]
+    capsys.readouterr()
+    assert main([*words, "7", "--dry-run", "--json"]) == ExitCode.OK
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    assert max(trial["repeat"] for trial in trials) == 6
+    assert main([*words, "4"]) == ExitCode.USAGE
+    assert "more repeats than the 5 of this run, got 4" in capsys.readouterr().err
+    assert main([*words, "auto"]) == ExitCode.USAGE
+    assert "--repeats auto: expected a number with --resume" in capsys.readouterr().err
+    assert main([*words, "999"]) == ExitCode.USAGE
+    assert "repeats" in capsys.readouterr().err
+    assert asked == [(7, True)]
+
+
+def test_the_same_number_of_repeats_completes_a_run_only(monkeypatch, tmp_path, capsys) -> None:
+    interrupted_run(tmp_path)
+    monkeypatch.setattr(experiment, "run", lambda *_, **__: [])
+    words = ["run", "--resume", str(tmp_path), "--repeats", "5"]
+    assert main(words) == ExitCode.OK
+    done = [trial_id for trial_id, _ in RunFiles(tmp_path).trials()]
+    fabricate.edit_json(RunFiles(tmp_path).manifest, trials=done)
+    assert main(words) == ExitCode.USAGE
+    assert "more repeats than the 5 of this run, got 5" in capsys.readouterr().err
 
 
 def test_directory_without_a_spec_cannot_be_resumed(tmp_path, capsys) -> None:

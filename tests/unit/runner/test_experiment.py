@@ -13,13 +13,21 @@ from tests.support.specs import spec_text, trials_text
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.statistics.looks import levels
-from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
+from paceline.errors import (
+    ExitCode,
+    NotComparable,
+    PacelineError,
+    RankFailed,
+    TimedOut,
+    UsageError,
+)
 from paceline.plan.trial import Trial
 from paceline.records.documents import read_stopping
-from paceline.records.files import write_json
+from paceline.records.files import read_json, write_json
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
 from paceline.runner import equivalence, experiment
+from paceline.runner.directory import recorded_spec, spec_of_further_repeats
 from paceline.runner.run_trial import failure_of_all
 from paceline.spec import load_spec
 
@@ -217,6 +225,52 @@ def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
     assert not other.weights.exists()
 
 
+def test_further_repeats_are_those_of_a_run_that_began_with_them(made_up: MadeUp) -> None:
+    made_up.run()
+    first = list(made_up.ran)
+    made_up.run(["repeats=4"], resume=True)
+    assert made_up.progress.looks == list(range(6, 13))
+    further = list(made_up.ran)
+    assert {trial_id.rpartition(".")[2] for trial_id in further} == {"r2", "r3"}
+    manifest = read_json(made_up.out / "manifest.json")
+    planned = manifest["trials"]
+    assert manifest["spec_toml"] == load_spec(str(made_up.spec), ["repeats=4"]).text
+    assert [first, further[3:]] == [planned[:6], planned[9:]]
+    # the states of the first baseline are gone, so that of the third repeat comes first
+    baseline = next(trial_id for trial_id in planned[6:9] if ".sequential." in trial_id)
+    assert further[:3] == [baseline, *(each for each in planned[6:9] if each != baseline)]
+    made_up.run(["repeats=4"], resume=True)
+    assert made_up.ran == []
+
+
+def test_interrupted_further_repeats_go_on_in_their_order(made_up: MadeUp) -> None:
+    made_up.run()
+    made_up.faults, made_up.status = {".r2": ExitCode.INTERRUPTED}, "interrupted"
+    with pytest.raises(PacelineError, match="6 of 9 trials done"):
+        made_up.run(["repeats=3"], resume=True)
+    begun = made_up.ran[0]
+    made_up.faults = {}
+    spec = recorded_spec(made_up.out)
+    assert spec.experiment.repeats == 3
+    made_up.ran.clear()
+    experiment.run(spec, made_up.out, resume=True, progress=Quiet())
+    assert (made_up.ran[0], len(made_up.ran)) == (begun, 3)
+
+
+def test_fewer_repeats_and_another_machine_are_refused(made_up: MadeUp) -> None:
+    made_up.run(["repeats=3"])
+    for changes in ((), ["repeats=1"]):
+        with pytest.raises(UsageError, match=r"more repeats than the 3 of this run, got [12]; "):
+            made_up.run(changes, resume=True)
+    with pytest.raises(UsageError, match="holds a run of another spec"):
+        made_up.run(["repeats=4", "seed=5"], resume=True)
+    fabricate.edit_json(made_up.out / "manifest.json", host={"host": "elsewhere"})
+    with pytest.raises(NotComparable, match="elsewhere"):
+        made_up.run(["repeats=4"], resume=True)
+    made_up.run(["repeats=3"], resume=True)
+    assert made_up.ran == []
+
+
 @pytest.fixture
 def measured(made_up: MadeUp, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """A run with `repeats = "auto"` whose trials leave records; `speeds` are seconds per step."""
@@ -250,6 +304,19 @@ def test_automatic_repeats_end_when_the_ranking_is_decided(measured: MadeUp) -> 
     measured.run(resume=True)
     assert measured.ran == []
     assert read_stopping(RunFiles(measured.out)) == record
+
+
+def test_automatic_repeats_are_followed_by_a_fixed_number(measured: MadeUp) -> None:
+    measured.spec.write_text(measured.spec.read_text() + "[limits]\nrun_s = 1000\n")
+    measured.run()
+    with pytest.raises(UsageError, match="more repeats than the 2 of this run, got 2"):
+        spec_of_further_repeats(measured.out, 2)
+    spec = spec_of_further_repeats(measured.out, 3)
+    measured.ran.clear()
+    experiment.run(spec, measured.out, resume=True, progress=Quiet())
+    assert [trial_id.rpartition(".")[2] for trial_id in measured.ran] == ["r2"] * 3
+    assert read_stopping(RunFiles(measured.out)) is None
+    assert recorded_spec(measured.out).experiment == spec.experiment
 
 
 def test_automatic_repeats_end_at_their_maximum(measured: MadeUp) -> None:

@@ -8,6 +8,7 @@ from tests.unit.tune.conftest import SPEC
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
+from paceline.runner.directory import spec_of_further_repeats
 from paceline.spec import load_spec
 from paceline.tune import tune_then_run
 
@@ -75,6 +76,27 @@ def test_interrupted_stage_is_gone_on_with(spec, stages, tmp_path, stage, found,
     calls.clear()
     assert run(spec, tmp_path / "out", resume=True) == (found, [])
     assert [(name, resume) for name, _, _, resume in calls] == resumed
+
+
+def test_run_that_got_further_repeats_is_gone_on_with(spec, stages, tmp_path):
+    calls, _ = stages
+    out = tmp_path / "out"
+    run(spec, out)
+    more = spec_of_further_repeats(out, 7)
+    assert more.experiment.tune is None
+    write_json(RunFiles(out).manifest, {"spec_toml": more.text})
+    calls.clear()
+    assert run(spec, out, resume=True) == (None, [])
+    assert calls == [("run", more.text, out, True)]
+
+
+def test_search_alone_gets_no_further_repeats(spec, stages, tmp_path):
+    _, interrupted = stages
+    interrupted.add("search")
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, tmp_path / "out")
+    with pytest.raises(UsageError, match="found only its search; complete it first"):
+        spec_of_further_repeats(tmp_path / "out", 7)
 
 
 def test_run_that_is_there_is_not_overwritten(spec, stages, tmp_path):

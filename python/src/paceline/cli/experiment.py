@@ -121,10 +121,9 @@ class Request:
     script: ScriptOptions
 
     @property
-    def is_empty(self) -> bool:
-        """Tell whether neither a spec nor a change of it is given."""
-        given = (self.spec, self.only, self.repeats, self.settings, self.script.given)
-        return not any(given)
+    def has_own_spec(self) -> bool:
+        """Tell whether a spec or a change of it is given, apart from the repeats."""
+        return any((self.spec, self.only, self.settings, self.script.given))
 
     def load(self) -> Spec:
         """Return the checked spec with all changes.

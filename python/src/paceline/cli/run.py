@@ -24,8 +24,13 @@ from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
 from paceline.report.verdict import comparison_document, next_commands
 from paceline.runner.copies import copied_at_end
-from paceline.runner.directory import default_run_dir, recorded_spec
+from paceline.runner.directory import (
+    default_run_dir,
+    recorded_spec,
+    spec_of_further_repeats,
+)
 from paceline.runner.run_trial import failure_of_all, how_to_continue
+from paceline.spec import Spec
 from paceline.spec.loading import shipped_experiments
 
 
@@ -41,7 +46,8 @@ from paceline.spec.loading import shipped_experiments
     "--resume",
     metavar="RUN_DIR",
     type=existing_run,
-    help="Run the failed and missing trials of this run, with its own spec.",
+    help="Run the failed and missing trials of this run, with its own spec. With --repeats N, also "
+    "run the further repeats of all its configurations, until each has N.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would run, as `paceline plan`.")
 @click.option(
@@ -69,12 +75,7 @@ def command(
     SPEC is a TOML file, or the name of a shipped experiment. A SCRIPT.py runs unchanged, as
     torchrun would run it; all words after its name are its own. Lists are separated by commas.
     """
-    if resume is not None and not (request.is_empty and out is None):
-        raise click.UsageError(
-            f"--resume {resume}: expected no SPEC, no --out and no changes of the spec, because "
-            "the run directory holds its spec; leave them out, or start a new run without --resume"
-        )
-    spec = request.load() if resume is None else recorded_spec(resume)
+    spec = request.load() if resume is None else _resumed(resume, request, out)
     if dry_run:
         show_plan(spec, as_json=as_json, commands=False)
         return
@@ -93,6 +94,24 @@ def command(
                 progress=progress,
             )
         _show(finished, as_json=as_json)
+
+
+def _resumed(run_dir: Path, request: Request, out: Path | str | None) -> Spec:
+    """Return the spec of a run to resume, with the repeats that it gets."""
+    if request.has_own_spec or out is not None:
+        raise click.UsageError(
+            f"--resume {run_dir}: expected no SPEC, no --out and no changes of the spec but "
+            "--repeats, because the run directory holds its spec; leave them out, or start a new "
+            "run without --resume"
+        )
+    if request.repeats is None:
+        return recorded_spec(run_dir)
+    if not request.repeats.isdecimal():
+        raise click.UsageError(
+            f"--repeats {request.repeats}: expected a number with --resume, so many repeats of "
+            "each configuration in all"
+        )
+    return spec_of_further_repeats(run_dir, int(request.repeats))
 
 
 def _show(finished: Run, *, as_json: bool) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 from paceline.analysis.between_runs.differences import machine_identity
 from paceline.errors import NotComparable, UsageError
 from paceline.host.machine import machine_facts
-from paceline.records.documents import only_writer
+from paceline.records.documents import only_writer, read_stopping
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
-from paceline.spec.loading import Spec, parse_spec
+from paceline.runner.run_trial import is_finished
+from paceline.spec import Experiment
+from paceline.spec.loading import Spec, parse_spec, with_repeats
 
 
 def check_machine(manifest: Mapping[str, Any], run_dir: Path) -> None:
@@ -35,13 +37,13 @@ def default_run_dir(experiment_name: str) -> Path:
 
 
 def recorded_spec(run_dir: Path) -> Spec:
-    """Return the spec of a run or of a search, with the changes that it was started with.
+    """Return the spec of a run, with the changes that it was started with.
 
+    Before the first trial of a spec with [tune], that is the spec of the search.
     Raises UsageError if the directory contains none.
     """
     files = RunFiles(run_dir)
-    # a spec with [tune] is that of the search; the run after it has the tuned spec
-    manifest = files.tune.manifest if files.tune.manifest.exists() else files.manifest
+    manifest = files.manifest if files.manifest.exists() else files.tune.manifest
     text = read_json(manifest).get("spec_toml") if manifest.exists() else None
     if not isinstance(text, str):
         raise UsageError(
@@ -51,8 +53,49 @@ def recorded_spec(run_dir: Path) -> Spec:
     return Spec(parse_spec(text, str(manifest)), text)
 
 
+def spec_of_further_repeats(run_dir: Path, repeats: int) -> Spec:
+    """Return the spec of a run with a higher number of repeats.
+
+    The number may be that of the run, if it has failed or missing trials: then these run.
+    Raises UsageError if the directory contains no run that has begun, or nothing would run;
+    NotComparable if the run was measured on another machine.
+    """
+    files = RunFiles(run_dir)
+    recorded = recorded_spec(run_dir)
+    if not files.manifest.exists():
+        raise UsageError(
+            f"{run_dir}: expected a run that has begun, found only its search; complete it first "
+            f"with `paceline run --resume {run_dir}`"
+        )
+    spec = with_repeats(recorded, repeats)
+    _check_resumed(files, spec)
+    if recorded.experiment.repeats == repeats and _is_complete(files):
+        raise _no_further_repeats(files, repeats, repeats)
+    return spec
+
+
+def _is_complete(files: RunFiles) -> bool:
+    return all(is_finished(files.trial(name)) for name in read_json(files.manifest)["trials"])
+
+
+def _no_further_repeats(files: RunFiles, has: int, asked: int) -> UsageError:
+    return UsageError(
+        f"{files.root}: expected more repeats than the {has} of this run, got {asked}; give a "
+        f"higher number, or leave out --repeats: `paceline run --resume {files.root}` runs the "
+        "failed and missing trials"
+    )
+
+
+def gets_further_repeats(files: RunFiles, experiment: Experiment) -> bool:
+    """Tell whether a spec that may resume a run has more repeats than the run."""
+    return recorded_spec(files.root).experiment.repeats != experiment.repeats
+
+
 def check_run_dir(files: RunFiles, spec: Spec, *, resume: bool) -> None:
-    """Raise UsageError unless `files` is a run of this spec to resume, or may become one."""
+    """Raise UsageError unless `files` is a run of this spec to resume, or may become one.
+
+    A run to resume may have fewer repeats; raise NotComparable if it is one of another machine.
+    """
     with _unusable(files.root):
         has_run = files.manifest.exists()
     if not resume:
@@ -93,15 +136,42 @@ def _may_be_first(path: Path, files: RunFiles) -> bool:
 
 
 def _check_resumed(files: RunFiles, spec: Spec) -> None:
-    before = read_json(files.manifest).get("spec_toml")
-    if before != spec.text and (
-        not isinstance(before, str) or parse_spec(before, str(files.manifest)) != spec.experiment
-    ):
+    manifest = read_json(files.manifest)
+    text = manifest.get("spec_toml")
+    if text == spec.text:
+        return
+    before = parse_spec(text, str(files.manifest)) if isinstance(text, str) else None
+    if before == spec.experiment:
+        return
+    repeats = spec.experiment.repeats
+    if before is None or repeats == "auto" or not _differ_in_repeats_only(before, spec.experiment):
         raise UsageError(
             f"{files.root}: holds a run of another spec; resume it with its own spec (spec_toml in "
             f"{files.manifest.name}), as `paceline run --resume {files.root}` does, or start a new "
             "run with --out"
         )
+    has = _repeats_of(files, before)
+    if repeats <= has:
+        raise _no_further_repeats(files, has, repeats)
+    check_machine(manifest, files.root)
+
+
+def _differ_in_repeats_only(first: Experiment, second: Experiment) -> bool:
+    ours, theirs = (
+        each.model_dump(
+            exclude={"repeats": True, "max_repeats": True, "tie_margin": True, "limits": {"run_s"}}
+        )
+        for each in (first, second)
+    )
+    return ours == theirs
+
+
+def _repeats_of(files: RunFiles, experiment: Experiment) -> int:
+    """Return how many repeats a run has: those of its spec, or those after which it last looked."""
+    if experiment.repeats != "auto":
+        return experiment.repeats
+    stopping = read_stopping(files)
+    return stopping.looks[-1].repeats if stopping is not None and stopping.looks else 1
 
 
 @contextmanager

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paceline.errors import PacelineWarning
 from paceline.launchers.base import launcher_for
 from paceline.plan.trial import Trial
 from paceline.records.attempts import set_aside
-from paceline.records.files import write_json
+from paceline.records.files import read_json, write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import Outcome
-from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
+from paceline.runner.directory import (
+    check_run_dir,
+    gets_further_repeats,
+    made_run_dir,
+    only_runner,
+)
 from paceline.runner.disk import warn_of_small_disk
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.failure_injection import check_failures
@@ -34,9 +39,11 @@ def run(
 ) -> list[Outcome]:
     """Run every trial of `spec` into `run_dir`; return the outcomes of the trials that failed.
 
+    resume: run the failed and missing trials of a run. Its spec may differ in a higher number of
+    repeats, which the run gets, as if it had been started with them.
     keep_going: run the other trials after one has failed. False: raise RankFailed or TimedOut, with
     all earlier trials intact. None: go on if the plan has several configurations.
-    Raises UsageError, EnvironmentLacks or DataError before anything runs.
+    Raises UsageError, EnvironmentLacks, DataError or NotComparable before anything runs.
     """
     files = RunFiles(run_dir)
     check_run_dir(files, spec, resume=resume)
@@ -52,9 +59,18 @@ def run(
     if keep_going is None:
         keep_going = len({trial.configuration for trial in planned.trials}) > 1
     with only_runner(run_dir):
-        if not files.manifest.exists():
-            write_json(files.manifest, manifest_of(planned))
+        _write_plan(planned, files)
         return _run_trials(planned, files, progress, keep_going=keep_going)
+
+
+def _write_plan(planned: Planned, files: RunFiles) -> None:
+    """Write the manifest of a new run; give that of an earlier one its further repeats."""
+    if not files.manifest.exists():
+        write_json(files.manifest, manifest_of(planned))
+    elif gets_further_repeats(files, planned.experiment):
+        files.repeats.unlink(missing_ok=True)  # a fixed number follows no looks
+        plan = {"spec_toml": planned.spec_text, "trials": [trial.id for trial in planned.trials]}
+        write_json(files.manifest, {**read_json(files.manifest), **plan})
 
 
 def preflight(trials: Iterable[Trial]) -> None:
@@ -76,7 +92,7 @@ def _run_trials(
         rule = AutomaticRepeats(planned.experiment, planned.trials, files)
     repeat = 0
     progress.between_trials(files)
-    for number, trial in enumerate(planned.trials, start=1):
+    for number, trial in enumerate(_in_order(planned.trials, files), start=1):
         if trial.repeat > repeat:  # all trials of the repeats before have ended
             repeat = trial.repeat
             if rule is not None and not rule.another(repeat):
@@ -98,6 +114,18 @@ def _run_trials(
     if rule is not None:
         rule.ended(repeat + 1)
     return failed
+
+
+def _in_order(trials: Sequence[Trial], files: RunFiles) -> list[Trial]:
+    """Return the trials with the next baselines before the others of their repeat if states lack.
+
+    The others replay steps from states of a baseline, which the good end of a run removes.
+    """
+    if files.replay.exists():
+        return list(trials)
+    left = (t.repeat for t in trials if t.is_baseline and not is_finished(files.trial(t.id)))
+    first = min(left, default=None)
+    return sorted(trials, key=lambda t: (t.repeat, t.repeat == first and not t.is_baseline))
 
 
 def _is_hopeless(failed: Trial, trials: Iterable[Trial], files: RunFiles) -> bool:

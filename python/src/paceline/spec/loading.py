@@ -67,6 +67,18 @@ def load_spec(source: SpecSource, settings: Sequence[str] = ()) -> Spec:
     return Spec(check_spec(document, origin, faults), text)
 
 
+def with_repeats(spec: Spec, repeats: int) -> Spec:
+    """Return the spec with a fixed number of repeats, without the keys of `repeats = "auto"`.
+
+    Raises UsageError for a number that no spec may have.
+    """
+    document = tomllib.loads(spec.text)
+    for key in ("max_repeats", "tie_margin"):
+        document.pop(key, None)
+    document.get("limits", {}).pop("run_s", None)
+    return load_spec(document, [f"repeats={repeats}"])
+
+
 def _text_and_origin(source: SpecSource) -> tuple[str, str]:
     """Return the TOML text and its name in messages."""
     if isinstance(source, Spec):

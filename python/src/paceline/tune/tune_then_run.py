@@ -12,7 +12,7 @@ from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles
 from paceline.records.rows import Outcome
 from paceline.runner import experiment
-from paceline.runner.directory import check_run_dir
+from paceline.runner.directory import check_run_dir, recorded_spec
 from paceline.runner.planning import Progress, make_datasets
 from paceline.spec import Experiment, Spec, TrialRequest, load_spec
 from paceline.tune.findings import Findings
@@ -48,10 +48,11 @@ def tune_and_run(
         datasets = make_datasets(spec.experiment, progress)
         experiment.preflight(_smallest_trials(spec.experiment, datasets))
         findings = tune_local(spec, files.tune.root, resume=resume, progress=progress)
+    has_begun = files.manifest.exists()
     failed = experiment.run(
-        load_spec(str(files.tune.tuned_spec)),
+        recorded_spec(run_dir) if has_begun else load_spec(str(files.tune.tuned_spec)),
         run_dir,
-        resume=files.manifest.exists(),
+        resume=has_begun,
         progress=progress,
         keep_going=keep_going,
     )
