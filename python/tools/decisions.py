@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.compare.verdict import EXPLAINS, Cause, Verdict
 from paceline.analysis.explain.parts import PHASES_OF
-from paceline.analysis.recommend import Candidate
 from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.errors import DataError
 from paceline.records.files import read_json, typed
@@ -95,6 +94,17 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A ranked configuration; value: its seconds per sample, or until the target is reached."""
+
+    name: str
+    configuration: str
+    nodes: int
+    value: Interval
+    tied: bool = False  # not separated from the first one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The configurations of one workload and precision in one run."""
 
@@ -158,7 +168,7 @@ class Decision:
         return _cause(self.best, self.row_of(self.next))
 
     def row_of(self, candidate: Candidate) -> Row:
-        return self.rows[candidate.configuration or ""]
+        return self.rows[candidate.configuration]
 
     def rows_of(self, candidates: Iterable[Candidate]) -> list[Row]:
         return [self.row_of(each) for each in candidates]
@@ -233,7 +243,6 @@ def _candidates(rows: Iterable[Row], everything: Sequence[Row]) -> Iterator[Cand
                 configuration=row.configuration,
                 nodes=row.nodes,
                 value=value,
-                reason="",
             )
 
 

@@ -16,8 +16,8 @@ from paceline.errors import ExitCode
 pytestmark = pytest.mark.functional
 
 READING = (
-    "compare", "explain", "export", "list", "plan", "predict", "profile", "recommend",
-    "render", "report",
+    "compare", "explain", "export", "list", "plan", "predict", "profile", "render",
+    "report",
 )  # fmt: skip
 STARTING_TRIALS = {"--measure", "--verify"}
 _A_RUN = re.compile(r"RUN_A|RUN_DIR|DIR|runs/[\w-]+")

@@ -20,6 +20,7 @@ def test_finished_run_gets_further_repeats(paceline, tmp_path):
     spec.write_text(LONG)
     ran = paceline.main("run", spec, "--out", out)
     assert ran.returncode == 0, ran.stderr
+    assert "`paceline run --resume RUN_DIR --repeats 5`" in " ".join(ran.stdout.split())
     before = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/outcome.json")}
     assert len(before) == 2
 

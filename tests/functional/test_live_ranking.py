@@ -32,7 +32,7 @@ def start(paceline, tmp_path):
         program.close()
 
 
-def test_run_ends_with_verdict_report_and_two_commands(start, paceline):
+def test_run_ends_with_verdict_report_and_a_command(start, paceline):
     program = start(paceline)
     program.read_until(lambda text: "1 of 2 trials done" in text and "1 (base)" in text, LIMIT_S)
     live = program.screen.text
@@ -46,14 +46,12 @@ def test_run_ends_with_verdict_report_and_two_commands(start, paceline):
     assert not program.screen.has_colours  # NO_COLOR
     lines = text.splitlines()
     assert max(map(len, lines)) <= COLUMNS
-    words = ("tiny: No verdict", "report: run/report.html", "To repeat what is not decided:")
+    words = ("tiny: No verdict", "report: run/report.html", "To measure more repeats")
     places = [next(n for n, line in enumerate(lines) if line.startswith(each)) for each in words]
     assert places == sorted(places)
-    assert lines[-4:] == [
-        "To repeat what is not decided:",
-        "  paceline recommend run --measure",
-        "To choose by time, cost or memory:",
-        "  paceline recommend run",
+    assert lines[-2:] == [
+        "To measure more repeats, which may decide:",
+        "  paceline run --resume run --repeats 5",
     ]
 
 

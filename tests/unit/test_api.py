@@ -131,14 +131,6 @@ def test_verdict_of_one_and_of_several_workloads(run, tmp_path):
         _ = several.verdict
 
 
-def test_recommendations_rank_what_was_measured_and_predicted(run):
-    (found,) = run.recommend().values()
-    assert found.best.configuration == run.rows()[0]["configuration"]
-    assert not found.predicted
-    more = run.recommend(nodes=4, predictions=run.predict([1, 4], link="10gbit", scaling="weak"))
-    assert more[found.workload].predicted
-
-
 def test_predictions_are_those_of_the_request(run):
     found = run.predict([4, 1], link="10gbit", scaling="weak", transports=["gloo"])
     places = {(p.nodes, p.transport) for p in found.predictions}

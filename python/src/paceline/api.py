@@ -24,7 +24,6 @@ from paceline.analysis.explain.interventions import Verification
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Predictions, Request, Scaling
-from paceline.analysis.recommend import Goal, Recommendation, recommend
 from paceline.errors import NotComparable, UsageError
 from paceline.export.run_data import RunData, finished_trials
 from paceline.launchers.base import launcher_for
@@ -182,22 +181,6 @@ class Run(RunData):
             micro_batches=micro_batches,
         )
         return predict(finished_trials([self]), request)
-
-    def recommend(
-        self,
-        goal: Goal = "time",
-        *,
-        nodes: int | None = None,
-        predictions: Predictions | None = None,
-    ) -> dict[str, Recommendation]:
-        """Rank the configurations of each workload: `best`, `measured`, `next_measurement`.
-
-        nodes: at most so many; None is any number. predictions: also rank these.
-        """
-        return {
-            workload: recommend(self.comparison, workload, goal, nodes, predictions)
-            for workload in self.comparison.workloads
-        }
 
     def figures(self) -> dict[str, go.Figure]:
         """Return the figures of the report as Plotly figures, by their titles.

@@ -245,11 +245,11 @@ def test_shell_completes_verbs() -> None:
     environment = {
         **os.environ,
         "_PACELINE_COMPLETE": "bash_complete",
-        "COMP_WORDS": "paceline rec",
+        "COMP_WORDS": "paceline ren",
         "COMP_CWORD": "1",
     }
     shown = subprocess.run(
         [sys.executable, "-m", "paceline.cli"],
         env=environment, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    assert shown.stdout.split() == ["plain,recommend"]
+    assert shown.stdout.split() == ["plain,render"]

@@ -56,7 +56,7 @@ def test_run_that_began_last_is_the_default(tmp_path, monkeypatch, capsys) -> No
         write_json(manifest, {"spec_toml": ""})
         os.utime(manifest, (number, number))
     (tmp_path / "runs" / "other").mkdir()
-    for verb in ("compare", "explain", "report", "profile", "recommend", "watch --once"):
+    for verb in ("compare", "explain", "report", "profile", "watch --once"):
         assert main(verb.split()) == ExitCode.OK, verb
         shown = capsys.readouterr()
         assert shown.err.startswith(f"paceline: newest run: {Path('runs', 'a')}\n"), verb
@@ -72,7 +72,7 @@ def test_search_before_a_run_counts(tmp_path, monkeypatch, capsys) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["compare", "explain", "report", "profile", "predict", "recommend", "watch",
+    ["compare", "explain", "report", "profile", "predict", "watch",
      "monitor", "export --to csv", "run --resume"],
 )  # fmt: skip
 def test_mistyped_run_directory_is_refused_at_once(verb, tmp_path, monkeypatch, capsys) -> None:

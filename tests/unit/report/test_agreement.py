@@ -78,7 +78,7 @@ def test_order_verdict_and_sentence_agree(comparison: Comparison) -> None:
     assert (verdict.further_repeats is not None) == bool(undecided)
     if undecided:
         assert re.search(r"more repeats? (is|are) expected|further repeats would", sentence)
-        assert ("recommend --measure" in sentence) or "More than" in sentence
+        assert ("paceline run --resume RUN_DIR --repeats" in sentence) or "More than" in sentence
 
 
 def test_wide_intervals_are_not_shown_as_numbers(comparison: Comparison) -> None:

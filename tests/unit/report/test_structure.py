@@ -56,7 +56,9 @@ def test_commands_in_sentences_are_code(tmp_path: Path) -> None:
     page = Page(render(compare_run(run)))
     headline = next(e for e in page.in_order if e.has_class("headline"))
     assert "`" not in headline.text
-    assert [each.text for each in headline.every("code")] == ["paceline recommend --measure"]
+    assert [each.text for each in headline.every("code")] == [
+        "paceline run --resume RUN_DIR --repeats 5"
+    ]
 
 
 def test_everything_after_the_causes_is_folded(page: Page) -> None:

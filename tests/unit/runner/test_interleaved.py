@@ -1,4 +1,4 @@
-"""Trials in turn, one more repeat, and what they decide; the trials themselves are fabricated."""
+"""Trials in turn, and what they decide; the trials themselves are fabricated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.support.progress import Quiet
 from tests.support.rows import ENDED_WELL
 from tests.unit.analysis import fabricate
-from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
+from tests.unit.analysis.ways import SEQUENTIAL, Way
 
 from paceline.analysis.explain.explanation import Explanation, explain
 from paceline.analysis.explain.parts import ExplainedTrials
@@ -24,7 +24,7 @@ from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import Outcome
 from paceline.runner import measure_more, verification
 from paceline.runner.directory import check_machine
-from paceline.runner.measure_more import run_extra_block, run_interleaved
+from paceline.runner.measure_more import run_interleaved
 
 STREAMING = dataclasses.replace(SEQUENTIAL, full_trace=True)
 SLOW = dataclasses.replace(STREAMING, data_wait_s=0.3)
@@ -50,7 +50,6 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("paceline.runner.run_trial.run_trial", run_trial)
     launcher = SimpleNamespace(preflight=lambda trial: None)
     monkeypatch.setattr(measure_more, "launcher_for", lambda name: launcher)
-    monkeypatch.setattr(measure_more, "preflight", lambda trials: None)
     return ran
 
 
@@ -139,41 +138,6 @@ def test_without_an_intervention_the_user_is_told_what_to_do(tmp_path: Path, tri
     with pytest.raises(NotComparable, match="remove it yourself, run the spec again"):
         verification.verify(explanation, tmp_path / "out", progress=Quiet())
     assert trials == []
-
-
-@pytest.fixture
-def finished(
-    tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
-) -> tuple[RunFiles, list[Trial]]:
-    """A run of three repeats, to which further ones are fabricated without a comparison."""
-    monkeypatch.setattr(measure_more, "check_equivalences", lambda *_, **__: None)
-    files = fabricate.make_run(tmp_path, [SEQUENTIAL, MPI], repeats=3)
-    return files, [record.trial for record in load_run(files)]
-
-
-def test_an_extra_block_has_a_number_that_no_trial_has(
-    finished: tuple[RunFiles, list[Trial]],
-) -> None:
-    files, planned = finished
-    names = list(dict.fromkeys(trial.configuration for trial in planned))
-    block = run_extra_block(files, names, planned, Quiet())
-    assert {trial.id for trial in block} == {f"{name}.r3" for name in names}
-    assert {trial.repeat for trial in block} == {3}
-    assert block[0].training == planned[0].training
-    assert {trial.id for trial in block} <= set(dict(files.trials()))
-    with pytest.raises(UsageError, match="expected a trial of other, found none"):
-        run_extra_block(files, ["other"], planned, Quiet())
-
-
-def test_an_extra_block_moves_a_failed_trial_aside(finished: tuple[RunFiles, list[Trial]]) -> None:
-    files, planned = finished
-    name = planned[0].configuration
-    failed = files.trial(f"{name}.r3").root
-    failed.mkdir()
-    (failed / "left").touch()
-    run_extra_block(files, [name], planned, Quiet())
-    assert not (failed / "left").exists()
-    assert (files.root / "attempts" / f"{name}.r3.1" / "left").exists()
 
 
 def test_a_run_of_another_machine_is_refused(tmp_path: Path) -> None:

@@ -50,7 +50,6 @@ _SECTIONS = {
         "report": "Write the report of a run, one HTML file.",
         "profile": "Show the communication time of a run by cause.",
         "predict": "Predict configurations that were not run.",
-        "recommend": "Rank measured and predicted configurations for a goal.",
         "export": "Write a run for other tools.",
     },
     "Tune": {

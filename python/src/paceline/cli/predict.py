@@ -1,14 +1,10 @@
-"""`paceline predict`: step time and throughput of configurations that were not run.
-
-`paceline recommend` has the same options for what to predict.
-"""
+"""`paceline predict`: step time and throughput of configurations that were not run."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +34,6 @@ from paceline.runner.directory import check_machine
 from paceline.runner.measure_more import SHARE_REPEATS, run_share
 from paceline.runner.preview import duration
 
-_NODES = (1, 2, 4, 8)
 _MOST_NODES = 100_000
 _NUMBERS = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
@@ -58,63 +53,57 @@ def node_numbers(value: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def predictions_of(run_dirs: Sequence[Path], request: Request) -> Predictions:
-    """Predict from the finished trials of runs. Raises NotComparable if there are none."""
-    return predict(finished_trials([RunData(path) for path in run_dirs]), request)
+_takes_options = all_of(
+    click.option(
+        "--nodes", metavar="N,…", type=node_numbers, default="1,2,4,8",
+        help="Numbers of nodes, as in 1..64 or 1,2,4.",
+    ),
+    click.option(
+        "--link", metavar="RATE",
+        help="Link between nodes, as in 10gbit or 1 Gbit/s; default: as measured in the runs.",
+    ),
+    click.option(
+        "--latency", "latency_s", metavar="SECONDS", type=positive,
+        help="Latency of the link; default: 20 to 200 µs.",
+    ),
+    list_option("--local-strategy", "PATTERN,…", "Predict only local strategies that match."),
+    list_option("--transport", "NAME,…", "Transports between nodes; default: as measured."),
+    click.option(
+        "--scaling", type=click.Choice(("strong", "weak")), default="strong",
+        help="Keep the global batch (strong) or that of a node (weak).",
+    ),
+    click.option(
+        "--global-batch", metavar="N", type=count,
+        help="Global batch, with weak scaling that of a node; default: that of the runs.",
+    ),
+    click.option(
+        "--micro-batches", metavar="N", type=count,
+        help="Micro-batches of pipelines; default: those of the runs.",
+    ),
+)  # fmt: skip
 
 
-def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options of predictions, which the function gets as a request.
+def _takes_prediction(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of predictions, which the function gets as a request."""
 
-    nodes: a help text; a request without numbers of nodes has none.
-    """
-    options = all_of(
-        click.option("--nodes", metavar="N,…", type=node_numbers, help=nodes),
-        click.option(
-            "--link", metavar="RATE",
-            help="Link between nodes, as in 10gbit or 1 Gbit/s; default: as measured in the runs.",
-        ),
-        click.option(
-            "--latency", "latency_s", metavar="SECONDS", type=positive,
-            help="Latency of the link; default: 20 to 200 µs.",
-        ),
-        list_option("--local-strategy", "PATTERN,…", "Predict only local strategies that match."),
-        list_option("--transport", "NAME,…", "Transports between nodes; default: as measured."),
-        click.option(
-            "--scaling", type=click.Choice(("strong", "weak")), default="strong",
-            help="Keep the global batch (strong) or that of a node (weak).",
-        ),
-        click.option(
-            "--global-batch", metavar="N", type=count,
-            help="Global batch, with weak scaling that of a node; default: that of the runs.",
-        ),
-        click.option(
-            "--micro-batches", metavar="N", type=count,
-            help="Micro-batches of pipelines; default: those of the runs.",
-        ),
-    )  # fmt: skip
+    @functools.wraps(function)
+    def with_request(**values: Any) -> Any:
+        request = Request(
+            nodes=values.pop("nodes"),
+            link=requested_link(values.pop("link"), values.pop("latency_s")),
+            strategies=values.pop("local_strategy"),
+            transports=values.pop("transport"),
+            **{name: values.pop(name) for name in ("scaling", "global_batch", "micro_batches")},
+        )
+        return function(request=request, **values)
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def with_request(**values: Any) -> Any:
-            request = Request(
-                nodes=values.pop("nodes") or (),
-                link=requested_link(values.pop("link"), values.pop("latency_s")),
-                strategies=values.pop("local_strategy"),
-                transports=values.pop("transport"),
-                **{name: values.pop(name) for name in ("scaling", "global_batch", "micro_batches")},
-            )
-            return function(request=request, **values)
-
-        decorated: Callable[..., Any] = options(with_request)
-        return decorated
-
-    return decorate
+    decorated: Callable[..., Any] = _takes_options(with_request)
+    return decorated
 
 
 @click.command("predict")
 @run_dirs_argument
-@takes_prediction("Numbers of nodes, as in 1..64 or 1,2,4; default: 1,2,4,8.")
+@_takes_prediction
 @click.option(
     "--measure",
     is_flag=True,
@@ -127,11 +116,10 @@ def command(run_dirs: tuple[Path, ...], request: Request, measure: bool, as_json
     RUN_DIR is the newest run in runs/ by default. The trials of all runs are used, also those that
     --measure made.
     """
-    wanted = replace(request, nodes=request.nodes or _NODES)
-    found = predictions_of(run_dirs, wanted)
+    found = _predictions(run_dirs, request)
     if measure and found.unmeasured:
         _measure(run_dirs[0], found.unmeasured)
-        found = predictions_of(run_dirs, wanted)
+        found = _predictions(run_dirs, request)
     if as_json:
         print_json({"confidence": CONFIDENCE, **fields_of(found)})
     elif found.predictions:
@@ -140,6 +128,11 @@ def command(run_dirs: tuple[Path, ...], request: Request, measure: bool, as_json
     if not found.predictions:
         reasons = "".join(f"\n  - {sentence}" for sentence in refusal_sentences(found.refusals))
         raise NotComparable(f"nothing can be predicted from these runs:{reasons}")
+
+
+def _predictions(run_dirs: Sequence[Path], request: Request) -> Predictions:
+    """Predict from the finished trials of runs. Raises NotComparable if there are none."""
+    return predict(finished_trials([RunData(path) for path in run_dirs]), request)
 
 
 def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> None:

@@ -16,8 +16,9 @@ from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import TIMES
 from paceline.report.wording import NO_STEP, NOT_KNOWN, bounds, listed, milliseconds
 
-MOST_NAMED = 3  # configurations in a sentence that may be the fastest as well
+_MOST_NAMED = 3  # configurations in a sentence that may be the fastest as well
 _MOST_FURTHER = 50  # repeats: more are not worth a proposal
+_FEW, _MOST = 5, 100  # repeats: a good start, and those that a spec may have
 _MOST_COMMANDS = 2
 
 NextCommand = tuple[str, str]  # and what it is for
@@ -53,10 +54,13 @@ def verdict_sentence(comparison: Comparison, workload: str) -> str:
     others = {*verdict.not_separated, verdict.runner_up} - {None, ranked[0].configuration}
     if verdict.best is not None and best is None:
         return f"The fastest configuration, {verdict.best}, is not among the rows shown."
+    repeats = _repeats_that_help(comparison, workload)
+    repeat = None if repeats is None else _command_to_repeat("RUN_DIR", repeats)
     if len(ranked) == 1 and not others:
         words = _single(ranked[0], rows, baseline)
     elif best is None:
         words = [_without_noise(ranked[0], rows, baseline)]
+        words += [] if repeat is None else [f"`{repeat}` measures more."]
     else:
         speed, has_lead = _speed(best, baseline), verdict.over_runner_up is not None
         if behind is not None and behind.is_baseline and has_lead:
@@ -69,7 +73,7 @@ def verdict_sentence(comparison: Comparison, workload: str) -> str:
         named = _named(verdict.other_launcher_and_transport, rows)
         words.append(f"Launcher and transport both differ from {named}.")
     words += _throughput_words(rows, behind)
-    words += _power(verdict)
+    words += _power(verdict, repeat)
     if len(ranked) > 1 and any(row.is_unchecked_script for row in rows):
         words.append("Not all of them were checked for equivalence (see ?).")
     return " ".join(words)
@@ -89,8 +93,7 @@ def _without_noise(first: Row, rows: Sequence[Row], baseline: str) -> str:
     """Say why a run with one repeat has no verdict."""
     return (
         "No verdict: with one repeat the run-to-run noise is unknown, so differences may be "
-        f"chance. {short_name(first, rows)} had the highest speed{_speed(first, baseline)}. "
-        "`paceline recommend --measure` adds a repeat."
+        f"chance. {short_name(first, rows)} had the highest speed{_speed(first, baseline)}."
     )
 
 
@@ -111,7 +114,7 @@ def _first(verdict: Verdict, best: Row, rows: Sequence[Row], speed: str) -> str:
 def _named(others: Sequence[str], rows: Sequence[Row]) -> str:
     """Name configurations; those without a row that is shown have their full names."""
     shown = {row.configuration: short_name(row, rows) for row in rows}
-    return listed([shown.get(name, name) for name in others], MOST_NAMED)
+    return listed([shown.get(name, name) for name in others], _MOST_NAMED)
 
 
 def _next(verdict: Verdict, best: Row, behind: Row, rows: Sequence[Row]) -> str:
@@ -123,8 +126,11 @@ def _next(verdict: Verdict, best: Row, behind: Row, rows: Sequence[Row]) -> str:
     return f"It is {factor} as fast as {short_name(behind, rows)}{interval}{why}."
 
 
-def _power(verdict: Verdict) -> list[str]:
-    """State the smallest difference that the run could show, and what would show more."""
+def _power(verdict: Verdict, repeat: str | None) -> list[str]:
+    """State the smallest difference that the run could show, and what would show more.
+
+    repeat: the command that measures the further repeats.
+    """
     words = []
     if verdict.detectable is not None and verdict.detectable > 1:
         words.append("This run could not even show a difference of a factor of two.")
@@ -134,12 +140,13 @@ def _power(verdict: Verdict) -> list[str]:
         )
     further = verdict.further_repeats
     if further is not None:
-        adds_one = "" if further > _MOST_FURTHER else "; `paceline recommend --measure` adds one"
-        words.append(f"{further_words(further).capitalize()}{adds_one}.")
+        them = "it" if further == 1 else "them"
+        how = "" if repeat is None else f"; `{repeat}` measures {them}"
+        words.append(f"{_further_words(further).capitalize()}{how}.")
     return words
 
 
-def further_words(repeats: int) -> str:
+def _further_words(repeats: int) -> str:
     """Say how many further repeats are expected to decide."""
     if repeats > _MOST_FURTHER:
         return f"more than {_MOST_FURTHER} further repeats would be needed to decide"
@@ -215,20 +222,34 @@ def next_commands(comparison: Comparison, run_dir: Path, *, is_shipped: bool) ->
         return []
     run = shlex.quote(str(run_dir))
     found: list[NextCommand] = []
-    if any(_repeats_help(comparison, workload) for workload in comparison.workloads):
-        found.append((f"paceline recommend {run} --measure", "To repeat what is not decided"))
+    wanted = [_repeats_that_help(comparison, workload) for workload in comparison.workloads]
+    if any(wanted):
+        command = _command_to_repeat(run, max(number or 0 for number in wanted))
+        found.append((command, "To measure more repeats, which may decide"))
     if any(len(comparison.trials[row.configuration]) > 1 for row in ranked) and len(ranked) > 1:
         found.append((f"paceline explain {run}", "To see why the others are slower"))
     if is_shipped:
         found.append(("paceline init my.toml", "To begin a spec for your own model and data"))
-    found.append((f"paceline recommend {run}", "To choose by time, cost or memory"))
     return found[:_MOST_COMMANDS]
 
 
-def _repeats_help(comparison: Comparison, workload: str) -> bool:
-    """Return whether a few more repeats are expected to decide, or the first one lacks another."""
+def _command_to_repeat(run: str, repeats: int) -> str:
+    return f"paceline run --resume {run} --repeats {repeats}"
+
+
+def _repeats_that_help(comparison: Comparison, workload: str) -> int | None:
+    """Return how many repeats in all are expected to decide; a few while the noise is unknown.
+
+    None if more would not help, if too many would be needed, or if the run has no spec to repeat.
+    """
     verdict = comparison.verdicts[workload]
     ranked = [row for row in comparison.rows_of(workload) if row.ranked]
+    has = 1 + max((t.repeat for own in comparison.trials.values() for t in own), default=0)
+    if "spec_toml" not in comparison.manifest:
+        return None
     if not verdict.has_noise:
-        return len(ranked) > 1
-    return verdict.further_repeats is not None and verdict.further_repeats <= _MOST_FURTHER
+        return max(_FEW, has + 1) if len(ranked) > 1 else None
+    further = verdict.further_repeats
+    if further is None or further > _MOST_FURTHER or has + further > _MOST:
+        return None
+    return has + further

@@ -1,12 +1,11 @@
-"""Measurements beside a run that has ended: one more block, shares of the batch, trials in turn."""
+"""Measurements beside a run that has ended: shares of the batch, and trials in turn."""
 
 from __future__ import annotations
 
-import random
 import time
 import tomllib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.analysis.predict.prediction import ShareMeasurement
@@ -15,11 +14,9 @@ from paceline.errors import UsageError
 from paceline.launchers.base import launcher_for
 from paceline.plan.planning import repeated
 from paceline.plan.trial import Trial
-from paceline.records.attempts import set_aside
 from paceline.records.layout import RunFiles
 from paceline.runner.directory import made_run_dir, only_runner
-from paceline.runner.equivalence import check_equivalences
-from paceline.runner.experiment import preflight, run
+from paceline.runner.experiment import run
 from paceline.runner.planning import Progress
 from paceline.runner.run_trial import failure_of_all, run_all
 from paceline.spec.loading import Spec, load_spec
@@ -30,37 +27,6 @@ SHARE_REPEATS = 3
 _SHARE_STEPS, _SHARE_WARMUP = 15, 3
 # Keys of a spec that belong to a longer training, or to repeats = "auto".
 _LEFT_OUT = ("max_repeats", "tie_margin", "tune", "checkpoint", "failures", "restarts", "baseline")
-
-
-def run_extra_block(
-    files: RunFiles, configurations: Sequence[str], trials: Sequence[Trial], progress: Progress
-) -> list[Trial]:
-    """Run each configuration once more, in random order after the baseline; return the trials.
-
-    All get the same repeat number, which no trial has yet. So they are a block like every other
-    repeat, and what they share in it cancels in comparisons.
-    trials: all trials of the run, the baselines included. The new ones train as the first repeat.
-    Raises UsageError if the run lacks a configuration, EnvironmentLacks before a trial starts, and
-    RankFailed or TimedOut if one fails.
-    """
-    number = max((trial.repeat for trial in trials), default=0) + 1
-    block = [repeated(_first(files, name, trials), number) for name in configurations]
-    random.Random(number).shuffle(block)  # noqa: S311  (an order, not a secret)
-    block.sort(key=lambda trial: not trial.is_baseline)  # others replay steps from its states
-    preflight(block)
-    with only_runner(files.root):
-        for trial in block:
-            set_aside(files, trial)  # a repeat of this number may have failed
-        run_all([(trial, files.trial(trial.id)) for trial in block], progress, 1, len(block))
-        check_equivalences([*trials, *block], files, keep_tensors=False)
-    return block
-
-
-def _first(files: RunFiles, configuration: str, trials: Sequence[Trial]) -> Trial:
-    own = [trial for trial in trials if trial.configuration == configuration]
-    if not own:
-        raise UsageError(f"{files.root}: expected a trial of {configuration}, found none")
-    return min(own, key=lambda trial: trial.repeat)
 
 
 def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Progress) -> None:
