@@ -19,7 +19,6 @@ from paceline.launchers.schedulers.kubernetes import (
     render_kubernetes,
     toleration,
 )
-from paceline.launchers.schedulers.qsub import QsubSettings, render_pbs, render_sge
 from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
 from paceline.plan.trial import Trial
 from paceline.records.files import write_text
@@ -27,9 +26,7 @@ from paceline.runner.planning import plan
 from paceline.spec import Experiment, load_spec
 from paceline.spec.values import is_remote
 
-# Dashes, pattern and example of an option.
-_SLURM_OPTION = "--", r"[a-z][a-z-]*(=.+)?", "Slurm with its value, such as account=NAME"
-_QSUB_OPTION = "-", r"[A-Za-z][A-Za-z_]*( .+)?", "qsub with its value, such as 'A NAME'"
+_SLURM_OPTION = re.compile(r"[a-z][a-z-]*(=.+)?")
 
 
 @click.group("render")
@@ -49,24 +46,18 @@ _takes_run = all_of(
 _takes_data_dir = click.option(
     "--data-dir", metavar="DIR", help="Folder on the nodes with a data set for each workload."
 )
-_takes_python = click.option(
-    "--python", metavar="PATH", default=sys.executable, show_default=False,
-    help="Python on the nodes; default: this one.",
-)  # fmt: skip
-_takes_qsub = all_of(
-    _takes_run,
-    _takes_python,
-    click.option(
-        "--qsub", "qsub_options", metavar="OPTION", multiple=True,
-        help="Option of qsub without its dash, such as 'A NAME'; may be repeated.",
-    ),
-)  # fmt: skip
 
 
 @command.command("slurm")
 @_takes_run
 @_takes_data_dir
-@_takes_python
+@click.option(
+    "--python",
+    metavar="PATH",
+    default=sys.executable,
+    show_default=False,
+    help="Python on the nodes; default: this one.",
+)
 @click.option(
     "--sbatch",
     "sbatch_options",
@@ -95,15 +86,15 @@ def slurm(
 
     SPEC is a TOML file, or the name of a shipped experiment.
     """
-    experiment, trials = _planned_alone(spec, cores)
+    experiment, trials = _planned(spec, cores)
     settings = SlurmSettings(
         places=Places(
             run_dir=_run_dir(run_dir, experiment),
             data_dir=None if data_dir is None else _from_here(data_dir),
         ),
         python=python,
-        sbatch_options=_checked(sbatch_options, *_SLURM_OPTION),
-        srun_options=_checked(srun_options, *_SLURM_OPTION),
+        sbatch_options=_checked(sbatch_options),
+        srun_options=_checked(srun_options),
     )
     for dataset in sorted({settings.places.dataset(trial) for trial in trials}):
         if dataset and not is_remote(dataset) and not Path(dataset).exists():
@@ -119,12 +110,14 @@ def slurm(
     )
 
 
-def _checked(given: tuple[str, ...], dashes: str, pattern: str, expected: str) -> tuple[str, ...]:
+def _checked(given: tuple[str, ...]) -> tuple[str, ...]:
     """Return options without dashes. Raises click.UsageError for other text, and for lines."""
-    options = tuple(option.removeprefix(dashes) for option in given)
+    options = tuple(option.removeprefix("--") for option in given)
     for option in options:
-        if re.fullmatch(pattern, option) is None:
-            raise click.UsageError(f"expected an option of {expected}, got {option!r}")
+        if _SLURM_OPTION.fullmatch(option) is None:
+            raise click.UsageError(
+                f"expected an option of Slurm with its value, such as account=NAME, got {option!r}"
+            )
     return options
 
 
@@ -135,56 +128,6 @@ def _run_dir(given: str | None, experiment: Experiment) -> str:
 def _from_here(path: str) -> str:
     """Return an absolute path, because a job may start anywhere; a URL stays."""
     return path if is_remote(path) else str(Path(path).absolute())
-
-
-@command.command("pbs")
-@_takes_qsub
-def pbs(spec: str, out: Path | None, cores: int | None, **given: Any) -> None:
-    """Write a job for PBS that runs all trials; submit nothing.
-
-    SPEC is a TOML file, or the name of a shipped experiment.
-    """
-    experiment, trials = _planned(spec, cores)
-    settings = _settings_of_qsub(spec, experiment, **given)
-    _write(out or Path(f"{experiment.name}-pbs"), render_pbs(trials, settings))
-
-
-@command.command("sge")
-@_takes_qsub
-@click.option(
-    "--pe", "parallel_environment", metavar="NAME", required=True,
-    help="Parallel environment that gives a job as many slots on each host as --cores.",
-)  # fmt: skip
-def sge(
-    spec: str, out: Path | None, cores: int | None, parallel_environment: str, **given: Any
-) -> None:
-    """Write a job for Grid Engine that runs all trials; submit nothing.
-
-    SPEC is a TOML file, or the name of a shipped experiment.
-    """
-    experiment, trials = _planned(spec, cores)
-    settings = _settings_of_qsub(spec, experiment, **given)
-    rendered = render_sge(trials, settings, parallel_environment)
-    _write(out or Path(f"{experiment.name}-sge"), rendered)
-
-
-def _settings_of_qsub(
-    spec: str,
-    experiment: Experiment,
-    *,
-    run_dir: str | None,
-    python: str,
-    qsub_options: tuple[str, ...],
-) -> QsubSettings:
-    """Raise click.UsageError for an option that is none, or has further lines."""
-    return QsubSettings(
-        name=experiment.name,
-        spec=str(Path(spec).resolve()) if Path(spec).is_file() else spec,
-        folder=str(Path.cwd()),
-        run_dir=_run_dir(run_dir, experiment),
-        python=python,
-        options=_checked(qsub_options, *_QSUB_OPTION),
-    )
 
 
 @command.command("kubernetes")
@@ -258,7 +201,7 @@ def kubernetes(
 
     SPEC is a TOML file, or the name of a shipped experiment.
     """
-    experiment, trials = _planned_alone(spec, cores)
+    experiment, trials = _planned(spec, cores)
     places = Places(
         run_dir=run_dir or f"{MOUNT}/runs/{experiment.name}",
         data_dir=data_dir or f"{MOUNT}/data",
@@ -281,6 +224,7 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _planned(source: str, cores: int | None) -> tuple[Experiment, list[Trial]]:
+    """Return trials that are jobs of their own. Raises UsageError where they cannot be."""
     spec = load_spec(source)
     experiment = spec.experiment
     searched = [t for t in experiment.trials if t.local_strategy == "best"]
@@ -289,18 +233,12 @@ def _planned(source: str, cores: int | None) -> tuple[Experiment, list[Trial]]:
             f'{source}: local_strategy "best" needs a search; run `paceline tune local '
             "SPEC` on a node first, and render the tuned.toml that it writes"
         )
-    return experiment, plan(spec, cores).trials
-
-
-def _planned_alone(source: str, cores: int | None) -> tuple[Experiment, list[Trial]]:
-    """Return trials that are jobs of their own. Raises UsageError where they cannot be."""
-    experiment, trials = _planned(source, cores)
     if experiment.repeats == "auto":
         raise UsageError(
             f'{source}: repeats = "auto" needs `paceline run`, which looks at the ranking '
             "after each repeat; write a number to render jobs"
         )
-    return experiment, trials
+    return experiment, plan(spec, cores).trials
 
 
 def _write(out: Path, rendered: Rendered) -> None:

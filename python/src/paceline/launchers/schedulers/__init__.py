@@ -1,7 +1,6 @@
-"""Files that start the trials of a spec under a scheduler: Slurm, Kubernetes, PBS, Grid Engine.
+"""Files that start the trials of a spec under a scheduler: Slurm, Kubernetes.
 
-The last two run all trials in one job. For the others each configuration is shipped as a planned
-trial in JSON; the job reads it with `--trial` and keeps its own records in `--out`. What differs
-between launchers is in the launchers' own folders; their descriptors name it (`render_slurm`,
-`render_kubernetes`).
+Each configuration is shipped as a planned trial in JSON; the job reads it with `--trial` and keeps
+its own records in `--out`. What differs between launchers is in the launchers' own folders; their
+descriptors name it (`render_slurm`, `render_kubernetes`).
 """
