@@ -24,7 +24,6 @@ from tests.cluster.hadoop.runs import (
     spec_text,
     trial_file,
 )
-from tests.functional.cli_runs import NO_SIDECAR, small
 from tests.support.waiting import wait_for
 
 from paceline.errors import ExitCode
@@ -251,20 +250,6 @@ def ranks_on(run: Path, host: str) -> list[int]:
 
 def test_run_on_both_nodes_is_fetched_from_hdfs(hadoop: Hadoop, site: Path, run: Run) -> None:
     check_fetched(hadoop, site, run.url, run.folder)
-
-
-def test_run_is_copied_by_webhdfs_and_fetched(
-    hadoop: Hadoop, site: Path, tiny_dataset: Path, tmp_path: Path
-) -> None:
-    spec = tmp_path / "spec.toml"
-    spec.write_text(small(tiny_dataset, max_steps=6, image_size=32).replace(*NO_SIDECAR), "utf-8")
-    url = f"webhdfs://{hadoop.lab.hosts[0].address}:9870/runs/webhdfs"
-    ended = hadoop.paceline(site, "run", spec, "--out", url)
-    assert ended.returncode == 0, ended.stderr
-    check_fetched(hadoop, site, url, local_copy(hadoop, ended.stderr, url))
-    again = hadoop.paceline(site, "run", spec, "--out", url)
-    assert again.returncode == ExitCode.USAGE
-    assert f"{url}: expected a new or empty folder" in again.stderr
 
 
 def check_fetched(hadoop: Hadoop, site: Path, url: str, local: Path) -> None:

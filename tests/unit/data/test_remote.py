@@ -182,7 +182,7 @@ def test_a_server_that_is_down_or_silent_is_reported(monkeypatch: pytest.MonkeyP
         ("s3:///set", UsageError, "expected s3://BUCKET/PATH, got no bucket"),
         ("s3://bucket/set?colour=red", UsageError, "expected options of the file system"),
         ("hdfs://host:9000/set", EnvironmentLacks, "Hadoop's libraries"),
-        ("ftp://host/set", UsageError, "s3://, gs://, hdfs://, webhdfs://, got ftp://"),
+        ("ftp://host/set", UsageError, "s3://, gs://, hdfs://, got ftp://"),
     ],
 )
 def test_a_url_that_cannot_work_is_refused(name, error, message, monkeypatch) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from paceline.host.remote_files import hadoop_fs, how_to_fetch
 from paceline.host.spark import find_spark
 
@@ -28,13 +26,5 @@ def test_command_that_fetches_from_an_object_store_has_no_options_of_pyarrow() -
     assert command == "aws s3 cp --recursive s3://bucket/runs/a a"
 
 
-@pytest.mark.parametrize(
-    ("options", "place"),
-    [
-        ("?kerberos=true", "webhdfs://head:9870/runs/a"),
-        ("?kerberos=true&use_https=true", "swebhdfs://head:9870/runs/a"),
-    ],
-)
-def test_command_that_fetches_over_http_uses_the_names_of_hadoop(options: str, place: str) -> None:
-    command = how_to_fetch(f"webhdfs://head:9870/runs/a{options}")
-    assert command.endswith(f" -get {place} a")
+def test_command_that_fetches_from_hdfs_is_that_of_hadoop() -> None:
+    assert how_to_fetch("hdfs://head:8020/runs/a").endswith(" -get hdfs://head:8020/runs/a a")

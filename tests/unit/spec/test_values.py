@@ -90,5 +90,5 @@ def test_rate_of_no_link_is_refused(rate):
 
 
 def test_only_urls_with_a_known_scheme_are_remote():
-    names = ("s3://bucket/x", "webhdfs://host/x", "file:///x", "https://host/x", "hdfs", "/s3/x")
+    names = ("s3://bucket/x", "hdfs://host/x", "file:///x", "https://host/x", "hdfs", "/s3/x")
     assert [is_remote(name) for name in names] == [True, True, False, False, False, False]

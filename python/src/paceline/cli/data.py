@@ -96,7 +96,7 @@ def register_command(
 ) -> None:  # fmt: skip
     """Use Parquet files or a Petastorm data set without a conversion.
 
-    DATASET is a folder or a URL (s3, gs, hdfs, webhdfs).
+    DATASET is a folder or a URL (s3, gs, hdfs).
     """
     with data_progress("files") as progress:
         manifest = register(

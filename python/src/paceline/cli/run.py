@@ -38,7 +38,7 @@ from paceline.spec.loading import shipped_experiments
 @takes_experiment
 @out_option(
     "RUN_DIR",
-    "Write the run here; default: runs/NAME-DATE-TIME. To a URL (hdfs, webhdfs, s3, gs) the run is "
+    "Write the run here; default: runs/NAME-DATE-TIME. To a URL (hdfs, s3, gs) the run is "
     "copied at the end.",
     remote=True,
 )

@@ -1,8 +1,7 @@
 """Places of data sets: folders that every node sees, and object stores and HDFS through pyarrow.
 
-Every operation on an object store, and each request over WebHDFS, ends within about a minute: there
-are limits for connections, answers and retries. Those of a connected hdfs:// are Hadoop's own
-(dfs.client.*).
+Every operation on an object store ends within about a minute: there are limits for connections,
+answers and retries. Those of a connected hdfs:// are Hadoop's own (dfs.client.*).
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyarrow import fs
 
-from paceline.data.hdfs import native_hdfs, web_hdfs
+from paceline.data.hdfs import native_hdfs
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-from paceline.host.kerberos import kerberos_advice
 from paceline.spec.secret_values import holds_secret
 from paceline.spec.values import REMOTE_SCHEMES, is_remote, local_path
 
@@ -33,24 +31,15 @@ _BLOCK_BYTES = 8 * 2**20
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0
 _ATTEMPTS = 2
-_HDFS = ("hdfs", "webhdfs")
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or ~/.aws/credentials) on every host; for "
     "a public bucket, add ?anonymous=true to the URL",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS on every host; for a public bucket, add ?anonymous=true "
     "to the URL",
-    **dict.fromkeys(
-        _HDFS,
-        "a Kerberos ticket (kinit; a URL with webhdfs:// also needs ?kerberos=true), or "
-        "HADOOP_USER_NAME, on every host",
-    ),
+    "hdfs": "a Kerberos ticket (kinit) or HADOOP_USER_NAME on every host",
 }
 _DENIED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE", "HTTP response code 403",
-           "UNAUTHENTICATED", "PERMISSION_DENIED", "OAuth2", "Permission denied: user=",
-           "401 Client Error", "403 Client Error")  # fmt: skip
-
-# Of WebHDFS: in the URL of each request with a token, and of each redirect to a DataNode.
-_TOKEN_IN_URL = re.compile(r"([?&]delegation=)[^&\s'\")]+")
+           "UNAUTHENTICATED", "PERMISSION_DENIED", "OAuth2", "Permission denied")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +174,7 @@ class Location:
         """Replace pyarrow's errors by one that says what to do."""
         try:
             yield
-        except (OSError, RuntimeError) as error:  # RuntimeError: another answer of WebHDFS
+        except OSError as error:
             raise _explanation(self.name, error) from error
 
 
@@ -213,8 +202,7 @@ def not_empty(name: str) -> UsageError:
 
 
 def location_of(name: str | Path) -> Location:
-    """Return the place that a path or URL names: a folder, file://, s3://, gs://, hdfs:// or
-    webhdfs://.
+    """Return the place that a path or URL names: a folder, file://, s3://, gs:// or hdfs://.
 
     A URL may have options of pyarrow's file systems: `?endpoint_override=HOST:PORT&scheme=http`,
     `region=`, `anonymous=true`. Opens no connection, except for hdfs://.
@@ -230,7 +218,7 @@ def location_of(name: str | Path) -> Location:
             f"{parts.scheme}://{parts.hostname}: a URL must not contain a secret, because it is "
             f"written to the run directory; set {_CREDENTIALS[parts.scheme]}"
         )
-    if parts.scheme not in _HDFS and not parts.netloc:
+    if parts.scheme != "hdfs" and not parts.netloc:
         raise UsageError(f"{text}: expected {parts.scheme}://BUCKET/PATH, got no bucket")
     try:
         filesystem = _filesystem(parts.scheme, parts.netloc, dict(parse_qsl(parts.query)))
@@ -239,7 +227,7 @@ def location_of(name: str | Path) -> Location:
     except OSError as error:
         raise _explanation(text, error) from error
     path = unquote(parts.path).strip("/")
-    root = f"/{path}" if parts.scheme in _HDFS else f"{parts.netloc}/{path}".rstrip("/")
+    root = f"/{path}" if parts.scheme == "hdfs" else f"{parts.netloc}/{path}".rstrip("/")
     return Location(text, filesystem, root)
 
 
@@ -252,8 +240,6 @@ def _filesystem(scheme: str, host: str, options: dict[str, str]) -> fs.FileSyste
         return fs.GcsFileSystem(**given, retry_time_limit=timedelta(seconds=_ANSWER_S))
     if scheme == "hdfs":
         return native_hdfs(host)
-    if scheme == "webhdfs":
-        return web_hdfs(host, options)
     # pyarrow 14 does not read this variable of the AWS tools.
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint and "endpoint_override" not in given:
@@ -270,7 +256,7 @@ def _filesystem(scheme: str, host: str, options: dict[str, str]) -> fs.FileSyste
 
 def _explanation(name: str, error: Exception) -> EnvironmentLacks | DataError:
     scheme = name.partition("://")[0]
-    text = _TOKEN_IN_URL.sub(r"\1(hidden)", str(error))
+    text = str(error)
     if scheme not in REMOTE_SCHEMES:
         return EnvironmentLacks(f"{name}: cannot be read or written ({error}); correct it")
     if any(sign in text for sign in _DENIED):
@@ -278,8 +264,6 @@ def _explanation(name: str, error: Exception) -> EnvironmentLacks | DataError:
             f"{name}: access was denied; expected credentials that may use it: set "
             f"{_CREDENTIALS[scheme]}"
         )
-    if scheme in _HDFS and (advice := kerberos_advice(text)) is not None:
-        return EnvironmentLacks(f"{name}: access was denied ({text}); {advice}")
     if "NO_SUCH_BUCKET" in text:
         return EnvironmentLacks(
             f"{name}: there is no such bucket; correct the URL, or its region and endpoint"
@@ -287,8 +271,8 @@ def _explanation(name: str, error: Exception) -> EnvironmentLacks | DataError:
     if "libhdfs" in text or "libjvm" in text:
         return EnvironmentLacks(
             f"{name}: expected Hadoop's libraries on this host, got: {text}; set JAVA_HOME, "
-            "HADOOP_HOME and CLASSPATH (`hadoop classpath --glob`), or read the data over HTTP: "
-            f"webhdfs://NAMENODE:9870{urlsplit(name).path}"
+            "HADOOP_HOME and CLASSPATH (`hadoop classpath --glob`), or copy the data to a folder "
+            f"that every host reads: `hadoop fs -get {name} FOLDER`"
         )
     return EnvironmentLacks(
         f"{name}: cannot be reached ({text}); check the network, the endpoint and the region"

@@ -48,7 +48,7 @@ class RemoteFolder(Protocol):
 
 
 def remote_folder(url: str, until_s: float = math.inf) -> RemoteFolder:
-    """Return the folder that a URL names: hdfs://, webhdfs://, s3:// or gs://.
+    """Return the folder that a URL names: hdfs://, s3:// or gs://.
 
     until_s: what time.monotonic() says when `names` and `fetch` have to end; one request to an
     object store may take a minute longer. Raises UsageError for another scheme.

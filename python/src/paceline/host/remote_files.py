@@ -34,12 +34,11 @@ def hadoop_fs(environment: Mapping[str, str] = os.environ) -> list[str]:
 def how_to_fetch(url: str) -> str:
     """Return the command that copies a remote folder into the current one.
 
-    url: hdfs, webhdfs, s3 or gs. Raises EnvironmentLacks as `hadoop_fs` does.
+    url: hdfs, s3 or gs. Raises EnvironmentLacks as `hadoop_fs` does.
     """
-    place, _, options = url.partition("?")
+    place, _, _ = url.partition("?")
     parts = urlsplit(place)
     name = Path(parts.path).name or "."
     if parts.scheme in _FETCH:
         return f"{_FETCH[parts.scheme]} {shlex.quote(place)} {shlex.quote(name)}"
-    with_tls = "s" if "use_https=true" in options else ""  # swebhdfs:// is the name in Hadoop
-    return shlex.join([*hadoop_fs(), "-get", with_tls + place, name])
+    return shlex.join([*hadoop_fs(), "-get", place, name])

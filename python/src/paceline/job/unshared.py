@@ -14,7 +14,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.data.hadoop_tokens import TOKEN_FILE_VARIABLE
 from paceline.data.remote_folder import remote_folder
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.host.messages import say
@@ -28,10 +27,12 @@ from paceline.records.layout import RunFiles
 
 # The supervisor ends a launcher that still runs a minute after the last step.
 _DELIVERY_S = 45.0
+# Delegation tokens, which stand for a Kerberos ticket in a container: `hadoop fs` reads the file.
+_TOKEN_FILE_VARIABLE = "HADOOP_TOKEN_FILE_LOCATION"  # noqa: S105  (a name)
 _SHARED = "the run directory must be on storage that all nodes share, under the same path"
 _OR_REMOTE = (
     "; or write the run to a place that every node reaches, to which each node sends its records "
-    "(paceline run --out hdfs://…, webhdfs://…, s3://… or gs://…)"
+    "(paceline run --out hdfs://…, s3://… or gs://…)"
 )
 # The end of a reason of the other transports of Spark.
 ONLY_GLOO = "; with transport gloo a remote place is enough (paceline run --out URL)"
@@ -153,8 +154,8 @@ def _started(order: Order) -> subprocess.Popen[bytes]:
     command, environment = own_module("paceline.job.delivery")
     file = Path(order.folder, "delivery.json")
     write_json(file, order)
-    if tokens := environment.get(TOKEN_FILE_VARIABLE):  # YARN removes it with the container
-        environment[TOKEN_FILE_VARIABLE] = shutil.copy(tokens, order.folder)
+    if tokens := environment.get(_TOKEN_FILE_VARIABLE):  # YARN removes it with the container
+        environment[_TOKEN_FILE_VARIABLE] = shutil.copy(tokens, order.folder)
     with order.log.open("wb") as log:
         return subprocess.Popen(
             [*command, str(file)],

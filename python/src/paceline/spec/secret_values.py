@@ -81,7 +81,7 @@ def _is_harmless(name: str, value: str) -> bool:
 def holds_secret(url: str) -> bool:
     """Return whether a URL has a user, a password or an option that holds a secret."""
     parts = urlsplit(url)
-    is_hdfs_user = parts.scheme in ("hdfs", "webhdfs") and parts.password is None
+    is_hdfs_user = parts.scheme == "hdfs" and parts.password is None
     has_user = "@" in parts.netloc and not is_hdfs_user
     return has_user or any(name in _URL_OPTIONS for name, _ in parse_qsl(parts.query))
 

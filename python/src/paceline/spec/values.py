@@ -93,7 +93,7 @@ def training_steps(samples: int, global_batch: int, epochs: int, max_steps: int 
     return whole if max_steps is None else min(whole, max_steps)
 
 
-REMOTE_SCHEMES = ("s3", "gs", "hdfs", "webhdfs")
+REMOTE_SCHEMES = ("s3", "gs", "hdfs")
 _URL_RESERVED = "#?;"
 
 
