@@ -1,4 +1,4 @@
-"""The same training in every layout of `paceline.layouts`, chosen by an option.
+"""The same training in every layout of `distribute.py`, chosen by an option.
 
     torchrun --nproc-per-node 2 layouts.py --layout fsdp
     paceline verify --vary=--layout=ddp,fsdp,tp,pipeline,ddp+compile layouts.py
@@ -12,11 +12,10 @@ import os
 
 import torch
 import torch.distributed as dist
+from distribute import distribute, forward_backward
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
 
 WIDTH = 64
 
@@ -59,7 +58,7 @@ def main():
     inputs = torch.randn(options.steps * options.batch, WIDTH)
     labels = torch.randint(0, 10, (len(inputs),))
     plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
-    model = paceline.layouts.distribute(
+    model = distribute(
         Network(options.blocks), options.layout, plan=plan, example=inputs[: options.batch]
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)
@@ -69,7 +68,7 @@ def main():
     data = TensorDataset(inputs[own.start :: parts], labels[own.start :: parts])
     for samples, targets in DataLoader(data, batch_size=options.batch // parts):
         optimizer.zero_grad()
-        paceline.layouts.forward_backward(model, samples, targets, nn.functional.cross_entropy)
+        forward_backward(model, samples, targets, nn.functional.cross_entropy)
         optimizer.step()
     if ranks > 1:
         dist.destroy_process_group()

@@ -34,7 +34,7 @@ TESTS_LIMIT_S = 3600.0
 SCRIPT_TESTS = (
     "tests/unit/attach",
     "tests/unit/rank/script",
-    "tests/unit/test_layouts.py",
+    "tests/unit/test_example_layouts.py",
     "tests/unit/torch_internals",
     "tests/unit/transports/test_recorder.py",
     "tests/functional/test_attach.py",

@@ -47,8 +47,6 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     # Every rank imports this package, so the public interfaces are imported on first use.
-    if name == "layouts":
-        return import_module("paceline.layouts")
     if name in __all__:
         module = _MODULES.get(name, "paceline.training.task")
         return getattr(import_module(module), name)

@@ -1,8 +1,10 @@
 """Distribute a module by a layout that is named in one string, on CPUs and GPUs.
 
-    model = paceline.layouts.distribute(model, options.layout)
+    model = distribute(model, options.layout)
     ...
-    loss = paceline.layouts.forward_backward(model, inputs, targets, cross_entropy)
+    loss = forward_backward(model, inputs, targets, cross_entropy)
+
+It uses torch alone, and works on its own: copy it beside a script.
 
 A layout is one way to distribute, and modifiers behind plus signs:
 
@@ -23,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -33,8 +34,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-
-from paceline.errors import UsageError
 
 WAYS = ("ddp", "fsdp", "hsdp:N", "tp", "pipeline:M")
 MODIFIERS = ("checkpoint", "compile")
@@ -53,17 +52,17 @@ def distribute(
 
     The default process group must be open if there are several ranks. plan: of `tp`, by the names
     of modules. example: of `pipeline`, the input of a batch, whose size all batches have. Raises
-    UsageError for an unknown layout, or one that does not fit the ranks or the model.
+    ValueError for an unknown layout, or one that does not fit the ranks or the model.
     """
     way, *modifiers = layout.split("+")
     unknown = sorted(set(modifiers) - set(MODIFIERS))
     if unknown or way.partition(":")[0] not in {each.partition(":")[0] for each in WAYS}:
-        raise UsageError(
+        raise ValueError(
             f"layout {layout!r}: expected one of {', '.join(WAYS)}, and modifiers of "
             f"{', '.join(f'+{each}' for each in MODIFIERS)}"
         )
     if way.startswith("pipeline") and modifiers:
-        raise UsageError(f"layout {layout!r}: expected pipeline without modifiers")
+        raise ValueError(f"layout {layout!r}: expected pipeline without modifiers")
     if "checkpoint" in modifiers:
         for block in blocks_of(module):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
@@ -84,12 +83,12 @@ def forward_backward(
     """Add the gradient of the loss of a batch, in every layout; return the loss.
 
     With `pipeline` every rank is given the whole batch, and only the last one returns the loss.
-    Raises UsageError for a batch that does not fit the pipeline.
+    Raises ValueError for a batch that does not fit the pipeline.
     """
     if isinstance(model, Stage):
         return model.forward_backward(inputs, targets, loss)
     value = loss(model(inputs), targets)
-    value.backward()  # type: ignore[no-untyped-call]
+    value.backward()
     return value.detach()
 
 
@@ -112,12 +111,12 @@ def _distributed(
         return DistributedDataParallel(module)
     if way == "tp":
         if plan is None:
-            raise UsageError("layout tp: expected a plan of ParallelStyles by names of modules")
+            raise ValueError("layout tp: expected a plan of ParallelStyles by names of modules")
         return parallelize_module(module, init_device_mesh(device, (ranks,)), dict(plan))
     mesh = _mesh(device, way, ranks)
     for block in blocks_of(module):
         fully_shard(block, mesh=mesh)
-    return cast("nn.Module", fully_shard(module, mesh=mesh))
+    return fully_shard(module, mesh=mesh)
 
 
 def _mesh(device: str, way: str, ranks: int) -> DeviceMesh:
@@ -127,9 +126,9 @@ def _mesh(device: str, way: str, ranks: int) -> DeviceMesh:
         return init_device_mesh(device, (ranks,))
     shards = int(number) if number.isdecimal() else 0
     if not shards or ranks % shards:
-        raise UsageError(f"layout {way}: expected hsdp:N where N divides the {ranks} ranks")
-    names: Any = ("replicate", "shard")
-    return init_device_mesh(device, (ranks // shards, shards), mesh_dim_names=names)
+        raise ValueError(f"layout {way}: expected hsdp:N where N divides the {ranks} ranks")
+    shape, names = (ranks // shards, shards), ("replicate", "shard")
+    return init_device_mesh(device, shape, mesh_dim_names=names)
 
 
 class Stage(nn.Module):
@@ -168,7 +167,7 @@ class Stage(nn.Module):
     def forward_backward(self, inputs: Tensor, targets: Tensor, loss: Loss) -> Tensor | None:
         """Add the gradient of a batch; return its loss on the last rank."""
         if len(inputs) != self._batch:
-            raise UsageError(
+            raise ValueError(
                 f"layout pipeline: expected a batch of {self._batch} samples as in the example, "
                 f"got {len(inputs)}"
             )
@@ -192,7 +191,7 @@ def first_blocks(module: nn.Module, ranks: int) -> list[str]:
 def check_pipeline(
     module: nn.Module, way: str, parts: int, ranks: int, example: Tensor | None
 ) -> None:
-    """Raise UsageError if a pipeline of so many ranks cannot process a batch in so many parts."""
+    """Raise ValueError if a pipeline of so many ranks cannot process a batch in so many parts."""
     blocks = len(blocks_of(module))
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     faults = (
@@ -210,4 +209,4 @@ def check_pipeline(
     )
     for is_wrong, expected in faults:
         if is_wrong:
-            raise UsageError(f"layout {way}: expected {expected}")
+            raise ValueError(f"layout {way}: expected {expected}")

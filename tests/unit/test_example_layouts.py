@@ -1,14 +1,17 @@
-"""Layouts of a module in one process; several ranks: tests/functional/test_verify.py."""
+"""Layouts of an example in one process; several ranks: tests/functional/test_verify.py."""
 
 from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-import paceline
-from paceline.errors import UsageError
-from paceline.layouts import blocks_of, check_pipeline, distribute, first_blocks, forward_backward
+_FILE = Path(__file__).parents[2] / "examples/scripts/distribute.py"
+layouts = SimpleNamespace(**runpy.run_path(str(_FILE)))
 
 
 def network():
@@ -18,13 +21,12 @@ def network():
 
 def test_one_process_keeps_its_module():
     model = network()
-    assert distribute(model, "ddp") is model
-    assert paceline.layouts.distribute is distribute
+    assert layouts.distribute(model, "ddp") is model
 
 
 def test_activations_are_computed_again_with_the_same_gradient():
     plain, again = network(), network()
-    distribute(again, "fsdp+checkpoint")
+    layouts.distribute(again, "fsdp+checkpoint")
     calls = []
     again[0].register_forward_hook(lambda *_: calls.append(None))
     for model in (plain, again):
@@ -35,19 +37,19 @@ def test_activations_are_computed_again_with_the_same_gradient():
 def test_blocks_are_those_of_the_longest_list():
     blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
     model = nn.ModuleDict({"head": nn.Sequential(nn.Linear(2, 2)), "blocks": blocks})
-    assert blocks_of(model) == list(blocks)
-    assert len(blocks_of(network())) == 2  # Tanh has no parameters
+    assert layouts.blocks_of(model) == list(blocks)
+    assert len(layouts.blocks_of(network())) == 2  # Tanh has no parameters
 
 
 @pytest.mark.parametrize("layout", ["dpp", "ddp+fast", ""])
 def test_an_unknown_layout_names_those_that_exist(layout):
-    with pytest.raises(UsageError, match=r"expected one of ddp, fsdp, hsdp:N, tp, pipeline:M, and"):
-        distribute(network(), layout)
+    with pytest.raises(ValueError, match=r"expected one of ddp, fsdp, hsdp:N, tp, pipeline:M, and"):
+        layouts.distribute(network(), layout)
 
 
 def test_a_pipeline_has_no_modifiers():
-    with pytest.raises(UsageError, match="without modifiers"):
-        distribute(network(), "pipeline+compile")
+    with pytest.raises(ValueError, match="without modifiers"):
+        layouts.distribute(network(), "pipeline+compile")
 
 
 def test_the_gradient_of_a_plain_module_is_that_of_its_loss():
@@ -55,7 +57,7 @@ def test_the_gradient_of_a_plain_module_is_that_of_its_loss():
     inputs, targets = torch.ones(3, 4), torch.zeros(3, 2)
     expected = nn.functional.mse_loss(plain(inputs), targets)
     expected.backward()
-    loss = forward_backward(model, inputs, targets, nn.functional.mse_loss)
+    loss = layouts.forward_backward(model, inputs, targets, nn.functional.mse_loss)
     assert torch.equal(loss, expected)
     assert not loss.requires_grad
     assert torch.equal(model[0].weight.grad, plain[0].weight.grad)
@@ -80,10 +82,10 @@ class Tied(nn.Module):
     ],
 )
 def test_what_does_not_fit_a_pipeline_is_refused(model, parts, example, message):
-    with pytest.raises(UsageError, match=f"pipeline:{parts}: expected {message}"):
-        check_pipeline(model, f"pipeline:{parts}", parts, 2, example)
+    with pytest.raises(ValueError, match=f"pipeline:{parts}: expected {message}"):
+        layouts.check_pipeline(model, f"pipeline:{parts}", parts, 2, example)
 
 
 def test_stages_begin_at_equal_parts_of_the_blocks():
     blocks = nn.ModuleDict({"blocks": nn.ModuleList(nn.Linear(2, 2) for _ in range(7))})
-    assert first_blocks(blocks, 3) == ["blocks.2", "blocks.4"]
+    assert layouts.first_blocks(blocks, 3) == ["blocks.2", "blocks.4"]
