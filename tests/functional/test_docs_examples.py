@@ -19,7 +19,7 @@ READING = (
     "compare", "explain", "export", "list", "plan", "predict", "profile", "render",
     "report",
 )  # fmt: skip
-STARTING_TRIALS = {"--measure", "--verify"}
+STARTING_TRIALS = {"--measure"}
 _A_RUN = re.compile(r"RUN_A|RUN_DIR|DIR|runs/[\w-]+")
 
 

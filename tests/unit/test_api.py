@@ -140,13 +140,6 @@ def test_predictions_are_those_of_the_request(run):
             run.predict(**wrong)
 
 
-def test_a_difference_without_a_proposed_change_is_not_verified(run, tmp_path):
-    first, second = (row["configuration"] for row in run.rows())
-    with pytest.raises(NotComparable, match="expected"):
-        run.verify(run.explain(first, second), tmp_path / "verified")
-    assert not (tmp_path / "verified").exists()
-
-
 def test_figures_are_those_of_the_report(run):
     figures = run.figures()
     in_page = len(re.findall(r'<script type="application/json"', render(run.comparison)))

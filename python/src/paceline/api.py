@@ -20,7 +20,6 @@ import plotly.graph_objects as go
 from paceline.analysis.compare.explain_run import explain_pair
 from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.explain.explanation import Explanation
-from paceline.analysis.explain.interventions import Verification
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Predictions, Request, Scaling
@@ -38,7 +37,6 @@ from paceline.runner import experiment
 from paceline.runner.directory import default_run_dir
 from paceline.runner.planning import Progress, plan
 from paceline.runner.preview import Preview, preview_run
-from paceline.runner.verification import LIMIT_S, verify_run
 from paceline.spec import Experiment, SpecSource, load_spec
 from paceline.tune.findings import Findings
 from paceline.tune.tune_then_run import tune_and_run
@@ -131,23 +129,6 @@ class Run(RunData):
         Raises UsageError if a pattern matches none or several.
         """
         return explain_pair(self.comparison, first, second)
-
-    def verify(
-        self,
-        explanation: Explanation,
-        out: StrPath | None = None,
-        *,
-        limit_s: float = LIMIT_S,
-        progress: Progress | None = None,
-    ) -> Verification:
-        """Run the intervention of an explanation, which can refute its first cause.
-
-        out: a folder for the records; default runs/NAME-verify-DATE-TIME. limit_s: of all trials
-        together. Raises NotComparable if the causes have no intervention.
-        """
-        folder = None if out is None else Path(out)
-        shown = progress or LineProgress()
-        return verify_run(self, explanation, folder, limit_s=limit_s, progress=shown)
 
     def predict(  # noqa: PLR0913  (the options of `paceline predict`)
         self,

@@ -9,14 +9,11 @@ from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.explain_run import explain_workload
 from paceline.analysis.compare.run import compare_run
-from paceline.analysis.explain.interventions import Intervention, Verification
 from paceline.analysis.statistics.intervals import Mean
 from paceline.report.explain import (
     difference_sentence,
-    intervention_sentence,
     name_in,
     overview,
-    verification_sentence,
 )
 
 
@@ -66,26 +63,3 @@ def test_configurations_that_the_ranking_does_not_separate_are_named_so(tmp_path
     near = dataclasses.replace(near, difference_s=wide)
     assert chance not in " ".join(shown(overview([near], near.faster, name)).split())
     assert difference_sentence(near, name).endswith(" ms).")
-
-
-def test_an_intervention_and_its_result_are_sentences() -> None:
-    proposed = Intervention(
-        cause="slow_reader", cause_label="slow reader", also_removes=("slow storage",),
-        label="data from memory", trial=fabricate.make_trial_value(fabricate.SEQUENTIAL),
-        expected_s=0.1,
-    )  # fmt: skip
-    assert intervention_sentence(proposed) == (
-        "To test 'slow reader': data from memory. If it is the cause, a step becomes about 100 "
-        "ms shorter. `paceline explain … --verify` runs this test. The change also removes other "
-        "causes, which it cannot tell apart: slow storage."
-    )
-    result = Verification(
-        intervention="data from memory", cause="slow_reader", also_removes=("slow storage",),
-        repeats=3, unchanged_s=0.2, changed_s=0.105,
-        saved_s=Mean(mean=0.095, low=0.09, high=0.1), expected_s=0.1, answer="supported",
-    )  # fmt: skip
-    assert verification_sentence(result) == (
-        "data from memory: a step takes 105 ms instead of 200 ms, over 3 repeats in turn. It saves "
-        "95 ms (95 % interval 90.0 to 100 ms); expected 100 ms. Result for slow_reader: "
-        "supported. The change also removes other causes, which it cannot tell apart: slow storage."
-    )

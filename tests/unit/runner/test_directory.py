@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import UsageError
+from paceline.errors import NotComparable, UsageError
+from paceline.host.machine import machine_facts
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
-from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
+from paceline.runner.directory import check_machine, check_run_dir, made_run_dir, only_runner
 from paceline.spec import load_spec
 
 
@@ -81,3 +82,11 @@ def test_run_is_resumed_with_its_own_spec_only(tmp_path, spec):
         check_run_dir(files, spec, resume=False)
     with pytest.raises(UsageError, match="holds a run of another spec"):
         check_run_dir(files, load_spec("transports"), resume=True)
+
+
+def test_a_run_of_another_machine_is_refused(tmp_path: Path) -> None:
+    here = machine_facts()
+    check_machine({"host": here}, tmp_path)
+    check_machine({}, tmp_path)  # trials that were started by hand
+    with pytest.raises(NotComparable, match="elsewhere"):
+        check_machine({"host": {**here, "host": "elsewhere"}}, tmp_path)

@@ -14,11 +14,8 @@ from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
     existing_run,
     json_option,
-    limit_option,
-    out_option,
     run_dir_argument,
 )
-from paceline.cli.progress import ConsoleProgress
 from paceline.errors import NotComparable
 from paceline.export.run_data import RunData
 from paceline.plan.selection import matching, no_match
@@ -27,9 +24,7 @@ from paceline.report.explain import (
     explanation_view,
     name_in,
     overview,
-    verification_sentence,
 )
-from paceline.runner.verification import LIMIT_S, verify_run
 
 Pair = tuple[str, str]
 
@@ -62,22 +57,12 @@ def _second_run(value: str | Path) -> Path:
     metavar="PATTERN",
     help="Explain only the configurations whose names match this shell pattern.",
 )
-@click.option(
-    "--verify",
-    is_flag=True,
-    help="Run the proposed change, which removes the largest cause that Paceline can remove.",
-)
-@limit_option("Time for --verify.", LIMIT_S)
-@out_option("DIR", "Write the trials of --verify here; default: runs/NAME-verify-DATE-TIME.")
 @json_option
 def command(
     run_dir: Path,
     second: Path | None,
     pair: Pair | None,
     only: str | None,
-    verify: bool,
-    limit_s: float,
-    out: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Split a difference in step time into parts, and name the causes.
@@ -88,24 +73,17 @@ def command(
     if pair is not None and only is not None:
         raise click.UsageError("--pair, --only: expected one of them, got both")
     if second is not None:
-        if pair is not None or verify:
-            raise click.UsageError("--pair, --verify: expected one run, got two")
+        if pair is not None:
+            raise click.UsageError("--pair: expected one run, got two")
         _explain_runs(run_dir, second, only, as_json=as_json)
         return
     run = RunData(run_dir)
     explanations = _explanations(run, pair, only)
-    verification = None
-    if verify:  # the first explanation that has an intervention
-        chosen = next((each for each in explanations if each.intervention), explanations[0])
-        with ConsoleProgress() as progress:
-            verification = verify_run(run, chosen, out, limit_s=limit_s, progress=progress)
     if as_json:
         documents = [each.to_json() for each in explanations]
-        print_json({"explanations": documents, "verification": verification})
+        print_json({"explanations": documents})
         return
     _show(run, explanations)
-    if verification is not None:
-        plain_console().print("\n" + verification_sentence(verification))
 
 
 def _explanations(run: RunData, pair: Pair | None, only: str | None) -> list[Explanation]:

@@ -178,11 +178,10 @@ def out_option(
     )  # fmt: skip
 
 
-def limit_option(text: str, default: float | None = None) -> Decorator[Any]:
+def limit_option(text: str) -> Decorator[Any]:
     """Return the option for the limit of time, which has one name in all verbs."""
     return click.option(
-        "--limit", "limit_s", metavar="SECONDS", type=positive, default=default,
-        show_default=default and f"{default:g}", help=text,
+        "--limit", "limit_s", metavar="SECONDS", type=positive, help=text
     )  # fmt: skip
 
 

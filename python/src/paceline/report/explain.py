@@ -14,7 +14,6 @@ from paceline.analysis.compare.explain_run import explain_workload
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.explain.evidence import HARDWARE_COUNTERS, amount
 from paceline.analysis.explain.explanation import SPREAD, Cause, Explanation
-from paceline.analysis.explain.interventions import Intervention, Verification
 from paceline.analysis.explain.parts import ON_CORES, PART_LABELS
 from paceline.analysis.statistics.intervals import Mean
 from paceline.plan.trial import Trial
@@ -138,7 +137,9 @@ def _causes_part(comparison: Comparison, workload: str) -> Section | None:
     if not found:
         return None
     drawn = [each for each in found if each.is_significant][:1]
-    charts = [waterfall_chart(each, name(each.faster), name(each.slower)) for each in drawn]
+    charts = [
+        waterfall_chart(each, workload, name(each.faster), name(each.slower)) for each in drawn
+    ]
     pairs = [
         Section(title=difference_sentence(each, name), folded=True, parts=_pair_parts(each))
         for each in found
@@ -189,7 +190,7 @@ def _main_cause(explanation: Explanation) -> tuple[str, float | None]:
 
 
 def _pair_parts(explanation: Explanation) -> list[Section]:
-    """Return parts of the step, causes, intervention and evidence of one pair."""
+    """Return parts of the step, causes and evidence of one pair."""
     parts = [Section(table=_part_table(explanation))]
     parts += [
         Section(title=_cause_title(cause), sentences=cause.evidence) for cause in explanation.causes
@@ -202,8 +203,6 @@ def _pair_parts(explanation: Explanation) -> list[Section]:
         places = [_PLACES[part] for part in rest.parts]
         found = (f"in: {listed(places)}", *rest.evidence) if places else rest.evidence
         parts.append(Section(title=_cause_title(rest), sentences=found))
-    if explanation.intervention is not None:
-        parts.append(Section(sentences=(intervention_sentence(explanation.intervention),)))
     parts.append(Section(table=_evidence_table(explanation), notes=_remarks(explanation)))
     return parts
 
@@ -266,38 +265,6 @@ def difference_sentence(found: Explanation, name: Name) -> str:
     if rest is None or rest.share < _LEAST_UNEXPLAINED:
         return f"{words} Causes: {named}."
     return f"{words} Causes: {named}; {share(rest.share)} is unexplained."
-
-
-def intervention_sentence(found: Intervention) -> str:
-    """Say which change can test a cause."""
-    return (
-        f"To test {found.cause_label!r}: {found.label}. If it is the cause, a step becomes about "
-        f"{milliseconds(found.expected_s)} shorter. `paceline explain … --verify` runs this test."
-        f"{_also(found.also_removes)}"
-    )
-
-
-def verification_sentence(found: Verification) -> str:
-    """Say what an intervention showed."""
-    saved = f"{milliseconds(found.saved_s.mean)} (95 % interval {_bounds(found.saved_s)} ms)"
-    words = {
-        "supported": f"supported.{_also(found.also_removes)}",
-        "refuted": "refuted: removing it saves less than half of that.",
-        "undecided": "not decided: repeat it with a longer --limit.",
-        "gone": "not decided: the unchanged configuration is no longer slow; the cause has gone.",
-    }
-    return (
-        f"{found.intervention}: a step takes {milliseconds(found.changed_s)} instead of "
-        f"{milliseconds(found.unchanged_s)}, over {found.repeats} repeats in turn. It saves "
-        f"{saved}; expected {milliseconds(found.expected_s)}. Result for {found.cause}: "
-        f"{words[found.answer]}"
-    )
-
-
-def _also(labels: Sequence[str]) -> str:
-    if not labels:
-        return ""
-    return f" The change also removes other causes, which it cannot tell apart: {listed(labels)}."
 
 
 def _remarks(found: Explanation) -> list[str]:

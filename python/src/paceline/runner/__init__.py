@@ -14,9 +14,9 @@ trial aside and runs it again.
 - `nodes`: what nodes need and send that do not see the run directory;
 - `failure_injection`: the failures that a spec asks for;
 - `attach`: a command of the user whose ranks record themselves;
-- `measure_more`: shares of the batch, and trials in turn;
+- `measure_more`: shares of the batch;
 - `equivalence`: the comparison of tensors with the baseline;
-- `verification`: the test of a cause; `verify_script`: the layouts of a script.
+- `verify_script`: the layouts of a script.
 """
 
 from paceline.runner.planning import Progress

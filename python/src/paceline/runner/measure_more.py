@@ -1,28 +1,20 @@
-"""Measurements beside a run that has ended: shares of the batch, and trials in turn."""
+"""Measurements beside a run that has ended: shares of the batch."""
 
 from __future__ import annotations
 
-import time
 import tomllib
 import zlib
-from collections.abc import Mapping
-from pathlib import Path
 
 from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.analysis.trial.reading import load_manifest
 from paceline.errors import UsageError
-from paceline.launchers.base import launcher_for
-from paceline.plan.planning import repeated
-from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles
-from paceline.runner.directory import made_run_dir, only_runner
 from paceline.runner.experiment import run
 from paceline.runner.planning import Progress
-from paceline.runner.run_trial import failure_of_all, run_all
+from paceline.runner.run_trial import failure_of_all
 from paceline.spec.loading import Spec, load_spec
 from paceline.spec.tables import EVALUATION_KEYS
 
-LEAST_REPEATS = 2  # fewer show no noise between runs
 SHARE_REPEATS = 3
 _SHARE_STEPS, _SHARE_WARMUP = 15, 3
 # Keys of a spec that belong to a longer training, or to repeats = "auto".
@@ -79,41 +71,3 @@ def _share_spec(text: str, wanted: ShareMeasurement) -> Spec:
             ],
         }
     )
-
-
-def run_interleaved(
-    sides: Mapping[str, Trial], out: Path, *, repeats: int, limit_s: float, progress: Progress
-) -> dict[str, RunFiles]:
-    """Run every side once per repeat, each into a folder of its own below `out`.
-
-    limit_s: no further repeat starts if it would probably end later, except for the first two.
-    Raises UsageError if `out` has contents, EnvironmentLacks before anything runs, and RankFailed
-    or TimedOut if a trial fails.
-    """
-    with made_run_dir(out), only_runner(out):
-        if any(path.name != RunFiles(out).lock.name for path in out.iterdir()):
-            raise UsageError(f"{out}: expected a new or empty directory; choose another with --out")
-        for trial in sides.values():
-            launcher_for(trial.launcher).preflight(trial)
-        files = {name: RunFiles(out / name) for name in sides}
-        started_s = time.monotonic()
-        for repeat in range(repeats):
-            spent_s = time.monotonic() - started_s
-            if repeat >= LEAST_REPEATS and spent_s * (repeat + 1) / repeat > limit_s:
-                break
-            # the order alternates, so that being first is no advantage of one side
-            order = list(sides) if repeat % 2 == 0 else list(sides)[::-1]
-            trials = [(files[name], _repeated(sides[name], repeat)) for name in order]
-            run_all(
-                [(trial, own.trial(trial.id)) for own, trial in trials],
-                progress,
-                repeat * len(sides) + 1,
-                repeats * len(sides),
-            )
-        return files
-
-
-def _repeated(trial: Trial, repeat: int) -> Trial:
-    """Return a repeat of the trial that measures nothing but speed."""
-    speed_only = {"save_tensors": False, "checkpoint": None, "failures": None, "restarts": 0}
-    return repeated(trial, repeat).model_copy(update=speed_only)

@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.analysis.explain.evidence import ALL_FIGURES, HARDWARE_COUNTERS
-from paceline.analysis.explain.interventions import Intervention
 from paceline.analysis.explain.parts import (
     CAUSE_PARTS,
     PART_LABELS,
@@ -46,7 +45,6 @@ from paceline.analysis.statistics.intervals import (
     mean_interval,
     welch_difference,
 )
-from paceline.plan.trial import Trial
 from paceline.records.files import jsonable
 from paceline.records.phases import ALL_PHASES
 from paceline.records.rows import SCHEMA
@@ -108,8 +106,6 @@ class Explanation:
     causes: tuple[Cause, ...]  # with evidence, largest first
     unexplained: Cause | None  # None if the difference is not significant
     evidence: tuple[dict[str, Any], ...]  # figures of both: name, label, unit, faster, slower
-    intervention: Intervention | None  # that tests a cause; None if Paceline has none
-    slower_trial: Trial
     outside_steps: tuple[dict[str, Any], ...] = ()  # per trial: phase, faster_s, slower_s
     without_straggler: bool = False  # the parts leave out the rank with the largest delay
 
@@ -119,9 +115,8 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """Return the document of `paceline explain --json`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        del values["slower_trial"], values["unexplained"]
+        del values["unexplained"]
         values["causes"] = [*self.causes, *([self.unexplained] if self.unexplained else [])]
-        values["intervention"] = self.intervention and self.intervention.to_json()
         document: dict[str, Any] = jsonable(
             {"schema": SCHEMA, "hardware_counters": HARDWARE_COUNTERS}
             | {_JSON_NAMES.get(name, name): value for name, value in values.items()}
@@ -224,8 +219,6 @@ def explain_repeats(
             }
             for figure in ALL_FIGURES
         ),
-        intervention=_intervention(mean, causes),
-        slower_trial=mean.slower.trial,
     )
 
 
@@ -306,26 +299,6 @@ def _cause(
         evidence=tuple(evidence),
         has_evidence=name != UNEXPLAINED,
     )
-
-
-def _intervention(mean: Pair, causes: Sequence[Cause]) -> Intervention | None:
-    """Return the change that can test the largest cause which Paceline can remove."""
-    rules = {rule.name: rule for each in RULES for rule in each}
-    for cause in causes:
-        change_of = rules[cause.name].intervention
-        trials = mean.faster.trial, mean.slower.trial
-        change = None if change_of is None else change_of(*trials, mean.slower.cores)
-        if change is not None:
-            same = [r.label for r in rules.values() if r.intervention is change_of]
-            return Intervention(
-                cause=cause.name,
-                cause_label=cause.label,
-                also_removes=tuple(label for label in same if label != cause.label),
-                label=change.label,
-                trial=change.trial,
-                expected_s=change.removes * cause.difference_s,
-            )
-    return None
 
 
 def _in_seconds(step_s: tuple[float, float], log_ratio: Estimate | None) -> Mean:

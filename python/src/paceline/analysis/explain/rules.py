@@ -31,7 +31,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.analysis.explain import interventions
 from paceline.analysis.explain.evidence import FIGURES_BY_NAME, HOST_CORES, amount
 from paceline.analysis.explain.parts import CAUSE_PARTS, ON_CORES, Measurement
 from paceline.analysis.trial.configuration import pipeline_counts
@@ -330,7 +329,6 @@ class Rule:
     label: str
     acts_on: tuple[str, ...]
     find: Callable[[Pair], Found]
-    intervention: interventions.Propose | None = None  # the change that removes it
 
 
 _EVERYTHING = tuple(CAUSE_PARTS)
@@ -345,31 +343,27 @@ _MEASURED = (
     Rule("frequency", "lower clock frequency", (ON_CORES,), frequency),
     Rule(
         "cold_cache", "data from disks, not from the page cache", ("data_wait",), cold_cache,
-        interventions.data_from_memory,
     ),
-    Rule("storage", "slow storage", ("data_wait",), storage, interventions.data_from_memory),
+    Rule("storage", "slow storage", ("data_wait",), storage),
     Rule(
         "layer_communication", "communication of layers within the passes", ("comm_transfer",),
-        layer_communication, interventions.statistics_per_replica,
+        layer_communication,
     ),
     Rule("transport", "another transport", ("comm_transfer",), transport),
     Rule(
         "more_traffic", "more bytes per step", ("comm_transfer",), more_traffic,
-        interventions.half_the_bytes,
     ),
-    Rule("slow_link", "slow link", ("comm_transfer",), slow_link, interventions.half_the_bytes),
+    Rule("slow_link", "slow link", ("comm_transfer",), slow_link),
 )  # fmt: skip
 # The evidence of these is that they were there, with an upper bound: they share what is left.
 _PRESENT = (
     Rule(
         "oversubscription", "more threads than cores",
         (ON_CORES, "bubble", "comm_wait", "comm_transfer"), oversubscription,
-        interventions.threads_for_the_cores,
     ),
     Rule("own_threads", "other threads of the run", (ON_CORES,), own_threads),
     Rule(
         "intraop_threads", "threads within operations", (ON_CORES,), intraop_threads,
-        interventions.threads_of_the_faster,
     ),
     Rule("micro_batches", "smaller operations", (ON_CORES,), micro_batches),
     Rule(
@@ -382,15 +376,12 @@ _PRESENT = (
     ),
     Rule(
         "decoding", "readers on the same cores", ("data_wait",), decoding,
-        interventions.data_from_memory,
     ),
     Rule(
         "slow_reader", "slow reader or remote storage", ("data_wait",), slow_reader,
-        interventions.data_from_memory,
     ),
     Rule(
         "pipeline_bubble", "pipeline bubbles", ("bubble",), bubble,
-        interventions.more_micro_batches,
     ),
 )  # fmt: skip
 RULES = (_MEASURED, _PRESENT)

@@ -153,12 +153,11 @@ def _stacked(
 _LEAST_SHARE = 0.002  # of a step: smaller parts are not drawn
 
 
-def waterfall_chart(found: Explanation, faster: str, slower: str) -> Chart:
+def waterfall_chart(found: Explanation, workload: str, faster: str, slower: str) -> Chart:
     """Draw how the parts of a step lead from one configuration to the other.
 
     faster, slower: their short names.
     """
-    workload = found.slower_trial.training.workload
     least_s = _LEAST_SHARE * found.slower_s
     parts = [part for part in found.parts if abs(part.difference_s.mean) >= least_s]
     whole = [found.faster_s, *(part.difference_s.mean for part in parts), found.slower_s]
