@@ -1,4 +1,4 @@
-"""Causes seeded alone and two at a time: does `paceline explain` name the larger one first?
+"""Causes seeded alone and two at a time: is the larger one the main cause?
 
     python seeded_causes.py --out results/raw/seeded_causes.json [--rounds 2] [--limit-s 1050]
 
@@ -102,12 +102,14 @@ def one_case(case: Case, plan: Plan, place: Path) -> dict[str, Any]:
         for name, expected in case.expected.items()
     }
     largest = max(truth, key=lambda name: truth[name])
-    first = next((cause.name for cause in found.causes), None)
+    main = found.main_cause
     return {
         "case": case.name,
         "expected": {name: sorted(causes) for name, causes in case.expected.items()},
         "named": {cause.name: cause.share for cause in found.causes},
-        "is_right": found.slower == "all" and first in case.expected[largest],
+        "is_right": found.slower == "all"
+        and main is not None
+        and main.name in case.expected[largest],
         "true_shares": truth,
         "shares": shares,
         "largest_share_error": max(abs(shares[name] - truth[name]) for name in truth),

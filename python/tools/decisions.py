@@ -16,7 +16,8 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.analysis.compare.row import Row, short_name
-from paceline.analysis.compare.verdict import EXPLAINS, Cause, Verdict
+from paceline.analysis.compare.verdict import MainPart, Verdict
+from paceline.analysis.explain.explanation import EXPLAINS
 from paceline.analysis.explain.parts import PHASES_OF
 from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.errors import DataError
@@ -161,7 +162,7 @@ class Decision:
         return _ratio_of(one, all_of_them)
 
     @property
-    def cause(self) -> Cause | None:
+    def cause(self) -> MainPart | None:
         """The part of a step that explains at least half of the lead; None if there is none."""
         if self.next is None:
             return None
@@ -274,11 +275,11 @@ def _with_ties(ranked: Sequence[Candidate], verdict: Verdict | None) -> list[Can
     return [replace(best, tied=any(each.tied for each in found)), *found]
 
 
-def _cause(faster: Row, slower: Row) -> Cause | None:
+def _cause(faster: Row, slower: Row) -> MainPart | None:
     if faster.step_s is None or slower.step_s is None or faster.target is not None:
         return None
     parts = [
-        Cause(
+        MainPart(
             phase=part,
             faster_s=sum(faster.step_phases_s.get(name) or 0.0 for name in phases),
             slower_s=sum(slower.step_phases_s.get(name) or 0.0 for name in phases),

@@ -29,8 +29,9 @@ def test_other_configuration_is_named_also_where_its_mean_is_shorter(tmp_path) -
     lines = []
     for each in (found, reversed_):
         text = shown(overview([each], reference, name_in(comparison)))
-        (heading, *_, row) = text.rstrip().splitlines()
+        (heading, *_, row, empty, note) = text.rstrip().splitlines()
         assert heading.startswith("Steps compared with those of mpi · mpi · processes 2")
+        assert (empty, note) == ("", "Shares of causes are upper bounds; they may overlap.")
         assert row.startswith("local · sequential ")
         lines.append(row.split()[3:7])
     (more, low, _, high), (less, *bounds) = lines

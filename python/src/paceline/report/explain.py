@@ -13,7 +13,7 @@ from paceline.analysis.between_runs.explain_two_runs import ExplainedRuns, side_
 from paceline.analysis.compare.explain_run import explain_workload
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.explain.evidence import HARDWARE_COUNTERS, amount
-from paceline.analysis.explain.explanation import SPREAD, Cause, Explanation
+from paceline.analysis.explain.explanation import CAUSE_BOUNDS, SPREAD, Cause, Explanation
 from paceline.analysis.explain.parts import ON_CORES, PART_LABELS
 from paceline.analysis.statistics.intervals import Mean
 from paceline.plan.trial import Trial
@@ -40,14 +40,15 @@ PartLine = tuple[str, float, float, Mean, str]
 EvidenceLine = tuple[str, str, str]
 
 _SUMS = (
-    "Parts are means over steps, repeats and ranks; they add up to the difference. Shares of "
-    "causes are those of the time by which parts became longer."
+    "Parts are means over steps, repeats and ranks; they add up to the difference. Times of causes "
+    f"are {CAUSE_BOUNDS}. Their shares are those of the time by which parts became longer."
 )
 _STATE = (
     "Repeats of different runs are not paired, so drifts of the machine do not cancel. A "
     "difference between two runs may come from the state of the machine at that time."
 )
 _MANY = "Among so many comparisons, a difference may be chance although its interval excludes 0."
+_BOUNDS = f"Shares of causes are {CAUSE_BOUNDS}."
 _WHOLE = "whole step"
 _MOST_EXPLAINED = 8  # pairs of a workload in the report; the command explains all
 _LEAST_S = 5e-6  # parts that are smaller on both sides are not shown
@@ -123,8 +124,8 @@ def causes_section(comparison: Comparison) -> Section | None:
         anchor="causes",
         intro=(
             "The difference in the mean step between the fastest configuration and up to eight "
-            "other ranked ones, split into parts that add up to it. No cause has more time than "
-            "its evidence can explain; the rest is unexplained. paceline explain shows any pair."
+            "other ranked ones, split into parts that add up to it. A cause has the most time that "
+            "its evidence can explain; these bounds may overlap. paceline explain shows any pair."
         ),
     )
 
@@ -164,7 +165,8 @@ def _overview(heading: str, lines: Sequence[Overviewed]) -> Section:
         Column("main cause", lambda line: _main_cause(line[1])[0], "text"),
         Column("share", lambda line: share(_main_cause(line[1])[1])),
     ]
-    notes = [_MANY] if any(_is_one_of_many(found) for _, found, _ in lines) else []
+    notes = [_BOUNDS] if any(found.causes for _, found, _ in lines) else []
+    notes += [_MANY] if any(_is_one_of_many(found) for _, found, _ in lines) else []
     return Section(title=heading, table=Table(columns=columns, items=lines), notes=notes)
 
 
@@ -185,8 +187,11 @@ def _bounds(interval: Mean) -> str:
 
 
 def _main_cause(explanation: Explanation) -> tuple[str, float | None]:
-    known = [*explanation.causes, explanation.unexplained]
-    return ("not separated", None) if known[0] is None else (known[0].label, known[0].share)
+    """Return the label and the share of the main cause."""
+    main, rest = explanation.main_cause, explanation.unexplained
+    if main is not None:
+        return main.label, main.share
+    return ("not separated", None) if rest is None else ("unexplained", rest.share)
 
 
 def _pair_parts(explanation: Explanation) -> list[Section]:
@@ -201,14 +206,15 @@ def _pair_parts(explanation: Explanation) -> list[Section]:
         parts.append(Section(sentences=(sentence,)))
     elif rest.share >= _LEAST_UNEXPLAINED:
         places = [_PLACES[part] for part in rest.parts]
-        found = (f"in: {listed(places)}", *rest.evidence) if places else rest.evidence
-        parts.append(Section(title=_cause_title(rest), sentences=found))
+        sentences = (f"in: {listed(places)}",) if places else ()
+        title = f"unexplained: at least {milliseconds(rest.at_least_s)}, {share(rest.share)}"
+        parts.append(Section(title=title, sentences=sentences))
     parts.append(Section(table=_evidence_table(explanation), notes=_remarks(explanation)))
     return parts
 
 
 def _cause_title(cause: Cause) -> str:
-    return f"{cause.label}: {milliseconds(cause.difference_s)}, {share(cause.share)}"
+    return f"{cause.label}: at most {milliseconds(cause.at_most_s)}, {share(cause.share)}"
 
 
 def _part_table(found: Explanation) -> Table[PartLine]:
@@ -260,11 +266,11 @@ def difference_sentence(found: Explanation, name: Name) -> str:
     words = f"{takes}, {found.slower_s / found.faster_s:.2f} times as long."
     if not found.causes:
         return f"{words} No evidence explains it."
-    named = listed([f"{cause.label} {share(cause.share)}" for cause in found.causes[:3]])
+    named = listed([f"{cause.label} at most {share(cause.share)}" for cause in found.causes[:3]])
     rest = found.unexplained
     if rest is None or rest.share < _LEAST_UNEXPLAINED:
         return f"{words} Causes: {named}."
-    return f"{words} Causes: {named}; {share(rest.share)} is unexplained."
+    return f"{words} Causes: {named}; at least {share(rest.share)} is unexplained."
 
 
 def _remarks(found: Explanation) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row, short_name
-from paceline.analysis.compare.verdict import Cause, Verdict
+from paceline.analysis.compare.verdict import MainPart, Verdict
 from paceline.analysis.explain.parts import PART_LABELS
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import TIMES
@@ -195,7 +195,7 @@ def _interval(ratio: Interval) -> str:
     return bounds(ratio) if ratio.is_known else f"interval {NOT_KNOWN}"
 
 
-def _why(best: Row, behind: Row, cause: Cause | None) -> str:
+def _why(best: Row, behind: Row, cause: MainPart | None) -> str:
     if best.steps_to_target != behind.steps_to_target:
         return (
             f", with {best.steps_to_target:g} steps to the target instead of "

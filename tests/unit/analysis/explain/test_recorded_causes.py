@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,15 @@ from paceline.analysis.explain.parts import CAUSE_PARTS, PART_NAMES, Measurement
 from paceline.analysis.explain.rules import Pair
 
 RAW = Path(__file__).parents[4] / "docs" / "results" / "raw"
-FILES = ("seeded_causes.json", "seeded_causes_links.json")
+FILES = ("seeded_causes.json", "seeded_causes_links.json", "seeded_causes_pairs.json")
 RECORDED = [
     case
     for name in FILES
     for case in json.loads((RAW / name).read_text())["raw"]
     if case.get("explanation", {}).get("significant")
 ]
-WAYS = {"slow rank": MPI, "slow link": dataclasses.replace(MPI, nodes=2, ranks=1)}
+TWO_HOSTS = dataclasses.replace(MPI, nodes=2, ranks=1)
+WAYS = {"slow rank": MPI, "slow link": TWO_HOSTS, "slow link + competitors": TWO_HOSTS}
 
 
 def measurement(case: dict[str, Any], side: str) -> Measurement:
@@ -47,7 +47,11 @@ def measurement(case: dict[str, Any], side: str) -> Measurement:
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: f"{case['case']} {case['round']}")
-def test_a_recorded_disturbance_is_the_only_cause_with_its_share(case: dict[str, Any]) -> None:
+def test_the_larger_recorded_disturbance_is_the_main_cause(case: dict[str, Any]) -> None:
+    """A single disturbance is the only cause. The bound of two is not far below their true share.
+
+    Copying memory beside a competitor costs less than a tenth, so it need not be named.
+    """
     pair = Pair(faster=measurement(case, "faster"), slower=measurement(case, "slower"))
     is_longer = {p["part"]: p["difference_s"]["low"] > 0 for p in case["explanation"]["parts"]}
     longer_s = {
@@ -56,6 +60,11 @@ def test_a_recorded_disturbance_is_the_only_cause_with_its_share(case: dict[str,
         if pair.part_s(name) > 0 and any(is_longer[part] for part in parts)
     }
     whole_s = case["explanation"]["difference_s"]["mean"]
-    (cause,), _ = name_causes(pair, [pair] * 3, longer_s, whole_s)
-    assert cause.name in itertools.chain(*case["expected"].values())
-    assert cause.share == pytest.approx(1.0, abs=0.15)
+    causes, _ = name_causes(pair, [pair] * 3, longer_s, whole_s)
+    true_shares = case["true_shares"]
+    expected = case["expected"]
+    assert len(causes) <= len(expected)
+    assert causes[0].name in expected[max(true_shares, key=lambda name: true_shares[name])]
+    for name, share in true_shares.items():
+        found = sum(cause.share for cause in causes if cause.name in expected[name])
+        assert found >= share - 0.15

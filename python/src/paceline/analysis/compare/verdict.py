@@ -7,22 +7,20 @@ from dataclasses import dataclass, replace
 
 from paceline.analysis.compare.ranking import Ranking
 from paceline.analysis.compare.row import Row
-from paceline.analysis.explain.explanation import Explanation
+from paceline.analysis.explain.explanation import EXPLAINS, Explanation
 from paceline.analysis.explain.parts import CAUSE_PARTS
 from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.intervals import Interval
 
-EXPLAINS = 0.5  # of the difference: a part or cause that explains less is not the main one
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """The part of a step that explains at least half of a difference, seconds per step."""
+class MainPart:
+    """The part of a step that makes at least half of a difference, seconds per step."""
 
     phase: str  # one of analysis.explain.parts
     faster_s: float
     slower_s: float
-    label: str | None = None  # of the cause that explains at least half; None: there is no evidence
+    label: str | None = None  # of a cause that can explain at least half; None: no evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,7 @@ class Verdict:
     speedup: Interval | None = None  # of the best over the baseline
     runner_up: str | None = None  # the fastest configuration that is separated from the best
     over_runner_up: Interval | None = None  # speed of the best over that of the runner-up
-    cause: Cause | None = None  # None: the difference is spread over several parts
+    cause: MainPart | None = None  # None: the difference is spread over several parts
     # ratio - 1: the smallest difference from the best that this run finds in 80 % of cases
     detectable: float | None = None
     further_repeats: int | None = None  # expected number that would decide; None: none or unknown
@@ -80,7 +78,7 @@ def make_verdict(
     if behind is not None:
         over = ranking.rates.ratio(name, behind.configuration)
         if best.steps_to_target == behind.steps_to_target:
-            cause = main_cause(explain(name, behind.configuration), name)
+            cause = main_part(explain(name, behind.configuration), name)
     return replace(
         verdict,
         best=name,
@@ -115,24 +113,25 @@ def differ_in_both(first: Row, second: Row) -> bool:
     )
 
 
-def main_cause(explanation: Explanation, faster: str) -> Cause | None:
-    """Return the part that explains at least half of the difference; None if there is none.
+def main_part(explanation: Explanation, faster: str) -> MainPart | None:
+    """Return the part that makes at least half of the difference; None if there is none.
 
-    Its difference must be significant. The cause is the largest one of `paceline explain`.
+    Its difference must be significant. Its cause is the first of `paceline explain` that acts on it
+    and can explain half of the difference.
     """
     if explanation.faster != faster or not explanation.is_significant:
         return None
     part = max(explanation.parts, key=lambda part: part.difference_s.mean)
     if part.difference_s.low <= 0 or (part.share or 0.0) < EXPLAINS:
         return None
-    causes = [
+    causes = (
         cause.label
-        for cause in explanation.causes[:1]
+        for cause in explanation.causes
         if cause.share >= EXPLAINS and any(part.part in CAUSE_PARTS[name] for name in cause.parts)
-    ]
-    return Cause(
+    )
+    return MainPart(
         phase=part.part,
         faster_s=part.faster_s,
         slower_s=part.slower_s,
-        label=next(iter(causes), None),
+        label=next(causes, None),
     )

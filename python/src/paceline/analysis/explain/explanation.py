@@ -3,19 +3,13 @@
 Whether two configurations differ is not decided here, but by their speeds, with the test of
 `paceline compare`. Parts of a step are tested with their differences within common repeats.
 
-How causes share a difference. Each rule limits its cause to the time that its evidence can explain.
-A cause is considered only if this time differs significantly from zero over the repeats, and is at
-least a tenth of the difference. Then each cause offers its time to the parts on which it acts:
-
-- in proportion to what is open there, first where no narrower cause needs it, so that the causes
-  together explain as much as they can;
-- a part that is offered more than it has takes the same share of each offer, because nothing tells
-  which cause came first; what a cause has left is offered again;
-- causes whose evidence is a time come before those that were merely there, with an upper bound.
-
-So no cause exceeds its evidence, and all together do not exceed a part. The rest is unexplained.
-Shares are those of the time by which parts became longer, so they add up to 100 %, also where other
-parts became shorter.
+Each cause has an upper bound: the time that its evidence can explain, at most the time by which the
+parts on which it acts became longer. A cause is named only if its evidence differs significantly
+from zero over the repeats, and if its bound is at least a tenth of the difference. Bounds may
+overlap, because two causes may act on one part and nothing tells which came first. Causes whose
+evidence is a time come first; the others were merely there. What all bounds together do not reach
+is unexplained. Shares are those of the time by which parts became longer, also where other parts
+became shorter.
 """
 
 from __future__ import annotations
@@ -37,7 +31,7 @@ from paceline.analysis.explain.parts import (
     Measurement,
     mean_measurement,
 )
-from paceline.analysis.explain.rules import RULES, Factor, Pair, Rule
+from paceline.analysis.explain.rules import MEASURED, RULES, Factor, Pair
 from paceline.analysis.statistics.intervals import (
     Estimate,
     Mean,
@@ -51,12 +45,11 @@ from paceline.records.rows import SCHEMA
 
 Repeats = Mapping[int, Measurement]
 
-UNEXPLAINED = "unexplained"
 SPREAD = "spread"  # over parts of which none is significantly longer
+CAUSE_BOUNDS = "upper bounds; they may overlap"
+EXPLAINS = 0.5  # of the difference: a part or cause that explains less is not the main one
 LEAST_SHARE = 0.1  # of the difference: smaller causes are not named
 _LEAST_PART = 0.01  # of the difference: less in a part is not worth its name
-_ROUNDS = 20  # of offers; what is left becomes smaller by a factor each time
-_NOTHING_S = 1e-12
 _JSON_NAMES = {
     "is_significant": "significant",
     "repeats": "common_repeats",
@@ -79,15 +72,24 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """A cause of a difference, or what no evidence explains."""
+    """A cause of a difference, and the most that its evidence can explain."""
 
     name: str
     label: str
-    parts: tuple[str, ...]  # of CAUSE_PARTS, or SPREAD
-    difference_s: float  # per step
+    parts: tuple[str, ...]  # of CAUSE_PARTS: it acts on them, and they are longer
+    at_most_s: float  # per step; the bounds of several causes may overlap
     share: float  # of the time by which parts became longer
+    is_measured: bool  # the evidence is a time; False: the cause was there
     evidence: tuple[str, ...]
-    has_evidence: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unexplained:
+    """The least time that the causes together do not explain, per step."""
+
+    parts: tuple[str, ...]  # of CAUSE_PARTS, or SPREAD
+    at_least_s: float
+    share: float  # of the time by which parts became longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +105,8 @@ class Explanation:
     repeats: int  # common to both; 0: different runs, not paired
     parts: tuple[Part, ...]  # they add up to the step
     factors: tuple[Factor, ...]  # of the time on cores; empty without CPU times in the traces
-    causes: tuple[Cause, ...]  # with evidence, largest first
-    unexplained: Cause | None  # None if the difference is not significant
+    causes: tuple[Cause, ...]  # measured ones first, then by their bounds
+    unexplained: Unexplained | None  # None if the difference is not significant
     evidence: tuple[dict[str, Any], ...]  # figures of both: name, label, unit, faster, slower
     outside_steps: tuple[dict[str, Any], ...] = ()  # per trial: phase, faster_s, slower_s
     without_straggler: bool = False  # the parts leave out the rank with the largest delay
@@ -112,13 +114,22 @@ class Explanation:
     def part(self, name: str) -> Part:
         return self.parts[PART_NAMES.index(name)]
 
+    @property
+    def main_cause(self) -> Cause | None:
+        """The first cause that can explain half of the difference, else the one with most."""
+        enough = (cause for cause in self.causes if cause.share >= EXPLAINS)
+        most = max(self.causes, key=lambda cause: cause.at_most_s, default=None)
+        return next(enough, most)
+
     def to_json(self) -> dict[str, Any]:
         """Return the document of `paceline explain --json`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        del values["unexplained"]
-        values["causes"] = [*self.causes, *([self.unexplained] if self.unexplained else [])]
         document: dict[str, Any] = jsonable(
-            {"schema": SCHEMA, "hardware_counters": HARDWARE_COUNTERS}
+            {
+                "schema": SCHEMA,
+                "cause_bounds": CAUSE_BOUNDS,
+                "hardware_counters": HARDWARE_COUNTERS,
+            }
             | {_JSON_NAMES.get(name, name): value for name, value in values.items()}
         )
         return document
@@ -224,80 +235,50 @@ def explain_repeats(
 
 def name_causes(
     mean: Pair, repeats: Sequence[Pair], longer_s: Mapping[str, float], whole_s: float
-) -> tuple[tuple[Cause, ...], Cause]:
-    """Return the causes of a significant difference, largest first, and what stays unexplained.
+) -> tuple[tuple[Cause, ...], Unexplained]:
+    """Return the causes of a significant difference, and what they do not explain.
 
     mean: of the repeats; gives the evidence. longer_s: by how much each significant part is longer.
     """
     total_s = max(whole_s, sum(longer_s.values()))
-    limits_s = {}
-    for rule in (rule for rules in RULES for rule in rules if {*rule.acts_on} & {*longer_s}):
+    causes = []
+    for rule in RULES:
         limit = mean_interval(np.array([rule.find(pair)[0] for pair in repeats]))
-        if limit is not None and limit.low > 0 and limit.value >= LEAST_SHARE * total_s:
-            limits_s[rule] = limit.value
-    open_s, found = dict(longer_s), []
-    for rules in RULES:
-        taken = _share_out(limits_s, rules, open_s)
-        while taken:
-            least = min(taken, key=lambda rule: sum(taken[rule].values()))
-            if sum(taken[least].values()) >= LEAST_SHARE * total_s:
-                break
-            del limits_s[least]  # too small, so the others share what it was offered
-            taken = _share_out(limits_s, rules, open_s)
-        for rule, parts in taken.items():
-            del limits_s[rule]
-            open_s = {name: left - parts.get(name, 0.0) for name, left in open_s.items()}
-            found.append(_cause(rule.name, rule.label, parts, total_s, rule.find(mean)[1]))
-    open_s[SPREAD] = total_s - sum(longer_s.values())
-    rest = _cause(UNEXPLAINED, "unexplained", open_s, total_s, [])
-    return tuple(sorted(found, key=lambda cause: -cause.difference_s)), rest
+        if limit is None or limit.low <= 0:
+            continue
+        parts = tuple(part for part in rule.acts_on if part in longer_s)
+        at_most_s = min(limit.value, sum(longer_s[part] for part in parts))
+        if at_most_s >= LEAST_SHARE * total_s:
+            cause = Cause(
+                name=rule.name,
+                label=rule.label,
+                parts=parts,
+                at_most_s=at_most_s,
+                share=at_most_s / total_s,
+                is_measured=rule in MEASURED,
+                evidence=tuple(rule.find(mean)[1]),
+            )
+            causes.append(cause)
+    causes.sort(key=lambda cause: (not cause.is_measured, -cause.at_most_s))
+    return tuple(causes), _unexplained(causes, longer_s, total_s)
 
 
-def _share_out(
-    limits_s: Mapping[Rule, float], rules: Sequence[Rule], open_s: Mapping[str, float]
-) -> dict[Rule, dict[str, float]]:
-    """Return what each of the rules gets of each part, see above.
-
-    limits_s: of these rules and of those that follow, which need room, too.
-    """
-    rest_s, left_s = dict(open_s), {rule: limits_s[rule] for rule in rules if rule in limits_s}
-    places = {rule: [name for name in rule.acts_on if name in open_s] for rule in limits_s}
-    taken = {rule: dict.fromkeys(places[rule], 0.0) for rule in left_s}
-    for number in range(2 * _ROUNDS):
-        offers = {}
-        for rule, offered_s in left_s.items():
-            room = {name: rest_s[name] for name in places[rule]}
-            if number < _ROUNDS:
-                for other in (r for r in limits_s if len(places[r]) < len(places[rule])):
-                    needed_s = left_s.get(other, limits_s[other])
-                    room |= {n: room[n] - needed_s for n in places[other] if n in room}
-            room = {name: max(0.0, seconds) for name, seconds in room.items()}
-            of_s = max(sum(room.values()), _NOTHING_S)
-            offers[rule] = {name: offered_s * each / of_s for name, each in room.items()}
-        for name, available_s in rest_s.items():
-            all_s = sum(offer.get(name, 0.0) for offer in offers.values())
-            accepted = min(1.0, available_s / max(all_s, _NOTHING_S))
-            for rule, offer in offers.items():
-                got_s = accepted * offer.get(name, 0.0)
-                if got_s > 0:
-                    taken[rule][name] += got_s
-                    left_s[rule] -= got_s
-            rest_s[name] -= accepted * all_s
-    return taken
-
-
-def _cause(
-    name: str, label: str, parts: Mapping[str, float], total_s: float, evidence: Sequence[str]
-) -> Cause:
-    seconds = max(0.0, sum(parts.values()))
-    return Cause(
-        name=name,
-        label=label,
-        parts=tuple(part for part, each in parts.items() if each >= _LEAST_PART * total_s),
-        difference_s=seconds,
-        share=seconds / total_s,
-        evidence=tuple(evidence),
-        has_evidence=name != UNEXPLAINED,
+def _unexplained(
+    causes: Sequence[Cause], longer_s: Mapping[str, float], total_s: float
+) -> Unexplained:
+    """Return the least that stays unexplained: in each part, and of all parts together."""
+    rest_s = {
+        part: max(0.0, seconds - sum(each.at_most_s for each in causes if part in each.parts))
+        for part, seconds in longer_s.items()
+    }
+    together_s = sum(longer_s.values()) - sum(each.at_most_s for each in causes)
+    spread_s = total_s - sum(longer_s.values())
+    at_least_s = max(together_s, sum(rest_s.values())) + spread_s
+    places = rest_s | {SPREAD: spread_s}
+    return Unexplained(
+        parts=tuple(part for part, each in places.items() if each >= _LEAST_PART * total_s),
+        at_least_s=at_least_s,
+        share=at_least_s / total_s,
     )
 
 

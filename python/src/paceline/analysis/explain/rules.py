@@ -334,57 +334,53 @@ class Rule:
 _EVERYTHING = tuple(CAUSE_PARTS)
 _WAITING = (ON_CORES, "data_wait", "bubble", "comm_wait")
 # The evidence of these is itself a time, so they come first.
-_MEASURED = (
+MEASURED = (
     Rule("cpu_quota", "CPU quota of the control group", _EVERYTHING, cpu_quota),
     Rule("steal", "CPU time stolen by the hypervisor", _WAITING, steal),
     Rule("context_switches", "more context switches", (ON_CORES, "comm_wait"), context_switches),
     Rule("slow_rank", "a slow rank (straggler)", ("comm_wait",), slow_rank),
     Rule("fewer_cores", "fewer allocated cores", (ON_CORES,), fewer_cores),
     Rule("frequency", "lower clock frequency", (ON_CORES,), frequency),
-    Rule(
-        "cold_cache", "data from disks, not from the page cache", ("data_wait",), cold_cache,
-    ),
+    Rule("cold_cache", "data from disks, not from the page cache", ("data_wait",), cold_cache),
     Rule("storage", "slow storage", ("data_wait",), storage),
     Rule(
-        "layer_communication", "communication of layers within the passes", ("comm_transfer",),
+        "layer_communication",
+        "communication of layers within the passes",
+        ("comm_transfer",),
         layer_communication,
     ),
     Rule("transport", "another transport", ("comm_transfer",), transport),
-    Rule(
-        "more_traffic", "more bytes per step", ("comm_transfer",), more_traffic,
-    ),
+    Rule("more_traffic", "more bytes per step", ("comm_transfer",), more_traffic),
     Rule("slow_link", "slow link", ("comm_transfer",), slow_link),
-)  # fmt: skip
-# The evidence of these is that they were there, with an upper bound: they share what is left.
+)
+# The evidence of these is that they were there; it limits their time, but does not measure it.
 _PRESENT = (
     Rule(
-        "oversubscription", "more threads than cores",
-        (ON_CORES, "bubble", "comm_wait", "comm_transfer"), oversubscription,
+        "oversubscription",
+        "more threads than cores",
+        (ON_CORES, "bubble", "comm_wait", "comm_transfer"),
+        oversubscription,
     ),
     Rule("own_threads", "other threads of the run", (ON_CORES,), own_threads),
-    Rule(
-        "intraop_threads", "threads within operations", (ON_CORES,), intraop_threads,
-    ),
+    Rule("intraop_threads", "threads within operations", (ON_CORES,), intraop_threads),
     Rule("micro_batches", "smaller operations", (ON_CORES,), micro_batches),
     Rule(
-        "memory_contention", "slower cores: memory bandwidth, caches or shared cores",
-        (ON_CORES,), memory_contention,
+        "memory_contention",
+        "slower cores: memory bandwidth, caches or shared cores",
+        (ON_CORES,),
+        memory_contention,
     ),
     Rule(
-        "competition", "other processes on the cores",
-        (ON_CORES, "data_wait", "comm_wait"), competition,
+        "competition",
+        "other processes on the cores",
+        (ON_CORES, "data_wait", "comm_wait"),
+        competition,
     ),
-    Rule(
-        "decoding", "readers on the same cores", ("data_wait",), decoding,
-    ),
-    Rule(
-        "slow_reader", "slow reader or remote storage", ("data_wait",), slow_reader,
-    ),
-    Rule(
-        "pipeline_bubble", "pipeline bubbles", ("bubble",), bubble,
-    ),
-)  # fmt: skip
-RULES = (_MEASURED, _PRESENT)
+    Rule("decoding", "readers on the same cores", ("data_wait",), decoding),
+    Rule("slow_reader", "slow reader or remote storage", ("data_wait",), slow_reader),
+    Rule("pipeline_bubble", "pipeline bubbles", ("bubble",), bubble),
+)
+RULES = (*MEASURED, *_PRESENT)
 
 
 def _product(before_s: float, after_s: float, before: float, after: float) -> tuple[float, float]:
