@@ -206,10 +206,13 @@ def measured_point(lab: Lab, case: Case, point: dict[str, Any]) -> dict[str, Any
     measured(lab, case, name, batch, several_hosts(case, nodes, case.part.strategies))
     rows = compare_run(RunFiles(case.root / name / "run")).rows
     seconds = {
-        (row.local_strategy, row.transport) if row.nodes > 1 else None: row.step_s for row in rows
+        (row.setup.local_strategy, row.setup.transport): row.speed.step_s
+        for row in rows
+        if row.placement.nodes > 1
     }
+    one_host = next(row.speed.step_s for row in rows if row.placement.nodes == 1)
     strategy = point["setup"].partition(" ")[0]
-    found, one_host = seconds[strategy, point["transport"]], seconds[None]
+    found = seconds[strategy, point["transport"]]
     assert found is not None and one_host is not None, "the run has ended well"  # noqa: PT018
     predicted, truth = point["step_s"], found.median
     print(

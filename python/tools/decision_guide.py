@@ -91,9 +91,9 @@ def _short_cells(found: Sequence[Decision]) -> list[str]:
     open_ = len(ratios) - faster - slower
     return [
         _place(found[0]),
-        _tally(found, lambda row: row.local_strategy),
-        _tally(found, lambda row: row.launcher),
-        _tally(found, lambda row: row.transport),
+        _tally(found, lambda row: row.setup.local_strategy),
+        _tally(found, lambda row: row.setup.launcher),
+        _tally(found, lambda row: row.setup.transport),
         f"faster in {faster}, slower in {slower}, open in {open_}" if ratios else NOT_MEASURED,
     ]
 
@@ -170,7 +170,7 @@ def _next(decision: Decision) -> str:
     if after is None:
         return "none is separated"
     words = f"{_ratio(decision.lead)} as fast as {after.name}"
-    steps, more = best.steps_to_target, decision.row_of(after).steps_to_target
+    steps, more = best.goal.steps_to_target, decision.row_of(after).goal.steps_to_target
     if steps is not None and more is not None and steps != more:
         return f"{words}; steps: {steps:g} instead of {more:g}"
     cause = decision.cause
@@ -183,7 +183,7 @@ def _next(decision: Decision) -> str:
 def _not_ranked(found: Iterable[Decision]) -> Iterator[str]:
     for each in found:
         for row in each.not_ranked:
-            reason = row.equivalence_reason or "; ".join(row.notes) or "not equivalent"
+            reason = row.equivalence.equivalence_reason or "; ".join(row.notes) or "not equivalent"
             yield f"{_subject(each)}: `{row.configuration}`: {reason}"
 
 
@@ -195,7 +195,7 @@ def _not_measured(
         if missing:
             yield f"{_place(found[0])}: {', '.join(missing)}"
     rows = [row for found in places.values() for each in found for row in each.rows.values()]
-    devices = ", ".join(sorted({row.device for row in rows}))
+    devices = ", ".join(sorted({row.placement.device for row in rows}))
     most = max(place.nodes for place in places)
     yield f"devices other than {devices}; more than {_counted(most, 'node')}"
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import groupby
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.compare.verdict import MainPart, Verdict
@@ -26,6 +26,10 @@ from paceline.records.files import read_json, typed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+
+
+# the parts of a row, which is flat in JSON
+_GROUPS = [name for name, kind in get_type_hints(Row).items() if is_dataclass(kind)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,8 @@ def read_results(path: Path) -> Iterator[Results]:
     document = read_json(path)
     origin = _origin(document)
     for part in document.get("runs") or [document.get("comparison", document)]:
-        run = typed(part, _Part, path)
+        rows = [{**row, **dict.fromkeys(_GROUPS, row)} for row in part.get("rows", ())]
+        run = typed({**part, "rows": rows}, _Part, path)
         if not run.rows:
             raise DataError(f"{path}: expected rows of `paceline compare --json`, found none")
         yield Results(
@@ -126,7 +131,7 @@ class Decision:
     @property
     def cores(self) -> int:
         """The largest number of cores of any configuration."""
-        return max(row.cores for row in self.rows.values())
+        return max(row.placement.cores for row in self.rows.values())
 
     @property
     def fastest(self) -> list[Candidate]:
@@ -150,7 +155,7 @@ class Decision:
     @property
     def speedup(self) -> Interval | None:
         """Speedup of the fastest configuration over the baseline of its run."""
-        return self.best.speedup if self.target is None else self.best.target_speedup
+        return self.best.speed.speedup if self.target is None else self.best.goal.target_speedup
 
     @property
     def more_nodes(self) -> Interval | None:
@@ -202,22 +207,25 @@ def networks(found: Iterable[Decision]) -> list[Network]:
     known: dict[tuple[str, int | None], Network] = {}
     for decision in found:
         for row in decision.rows.values():
-            key = row.workload, row.global_batch
-            if row.is_baseline and row.cores == 1 and row.precision == "fp32":
+            key = row.workload, row.training.global_batch
+            if row.is_baseline and row.placement.cores == 1 and row.training.precision == "fp32":
                 known.setdefault(key, _network(row))
-    return sorted(known.values(), key=lambda each: (each.parameters or 0, each.global_batch or 0))
+    return sorted(
+        known.values(),
+        key=lambda each: (each.parameters or 0, each.global_batch or 0),
+    )
 
 
 def _decisions(results: Results, everything: Sequence[Row]) -> Iterator[Decision]:
     def kind(row: Row) -> tuple[str, str]:
-        return row.workload, row.precision
+        return row.workload, row.training.precision
 
     for (workload, precision), group in groupby(sorted(results.rows, key=kind), kind):
         rows = list(group)
         ranked = sorted(_candidates(rows, everything), key=lambda each: each.value.median)
         if len(ranked) < 2:
             continue
-        nodes = max(row.nodes for row in rows)
+        nodes = max(row.placement.nodes for row in rows)
         verdict = results.verdicts.get(workload)
         if verdict is None or verdict.best != ranked[0].configuration:
             verdict = None
@@ -226,23 +234,23 @@ def _decisions(results: Results, everything: Sequence[Row]) -> Iterator[Decision
             place=Place(nodes, None if nodes == 1 else results.link),
             workload=workload,
             precision=precision,
-            target=rows[0].target,
+            target=rows[0].goal.target,
             ranked=tuple(_with_ties(ranked, verdict)),
             verdict=verdict,
             rows={row.configuration: row for row in rows},
-            not_ranked=tuple(r for r in rows if not r.ranked and r.samples_per_s is not None),
+            not_ranked=tuple(r for r in rows if not r.ranked and r.speed.samples_per_s is not None),
         )
 
 
 def _candidates(rows: Iterable[Row], everything: Sequence[Row]) -> Iterator[Candidate]:
     for row in rows:
-        rate = None if row.samples_per_s is None else row.samples_per_s.inverse()
-        value = rate if row.target is None else row.time_to_target_s
+        rate = None if row.speed.samples_per_s is None else row.speed.samples_per_s.inverse()
+        value = rate if row.goal.target is None else row.goal.time_to_target_s
         if row.ranked and value is not None:
             yield Candidate(
                 name=short_name(row, everything),
                 configuration=row.configuration,
-                nodes=row.nodes,
+                nodes=row.placement.nodes,
                 value=value,
             )
 
@@ -276,28 +284,28 @@ def _with_ties(ranked: Sequence[Candidate], verdict: Verdict | None) -> list[Can
 
 
 def _cause(faster: Row, slower: Row) -> MainPart | None:
-    if faster.step_s is None or slower.step_s is None or faster.target is not None:
+    if faster.speed.step_s is None or slower.speed.step_s is None or faster.goal.target is not None:
         return None
     parts = [
         MainPart(
             phase=part,
-            faster_s=sum(faster.step_phases_s.get(name) or 0.0 for name in phases),
-            slower_s=sum(slower.step_phases_s.get(name) or 0.0 for name in phases),
+            faster_s=sum(faster.times.step_phases_s.get(name) or 0.0 for name in phases),
+            slower_s=sum(slower.times.step_phases_s.get(name) or 0.0 for name in phases),
         )
         for part, phases in PHASES_OF.items()
     ]
     largest = max(parts, key=lambda part: part.slower_s - part.faster_s)
-    whole = slower.step_s.median - faster.step_s.median
+    whole = slower.speed.step_s.median - faster.speed.step_s.median
     explains = largest.slower_s - largest.faster_s >= EXPLAINS * whole
     return largest if whole > 0 and explains else None
 
 
 def _network(row: Row) -> Network:
-    forward, backward = (row.step_phases_s.get(name) for name in ("forward", "backward"))
+    forward, backward = (row.times.step_phases_s.get(name) for name in ("forward", "backward"))
     return Network(
         workload=row.workload,
-        global_batch=row.global_batch,
-        parameters=row.parameters,
-        linear_parameters=row.linear_parameters,
+        global_batch=row.training.global_batch,
+        parameters=row.work.parameters,
+        linear_parameters=row.work.linear_parameters,
         computation_s=None if forward is None or backward is None else forward + backward,
     )

@@ -27,7 +27,7 @@ def test_generated_run_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     benchmark.generate(run, argparse.Namespace(configurations=3, repeats=2, steps=40))
     rows = compare_run(run).rows
     assert [row.repeats for row in rows] == [2, 2, 2]
-    assert all(row.equivalent for row in rows)
+    assert all(row.equivalence.equivalent for row in rows)
 
 
 def test_a_slow_reader_delivers_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:

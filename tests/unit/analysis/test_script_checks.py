@@ -99,10 +99,12 @@ def test_ranks_that_began_alike_and_drifted_are_not_equivalent(tmp_path):
 
 def test_rows_that_were_not_checked_are_ranked_in_steps_per_second(tmp_path):
     comparison = compare_run(script_run(tmp_path, WRONG, samples=False))
-    row = next(row for row in comparison.rows if row.launcher == "mpi")
-    assert (row.equivalent, row.ranked, row.global_batch) == (None, True, None)
-    assert row.samples_per_s is None
-    assert row.speedup is not None
-    assert row.equivalence_reason.startswith("not checked: the samples of a step are not known")
+    row = next(row for row in comparison.rows if row.setup.launcher == "mpi")
+    assert (row.equivalence.equivalent, row.ranked, row.training.global_batch) == (None, True, None)
+    assert row.speed.samples_per_s is None
+    assert row.speed.speedup is not None
+    assert row.equivalence.equivalence_reason.startswith(
+        "not checked: the samples of a step are not known"
+    )
     assert any("compared in steps per second" in note for note in row.notes)
     assert "Not all of them were checked" in verdict_sentence(comparison, comparison.workloads[0])

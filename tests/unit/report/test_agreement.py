@@ -41,14 +41,14 @@ def comparison(request: pytest.FixtureRequest, tmp_path: Path) -> Comparison:
 
 
 def rate_of(row: Row) -> float:
-    return row.samples_per_s.median
+    return row.speed.samples_per_s.median
 
 
 def test_speedup_times_the_baseline_is_the_speed_of_the_row(comparison: Comparison) -> None:
     baseline = rate_of(comparison.row(comparison.baselines["tiny"]))
     for row in comparison.rows:
-        assert row.speedup.median * baseline == pytest.approx(rate_of(row), rel=1e-9)
-        assert row.speedup.low <= row.speedup.median <= row.speedup.high
+        assert row.speed.speedup.median * baseline == pytest.approx(rate_of(row), rel=1e-9)
+        assert row.speed.speedup.low <= row.speed.speedup.median <= row.speed.speedup.high
 
 
 def test_order_verdict_and_sentence_agree(comparison: Comparison) -> None:
@@ -86,7 +86,7 @@ def test_wide_intervals_are_not_shown_as_numbers(comparison: Comparison) -> None
     unknown = [
         row
         for row in comparison.rows
-        if row.speedup is not None and row.speedup.high > WIDEST * row.speedup.low
+        if row.speed.speedup is not None and row.speed.speedup.high > WIDEST * row.speed.speedup.low
     ]
     assert narrow.count("±?") - narrow.count("±? the interval") == len(unknown)
     assert wide.count("(not known)") >= len(unknown)

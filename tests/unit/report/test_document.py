@@ -87,7 +87,7 @@ def test_lossy_configurations_are_ranked_where_there_is_a_target(tmp_path) -> No
         fabricate.MPI, transport="gloo", learned=1.0, compression={"method": "topk"}
     )
     run = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, lossy], cases=[case])
-    assert any(row.is_lossy and row.ranked for row in compare_run(run).rows)
+    assert any(row.equivalence.is_lossy and row.ranked for row in compare_run(run).rows)
     words = Page(render(compare_run(run))).words
     assert "They are ranked only by the time to a target." in words
     assert "Pale bars: equivalence was not shown." in words
@@ -178,9 +178,9 @@ def test_a_run_of_all_strategies_has_all_its_sections(all_strategies: Comparison
 
 def test_colours_follow_the_strategy_where_there_are_many_configurations(all_strategies) -> None:
     chosen, rows = colours(all_strategies), all_strategies.rows
-    by_strategy = {row.local_strategy: chosen[row.configuration] for row in rows}
+    by_strategy = {row.setup.local_strategy: chosen[row.configuration] for row in rows}
     assert len(set(by_strategy.values())) == 6
-    assert all(chosen[row.configuration] == by_strategy[row.local_strategy] for row in rows)
+    assert all(chosen[row.configuration] == by_strategy[row.setup.local_strategy] for row in rows)
 
 
 def test_chosen_baseline_is_named_and_empty_sections_are_left_out(comparison, tmp_path) -> None:

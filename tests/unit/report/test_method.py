@@ -11,7 +11,7 @@ from scipy import stats
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.row import Row
+from paceline.analysis.compare.row import Row, RowResult
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval, estimate
 from paceline.report.document import method_section
@@ -50,10 +50,12 @@ def test_speeds_are_geometric_means_and_speedups_their_ratios(comparison: Compar
     base, fast = sorted(comparison.rows, key=lambda row: not row.is_baseline)
     means = {row.configuration: geometric_mean(rates(comparison, row)) for row in (base, fast)}
     for row in (base, fast):
-        assert row.samples_per_s.median == pytest.approx(means[row.configuration])
+        assert row.speed.samples_per_s.median == pytest.approx(means[row.configuration])
     ratio = means[fast.configuration] / means[base.configuration]
-    assert fast.speedup.median == pytest.approx(ratio)
-    assert fast.efficiency.median == pytest.approx(ratio * base.cores / fast.cores)
+    assert fast.speed.speedup.median == pytest.approx(ratio)
+    assert fast.speed.efficiency.median == pytest.approx(
+        ratio * base.placement.cores / fast.placement.cores
+    )
 
 
 def test_intervals_have_the_confidence_and_the_widest_ratio_of_the_text(told) -> None:
@@ -72,6 +74,7 @@ def test_margin_of_a_tie_is_that_of_the_verdict(comparison, told) -> None:
 
 def test_time_to_a_target_is_explained_where_there_are_evaluations(comparison, told) -> None:
     assert "Time to target" not in told
-    rows = tuple(dataclasses.replace(row, metrics={"accuracy": 0.5}) for row in comparison.rows)
+    result = RowResult(metrics={"accuracy": 0.5})
+    rows = tuple(dataclasses.replace(row, result=result) for row in comparison.rows)
     parts = method_section(dataclasses.replace(comparison, rows=rows)).parts
     assert "Time to target" in [part.title for part in parts]

@@ -67,7 +67,7 @@ def test_a_lone_local_trial_is_no_comparison(tmp_path: Path) -> None:
 
 
 def test_the_figure_over_time_has_each_strategy_three_times(comparison: Comparison) -> None:
-    rows = [r for r in comparison.rows if r.launcher == "local"]
+    rows = [r for r in comparison.rows if r.setup.launcher == "local"]
     chart = local_use_chart(comparison, "tiny", rows)
     traces = json.loads(chart.json)["data"]
     assert len(traces) == 3 * 6

@@ -61,7 +61,11 @@ def test_launcher_transport_strategy_and_layout_are_columns(comparison: Comparis
 def test_mark_of_first_steps_is_explained(comparison: Comparison) -> None:
     assert "✓¹" not in comparison_text(comparison, 80)
     rows = tuple(
-        dataclasses.replace(row, equivalence_grade="start") if row.launcher == "mpi" else row
+        dataclasses.replace(
+            row, equivalence=dataclasses.replace(row.equivalence, equivalence_grade="start")
+        )
+        if row.setup.launcher == "mpi"
+        else row
         for row in comparison.rows
     )
     text = comparison_text(dataclasses.replace(comparison, rows=rows), 80)
@@ -120,16 +124,17 @@ def test_run_without_a_measured_step_says_so_and_not_that_rows_differ(tmp_path: 
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     run = fabricate.make_run(tmp_path, ways, cases=[fabricate.Case(steps=2)], repeats=2)
     comparison = compare_run(run)
-    assert [row.equivalent for row in comparison.rows] == [True, True]
+    assert [row.equivalence.equivalent for row in comparison.rows] == [True, True]
     text = " ".join(comparison_text(comparison, 80).split())
     assert "No configuration is ranked, because no step after the warm-up was measured." in text
     assert text.count("is not ranked: no step after the warm-up was measured") == 2
 
 
 def test_interval_without_meaning_is_cut(comparison: Comparison) -> None:
+    wide = Interval(median=1.5, low=0.001, high=70_000)
     rows = [
-        row if row.is_baseline or row.speedup is None
-        else dataclasses.replace(row, speedup=Interval(median=1.5, low=0.001, high=70_000))
+        row if row.is_baseline or row.speed.speedup is None
+        else dataclasses.replace(row, speed=dataclasses.replace(row.speed, speedup=wide))
         for row in comparison.rows
     ]  # fmt: skip
     text = comparison_text(dataclasses.replace(comparison, rows=tuple(rows)), 80)

@@ -21,7 +21,14 @@ from paceline.analysis.trial.reading import TrialRecord, read_hosts
 from paceline.analysis.trial.recovery import Recovery, checkpoint_delay_s, recoveries
 from paceline.analysis.trial.staleness import read_updates
 from paceline.analysis.trial.steps import GlobalSteps, global_steps, read_steps
-from paceline.analysis.trial.usage import Disturbance, Usage, disturbance, trial_usage
+from paceline.analysis.trial.usage import (
+    Disturbance,
+    HostUsage,
+    SidecarUsage,
+    disturbance,
+    host_usage,
+    sidecar_usage,
+)
 from paceline.records.layout import TrialFiles
 
 
@@ -32,7 +39,8 @@ class TrialAnalysis:
     record: TrialRecord
     steps: GlobalSteps
     phases: list[RankPhases]
-    usage: Usage
+    usage: HostUsage
+    sidecar: SidecarUsage
     disturbance: Disturbance | None
     pipeline: Pipeline | None
     evaluations: Evaluations | None
@@ -67,7 +75,8 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
         record=record,
         steps=steps,
         phases=trial_phases(record, table),
-        usage=trial_usage(record, hosts),
+        usage=host_usage(record, hosts),
+        sidecar=sidecar_usage(hosts),
         disturbance=disturbance(record, hosts),
         pipeline=trial_pipeline(record, table),
         evaluations=evaluations,

@@ -48,15 +48,19 @@ def _ascending(value: float | None) -> float:
 
 # What `--sort` can name: its key, the best row first, rows without a value last.
 _SORT_KEYS: dict[str, Callable[[Row], float | str]] = {
-    "samples": lambda row: math.inf if row.samples_per_s is None else -row.samples_per_s.median,
-    "efficiency": lambda row: math.inf if row.efficiency is None else -row.efficiency.median,
-    "step": lambda row: math.inf if row.step_s is None else row.step_s.median,
-    "first-step": lambda row: _ascending(row.time_to_first_step_s),
-    "cpu": lambda row: _ascending(row.cpu_percent),
-    "memory": lambda row: _ascending(row.memory_peak_bytes),
-    "strategy": lambda row: row.local_strategy,
-    "launcher": lambda row: row.launcher,
-    "transport": lambda row: row.transport,
+    "samples": lambda row: (
+        math.inf if row.speed.samples_per_s is None else -row.speed.samples_per_s.median
+    ),
+    "efficiency": lambda row: (
+        math.inf if row.speed.efficiency is None else -row.speed.efficiency.median
+    ),
+    "step": lambda row: math.inf if row.speed.step_s is None else row.speed.step_s.median,
+    "first-step": lambda row: _ascending(row.times.time_to_first_step_s),
+    "cpu": lambda row: _ascending(row.usage.cpu_percent),
+    "memory": lambda row: _ascending(row.usage.memory_peak_bytes),
+    "strategy": lambda row: row.setup.local_strategy,
+    "launcher": lambda row: row.setup.launcher,
+    "transport": lambda row: row.setup.transport,
 }
 
 
@@ -136,7 +140,8 @@ def command(
     run = RunData(run_dir, baseline)
     shown = _sorted(_selected(run.comparison, only), sort)
     if as_json:
-        print_json({**comparison_document(run.comparison), "rows": shown.rows})
+        rows = [row.to_json() for row in shown.rows]
+        print_json({**comparison_document(run.comparison), "rows": rows})
     elif as_markdown:
         print(markdown(comparison_view(shown, _MARKDOWN_WIDTH, run.comparison)))
     else:

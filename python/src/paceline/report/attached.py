@@ -21,7 +21,7 @@ def attached_section(comparison: Comparison) -> Section:
     row = comparison.rows[0]
     [trial] = comparison.trials[row.configuration]
     sentences = [_steps(trial, row)]
-    if row.step_s is not None:
+    if row.speed.step_s is not None:
         sentences += [_main_cost(row), _phases(row), *_ranks(trial)]
     sentences += _hosts(row)
     return Section(sentences=sentences, notes=[f"! {flag}" for flag in comparison.flags])
@@ -29,25 +29,33 @@ def attached_section(comparison: Comparison) -> Section:
 
 def _steps(trial: TrialAnalysis, row: Row) -> str:
     done = len(trial.steps.step)
-    ranks = "1 rank" if row.ranks == 1 else f"{row.ranks} ranks"
-    joined = "" if row.ranks == 1 else f", {row.transport}"
-    words = f"{done} steps on {ranks} ({row.launcher}{joined})"
-    if row.step_s is None:
+    ranks = "1 rank" if row.placement.ranks == 1 else f"{row.placement.ranks} ranks"
+    joined = "" if row.placement.ranks == 1 else f", {row.setup.transport}"
+    words = f"{done} steps on {ranks} ({row.setup.launcher}{joined})"
+    if row.speed.step_s is None:
         warmup = trial.record.trial.training.warmup_steps
         return f"{words}: too few to measure, because the first {warmup} are the warm-up."
-    rate = "" if row.samples_per_s is None else f", {number(row.samples_per_s)} samples/s"
-    slow = "" if row.step_p95_s is None else f" (95 % within {milliseconds(row.step_p95_s)})"
-    return f"{words}: {milliseconds(row.step_s.median)} a step{slow}{rate}."
+    rate = (
+        "" if row.speed.samples_per_s is None else f", {number(row.speed.samples_per_s)} samples/s"
+    )
+    slow = (
+        ""
+        if row.speed.step_p95_s is None
+        else f" (95 % within {milliseconds(row.speed.step_p95_s)})"
+    )
+    return f"{words}: {milliseconds(row.speed.step_s.median)} a step{slow}{rate}."
 
 
 def _main_cost(row: Row) -> str:
-    name = row.main_cost or COMPUTATION
+    name = row.times.main_cost or COMPUTATION
     words = "waiting for data" if name == "data_wait" else LABELS.get(name, name)
-    return f"Main cost: {words}, {share(row.main_cost_share)} of a step."
+    return f"Main cost: {words}, {share(row.times.main_cost_share)} of a step."
 
 
 def _phases(row: Row) -> str:
-    known = {name: s for name in STEP_PHASES if (s := row.step_phases_s.get(name)) is not None}
+    known = {
+        name: s for name in STEP_PHASES if (s := row.times.step_phases_s.get(name)) is not None
+    }
     whole = sum(known.values())
     parts = [
         f"{LABELS[n]} {share(s / whole)}" for n, s in known.items() if s > _LEAST_SHARE * whole
@@ -66,11 +74,11 @@ def _ranks(trial: TrialAnalysis) -> Iterator[str]:
 
 
 def _hosts(row: Row) -> Iterator[str]:
-    if row.cpu_percent is None:
+    if row.usage.cpu_percent is None:
         return
-    words = f"Hosts: CPU {number(row.cpu_percent)} % busy"
-    if row.iowait_percent is not None:
-        words += f", {number(row.iowait_percent)} % waiting for I/O"
-    if row.memory_peak_bytes is not None:
-        words += f"; peak memory of the command {number(row.memory_peak_bytes / 2**20)} MiB"
+    words = f"Hosts: CPU {number(row.usage.cpu_percent)} % busy"
+    if row.usage.iowait_percent is not None:
+        words += f", {number(row.usage.iowait_percent)} % waiting for I/O"
+    if row.usage.memory_peak_bytes is not None:
+        words += f"; peak memory of the command {number(row.usage.memory_peak_bytes / 2**20)} MiB"
     yield f"{words}."

@@ -9,6 +9,7 @@ from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import COMPUTATION, NO_TRANSPORT, Row, distinctions, is_single
 from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.statistics.intervals import Interval
+from paceline.analysis.trial.usage import HostUsage
 from paceline.records.phases import LABELS
 from paceline.report.section import Bar, Cell, Column, Detail, Table
 from paceline.report.wording import (
@@ -22,6 +23,8 @@ from paceline.report.wording import (
     reach,
     whole,
 )
+
+MeanAndPeak = tuple[float | None, float | None]
 
 UNKNOWN_WIDTH = "±?"
 TIE_MARK, NEAR_MARK = "=", "≈"
@@ -91,7 +94,7 @@ def table_title(comparison: Comparison, workload: str) -> str:
     repeats = {row.repeats for row in rows if row.repeats} or {0}
     counted = DASH.join(str(n) for n in sorted({min(repeats), max(repeats)}))
     word = "repeat" if counted == "1" else "repeats"
-    batches = {row.global_batch for row in rows if row.global_batch is not None}
+    batches = {row.training.global_batch for row in rows if row.training.global_batch is not None}
     batch = f", global batch {batches.pop()}" if len(batches) == 1 else ""
     return f"{workload}{batch}, {counted} {word}"
 
@@ -122,11 +125,11 @@ def interval_cell(value: Interval | None) -> Cell:
 
 def _columns(rows: Sequence[Row]) -> list[Column[_Line]]:
     """Return the columns. Time to a target, or speedup, is first where any row has it."""
-    has_target = any(row.target is not None for row in rows)
+    has_target = any(row.goal.target is not None for row in rows)
     first: list[Column[_Line]] = []
     if has_target:
         first.append(Column("to target\ns", _time_to_target))
-    if any(row.speedup is not None for row in rows):
+    if any(row.speed.speedup is not None for row in rows):
         first.append(Column("speedup", _speedup, detail=Detail.WIDE if has_target else Detail(0)))
     return [*first, *_COLUMNS]
 
@@ -144,27 +147,27 @@ def _failed(line: _Line) -> Cell:
 
 def _speedup(line: _Line) -> Cell:
     row = line.row
-    if row.failed and row.target is None:
+    if row.failed and row.goal.target is None:
         return _failed(line)
-    if row.speedup is None:
+    if row.speed.speedup is None:
         return Cell(NOT_MEASURED)
     if row.is_baseline:
         return Cell("1 (base)")
-    is_first = row.target is None
-    text = f"{line.near if is_first else ''}{row.speedup.median:.2f}"
+    is_first = row.goal.target is None
+    text = f"{line.near if is_first else ''}{row.speed.speedup.median:.2f}"
     if line.detail == Detail.NARROW or not is_first:
-        return Cell(text, _half_width(row.speedup))
-    return Cell(text, f"({bounds(row.speedup)})")
+        return Cell(text, _half_width(row.speed.speedup))
+    return Cell(text, f"({bounds(row.speed.speedup)})")
 
 
 def _time_to_target(line: _Line) -> Cell:
     row = line.row
     if row.failed:
         return _failed(line)
-    if row.time_to_target_s is None:
+    if row.goal.time_to_target_s is None:
         return Cell("missed" if row.repeats else NOT_MEASURED)
-    text = f"{line.near}{number(row.time_to_target_s)}"
-    return Cell(text, _half_width(row.time_to_target_s))
+    text = f"{line.near}{number(row.goal.time_to_target_s)}"
+    return Cell(text, _half_width(row.goal.time_to_target_s))
 
 
 def _half_width(interval: Interval) -> str:
@@ -177,13 +180,13 @@ def _half_width(interval: Interval) -> str:
 
 
 def _samples_per_s(line: _Line) -> Cell:
-    value = line.row.samples_per_s
+    value = line.row.speed.samples_per_s
     return interval_cell(value) if line.detail == Detail.PAGE else Cell(number(value))
 
 
 def _drawn_figure(row: Row) -> Interval | None:
     """Return the figure of a row that is drawn: over the baseline, larger is better."""
-    return row.speedup if row.target is None else row.target_speedup
+    return row.speed.speedup if row.goal.target is None else row.goal.target_speedup
 
 
 def _bar(line: _Line) -> Bar:
@@ -196,41 +199,41 @@ def _bar(line: _Line) -> Bar:
 
 def _layout(line: _Line) -> str:
     row = line.row
-    layout = [] if is_single(row) else [row.layout]
+    layout = [] if is_single(row) else [row.setup.layout]
     separator = ", " if line.detail == Detail.PAGE else "\n"
     return separator.join([*layout, *distinctions(row, line.comparison.rows)])
 
 
 def _transport(line: _Line) -> str:
-    transport = line.row.transport
+    transport = line.row.setup.transport
     return NOT_MEASURED if transport == NO_TRANSPORT else transport
 
 
 def _main_cost(line: _Line) -> str:
-    cost, share = line.row.main_cost, line.row.main_cost_share
+    cost, share = line.row.times.main_cost, line.row.times.main_cost_share
     if cost is None or share is None:
         return NOT_MEASURED
     name = LABELS.get(cost, cost) if line.detail == Detail.PAGE else _SHORT_COSTS[cost]
     return f"{name} {100 * share:.0f}%"
 
 
-def _with_peak(mean: str, peak: str) -> Callable[[_Line], Cell]:
-    """Return the cell of two figures of a row, the second on the page only."""
+def _with_peak(figures: Callable[[HostUsage], MeanAndPeak]) -> Callable[[_Line], Cell]:
+    """Return the cell of two figures of the hosts, the second on the page only."""
 
     def cell(line: _Line) -> Cell:
-        most = f"(peak {whole(getattr(line.row, peak))})" if line.detail == Detail.PAGE else ""
-        return Cell(whole(getattr(line.row, mean)), most)
+        mean, peak = figures(line.row.usage)
+        return Cell(whole(mean), f"(peak {whole(peak)})" if line.detail == Detail.PAGE else "")
 
     return cell
 
 
 def _memory(line: _Line) -> Cell:
-    kind = line.row.memory_peak_kind if line.detail == Detail.PAGE else None
-    return Cell(mebibytes(line.row.memory_peak_bytes), "" if kind is None else kind.upper())
+    kind = line.row.usage.memory_peak_kind if line.detail == Detail.PAGE else None
+    return Cell(mebibytes(line.row.usage.memory_peak_bytes), "" if kind is None else kind.upper())
 
 
 def _efficiency(line: _Line) -> str:
-    value = line.row.efficiency
+    value = line.row.speed.efficiency
     return NOT_MEASURED if value is None else f"{value.median:.2f}"
 
 
@@ -248,23 +251,39 @@ def mark_sentences(comparison: Comparison) -> list[str]:
 
 _COLUMNS: tuple[Column[_Line], ...] = (
     Column("samples\n/s", _samples_per_s),
-    Column("strategy", lambda line: line.row.local_strategy, "name", names_row=True),
+    Column("strategy", lambda line: line.row.setup.local_strategy, "name", names_row=True),
     Column("layout", _layout, "text", names_row=True),
-    Column("launcher", lambda line: line.row.launcher, "name", names_row=True),
+    Column("launcher", lambda line: line.row.setup.launcher, "name", names_row=True),
     Column("transport", _transport, "name", names_row=True),
     Column("main cost\nof a step", _main_cost, "name"),
     Column("effi-\nciency", _efficiency, detail=Detail.WIDE),
-    Column("s per\nstep", lambda line: number(line.row.step_s), detail=Detail.WIDE),
-    Column("step\np95 s", lambda line: number(line.row.step_p95_s), detail=Detail.PAGE),
-    Column("first\nstep s", lambda line: number(line.row.time_to_first_step_s), detail=Detail.WIDE),
-    Column("cores", lambda line: str(line.row.cores), detail=Detail.PAGE),
-    Column("whole\ntrial s", lambda line: number(line.row.wall_s), detail=Detail.PAGE),
-    Column("CPU\n%", _with_peak("cpu_percent", "cpu_percent_peak"), detail=Detail.WIDE),
-    Column("IOWait\n%", lambda line: number(line.row.iowait_percent, 2), detail=Detail.PAGE),
-    Column("RAM\n%", _with_peak("ram_percent_mean", "ram_percent_peak"), detail=Detail.PAGE),
+    Column("s per\nstep", lambda line: number(line.row.speed.step_s), detail=Detail.WIDE),
+    Column("step\np95 s", lambda line: number(line.row.speed.step_p95_s), detail=Detail.PAGE),
+    Column(
+        "first\nstep s",
+        lambda line: number(line.row.times.time_to_first_step_s),
+        detail=Detail.WIDE,
+    ),
+    Column("cores", lambda line: str(line.row.placement.cores), detail=Detail.PAGE),
+    Column("whole\ntrial s", lambda line: number(line.row.times.wall_s), detail=Detail.PAGE),
+    Column(
+        "CPU\n%",
+        _with_peak(lambda use: (use.cpu_percent, use.cpu_percent_peak)),
+        detail=Detail.WIDE,
+    ),
+    Column("IOWait\n%", lambda line: number(line.row.usage.iowait_percent, 2), detail=Detail.PAGE),
+    Column(
+        "RAM\n%",
+        _with_peak(lambda use: (use.ram_percent_mean, use.ram_percent_peak)),
+        detail=Detail.PAGE,
+    ),
     Column("peak\nMiB", _memory, detail=Detail.WIDE),
-    Column("threads", _with_peak("threads_median", "threads_peak"), detail=Detail.PAGE),
-    Column("final\nloss", lambda line: number(line.row.final_loss, 4), detail=Detail.PAGE),
+    Column(
+        "threads",
+        _with_peak(lambda use: (use.threads_median, use.threads_peak)),
+        detail=Detail.PAGE,
+    ),
+    Column("final\nloss", lambda line: number(line.row.result.final_loss, 4), detail=Detail.PAGE),
     Column("re-\npeats", lambda line: str(line.row.repeats), detail=Detail.PAGE),
     Column("eq.", lambda line: mark_cell(line.row)),
 )

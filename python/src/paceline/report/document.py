@@ -92,7 +92,7 @@ _TARGET = (
 def method_section(comparison: Comparison) -> Section:
     """Explain the figures; the time to a target only where there are evaluations."""
     meanings = dict(_MEANINGS)
-    if any(row.metrics for row in comparison.rows):
+    if any(row.result.metrics for row in comparison.rows):
         meanings["Time to target"] = _TARGET
     parts = [Section(title=term, sentences=(text,)) for term, text in meanings.items()]
     return Section(title="Method", anchor="method", parts=parts)
@@ -201,11 +201,11 @@ def _speed_section(comparison: Comparison) -> Section:
 def _speed_part(comparison: Comparison, workload: str) -> Section:
     rows = comparison.rows_of(workload)
     shown = []
-    if any(row.speedup is not None for row in rows):
+    if any(row.speed.speedup is not None for row in rows):
         shown.append(speedup_chart(comparison, workload))
     notes = [f"{short_name(row, comparison.rows)}: {note}" for row in rows for note in row.notes]
     return Section(
-        title=f"{workload}: global batch {rows[0].global_batch}",
+        title=f"{workload}: global batch {rows[0].training.global_batch}",
         charts=shown,
         table=comparison_table(
             comparison, workload, Detail.PAGE, title=table_title(comparison, workload)
@@ -242,7 +242,7 @@ def _evaluation_section(comparison: Comparison, workload: str) -> Section | None
     table = evaluation_table(comparison, workload)
     if table is None:
         return None
-    target = table.items[0].target
+    target = table.items[0].goal.target
     return Section(
         title=workload if target is None else f"{workload}, target: {target}",
         charts=[metric_chart(comparison, workload, name) for name in metrics_of(table.items)],
@@ -279,7 +279,7 @@ def _resources_section(comparison: Comparison) -> Section:
         title=title,
         anchor=anchor,
         intro=intro,
-        legend=shades(gaps=any(trial.usage.sidecar_gaps for trial in trials)),
+        legend=shades(gaps=any(trial.sidecar.gaps for trial in trials)),
         cards=cards,
         parts=() if cost is None else (Section(title="Cost of the sidecar", sentences=(cost,)),),
     )

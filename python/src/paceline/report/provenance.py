@@ -46,7 +46,10 @@ def equivalence_section(comparison: Comparison) -> Section:
         Column("configuration", lambda item: full_name(item[0], comparison.rows), "name"),
         Column("arithmetic", lambda item: item[1].arithmetic, "text"),
         *(Column(_check_words(name), _check_cell(name)) for name in names),
-        Column("largest difference\nof a weight", lambda i: number(i[0].max_abs_weight_diff, 2)),
+        Column(
+            "largest difference\nof a weight",
+            lambda i: number(i[0].equivalence.max_abs_weight_diff, 2),
+        ),
         Column("equivalent", lambda item: mark_cell(item[0])),
     ]
     details = [

@@ -112,11 +112,11 @@ def _lossy_bounds(part: CompressionEffect) -> str:
 def staleness_section(comparison: Comparison, workload: str) -> Section | None:
     """Describe how stale recorded updates are; None if no update was recorded."""
     rows = comparison.rows_of(workload)
-    found = [(row, row.staleness) for row in rows if row.staleness is not None]
+    found = [(row, row.work.staleness) for row in rows if row.work.staleness is not None]
     if not found:
         return None
     remarks = [_STALENESS]
-    if any(row.is_lossy for row, _ in found):
+    if any(row.equivalence.is_lossy for row, _ in found):
         remarks.append(_NOT_DETERMINISTIC)
 
     columns: list[Column[tuple[Row, Staleness]]] = [
@@ -174,44 +174,49 @@ def _costs_of(comparison: Comparison, row: Row) -> list[FailureCost]:
 def phase_table(comparison: Comparison, workload: str) -> Table[Row]:
     """Return the seconds of each phase and of the known parts of `other`."""
 
-    def seconds(figure: str, name: str) -> Callable[[Row], str]:
-        return lambda row: number(getattr(row, figure)[name])
-
     columns: list[Column[Row]] = [
         Column("configuration", lambda row: _named(comparison, row), "name"),
-        *(Column(p.label, seconds("phases_s", p.name), tip=p.meaning) for p in ALL_PHASES),
-        Column("sum", lambda row: number(row.wall_s)),
-        *(Column(_OTHER_SPANS.get(n, n), seconds("other_parts_s", n)) for n in OTHER_SPANS),
+        *(Column(p.label, _phase_cell(p.name), tip=p.meaning) for p in ALL_PHASES),
+        Column("sum", lambda row: number(row.times.wall_s)),
+        *(Column(_OTHER_SPANS.get(n, n), _other_part_cell(n)) for n in OTHER_SPANS),
     ]
     return Table(columns=columns, items=comparison.rows_of(workload))
 
 
+def _phase_cell(name: str) -> Callable[[Row], str]:
+    return lambda row: number(row.times.phases_s[name])
+
+
+def _other_part_cell(name: str) -> Callable[[Row], str]:
+    return lambda row: number(row.times.other_parts_s[name])
+
+
 def evaluation_table(comparison: Comparison, workload: str) -> Table[Row] | None:
     """Return the metrics of the configurations with evaluations; None if there are none."""
-    rows = [row for row in comparison.rows_of(workload) if row.metrics]
+    rows = [row for row in comparison.rows_of(workload) if row.result.metrics]
     if not rows:
         return None
 
     def metric(name: str) -> Callable[[Row], str]:
-        return lambda row: number(row.metrics.get(name), 4)
+        return lambda row: number(row.result.metrics.get(name), 4)
 
     columns: list[Column[Row]] = [
         Column("configuration", lambda row: _named(comparison, row), "name")
     ]
-    if rows[0].target is not None:
+    if rows[0].goal.target is not None:
         columns += [
             Column("time to target, s", _target_cell),
-            Column("over the\nbaseline", lambda row: with_bounds(row.target_speedup)),
-            Column("steps to\ntarget", lambda row: number(row.steps_to_target)),
-            Column("reached", lambda row: f"{row.target_reached or 0} of {row.repeats}"),
+            Column("over the\nbaseline", lambda row: with_bounds(row.goal.target_speedup)),
+            Column("steps to\ntarget", lambda row: number(row.goal.steps_to_target)),
+            Column("reached", lambda row: f"{row.goal.target_reached or 0} of {row.repeats}"),
         ]
-    columns.append(Column("samples/s", lambda row: interval_cell(row.samples_per_s)))
+    columns.append(Column("samples/s", lambda row: interval_cell(row.speed.samples_per_s)))
     columns += [Column(f"{name}\nat the end", metric(name)) for name in metrics_of(rows)]
     return Table(columns=columns, items=rows, style=lambda row: "" if row.ranked else "soft")
 
 
 def metrics_of(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row.metrics))
+    return list(dict.fromkeys(name for row in rows for name in row.result.metrics))
 
 
 def name_in(comparison: Comparison, name: str) -> str:
@@ -220,7 +225,11 @@ def name_in(comparison: Comparison, name: str) -> str:
 
 
 def _target_cell(row: Row) -> Cell:
-    return Cell("missed") if row.time_to_target_s is None else interval_cell(row.time_to_target_s)
+    return (
+        Cell("missed")
+        if row.goal.time_to_target_s is None
+        else interval_cell(row.goal.time_to_target_s)
+    )
 
 
 def _named(comparison: Comparison, row: Row) -> Cell:
@@ -230,11 +239,11 @@ def _named(comparison: Comparison, row: Row) -> Cell:
 def sidecar_sentence(comparison: Comparison) -> str | None:
     """Describe the highest cost of a sidecar in the run; None where there was no sidecar."""
     trials = [t for found in comparison.trials.values() for t in found]
-    cores = _known(t.usage.sidecar_core_percent for t in trials)
-    memory = _known(t.usage.sidecar_rss_peak_bytes for t in trials)
+    cores = _known(t.sidecar.core_percent for t in trials)
+    memory = _known(t.sidecar.rss_peak_bytes for t in trials)
     if not cores or not memory:
         return None
-    interval_s = min(_known(t.usage.sidecar_interval_s for t in trials), default=None)
+    interval_s = min(_known(t.sidecar.interval_s for t in trials), default=None)
     every = "" if interval_s is None else f", with a sample every {number(interval_s, 2)} s"
     return (
         f"At most {number(max(cores), 2)} % of one core and {mebibytes(max(memory))} MiB, on the "
@@ -247,9 +256,9 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _missed(trials: list[TrialAnalysis]) -> str:
-    samples = sum(t.usage.sidecar_samples for t in trials)
-    missed = sum(t.usage.sidecar_missed_ticks for t in trials)
-    gaps = sum(t.usage.sidecar_gaps for t in trials)
+    samples = sum(t.sidecar.samples for t in trials)
+    missed = sum(t.sidecar.missed_ticks for t in trials)
+    gaps = sum(t.sidecar.gaps for t in trials)
     words = f"It missed {missed} of {samples + missed} samples"
     if gaps:
         words += f"; {gaps} {'stretch has' if gaps == 1 else 'stretches have'} no samples"

@@ -50,7 +50,7 @@ def local_section(comparison: Comparison) -> Section | None:
 
 
 def _local_part(comparison: Comparison, workload: str) -> Section | None:
-    rows = [r for r in comparison.rows_of(workload) if r.launcher == "local" and r.repeats]
+    rows = [r for r in comparison.rows_of(workload) if r.setup.launcher == "local" and r.repeats]
     if len(rows) < 2:
         return None
     use = local_use_chart(comparison, workload, rows)
@@ -97,14 +97,16 @@ def pipelines_section(comparison: Comparison) -> Section | None:
 
 def _pipelines_part(comparison: Comparison, workload: str) -> Section | None:
     rows = comparison.rows_of(workload)
-    found = [(row, row.pipeline) for row in rows if row.pipeline and row.pipeline.stages]
+    found = [
+        (row, row.work.pipeline) for row in rows if row.work.pipeline and row.work.pipeline.stages
+    ]
     if not found:
         return None
     columns: list[Column[tuple[Row, Pipeline]]] = [
         Column("pipeline", lambda item: short_name(item[0], comparison.rows), "name"),
-        Column("stages", lambda item: str(item[0].stages)),
-        Column("micro-batches", lambda item: str(item[0].options.get("micro_batches"))),
-        Column("schedule", lambda item: str(item[0].options.get("schedule")), "name"),
+        Column("stages", lambda item: str(item[0].placement.stages)),
+        Column("micro-batches", lambda item: str(item[0].setup.options.get("micro_batches"))),
+        Column("schedule", lambda item: str(item[0].setup.options.get("schedule")), "name"),
         Column("bubble\nmeasured", lambda item: share(item[1].bubble_measured, 1)),
         Column("bubble\nin theory", lambda item: share(item[1].bubble_theoretical, 1)),
         Column("stages busy, %", lambda item: _busy(item[1])),

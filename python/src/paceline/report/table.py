@@ -106,13 +106,17 @@ def _footnotes(comparison: Comparison) -> list[RenderableType]:
     for row in comparison.rows:
         name = full_name(row, comparison.rows)
         if row.is_unchecked_script:
-            lines.append(Text(f"{mark_of(row)} {name}: {row.equivalence_reason}"))
+            lines.append(Text(f"{mark_of(row)} {name}: {row.equivalence.equivalence_reason}"))
         elif not row.ranked and not row.failed:
             reason = not_ranked_reason(row)
             lines.append(Text(f"{mark_of(row)} {name} is not ranked: {reason}"))
-    if any(row.step_s is not None and row.samples_per_s is None for row in comparison.rows):
+    if any(
+        row.speed.step_s is not None and row.speed.samples_per_s is None for row in comparison.rows
+    ):
         lines.append(Text("Without known samples, speedups compare steps per second."))
-    if any(not row.speedup.is_known for row in comparison.rows if row.speedup is not None):
+    if any(
+        not row.speed.speedup.is_known for row in comparison.rows if row.speed.speedup is not None
+    ):
         unknown = "the interval is not known, or spans more than a factor of two."
         lines.append(Text(f"{UNKNOWN_WIDTH} {unknown}", style="dim"))
     for trial in comparison.unfinished:

@@ -44,9 +44,9 @@ def verdict_sentence(comparison: Comparison, workload: str) -> str:
     ranked = [row for row in rows if row.ranked]
     baseline = _baseline_words(rows, comparison.sequential.get(workload))
     if not ranked:
-        target = next((row.target for row in rows if row.target is not None), None)
+        target = next((row.goal.target for row in rows if row.goal.target is not None), None)
         missed = None if target is None else f"none reached the target ({target})"
-        has_steps = any(row.step_s is not None for row in rows)
+        has_steps = any(row.speed.step_s is not None for row in rows)
         unknown = "none was shown to be equivalent to the baseline" if has_steps else NO_STEP
         return f"No configuration is ranked, because {verdict.no_baseline or missed or unknown}."
     shown = {row.configuration: row for row in rows}
@@ -84,9 +84,9 @@ def _single(only: Row, rows: Sequence[Row], baseline: str) -> list[str]:
     name = short_name(only, rows)
     if len([row for row in rows if not row.failed]) == 1:
         return [f"Only {name} was measured, so there is nothing to compare."]
-    if only.time_to_target_s is None:
+    if only.goal.time_to_target_s is None:
         return [f"Only {name} is ranked: no other configuration was shown to be equivalent."]
-    return [f"Only {name} reached {only.target}{_speed(only, baseline)}."]
+    return [f"Only {name} reached {only.goal.target}{_speed(only, baseline)}."]
 
 
 def _without_noise(first: Row, rows: Sequence[Row], baseline: str) -> str:
@@ -100,7 +100,7 @@ def _without_noise(first: Row, rows: Sequence[Row], baseline: str) -> str:
 def _first(verdict: Verdict, best: Row, rows: Sequence[Row], speed: str) -> str:
     """Name the fastest configuration with its speed, and those that may be as fast."""
     name = short_name(best, rows)
-    to_reach = "" if best.target is None else f" to reach {best.target}"
+    to_reach = "" if best.goal.target is None else f" to reach {best.goal.target}"
     if not verdict.not_separated:
         return f"{name} is {'the ' if to_reach else ''}fastest{to_reach}{speed}."
     named = _named(verdict.not_separated, rows)
@@ -164,26 +164,35 @@ def _baseline_words(rows: Sequence[Row], sequential: str | None) -> str:
 
 def _throughput_words(rows: Sequence[Row], behind: Row | None) -> list[str]:
     """Say which configuration has a higher throughput than the first to reach the target."""
-    known = [r for r in rows if r.samples_per_s is not None and r.equivalent is not False]
-    if rows[0].target is None or not known:
+    known = [
+        r
+        for r in rows
+        if r.speed.samples_per_s is not None and r.equivalence.equivalent is not False
+    ]
+    if rows[0].goal.target is None or not known:
         return []
-    highest = max(known, key=lambda row: row.samples_per_s.median if row.samples_per_s else 0.0)
-    if highest.steps_to_target == rows[0].steps_to_target:
+    highest = max(
+        known, key=lambda row: row.speed.samples_per_s.median if row.speed.samples_per_s else 0.0
+    )
+    if highest.goal.steps_to_target == rows[0].goal.steps_to_target:
         return []
-    name, own = short_name(highest, rows), f"{rows[0].steps_to_target:g}"
-    if highest.time_to_target_s is None:
+    name, own = short_name(highest, rows), f"{rows[0].goal.steps_to_target:g}"
+    if highest.goal.time_to_target_s is None:
         return [f"{name} has the highest throughput, but missed the target."]
     if highest is behind:
         return ["The latter has the highest throughput."]
-    steps = f"{highest.steps_to_target:g} steps to the target instead of {own}"
+    steps = f"{highest.goal.steps_to_target:g} steps to the target instead of {own}"
     return [f"{name} has the highest throughput, but needs {steps}."]
 
 
 def _speed(best: Row, baseline: str) -> str:
     """Return the time to the target, if there is one, and the speedup of the best row."""
-    speedup, time = best.speedup, ""
-    if best.time_to_target_s is not None:
-        speedup, time = best.target_speedup, f" in {milliseconds(best.time_to_target_s.median)}"
+    speedup, time = best.speed.speedup, ""
+    if best.goal.time_to_target_s is not None:
+        speedup, time = (
+            best.goal.target_speedup,
+            f" in {milliseconds(best.goal.time_to_target_s.median)}",
+        )
     if best.is_baseline:
         return f"{time} (the baseline)"
     if speedup is None:
@@ -196,10 +205,10 @@ def _interval(ratio: Interval) -> str:
 
 
 def _why(best: Row, behind: Row, cause: MainPart | None) -> str:
-    if best.steps_to_target != behind.steps_to_target:
+    if best.goal.steps_to_target != behind.goal.steps_to_target:
         return (
-            f", with {best.steps_to_target:g} steps to the target instead of "
-            f"{behind.steps_to_target:g}"
+            f", with {best.goal.steps_to_target:g} steps to the target instead of "
+            f"{behind.goal.steps_to_target:g}"
         )
     if cause is not None:
         spent = f"{milliseconds(cause.faster_s)} instead of {milliseconds(cause.slower_s)} per step"
@@ -208,7 +217,7 @@ def _why(best: Row, behind: Row, cause: MainPart | None) -> str:
             return f", mainly in {part}: {spent}"
         where = "" if cause.label == part else f"{part}: "
         return f", mainly because of {cause.label} ({where}{spent})"
-    measured = all(row.step_phases_s.get("forward") is not None for row in (best, behind))
+    measured = all(row.times.step_phases_s.get("forward") is not None for row in (best, behind))
     return "; the difference is spread over several parts" if measured else ""
 
 

@@ -140,10 +140,10 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
 
 def not_ranked_reason(row: Row) -> str:
     """Explain why a configuration that finished has no place in the ranking."""
-    if row.target is not None and row.time_to_target_s is None:
-        missed = row.repeats - (row.target_reached or 0)
-        return f"{missed} of {row.repeats} repeats did not reach {row.target}"
-    return row.equivalence_reason or NO_STEP
+    if row.goal.target is not None and row.goal.time_to_target_s is None:
+        missed = row.repeats - (row.goal.target_reached or 0)
+        return f"{missed} of {row.repeats} repeats did not reach {row.goal.target}"
+    return row.equivalence.equivalence_reason or NO_STEP
 
 
 def place_name(launcher: str, nodes: int) -> str:
@@ -160,11 +160,11 @@ def arithmetic_words(comparison: Comparison, found: LocalGlobal) -> str:
 def mark_of(row: Row) -> str:
     """Mark a row: ✓ equivalent, ✓¹ its first steps are, ✗ not, ~ lossy on purpose, ? not
     decided."""
-    if row.is_lossy and row.equivalent is None:
+    if row.equivalence.is_lossy and row.equivalence.equivalent is None:
         return "~"
-    if row.equivalent is True and row.equivalence_grade == "start":
+    if row.equivalence.equivalent is True and row.equivalence.equivalence_grade == "start":
         return _FIRST_STEPS
-    return {True: "✓", False: "✗", None: "?"}[row.equivalent]
+    return {True: "✓", False: "✗", None: "?"}[row.equivalence.equivalent]
 
 
 def table_sentences(comparison: Comparison) -> list[str]:
@@ -176,19 +176,19 @@ def table_sentences(comparison: Comparison) -> list[str]:
         *_launcher_sentences(comparison),
     ]
     rows = comparison.rows
-    if any(row.equivalence_grade == "start" for row in rows):
+    if any(row.equivalence.equivalence_grade == "start" for row in rows):
         found.append(f"{_FIRST_STEPS}: shown for the first steps only; ✓: for the whole training.")
     found += [
-        f"{full_name(row, rows)}: {'; '.join(row.unexplained_evaluations)}."
+        f"{full_name(row, rows)}: {'; '.join(row.equivalence.unexplained_evaluations)}."
         for row in rows
-        if row.unexplained_evaluations
+        if row.equivalence.unexplained_evaluations
     ]
     return found if comparison.stopping is None else [*found, _repeats(comparison.stopping)]
 
 
 def _target_sentences(comparison: Comparison) -> list[str]:
     """Say what the time to the target covers, and which repeats missed the target."""
-    rows = [row for row in comparison.rows if row.target is not None]
+    rows = [row for row in comparison.rows if row.goal.target is not None]
     if not rows:
         return []
     meaning = (
@@ -197,8 +197,8 @@ def _target_sentences(comparison: Comparison) -> list[str]:
     )
     found = [meaning]
     for row in rows:
-        missed = row.repeats - (row.target_reached or 0)
-        if missed and row.time_to_target_s is not None:
+        missed = row.repeats - (row.goal.target_reached or 0)
+        if missed and row.goal.time_to_target_s is not None:
             found.append(
                 f"{full_name(row, comparison.rows)}: {missed} of {row.repeats} repeats missed the "
                 "target and count as slower than the others."
@@ -220,13 +220,15 @@ def _launcher_sentences(comparison: Comparison) -> list[str]:
     """Say which launchers are not compared alone, because no pair has the same transport."""
     found: dict[str, None] = {}
     for workload in comparison.workloads:
-        rows = [row for row in comparison.rows_of(workload) if row.nodes > 1]
-        pairs = [(a, b) for a, b in combinations(rows, 2) if a.launcher != b.launcher]
+        rows = [row for row in comparison.rows_of(workload) if row.placement.nodes > 1]
+        pairs = [(a, b) for a, b in combinations(rows, 2) if a.setup.launcher != b.setup.launcher]
         alone = {
-            frozenset((a.launcher, b.launcher)) for a, b in pairs if a.transport == b.transport
+            frozenset((a.setup.launcher, b.setup.launcher))
+            for a, b in pairs
+            if a.setup.transport == b.setup.transport
         }
         for first, second in pairs:
-            names = sorted((first.launcher, second.launcher))
+            names = sorted((first.setup.launcher, second.setup.launcher))
             if differ_in_both(first, second) and frozenset(names) not in alone:
                 found[
                     f"{workload}: {listed(names)} differ in their transport, too, so their rows on "

@@ -99,13 +99,13 @@ def test_own_statistics_are_compared_with_those_of_the_global_batch(tmp_path: Pa
 
 
 def test_lossy_configuration_is_not_ranked_and_states_why(comparison: Comparison) -> None:
-    row = next(r for r in comparison.rows if "compression" in r.options)
-    assert row.equivalent is None
+    row = next(r for r in comparison.rows if "compression" in r.setup.options)
+    assert row.equivalence.equivalent is None
     assert not row.ranked
-    assert row.equivalence_reason == (
+    assert row.equivalence.equivalence_reason == (
         "not equivalent (lossy): gradients are compressed (topk 0.01)"
     )
-    assert row.is_lossy
+    assert row.equivalence.is_lossy
     assert comparison.verdicts["tiny"].best == "tiny.mpi.mpi.processes.n1r2t1.fp32"
 
 

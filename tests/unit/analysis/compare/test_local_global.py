@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.compare.local_global import NODE_FIGURES, LocalGlobal, relate_figures
+from paceline.analysis.compare.local_global import LocalGlobal, relate_figures
+from paceline.analysis.compare.row import RowSpeed
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval
+from paceline.analysis.trial.usage import HostUsage
 from paceline.report.strategies import node_figure_sentences
 
 
@@ -115,15 +117,17 @@ def test_precisions_are_not_mixed(tmp_path: Path) -> None:
 def figures_of(cpu: list[float | None], speedups: list[float | None]) -> dict[str, Any]:
     rows = [
         SimpleNamespace(
-            **dict.fromkeys(NODE_FIGURES),
-            speedup=None if speedup is None else Interval(median=speedup, low=0, high=9),
+            usage=HostUsage(
+                cpu_percent=value,
+                iowait_percent=1.0,  # has no order
+                ram_percent_mean=(value or 0.0) % 7,
+            ),
+            speed=RowSpeed(
+                speedup=None if speedup is None else Interval(median=speedup, low=0, high=9)
+            ),
         )
-        for speedup in speedups
+        for value, speedup in zip(cpu, speedups, strict=True)
     ]
-    for row, value in zip(rows, cpu, strict=True):
-        row.cpu_percent = value
-        row.iowait_percent = 1.0  # has no order
-        row.ram_percent_mean = (value or 0.0) % 7
     return {each.figure: each for each in relate_figures("tiny", rows)}  # type: ignore[arg-type]
 
 

@@ -50,41 +50,45 @@ def test_a_row_holds_what_was_put_in(tmp_path: Path) -> None:
     comparison = compare_run(fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, way]))
     row = _row(comparison, ".mpi.")
     # a step: 0.01 + 0.1 + 0.2 + 0.01 + 0.02 + 0.005; sequential 0.01 + 0.2 + 0.4 + 0.02 + 0.005
-    assert row.step_s.median == pytest.approx(0.345, rel=1e-5)
-    assert row.samples_per_s.median == pytest.approx(8 / 0.345, rel=1e-5)
-    assert row.speedup.median == pytest.approx(0.635 / 0.345, rel=1e-5)
-    assert row.efficiency.median == pytest.approx(0.635 / 0.345 / 2, rel=1e-5)
+    assert row.speed.step_s.median == pytest.approx(0.345, rel=1e-5)
+    assert row.speed.samples_per_s.median == pytest.approx(8 / 0.345, rel=1e-5)
+    assert row.speed.speedup.median == pytest.approx(0.635 / 0.345, rel=1e-5)
+    assert row.speed.efficiency.median == pytest.approx(0.635 / 0.345 / 2, rel=1e-5)
     # launch, imports, rendezvous, data, model, one step
-    assert row.time_to_first_step_s == pytest.approx(0.8 + 2 + 0.25 + 1 + 0.125 + 0.345, rel=1e-5)
-    assert row.samples == 10 * 8
-    assert row.step_median_s == row.step_p95_s == pytest.approx(0.345, rel=1e-5)
-    assert row.phases_s["comm_wait"] == pytest.approx(12 * 0.02 / 2, abs=1e-5)  # mean over ranks
-    assert row.cpu_percent == pytest.approx(98)
-    assert row.cpu_percent_peak == pytest.approx(98)
-    assert row.iowait_percent == pytest.approx(1)
-    assert row.ram_percent_peak == pytest.approx(25)
-    assert row.threads_median == 14
+    assert row.times.time_to_first_step_s == pytest.approx(
+        0.8 + 2 + 0.25 + 1 + 0.125 + 0.345, rel=1e-5
+    )
+    assert row.speed.samples == 10 * 8
+    assert row.speed.step_median_s == row.speed.step_p95_s == pytest.approx(0.345, rel=1e-5)
+    assert row.times.phases_s["comm_wait"] == pytest.approx(
+        12 * 0.02 / 2, abs=1e-5
+    )  # mean over ranks
+    assert row.usage.cpu_percent == pytest.approx(98)
+    assert row.usage.cpu_percent_peak == pytest.approx(98)
+    assert row.usage.iowait_percent == pytest.approx(1)
+    assert row.usage.ram_percent_peak == pytest.approx(25)
+    assert row.usage.threads_median == 14
     # loss falls by 0.02 a step from 1.2: mean of steps 2..11
-    assert row.final_loss == pytest.approx(1.2 - 0.02 * 6.5)
-    assert row.equivalent is True
-    assert row.max_abs_weight_diff == 0
+    assert row.result.final_loss == pytest.approx(1.2 - 0.02 * 6.5)
+    assert row.equivalence.equivalent is True
+    assert row.equivalence.max_abs_weight_diff == 0
 
 
 def test_one_repeat_of_a_seed_shows_the_whole_training(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     repeats = [files for name, files in run.trials() if ".mpi." in name]
-    grades = [_row(compare_run(run), ".mpi.").equivalence_grade]
+    grades = [_row(compare_run(run), ".mpi.").equivalence.equivalence_grade]
     for files in repeats:
         files.rank(0).weights.unlink()
-        grades.append(_row(compare_run(run), ".mpi.").equivalence_grade)
+        grades.append(_row(compare_run(run), ".mpi.").equivalence.equivalence_grade)
     assert grades == ["whole", "whole", "start"]
 
 
 def test_the_baseline_is_one_by_definition(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL], repeats=2, jitter=0.1)
     row = _row(compare_run(run), "sequential")
-    assert (row.speedup.low, row.speedup.median, row.speedup.high) == (1, 1, 1)
-    assert row.phases_s["comm_wait"] is None
+    assert (row.speed.speedup.low, row.speed.speedup.median, row.speed.speedup.high) == (1, 1, 1)
+    assert row.times.phases_s["comm_wait"] is None
 
 
 def test_rows_come_fastest_first_and_what_is_not_equivalent_last(tmp_path: Path) -> None:
@@ -95,8 +99,8 @@ def test_rows_come_fastest_first_and_what_is_not_equivalent_last(tmp_path: Path)
         tmp_path, [fabricate.SEQUENTIAL, broken, fabricate.TORCHRUN, fabricate.MPI]
     )
     comparison = compare_run(run)
-    assert [r.launcher for r in comparison.rows] == ["mpi", "torchrun", "local", "spark"]
-    assert _row(comparison, ".spark.").equivalent is False
+    assert [r.setup.launcher for r in comparison.rows] == ["mpi", "torchrun", "local", "spark"]
+    assert _row(comparison, ".spark.").equivalence.equivalent is False
     assert any("first_gradient" in note for note in _row(comparison, ".spark.").notes)
 
 
@@ -166,7 +170,7 @@ def test_failed_trials_are_listed_and_the_rest_compared(tmp_path: Path) -> None:
     fabricate.edit_json(failed.outcome, status="failed", exit_code=5, message="rank 1 was killed")
     next(f for name, f in trials.items() if ".mpi." in name).outcome.unlink()
     comparison = compare_run(run)
-    assert [(r.launcher, r.failed) for r in comparison.rows] == [
+    assert [(r.setup.launcher, r.failed) for r in comparison.rows] == [
         ("local", None),
         ("spark", "failed: rank 1 was killed"),
     ]
@@ -181,9 +185,9 @@ def test_failed_trials_are_listed_and_the_rest_compared(tmp_path: Path) -> None:
 def test_without_a_baseline_nothing_is_compared(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.MPI])
     row = compare_run(run).rows[0]
-    assert row.speedup is None
-    assert row.equivalent is None
-    assert row.samples_per_s is not None
+    assert row.speed.speedup is None
+    assert row.equivalence.equivalent is None
+    assert row.speed.samples_per_s is not None
 
 
 def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(tmp_path: Path) -> None:
@@ -192,9 +196,9 @@ def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(tmp_path: Path) -
     fabricate.edit_json(failed.outcome, status="failed", exit_code=5, message="rank 0: killed\nlog")
     comparison = compare_run(run)
     row = _row(comparison, ".mpi.")
-    assert row.equivalent is None
+    assert row.equivalence.equivalent is None
     why = "the baseline failed (failed: rank 0: killed)"
-    assert row.equivalence_reason == f"equivalence not checked: {why}"
+    assert row.equivalence.equivalence_reason == f"equivalence not checked: {why}"
     sentence = verdict_sentence(comparison, "tiny")
     assert sentence == f"No configuration is ranked, because {why}."
     assert _row(comparison, "sequential").failed == "failed: rank 0: killed"
@@ -228,14 +232,14 @@ def test_speedups_are_over_the_fastest_configuration_that_matches_the_chosen_bas
     assert chosen.sequential == plain.baselines
     row = _row(chosen, ".torchrun.")
     assert row.is_baseline
-    assert row.speedup.median == 1
-    assert row.efficiency.median == 1  # relative to its own two cores
+    assert row.speed.speedup.median == 1
+    assert row.speed.efficiency.median == 1  # relative to its own two cores
     mpi, sequential = _row(chosen, ".mpi."), _row(chosen, "sequential")
-    assert mpi.efficiency == mpi.speedup
-    assert sequential.efficiency.median == 2 * sequential.speedup.median
+    assert mpi.speed.efficiency == mpi.speed.speedup
+    assert sequential.speed.efficiency.median == 2 * sequential.speed.speedup.median
     words = "as fast as the baseline torchrun \N{MIDDLE DOT} gloo \N{MIDDLE DOT} processes 2x1 ("
     assert words.replace("x", "\N{MULTIPLICATION SIGN}") in verdict_sentence(chosen, "tiny")
-    assert [row.equivalent for row in chosen.rows] == [True] * 3
+    assert [row.equivalence.equivalent for row in chosen.rows] == [True] * 3
     assert chosen.to_json()["workloads"]["tiny"]["equivalence_baseline"] == plain.baselines["tiny"]
 
 
@@ -279,7 +283,7 @@ def test_rows_cut_short_and_fields_unknown_are_passed_over(tmp_path: Path) -> No
     with files.rank(0).steps.open("a") as file:
         file.write('{"step": 12, "epo')
     fabricate.edit_json(files.outcome, of_a_later_version=1)
-    assert compare_run(run).rows[0].samples == 80
+    assert compare_run(run).rows[0].speed.samples == 80
 
 
 def test_a_row_without_its_fields_names_the_file(tmp_path: Path) -> None:
@@ -297,10 +301,10 @@ def test_precisions_share_one_baseline_for_speed(tmp_path: Path) -> None:
     comparison = compare_run(fabricate.make_run(tmp_path, [fast, fabricate.SEQUENTIAL]))
     assert comparison.baselines["tiny"].endswith("fp32")
     row = _row(comparison, "bf16")
-    assert row.speedup.median == pytest.approx(0.635 / 0.335, rel=1e-5)
-    assert row.efficiency is None  # of another precision than the baseline
+    assert row.speed.speedup.median == pytest.approx(0.635 / 0.335, rel=1e-5)
+    assert row.speed.efficiency is None  # of another precision than the baseline
     assert not row.is_baseline
-    assert [r.precision for r in comparison.rows if r.is_baseline] == ["fp32"]
+    assert [r.training.precision for r in comparison.rows if r.is_baseline] == ["fp32"]
 
 
 def test_rows_say_how_a_node_was_used(tmp_path: Path) -> None:
@@ -310,11 +314,15 @@ def test_rows_say_how_a_node_was_used(tmp_path: Path) -> None:
     ]
     comparison = compare_run(fabricate.make_run(tmp_path, ways))
     shapes = {
-        (r.local_strategy, r.nodes): (
-            r.replicas, r.replicas_per_node, r.stages, r.threads_per_worker, r.cores
+        (r.setup.local_strategy, r.placement.nodes): (
+            r.placement.replicas,
+            r.placement.replicas_per_node,
+            r.placement.stages,
+            r.placement.threads_per_worker,
+            r.placement.cores,
         )
         for r in comparison.rows
-    }  # fmt: skip
+    }
     assert shapes == {
         ("sequential", 1): (1, 1, 1, 1, 1),
         ("intraop", 1): (1, 1, 1, 2, 2),
@@ -324,14 +332,14 @@ def test_rows_say_how_a_node_was_used(tmp_path: Path) -> None:
         ("hybrid", 1): (2, 2, 2, 1, 2),
         ("hybrid", 2): (4, 2, 2, 1, 4),
     }
-    assert all(r.equivalent for r in comparison.rows)
+    assert all(r.equivalence.equivalent for r in comparison.rows)
 
 
 def test_efficiency_is_against_the_allocated_cores(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.HYBRID])
     row = _row(compare_run(run), "hybrid")
     # 4 ranks share 2 cores; a step: 0.01 + 0.12 + 0.24 + 0.08 + 0.02 + 0.02 + 0.005
-    assert row.efficiency.median == pytest.approx(0.635 / 0.495 / 2, rel=1e-5)
+    assert row.speed.efficiency.median == pytest.approx(0.635 / 0.495 / 2, rel=1e-5)
 
 
 def test_peak_memory_is_proportional_where_it_was_read(tmp_path: Path) -> None:
@@ -340,10 +348,13 @@ def test_peak_memory_is_proportional_where_it_was_read(tmp_path: Path) -> None:
     )
     comparison = compare_run(fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, two]))
     sequential, several = _row(comparison, "sequential"), _row(comparison, ".mpi.")
-    assert (sequential.memory_peak_bytes, sequential.memory_peak_kind) == (10**9, "rss")
-    assert (several.memory_peak_bytes, several.memory_peak_kind) == (1_400_000_000, "pss")
-    assert several.threads_peak == 28
-    assert several.ram_percent_mean == pytest.approx(25)
+    assert (sequential.usage.memory_peak_bytes, sequential.usage.memory_peak_kind) == (10**9, "rss")
+    assert (several.usage.memory_peak_bytes, several.usage.memory_peak_kind) == (
+        1_400_000_000,
+        "pss",
+    )
+    assert several.usage.threads_peak == 28
+    assert several.usage.ram_percent_mean == pytest.approx(25)
 
 
 def test_unequal_budgets_come_with_the_comparison(tmp_path: Path) -> None:

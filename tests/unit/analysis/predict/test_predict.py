@@ -128,7 +128,10 @@ def test_the_spread_between_repeats_gives_the_width(records) -> None:
 def test_the_line_of_one_node_contains_the_measurement(records, tmp_path) -> None:
     ways = [SEQUENTIAL, INTRAOP, dataclasses.replace(MPI_GLOO, ranks=2)]
     run = fabricate.make_run(tmp_path / "run", ways, repeats=5, jitter=0.2)
-    rows = {(r.local_strategy, r.transport): r.samples_per_s for r in compare_run(run).rows}
+    rows = {
+        (r.setup.local_strategy, r.setup.transport): r.speed.samples_per_s
+        for r in compare_run(run).rows
+    }
     for each in predict(load_run(run), Request(nodes=(1,))).predictions:
         measured = rows[each.setup.split()[0], each.transport or "none"]
         assert each.samples_per_s.low <= measured.median <= each.samples_per_s.high

@@ -83,20 +83,20 @@ def test_evaluations_are_joined_and_belong_to_no_step(tmp_path: Path, compacted:
     assert found.wall_s == pytest.approx(wall, rel=1e-5)
     assert found.metrics["accuracy"].tolist() == [8 / 20, 15 / 20, 18 / 20]
     assert found.metrics["loss"] == pytest.approx([1.1, 1.0, 0.96])
-    assert row.metrics == pytest.approx({"loss": 0.96, "accuracy": 0.9})
+    assert row.result.metrics == pytest.approx({"loss": 0.96, "accuracy": 0.9})
     assert trial.steps.time_s == pytest.approx([0.345] * 12, rel=1e-4)
-    assert row.samples_per_s.median == pytest.approx(8 / 0.345, rel=1e-4)
-    assert row.phases_s["other"] > 3 * fabricate.EVALUATION_S
+    assert row.speed.samples_per_s.median == pytest.approx(8 / 0.345, rel=1e-4)
+    assert row.times.phases_s["other"] > 3 * fabricate.EVALUATION_S
 
 
 def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(_run(tmp_path, ways, repeats=2))
     row = _row(comparison, ".mpi.")
-    assert row.target == "accuracy of at least 0.6"
-    assert (row.target_reached, row.steps_to_target) == (2, 8)
-    assert row.time_to_target_s.median == pytest.approx(8 * 0.345, rel=1e-5)
-    assert row.target_speedup.median == pytest.approx(0.635 / 0.345, rel=1e-5)
+    assert row.goal.target == "accuracy of at least 0.6"
+    assert (row.goal.target_reached, row.goal.steps_to_target) == (2, 8)
+    assert row.goal.time_to_target_s.median == pytest.approx(8 * 0.345, rel=1e-5)
+    assert row.goal.target_speedup.median == pytest.approx(0.635 / 0.345, rel=1e-5)
     verdict = comparison.verdicts["tiny"]
     assert verdict.best == row.configuration
     assert verdict_sentence(comparison, "tiny").startswith(
@@ -109,8 +109,8 @@ def test_target_below_a_bound_is_met_from_above(tmp_path: Path) -> None:
     target = Target(metric="loss", at_most=1.0)
     run = _run(tmp_path, [fabricate.SEQUENTIAL], target=target)
     row = _row(compare_run(run), "sequential")
-    assert row.steps_to_target == 10  # 1.2 - 0.02 * 10
-    assert row.target == "loss of at most 1"
+    assert row.goal.steps_to_target == 10  # 1.2 - 0.02 * 10
+    assert row.goal.target == "loss of at most 1"
 
 
 def test_highest_throughput_is_not_the_fastest_to_the_target(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_highest_throughput_is_not_the_fastest_to_the_target(tmp_path: Path) -> 
         lossy.configuration,
     ]
     assert lossy.ranked
-    assert lossy.equivalent is None
-    assert lossy.samples_per_s.median > exact.samples_per_s.median
+    assert lossy.equivalence.equivalent is None
+    assert lossy.speed.samples_per_s.median > exact.speed.samples_per_s.median
     sentence = verdict_sentence(comparison, "tiny")
     assert "8 steps to the target instead of 12. The latter has the highest" in sentence
     # what needs equivalence stays a matter of speed
@@ -134,7 +134,7 @@ def test_most_repeats_that_miss_the_target_leave_no_time(tmp_path: Path) -> None
     ways = [fabricate.SEQUENTIAL, _lossy(learned=0.5)]
     comparison = compare_run(_run(tmp_path, ways))
     row = comparison.rows[-1]
-    assert (row.target_reached, row.time_to_target_s, row.ranked) == (0, None, False)
+    assert (row.goal.target_reached, row.goal.time_to_target_s, row.ranked) == (0, None, False)
     text = comparison_text(comparison, 80)
     sentence = verdict_sentence(comparison, "tiny")
     assert sentence.startswith(
@@ -153,11 +153,11 @@ def test_repeat_that_misses_the_target_is_censored_not_dropped(tmp_path: Path) -
     _missed(run, "topk.r1")
     comparison = compare_run(run)
     row = _row(comparison, ".mpi.")
-    assert row.target_reached == 2
+    assert row.goal.target_reached == 2
     # at least the geometric mean of 8, 8 and 12 steps
     steps = (8 * 8 * 12) ** (1 / 3)
-    assert row.time_to_target_s.median == pytest.approx(steps * 0.335, rel=1e-5)
-    assert math.isinf(row.time_to_target_s.high)
+    assert row.goal.time_to_target_s.median == pytest.approx(steps * 0.335, rel=1e-5)
+    assert math.isinf(row.goal.time_to_target_s.high)
     assert "1 of 3 repeats missed the target" in comparison_text(comparison, 200)
     document = comparison.to_json()["rows"][1]  # behind what always reached it
     assert document["time_to_target_s"]["high"] is None
@@ -170,7 +170,7 @@ def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(_run(tmp_path, ways, repeats=2, vary_seed=True))
     row = _row(comparison, ".mpi.")
-    assert row.equivalent is True
+    assert row.equivalence.equivalent is True
     assert "each repeat has another seed" in row.notes
     checked = {
         t.repeat: t.equivalence.baseline_id
@@ -186,16 +186,18 @@ def test_baseline_that_misses_the_target_gives_no_speedup_to_it(tmp_path: Path) 
     run = _run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     _missed(run, ".sequential.")
     row = _row(compare_run(run), ".mpi.")
-    assert row.target_speedup is None
-    assert row.speedup is not None
+    assert row.goal.target_speedup is None
+    assert row.speed.speedup is not None
 
 
 def test_values_that_differ_from_the_baseline_are_not_equivalent(tmp_path: Path) -> None:
     worse = dataclasses.replace(fabricate.MPI, learned=1.0)
     comparison = compare_run(_run(tmp_path, [fabricate.SEQUENTIAL, worse]))
     row = _row(comparison, ".mpi.")
-    assert row.equivalent is False
-    assert row.equivalence_reason.startswith("evaluation: accuracy after 12 steps differs most")
+    assert row.equivalence.equivalent is False
+    assert row.equivalence.equivalence_reason.startswith(
+        "evaluation: accuracy after 12 steps differs most"
+    )
     assert not row.ranked
 
 
@@ -203,8 +205,8 @@ def test_one_sample_decided_otherwise_is_rounding(tmp_path: Path) -> None:
     other = dataclasses.replace(fabricate.MPI, learned=1.55)  # 19 of 20 samples in place of 18
     comparison = compare_run(_run(tmp_path, [fabricate.SEQUENTIAL, other], evaluate_every_steps=12))
     row = _row(comparison, ".mpi.")
-    assert row.metrics["accuracy"] == 0.95
-    assert row.equivalent is True
+    assert row.result.metrics["accuracy"] == 0.95
+    assert row.equivalence.equivalent is True
 
 
 def _scores(values: Sequence[float], resolution: float = 0.0) -> Evaluations:
@@ -269,8 +271,8 @@ def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(tmp_path: Path
         for _, rank in files.ranks():
             fabricate.edit_rows(rank.evaluations, forget)
     comparison = compare_run(run)
-    assert [row.equivalent for row in comparison.rows] == [True, True]
-    assert [set(row.metrics) for row in comparison.rows] == [{"loss"}] * 2
+    assert [row.equivalence.equivalent for row in comparison.rows] == [True, True]
+    assert [set(row.result.metrics) for row in comparison.rows] == [{"loss"}] * 2
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -297,7 +299,7 @@ def test_report_has_the_curves_and_the_table(tmp_path: Path) -> None:
 def test_evaluation_without_target_changes_no_ranking(tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     comparison = compare_run(_run(tmp_path, ways, target=None, repeats=2))
-    assert comparison.rows[0].target is None
-    assert comparison.rows[0].metrics
+    assert comparison.rows[0].goal.target is None
+    assert comparison.rows[0].result.metrics
     assert "is fastest, 1.84" in verdict_sentence(comparison, "tiny")
     assert "at the end" in render(comparison)

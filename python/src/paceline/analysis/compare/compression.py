@@ -53,18 +53,18 @@ def compression_effects(
     ratio: of the speeds of two configurations.
     """
     by_name = {row.configuration: row for row in rows if row.repeats}
-    exact = [name for name in by_name if not by_name[name].is_lossy]
+    exact = [name for name in by_name if not by_name[name].equivalence.is_lossy]
     found = []
     for row in by_name.values():
-        if not row.is_lossy:
+        if not row.equivalence.is_lossy:
             continue
         own = trials[row.configuration]
         same = _exact_form(own[0].record.trial, exact, trials)
         reference = same or baseline
         other = None if reference is None else by_name[reference]
-        sent = row.bytes_sent_per_step
+        sent = row.work.bytes_sent_per_step
         uncompressed = reported_median(own, "uncompressed_bytes_per_step")
-        reference_loss = None if other is None else other.final_loss
+        reference_loss = None if other is None else other.result.final_loss
         steps = min(len(t.steps.step) for t in own)
         found.append(
             CompressionEffect(
@@ -75,16 +75,16 @@ def compression_effects(
                 sent_bytes_per_step=sent,
                 uncompressed_bytes_per_step=uncompressed,
                 sent_share=sent / uncompressed if sent is not None and uncompressed else None,
-                step_s=row.step_s,
-                reference_step_s=None if other is None else other.step_s,
+                step_s=row.speed.step_s,
+                reference_step_s=None if other is None else other.speed.step_s,
                 speedup=None if reference is None else ratio(row.configuration, reference),
                 steps=steps,
                 last_steps=min(FINAL_STEPS, steps),
-                loss=row.final_loss,
+                loss=row.result.final_loss,
                 reference_loss=reference_loss,
                 loss_difference=None
-                if row.final_loss is None or reference_loss is None
-                else row.final_loss - reference_loss,
+                if row.result.final_loss is None or reference_loss is None
+                else row.result.final_loss - reference_loss,
             )
         )
     return tuple(found)

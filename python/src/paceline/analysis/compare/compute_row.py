@@ -7,34 +7,37 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.analysis.compare.ranking import Ranking, last_metrics, speedup_of, target_fields
-from paceline.analysis.compare.row import Row, main_cost
+from paceline.analysis.compare.ranking import Ranking, last_metrics, row_goal, speedup_of
+from paceline.analysis.compare.row import (
+    Row,
+    RowEquivalence,
+    RowPlacement,
+    RowResult,
+    RowSetup,
+    RowSpeed,
+    RowTimes,
+    RowTraining,
+    RowWork,
+    main_cost,
+)
 from paceline.analysis.equivalence.check import Equivalence, Grade
 from paceline.analysis.equivalence.record_checks import unexplained_evaluations
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.rates import RunRates
-from paceline.analysis.trial.configuration import facts_of, why_not_equivalent
+from paceline.analysis.trial.configuration import TIMES, why_not_equivalent
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.analysis.trial.phases import RankPhases, mean_of_each, median_of, median_of_each
 from paceline.analysis.trial.pipeline import median_pipeline
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.recovery import recovery_values
 from paceline.analysis.trial.staleness import staleness
-from paceline.analysis.trial.usage import MemoryKind
+from paceline.analysis.trial.usage import median_usage
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.plan.trial import Trial
 from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES, Phases
+from paceline.records.rows import TrainingResult
 
 _SUPERLINEAR = 1.05  # efficiency above which a result asks for an explanation
-# Fields of a row that come from fields of the same name: the use of hosts, and the placement.
-_USAGE = (
-    "cpu_percent", "cpu_percent_peak", "iowait_percent", "ram_percent_mean", "ram_percent_peak",
-    "threads_median", "threads_peak", "context_switches_per_s",
-)  # fmt: skip
-_PLACEMENT = (
-    "nodes", "ranks", "ranks_per_node", "threads_per_rank", "threads_per_worker", "replicas",
-    "replicas_per_node", "stages", "cores",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,62 +59,21 @@ def configuration_row(
     configuration: str, trials: Sequence[TrialAnalysis], measured: Measured
 ) -> Row:
     """Compute the row of one configuration; `trials` are its finished repeats, at least one."""
-    trial = trials[0].record.trial
-    efficiency = None
-    base = measured.baseline
-    speedup = speedup_of(configuration, base, measured.speeds)
-    if speedup is not None and base is not None and _same_arithmetic(trial, base):
-        efficiency = speedup.scaled(base.placement.cores / trial.placement.cores)
-    results = [t.record.result for t in trials if t.record.result is not None]
-    result = results[0] if results else None
-    memory, memory_kind = _memory_peak(trials)
-    samples_known = all(t.steps.samples_known for t in trials)
-    steps_per_s = measured.steps.rate(configuration)
-    step_phases = _over_trials(trials, STEP_PHASES, lambda rank: rank.step)
-    cost = main_cost(step_phases)
-    usage: dict[str, Any] = {n: median_of(getattr(t.usage, n) for t in trials) for n in _USAGE}
-    weight_diffs = [e.max_abs_weight_diff for e in _equivalences(trials)]
+    row, base = planned_row(trials[0].record.trial), measured.baseline
+    speed = _speed(configuration, trials, measured)
     return dataclasses.replace(
-        planned_row(trial),
+        row,
+        training=dataclasses.replace(row.training, global_batch=_global_batch(trials)),
         repeats=len(trials),
         is_baseline=base is not None and configuration == base.configuration,
-        global_batch=_global_batch(trials),
-        samples_per_s=measured.speeds.rate(configuration) if samples_known else None,
-        step_s=None if steps_per_s is None else steps_per_s.inverse(),
-        step_median_s=median_of(t.step_median_s for t in trials),
-        step_p95_s=median_of(t.step_p95_s for t in trials),
-        speedup=speedup,
-        efficiency=efficiency,
-        samples=_steady_samples(trials) if samples_known else None,
-        time_to_first_step_s=median_of(t.time_to_first_step_s for t in trials),
-        wall_s=median_of(t.phases[0].wall_s if t.phases else None for t in trials),
-        phases_s=_over_trials(trials, PHASES, lambda rank: rank.whole),
-        step_phases_s=step_phases,
-        other_parts_s=_over_trials(trials, OTHER_SPANS, lambda rank: rank.other_parts),
-        main_cost=None if cost is None else cost[0],
-        main_cost_share=None if cost is None else cost[1],
-        **usage,
-        memory_peak_bytes=memory,
-        memory_peak_kind=memory_kind,
-        bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
-        parameters=None if result is None else result.parameters,
-        linear_parameters=None if result is None else result.linear_parameters,
-        pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
-        staleness=staleness([t.updates for t in trials if t.updates is not None]),
-        final_loss=median_of(t.steps.final_loss for t in trials),
-        recoveries=tuple(recovery_values(each) for t in trials for each in t.recoveries),
-        metrics=last_metrics(trials),
-        **target_fields(configuration, trials, measured.to_target, base),
-        equivalent=is_equivalent(trials, measured.baseline_repeats_itself),
-        equivalence_grade=grade_of(trials),
-        equivalence_reason=_equivalence_reason(trials, measured),
-        unexplained_evaluations=tuple(
-            unexplained_evaluations(evaluations_by_seed(trials), measured.baseline_evaluations)
-        ),
-        is_lossy=why_not_equivalent(trial) is not None,
-        max_abs_weight_diff=max((d for d in weight_diffs if d is not None), default=None),
-        weights_sha256=None if result is None else result.weights_sha256,
-        notes=tuple(_notes(configuration, trials, measured, efficiency)),
+        speed=speed,
+        times=_times(trials),
+        usage=median_usage([t.usage for t in trials]),
+        work=_work(trials),
+        result=_result(trials),
+        goal=row_goal(configuration, trials, measured.to_target, base),
+        equivalence=_equivalence(trials, measured),
+        notes=tuple(_notes(configuration, trials, measured, speed.efficiency)),
     )
 
 
@@ -123,23 +85,127 @@ def planned_row(trial: Trial, failed: str | None = None) -> Row:
     return Row(
         configuration=trial.configuration,
         workload=trial.training.workload,
+        setup=_setup(trial),
+        placement=_placement(trial),
+        training=RowTraining(
+            precision=trial.training.precision,
+            memory_format=trial.training.memory_format,
+            global_batch=trial.training.global_batch or None,
+        ),
+        failed=failed,
+        times=RowTimes(
+            phases_s=dict.fromkeys(PHASES),
+            step_phases_s=dict.fromkeys(STEP_PHASES),
+            other_parts_s=dict.fromkeys(OTHER_SPANS),
+        ),
+        equivalence=RowEquivalence(is_script=trial.training.script is not None),
+    )
+
+
+def _setup(trial: Trial) -> RowSetup:
+    training, nodes = trial.training, trial.placement.nodes
+    usual = ("cpu", "fp32", "contiguous")
+    kinds = (trial.device, training.precision, training.memory_format)
+    options: dict[str, Any] = {}
+    for each in trial.options:
+        options |= each.model_dump(mode="json", exclude_none=True)
+    return RowSetup(
         launcher=trial.launcher,
         transport=trial.transport,
         local_strategy=trial.local_strategy,
-        **facts_of(trial),
-        device=trial.device,
-        **{name: getattr(trial.placement, name) for name in _PLACEMENT},
-        precision=trial.training.precision,
-        memory_format=trial.training.memory_format,
-        global_batch=trial.training.global_batch or None,
-        repeats=0,
-        is_baseline=False,
-        failed=failed,
-        is_script=trial.training.script is not None,
-        phases_s=dict.fromkeys(PHASES),
-        step_phases_s=dict.fromkeys(STEP_PHASES),
-        other_parts_s=dict.fromkeys(OTHER_SPANS),
+        layout=trial.layout if nodes == 1 else f"{nodes}{TIMES}{trial.layout}",
+        labels=(*(kind for kind in kinds if kind not in usual), *trial.labels),
+        details=tuple(trial.details),
+        options=options,
     )
+
+
+def _placement(trial: Trial) -> RowPlacement:
+    place = trial.placement
+    return RowPlacement(
+        nodes=place.nodes,
+        ranks=place.ranks,
+        ranks_per_node=place.ranks_per_node,
+        threads_per_rank=place.threads_per_rank,
+        threads_per_worker=place.threads_per_worker,
+        replicas=place.replicas,
+        replicas_per_node=place.replicas_per_node,
+        stages=place.stages,
+        device=trial.device,
+        cores=place.cores,
+    )
+
+
+def _speed(configuration: str, trials: Sequence[TrialAnalysis], measured: Measured) -> RowSpeed:
+    trial, base = trials[0].record.trial, measured.baseline
+    samples_known = all(t.steps.samples_known for t in trials)
+    steps_per_s = measured.steps.rate(configuration)
+    efficiency, speedup = None, speedup_of(configuration, base, measured.speeds)
+    if speedup is not None and base is not None and _same_arithmetic(trial, base):
+        efficiency = speedup.scaled(base.placement.cores / trial.placement.cores)
+    return RowSpeed(
+        samples_per_s=measured.speeds.rate(configuration) if samples_known else None,
+        step_s=None if steps_per_s is None else steps_per_s.inverse(),
+        step_median_s=median_of(t.step_median_s for t in trials),
+        step_p95_s=median_of(t.step_p95_s for t in trials),
+        speedup=speedup,
+        efficiency=efficiency,
+        samples=_steady_samples(trials) if samples_known else None,
+    )
+
+
+def _times(trials: Sequence[TrialAnalysis]) -> RowTimes:
+    step_phases_s = _over_trials(trials, STEP_PHASES, lambda rank: rank.step)
+    cost, share = main_cost(step_phases_s) or (None, None)
+    return RowTimes(
+        time_to_first_step_s=median_of(t.time_to_first_step_s for t in trials),
+        wall_s=median_of(t.phases[0].wall_s if t.phases else None for t in trials),
+        phases_s=_over_trials(trials, PHASES, lambda rank: rank.whole),
+        step_phases_s=step_phases_s,
+        other_parts_s=_over_trials(trials, OTHER_SPANS, lambda rank: rank.other_parts),
+        main_cost=cost,
+        main_cost_share=share,
+    )
+
+
+def _work(trials: Sequence[TrialAnalysis]) -> RowWork:
+    result = _first_result(trials)
+    return RowWork(
+        bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
+        parameters=None if result is None else result.parameters,
+        linear_parameters=None if result is None else result.linear_parameters,
+        pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
+        staleness=staleness([t.updates for t in trials if t.updates is not None]),
+    )
+
+
+def _result(trials: Sequence[TrialAnalysis]) -> RowResult:
+    return RowResult(
+        final_loss=median_of(t.steps.final_loss for t in trials),
+        recoveries=tuple(recovery_values(each) for t in trials for each in t.recoveries),
+        metrics=last_metrics(trials),
+    )
+
+
+def _equivalence(trials: Sequence[TrialAnalysis], measured: Measured) -> RowEquivalence:
+    trial, result = trials[0].record.trial, _first_result(trials)
+    weight_diffs = [e.max_abs_weight_diff for e in _equivalences(trials)]
+    return RowEquivalence(
+        equivalent=is_equivalent(trials, measured.baseline_repeats_itself),
+        equivalence_grade=grade_of(trials),
+        equivalence_reason=_equivalence_reason(trials, measured),
+        unexplained_evaluations=tuple(
+            unexplained_evaluations(evaluations_by_seed(trials), measured.baseline_evaluations)
+        ),
+        is_lossy=why_not_equivalent(trial) is not None,
+        is_script=trial.training.script is not None,
+        max_abs_weight_diff=max((d for d in weight_diffs if d is not None), default=None),
+        weights_sha256=None if result is None else result.weights_sha256,
+    )
+
+
+def _first_result(trials: Sequence[TrialAnalysis]) -> TrainingResult | None:
+    return next((t.record.result for t in trials if t.record.result is not None), None)
 
 
 def reported_median(trials: Sequence[TrialAnalysis], key: str) -> float | None:
@@ -176,18 +242,6 @@ def _steady_samples(trials: Sequence[TrialAnalysis]) -> int | None:
     for t in trials:
         found += int(t.steps.samples[t.steps.steady].sum())
     return found or None
-
-
-def _memory_peak(trials: Sequence[TrialAnalysis]) -> tuple[float | None, MemoryKind | None]:
-    """Return the median of one kind: proportional if any repeat has it, never a mixture."""
-    kinds: tuple[MemoryKind, ...] = ("pss", "rss")
-    for kind in kinds:
-        found = median_of(
-            t.usage.memory_peak_bytes for t in trials if t.usage.memory_peak_kind == kind
-        )
-        if found is not None:
-            return found, kind
-    return None, None
 
 
 def _equivalences(trials: Sequence[TrialAnalysis]) -> list[Equivalence]:

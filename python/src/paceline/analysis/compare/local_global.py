@@ -23,15 +23,19 @@ from paceline.analysis.compare.row import Row
 from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.intervals import Interval, holm
 from paceline.analysis.statistics.ranks import RankCorrelation, rank_correlation
+from paceline.analysis.trial.usage import HostUsage
 
 Ratio = Callable[[str, str], Interval | None]
 FindFastest = Callable[[Iterable[str]], Fastest]
 
 
-NODE_FIGURES = (
-    "cpu_percent", "threads_median", "ram_percent_mean", "iowait_percent",
-    "context_switches_per_s",
-)  # fmt: skip
+NODE_FIGURES: dict[str, Callable[[HostUsage], float | None]] = {
+    "cpu_percent": lambda usage: usage.cpu_percent,
+    "threads_median": lambda usage: usage.threads_median,
+    "ram_percent_mean": lambda usage: usage.ram_percent_mean,
+    "iowait_percent": lambda usage: usage.iowait_percent,
+    "context_switches_per_s": lambda usage: usage.context_switches_per_s,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +120,11 @@ def relate_figures(workload: str, rows: Sequence[Row]) -> tuple[FigureRelation, 
     rows: equivalent configurations.
     """
     found: dict[str, tuple[int, RankCorrelation]] = {}
-    for figure in NODE_FIGURES:
+    for figure, figure_of in NODE_FIGURES.items():
         pairs = [
-            (value, row.speedup.median)
+            (value, row.speed.speedup.median)
             for row in rows
-            if row.speedup is not None and (value := getattr(row, figure)) is not None
+            if row.speed.speedup is not None and (value := figure_of(row.usage)) is not None
         ]
         correlation = rank_correlation(*np.array(pairs).reshape(-1, 2).T)
         if correlation is not None:
@@ -154,8 +158,8 @@ def relate(
     """
     by_arithmetic: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        if row.speedup is not None:
-            by_arithmetic[row.precision, row.memory_format].append(row)
+        if row.speed.speedup is not None:
+            by_arithmetic[row.training.precision, row.training.memory_format].append(row)
     found = []
     for (precision, memory_format), same in by_arithmetic.items():
         lines = _lines(same, setups, ratio)
@@ -188,33 +192,35 @@ def _lines(
     alone: dict[Hashable, Row] = {}
     there: dict[Hashable, dict[tuple[str, int], Row]] = defaultdict(dict)
     for row in sorted(rows, key=_speed, reverse=True):  # so that the fastest is met first
-        if row.launcher == "local":
+        if row.setup.launcher == "local":
             alone.setdefault(setups[row.configuration], row)
         else:
-            there[setups[row.configuration]].setdefault((row.launcher, row.nodes), row)
+            there[setups[row.configuration]].setdefault(
+                (row.setup.launcher, row.placement.nodes), row
+            )
     return tuple(
         StrategyLine(
             configuration=row.configuration,
-            speedup=row.speedup,
+            speedup=row.speed.speedup,
             elsewhere=tuple(
                 Elsewhere(
                     launcher=launcher,
                     nodes=nodes,
                     configuration=other.configuration,
-                    speedup=other.speedup,
+                    speedup=other.speed.speedup,
                     ratio=ratio(other.configuration, row.configuration),
                 )
                 for (launcher, nodes), other in sorted(there[way].items())
-                if other.speedup is not None
+                if other.speed.speedup is not None
             ),
         )
         for way, row in alone.items()
-        if row.speedup is not None
+        if row.speed.speedup is not None
     )
 
 
 def _speed(row: Row) -> float:
-    return 0.0 if row.speedup is None else row.speedup.median
+    return 0.0 if row.speed.speedup is None else row.speed.speedup.median
 
 
 def _relation(

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+from paceline.analysis.compare.row import RowGoal
 from paceline.analysis.statistics.fastest import TIE_MARGIN, Fastest
 from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
@@ -125,32 +125,33 @@ def last_metrics(trials: Sequence[TrialAnalysis]) -> dict[str, float]:
     }
 
 
-def target_fields(
+def row_goal(
     configuration: str,
     trials: Sequence[TrialAnalysis],
     ranking: Ranking | None,
     baseline: Trial | None,
-) -> dict[str, Any]:
-    """Return the fields of a row about the target; none without a target.
+) -> RowGoal:
+    """Return what a row says about the target.
 
     The time needs more than half of the repeats. Its upper bound is infinite if one missed the
     target.
     """
     if ranking is None or ranking.target is None:
-        return {}
+        return RowGoal()
     reached = ranking.reached[configuration]
-    fields: dict[str, Any] = {"target": ranking.target.words, "target_reached": reached}
+    goal = RowGoal(target=ranking.target.words, target_reached=reached)
     rate = ranking.rates.rate(configuration)
     if rate is None or not ranking.is_reached(configuration):
-        return fields
+        return goal
     time = rate.inverse()
     if reached < len(trials):
         time = Interval(median=time.median, low=time.low, high=math.inf)
     has_base = baseline is not None and ranking.is_reached(baseline.configuration)
     steps = [t.target_time.steps for t in trials if t.target_time is not None]
     base = baseline if has_base else None
-    return fields | {
-        "time_to_target_s": time,
-        "steps_to_target": statistics.median(steps),
-        "target_speedup": speedup_of(configuration, base, ranking.rates),
-    }
+    return replace(
+        goal,
+        time_to_target_s=time,
+        steps_to_target=statistics.median(steps),
+        target_speedup=speedup_of(configuration, base, ranking.rates),
+    )

@@ -78,7 +78,7 @@ class Comparison:
                 "baseline": only.get("baseline"),
                 "verdict": only.get("verdict"),
                 "workloads": workloads,
-                "rows": self.rows,
+                "rows": [row.to_json() for row in self.rows],
                 "unfinished": self.unfinished,
                 "flags": self.flags,
                 "local_global": self.local_global,

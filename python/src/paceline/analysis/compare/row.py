@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from paceline.analysis.equivalence.check import Grade
@@ -11,7 +11,8 @@ from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import DOT
 from paceline.analysis.trial.pipeline import Pipeline
 from paceline.analysis.trial.staleness import Staleness
-from paceline.analysis.trial.usage import MemoryKind
+from paceline.analysis.trial.usage import HostUsage
+from paceline.records.files import fields_of
 from paceline.records.phases import STEP_PHASES, Phases
 
 SEPARATOR = f" {DOT} "
@@ -24,9 +25,9 @@ def short_name(row: Row, among: Sequence[Row]) -> str:
 
     among: all rows of the comparison, from which the name must distinguish this one.
     """
-    launcher = [row.launcher]
-    if row.transport != NO_TRANSPORT:
-        launcher.append(row.transport)
+    launcher = [row.setup.launcher]
+    if row.setup.transport != NO_TRANSPORT:
+        launcher.append(row.setup.transport)
     return SEPARATOR.join([*launcher, strategy_name(row, among)])
 
 
@@ -42,33 +43,48 @@ def strategy_name(row: Row, among: Sequence[Row]) -> str:
 
 def distinctions(row: Row, among: Sequence[Row]) -> list[str]:
     """List the options that distinguish a row beyond its strategy and layout."""
-    return [*(d for d in row.details if d in _needed(row, among)), *row.labels]
+    return [*(d for d in row.setup.details if d in _needed(row, among)), *row.setup.labels]
 
 
 def local_name(row: Row, among: Sequence[Row]) -> str:
     """Name a strategy under launcher `local`, with its transport unless it is shared memory."""
-    over = "" if row.transport in (NO_TRANSPORT, _SHARED_MEMORY) else f" over {row.transport}"
+    over = (
+        ""
+        if row.setup.transport in (NO_TRANSPORT, _SHARED_MEMORY)
+        else f" over {row.setup.transport}"
+    )
     return strategy_name(row, among) + over
 
 
 def is_single(row: Row) -> bool:
     """Tell whether one rank with one thread runs on one node, so that no layout needs a word."""
-    return row.nodes == row.replicas_per_node * row.stages == row.threads_per_worker == 1
+    return (
+        row.placement.nodes
+        == row.placement.replicas_per_node * row.placement.stages
+        == row.placement.threads_per_worker
+        == 1
+    )
 
 
 def _numbered(row: Row) -> str:
-    return row.local_strategy if is_single(row) else f"{row.local_strategy} {row.layout}"
+    return (
+        row.setup.local_strategy
+        if is_single(row)
+        else f"{row.setup.local_strategy} {row.setup.layout}"
+    )
 
 
 def _needed(row: Row, among: Sequence[Row]) -> set[str]:
     """Return the details that differ among the rows with the same name in one workload."""
-    same = [o.details for o in among if _plain(o) == _plain(row) and o.workload == row.workload]
-    everywhere = set(row.details).intersection(*same)
-    return set(row.details) - everywhere
+    same = [
+        o.setup.details for o in among if _plain(o) == _plain(row) and o.workload == row.workload
+    ]
+    everywhere = set(row.setup.details).intersection(*same)
+    return set(row.setup.details) - everywhere
 
 
 def _plain(row: Row) -> tuple[str, ...]:
-    return (row.launcher, row.transport, _numbered(row), *row.labels)
+    return (row.setup.launcher, row.setup.transport, _numbered(row), *row.setup.labels)
 
 
 COMPUTATION = "computation"
@@ -77,15 +93,9 @@ _WORTH_NAMING = 0.1  # of a step: a smaller cost beside the computation is not t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One configuration. None: it was not measured.
+class RowSetup:
+    """What a configuration consists of."""
 
-    Speeds and times with an interval are geometric means over the finished repeats; other figures
-    are medians over them.
-    """
-
-    configuration: str
-    workload: str
     launcher: str
     transport: str
     local_strategy: str
@@ -93,6 +103,12 @@ class Row:
     labels: tuple[str, ...]  # options that differ from their defaults
     details: tuple[str, ...]  # shown only where two configurations have equal labels
     options: dict[str, Any]  # values that belong to the strategy, the transport or the launcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPlacement:
+    """How many ranks and threads run where."""
+
     nodes: int
     ranks: int
     ranks_per_node: int
@@ -103,12 +119,21 @@ class Row:
     stages: int  # 1 without a pipeline
     device: str
     cores: int  # allocated, on all nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTraining:
+    """Arithmetic and batch."""
+
     precision: str
     memory_format: str
     global_batch: int | None  # None for a script that does not state its samples
-    repeats: int  # that finished
-    is_baseline: bool
-    failed: str | None = None  # why no repeat finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSpeed:
+    """Speed of the steady steps."""
+
     samples_per_s: Interval | None = None
     step_s: Interval | None = None  # mean step of a repeat
     step_median_s: float | None = None  # over the steps of a repeat
@@ -116,6 +141,12 @@ class Row:
     speedup: Interval | None = None  # over the baseline of the workload
     efficiency: Interval | None = None  # per core, over a baseline of the same precision
     samples: int | None = None  # of the steady steps, all repeats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTimes:
+    """Where the time of a trial and of a step goes."""
+
     time_to_first_step_s: float | None = None
     wall_s: float | None = None
     phases_s: Phases
@@ -123,31 +154,45 @@ class Row:
     other_parts_s: Phases  # the known parts of `other`
     main_cost: str | None = None  # a step phase, or `computation`
     main_cost_share: float | None = None  # of a step
-    cpu_percent: float | None = None
-    cpu_percent_peak: float | None = None
-    iowait_percent: float | None = None
-    ram_percent_mean: float | None = None
-    ram_percent_peak: float | None = None
-    memory_peak_bytes: float | None = None
-    memory_peak_kind: MemoryKind | None = None
-    threads_median: float | None = None
-    threads_peak: float | None = None
-    context_switches_per_s: float | None = None  # of the run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowWork:
+    """Size of the model, and what the strategy does in a step."""
+
     bytes_sent_per_step: float | None = None  # by rank 0
     parameters: int | None = None  # of the model
     linear_parameters: int | None = None  # of them in linear layers
     pipeline: Pipeline | None = None
     staleness: Staleness | None = None  # of recorded updates; None without any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """How the training went and ended."""
+
     final_loss: float | None = None
     # each failure that a repeat survived: seconds by part, and steps
     recoveries: tuple[dict[str, float | int | None], ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    target: str | None = None  # the quality to reach, in words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGoal:
+    """The quality to reach, and the time to it. All None without a target."""
+
+    target: str | None = None  # in words
     target_reached: int | None = None  # number of repeats
     time_to_target_s: Interval | None = None  # None unless more than half of them reached it
     steps_to_target: float | None = None
     target_speedup: Interval | None = None  # time to the target of the baseline over its own
-    equivalent: bool | None = None  # to the baseline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowEquivalence:
+    """Whether it trains the same as the baseline."""
+
+    equivalent: bool | None = None
     equivalence_grade: Grade | None = None  # how much of the training that covers, if it is
     equivalence_reason: str | None = None  # why it is not, or why it was not decided
     unexplained_evaluations: tuple[str, ...] = ()  # that differ by more than seeds explain
@@ -155,7 +200,39 @@ class Row:
     is_script: bool = False  # of the user; compared by its speed where it could not be checked
     max_abs_weight_diff: float | None = None
     weights_sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One configuration. None: it was not measured.
+
+    Speeds and times with an interval are geometric means over the finished repeats; other figures
+    are medians over them. In JSON a row is flat: the fields of all groups have unique names.
+    """
+
+    configuration: str
+    workload: str
+    setup: RowSetup
+    placement: RowPlacement
+    training: RowTraining
+    repeats: int = 0  # that finished
+    is_baseline: bool = False
+    failed: str | None = None  # why no repeat finished
+    speed: RowSpeed = field(default_factory=RowSpeed)
+    times: RowTimes
+    usage: HostUsage = field(default_factory=HostUsage)
+    work: RowWork = field(default_factory=RowWork)
+    result: RowResult = field(default_factory=RowResult)
+    goal: RowGoal = field(default_factory=RowGoal)
+    equivalence: RowEquivalence
     notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row of `paceline compare --json`, which has no groups."""
+        flat: dict[str, Any] = {}
+        for name, value in fields_of(self).items():
+            flat |= fields_of(value) if is_dataclass(value) else {name: value}
+        return flat
 
     @property
     def has_comparable_speed(self) -> bool:
@@ -163,7 +240,9 @@ class Row:
 
         Only equivalent trainings are, and scripts that could not be checked; their row says so.
         """
-        return (self.equivalent is True or self.is_unchecked_script) and self.step_s is not None
+        return (
+            self.equivalence.equivalent is True or self.is_unchecked_script
+        ) and self.speed.step_s is not None
 
     @property
     def ranked(self) -> bool:
@@ -172,15 +251,21 @@ class Row:
         It is by speed or, with a target, by the time to reach it. That is also fair for trainings
         that are lossy on purpose.
         """
-        if self.target is None:
+        if self.goal.target is None:
             return self.has_comparable_speed
-        is_fair = self.has_comparable_speed or (self.is_lossy and self.equivalent is None)
-        return is_fair and self.time_to_target_s is not None
+        is_fair = self.has_comparable_speed or (
+            self.equivalence.is_lossy and self.equivalence.equivalent is None
+        )
+        return is_fair and self.goal.time_to_target_s is not None
 
     @property
     def is_unchecked_script(self) -> bool:
         """Tell whether it is a script of which nobody knows if it trained the same."""
-        return self.is_script and self.equivalent is None and self.failed is None
+        return (
+            self.equivalence.is_script
+            and self.equivalence.equivalent is None
+            and self.failed is None
+        )
 
 
 def main_cost(step_phases_s: Phases) -> tuple[str, float] | None:

@@ -222,10 +222,14 @@ def _rank(row: Row) -> tuple[bool, float, float]:
     Rows that missed the target in a repeat follow those that never did. Without a baseline, samples
     per second decide.
     """
-    if row.ranked and row.time_to_target_s is not None:
-        return False, float((row.target_reached or 0) < row.repeats), row.time_to_target_s.median
-    speedup = 0.0 if row.speedup is None else row.speedup.median
-    rate = 0.0 if row.samples_per_s is None else row.samples_per_s.median
+    if row.ranked and row.goal.time_to_target_s is not None:
+        return (
+            False,
+            float((row.goal.target_reached or 0) < row.repeats),
+            row.goal.time_to_target_s.median,
+        )
+    speedup = 0.0 if row.speed.speedup is None else row.speed.speedup.median
+    rate = 0.0 if row.speed.samples_per_s is None else row.speed.samples_per_s.median
     return not row.ranked, -speedup, -rate
 
 

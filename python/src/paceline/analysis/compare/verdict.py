@@ -77,14 +77,14 @@ def make_verdict(
     cause, over = None, None
     if behind is not None:
         over = ranking.rates.ratio(name, behind.configuration)
-        if best.steps_to_target == behind.steps_to_target:
+        if best.goal.steps_to_target == behind.goal.steps_to_target:
             cause = main_part(explain(name, behind.configuration), name)
     return replace(
         verdict,
         best=name,
         not_separated=found.not_separated,
         ties=found.ties,
-        speedup=best.speedup if ranking.target is None else best.target_speedup,
+        speedup=best.speed.speedup if ranking.target is None else best.goal.target_speedup,
         runner_up=None if behind is None else behind.configuration,
         over_runner_up=over,
         cause=cause,
@@ -103,13 +103,16 @@ def differ_in_both(first: Row, second: Row) -> bool:
 
     Rows of `local` run on one node only, so nobody compares them with other launchers.
     """
-    if "local" in (first.launcher, second.launcher):
+    if "local" in (first.setup.launcher, second.setup.launcher):
         return False
-    both = [(row.local_strategy, row.layout, row.precision, row.labels) for row in (first, second)]
+    both = [
+        (row.setup.local_strategy, row.setup.layout, row.training.precision, row.setup.labels)
+        for row in (first, second)
+    ]
     return (
         both[0] == both[1]
-        and first.launcher != second.launcher
-        and first.transport != second.transport
+        and first.setup.launcher != second.setup.launcher
+        and first.setup.transport != second.setup.transport
     )
 
 

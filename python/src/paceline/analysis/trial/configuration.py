@@ -6,29 +6,10 @@ The extensions know their own options; only this module of the analysis asks a t
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 from paceline.plan.trial import Trial
 
 TIMES, DOT = "\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}"
-
-
-def facts_of(trial: Trial) -> dict[str, Any]:
-    """Return the fields of a row that describe a configuration."""
-    training, nodes = trial.training, trial.placement.nodes
-    usual = ("cpu", "fp32", "contiguous")
-    labels = [
-        v for v in (trial.device, training.precision, training.memory_format) if v not in usual
-    ]
-    found: dict[str, Any] = {}
-    for each in trial.options:
-        found |= each.model_dump(mode="json", exclude_none=True)
-    return {
-        "layout": trial.layout if nodes == 1 else f"{nodes}{TIMES}{trial.layout}",
-        "labels": (*labels, *trial.labels),
-        "details": tuple(trial.details),
-        "options": found,
-    }
 
 
 def node_setup(trial: Trial) -> Hashable:

@@ -21,6 +21,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from paceline.analysis.trial.host_frames import column, gaps, host_frame, struct_fields
+from paceline.analysis.trial.phases import median_of
 from paceline.analysis.trial.reading import HostTrace, RankRecord, TrialRecord
 
 MemoryKind = Literal["pss", "rss"]
@@ -31,8 +32,8 @@ _SWITCHES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """One trial's use of its hosts during the `train` span; None where nothing was sampled.
+class HostUsage:
+    """Use of the hosts during the `train` span; None where nothing was sampled.
 
     CPU and IOWait are means over time and hosts, in percent of all cores of a host. RAM is the mean
     over time and hosts, and the highest share of any host. Threads are those of the run, over time,
@@ -41,31 +42,37 @@ class Usage:
     counted once) if it was read at least once on every host, else as resident set size (`rss`).
     """
 
-    cpu_percent: float | None
-    cpu_percent_peak: float | None
-    iowait_percent: float | None
-    ram_percent_mean: float | None
-    ram_percent_peak: float | None
-    memory_peak_bytes: int | None
-    memory_peak_kind: MemoryKind | None
-    threads_median: float | None
-    threads_peak: float | None
-    context_switches_per_s: float | None  # of the run, mean over time, summed over hosts
-    sidecar_core_percent: float | None  # of one core, on the host with the highest cost
-    sidecar_rss_peak_bytes: int | None
-    sidecar_interval_s: float | None  # the shortest of all hosts
-    sidecar_samples: int  # of all hosts
-    sidecar_missed_ticks: int
-    sidecar_gaps: int  # stretches without samples
+    cpu_percent: float | None = None
+    cpu_percent_peak: float | None = None
+    iowait_percent: float | None = None
+    ram_percent_mean: float | None = None
+    ram_percent_peak: float | None = None
+    memory_peak_bytes: float | None = None
+    memory_peak_kind: MemoryKind | None = None
+    threads_median: float | None = None
+    threads_peak: float | None = None
+    context_switches_per_s: float | None = None  # of the run, mean over time, summed over hosts
 
 
-def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarUsage:
+    """What the sidecars of one trial cost, and how complete their traces are."""
+
+    core_percent: float | None  # of one core, on the host with the highest cost
+    rss_peak_bytes: int | None
+    interval_s: float | None  # the shortest of all hosts
+    samples: int  # of all hosts
+    missed_ticks: int
+    gaps: int  # stretches without samples
+
+
+def host_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> HostUsage:
     """Summarise the traces of all hosts of a trial."""
     sampled = [host for host in hosts if not host.samples.is_empty()]
     train = [TrainingSamples(record, host) for host in sampled]
     inside = [host for host in train if host.has_samples]
     memory, kind = _memory_peak([_until_trained(record, host) for host in sampled])
-    return Usage(
+    return HostUsage(
         cpu_percent=_mean(host.mean("cpu_busy_percent") for host in inside),
         cpu_percent_peak=max(_known(h.peak("cpu_busy_percent") for h in inside), default=None),
         iowait_percent=_mean(host.mean("cpu_iowait_percent") for host in inside),
@@ -76,16 +83,50 @@ def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
         threads_median=_total(host.median("run_threads") for host in inside),
         threads_peak=_total(host.peak("run_threads") for host in inside),
         context_switches_per_s=_total(host.mean(*_SWITCHES) for host in inside),
-        sidecar_core_percent=max(_known(_sidecar_percent(h) for h in sampled), default=None),
-        sidecar_rss_peak_bytes=max(
+    )
+
+
+def median_usage(repeats: Sequence[HostUsage]) -> HostUsage:
+    """Return the median of each figure over the repeats of a configuration."""
+    peak_bytes, kind = _median_memory_peak(repeats)
+    return HostUsage(
+        cpu_percent=median_of(r.cpu_percent for r in repeats),
+        cpu_percent_peak=median_of(r.cpu_percent_peak for r in repeats),
+        iowait_percent=median_of(r.iowait_percent for r in repeats),
+        ram_percent_mean=median_of(r.ram_percent_mean for r in repeats),
+        ram_percent_peak=median_of(r.ram_percent_peak for r in repeats),
+        memory_peak_bytes=peak_bytes,
+        memory_peak_kind=kind,
+        threads_median=median_of(r.threads_median for r in repeats),
+        threads_peak=median_of(r.threads_peak for r in repeats),
+        context_switches_per_s=median_of(r.context_switches_per_s for r in repeats),
+    )
+
+
+def _median_memory_peak(repeats: Sequence[HostUsage]) -> tuple[float | None, MemoryKind | None]:
+    """Return the median of one kind: proportional if any repeat has it, never a mixture."""
+    kinds: tuple[MemoryKind, ...] = ("pss", "rss")
+    for kind in kinds:
+        found = median_of(r.memory_peak_bytes for r in repeats if r.memory_peak_kind == kind)
+        if found is not None:
+            return found, kind
+    return None, None
+
+
+def sidecar_usage(hosts: Sequence[HostTrace]) -> SidecarUsage:
+    """Summarise the cost of all sidecars of a trial."""
+    sampled = [host for host in hosts if not host.samples.is_empty()]
+    return SidecarUsage(
+        core_percent=max(_known(_sidecar_percent(h) for h in sampled), default=None),
+        rss_peak_bytes=max(
             (int(column(h.samples, "sidecar_rss_bytes").max()) for h in sampled), default=None
         ),
-        sidecar_interval_s=min(_known(h.header.get("interval_s") for h in hosts), default=None),
-        sidecar_samples=sum(len(h.samples) for h in hosts),
-        sidecar_missed_ticks=sum(
+        interval_s=min(_known(h.header.get("interval_s") for h in hosts), default=None),
+        samples=sum(len(h.samples) for h in hosts),
+        missed_ticks=sum(
             round(_total_increase(column(h.samples, "sidecar_missed_ticks"))) for h in sampled
         ),
-        sidecar_gaps=sum(len(gaps(h)) for h in hosts),
+        gaps=sum(len(gaps(h)) for h in hosts),
     )
 
 

@@ -93,8 +93,8 @@ def stage_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) -> C
     stages = [
         (f"{short_name(row, comparison.rows)}  stage {stage.stage}", stage)
         for row in rows
-        if row.pipeline is not None
-        for stage in row.pipeline.stages
+        if row.work.pipeline is not None
+        for stage in row.work.pipeline.stages
     ]
     parts = [
         (name, PHASE_COLOURS[name], [getattr(stage, f"{name}_s") for _, stage in stages])

@@ -85,9 +85,9 @@ def colours(comparison: Comparison) -> dict[str, str]:
     if len(names) <= len(PALETTE):
         by_name = dict(zip(names, PALETTE, strict=False))
         return {row.configuration: by_name[_without_workload(row)] for row in comparison.rows}
-    strategies = sorted({row.local_strategy for row in comparison.rows})
+    strategies = sorted({row.setup.local_strategy for row in comparison.rows})
     by_strategy = dict(zip(strategies, cycle(PALETTE), strict=False))
-    return {row.configuration: by_strategy[row.local_strategy] for row in comparison.rows}
+    return {row.configuration: by_strategy[row.setup.local_strategy] for row in comparison.rows}
 
 
 def chart(

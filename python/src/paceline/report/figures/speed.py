@@ -39,23 +39,23 @@ _AXES = {
 
 def speedup_chart(comparison: Comparison, workload: str) -> Chart:
     """Draw the speedups with their intervals."""
-    rows = [r for r in shown_rows(comparison, workload) if r.speedup is not None][::-1]
+    rows = [r for r in shown_rows(comparison, workload) if r.speed.speedup is not None][::-1]
     palette = colours(comparison)
     figure = go.Figure(
         go.Bar(
             orientation="h",
             y=[short_name(r, comparison.rows) for r in rows],
-            x=[r.speedup.median for r in rows if r.speedup],
+            x=[r.speed.speedup.median for r in rows if r.speed.speedup],
             marker={
                 "color": [palette[r.configuration] for r in rows],
                 "opacity": [1 if r.has_comparable_speed else 0.35 for r in rows],
             },
-            error_x=spread([r.speedup for r in rows if r.speedup]),
-            customdata=[with_bounds(r.speedup) for r in rows],
+            error_x=spread([r.speed.speedup for r in rows if r.speed.speedup]),
+            customdata=[with_bounds(r.speed.speedup) for r in rows],
             hovertemplate="%{y}<br>%{customdata}<extra></extra>",
         )
     )
-    most = max((reach(r.speedup) for r in rows if r.speedup), default=1.0)
+    most = max((reach(r.speed.speedup) for r in rows if r.speed.speedup), default=1.0)
     for row in rows:
         figure.add_annotation(
             x=1.0,
@@ -63,7 +63,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
             y=short_name(row, comparison.rows),
             xanchor="left",
             xshift=8,
-            text="1 (baseline)" if row.is_baseline else with_bounds(row.speedup),
+            text="1 (baseline)" if row.is_baseline else with_bounds(row.speed.speedup),
             name="beside",  # the page leaves it out where it is narrow
             showarrow=False,
         )
@@ -108,8 +108,8 @@ def step_distribution_chart(comparison: Comparison, workload: str) -> Chart:
 def loss_chart(comparison: Comparison, workload: str) -> Chart:
     """Draw the global loss: median and range of the equivalent configurations, others apart."""
     curves = first_repeats(comparison, workload)
-    equivalent = [trial.steps for row, trial in curves if row.equivalent is True]
-    others = [(row, trial) for row, trial in curves if row.equivalent is not True]
+    equivalent = [trial.steps for row, trial in curves if row.equivalence.equivalent is True]
+    others = [(row, trial) for row, trial in curves if row.equivalence.equivalent is not True]
     figure = go.Figure()
     caption = "First repeat of each configuration."
     if equivalent:
