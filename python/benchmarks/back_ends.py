@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common import median_interval, paired_ratio, write_results
-from paceline.analysis.between_runs.speeds import Speeds, read_speeds
+from paceline.analysis.between_runs.speeds import RunSpeeds, read_speeds
 from paceline.records.layout import RunFiles
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     write_results(options.out, "back_ends", {"workloads": found})
 
 
-def ratio_of(workload: str, speeds: Speeds) -> dict[str, Any]:
+def ratio_of(workload: str, speeds: RunSpeeds) -> dict[str, Any]:
     """Return samples/s over each back end, and their ratio within the repeats that both have."""
     rates = {
         trial.transport: speeds.rates[name]

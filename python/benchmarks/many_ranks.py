@@ -31,7 +31,7 @@ import numpy as np
 
 from common import documented_parser, median_interval, write_results
 from lab_jobs import RANK, ranks_on
-from paceline.analysis.predict.exchange import Message, Profile, Replay
+from paceline.analysis.predict.exchange import ExchangeProfile, NodeOperation, Replay
 from paceline.costs.message_schedules import ALGORITHMS
 from paceline.lab import Lab, LabSettings
 from simulation import contended_cost, simulate, why_not
@@ -170,11 +170,11 @@ class _Simulated(Replay):
         return contended_cost(algorithm, ranks, Topology())
 
 
-def profile_of(job: dict[str, Any], name: str, compute_s: float) -> Profile:
+def profile_of(job: dict[str, Any], name: str, compute_s: float) -> ExchangeProfile:
     """Return the messages of a step in the order of their requests."""
     found = []
     left = 1.0  # share of the backward pass that follows
-    inputs_of: list[tuple[float, Message]] = []
+    inputs_of: list[tuple[float, NodeOperation]] = []
     for _, inputs, outputs, share in job["layers"]:
         left -= share
         lead = left * job["backward_s"] / compute_s
@@ -187,13 +187,13 @@ def profile_of(job: dict[str, Any], name: str, compute_s: float) -> Profile:
             elements = outputs if inputs is None else outputs * (inputs + 1)
             found.append(message("allreduce", elements, lead, job))
     ordered = [each for _, each in reversed(inputs_of)] + found
-    return Profile(messages=tuple(ordered))
+    return ExchangeProfile(messages=tuple(ordered))
 
 
-def message(operation: str, elements: int, lead: float, job: dict[str, Any]) -> Message:
+def message(operation: str, elements: int, lead: float, job: dict[str, Any]) -> NodeOperation:
     samples = float(job["samples"])
     payload = 4 * elements * (samples if operation == "allgather" else 1)
-    return Message(operation=operation, payload_bytes=payload, lead=lead, samples=samples)
+    return NodeOperation(operation=operation, payload_bytes=payload, lead=lead, samples=samples)
 
 
 def row_of(

@@ -40,7 +40,7 @@ from lab import FULL
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import MODEL_ERROR, predict
-from paceline.analysis.predict.prediction import Prediction, Request
+from paceline.analysis.predict.prediction import Prediction, PredictionRequest
 from paceline.analysis.trial.reading import TrialRecord, load_run
 from paceline.lab import INTERFACE, Lab, why_not
 from paceline.records.files import jsonable, read_json, write_json
@@ -179,7 +179,7 @@ def predictions(case: Case, records: list[TrialRecord]) -> Iterator[dict[str, An
     """Predict every link, number of hosts, batch, strategy and transport."""
     for link in case.part.links:
         for nodes, batch in case.part.predicted:
-            request = Request(
+            request = PredictionRequest(
                 nodes=(nodes,),
                 link=None if link == FULL else given_link(bits_per_s(link)),
                 strategies=case.part.strategies,

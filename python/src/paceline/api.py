@@ -22,7 +22,7 @@ from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
-from paceline.analysis.predict.prediction import Predictions, Request, Scaling
+from paceline.analysis.predict.prediction import Predictions, PredictionRequest, Scaling
 from paceline.errors import NotComparable, UsageError
 from paceline.export.run_data import RunData, finished_trials
 from paceline.launchers.base import launcher_for
@@ -152,7 +152,7 @@ class Run(RunData):
         """
         if any(each < 1 for each in nodes):
             raise UsageError(f"nodes: expected numbers of at least 1, got {list(nodes)}")
-        request = Request(
+        request = PredictionRequest(
             nodes=tuple(sorted(set(nodes))),
             link=requested_link(link, latency_s),
             strategies=tuple(strategies),

@@ -16,7 +16,7 @@ from paceline.analysis.trial.evaluation import (
     target_time,
 )
 from paceline.analysis.trial.phases import RankPhases, trial_phases
-from paceline.analysis.trial.pipeline import Pipeline, trial_pipeline
+from paceline.analysis.trial.pipeline import PipelineTimes, trial_pipeline
 from paceline.analysis.trial.reading import TrialRecord, read_hosts
 from paceline.analysis.trial.recovery import Recovery, checkpoint_delay_s, recoveries
 from paceline.analysis.trial.staleness import read_updates
@@ -42,7 +42,7 @@ class TrialAnalysis:
     usage: HostUsage
     sidecar: SidecarUsage
     disturbance: Disturbance | None
-    pipeline: Pipeline | None
+    pipeline: PipelineTimes | None
     evaluations: Evaluations | None
     updates: pl.DataFrame | None  # made without a barrier, see `staleness`
     target_time: TargetTime | None

@@ -12,7 +12,7 @@ import click
 from paceline.analysis.between_runs.differences import run_differences
 from paceline.analysis.between_runs.gate import Gate, judge
 from paceline.analysis.between_runs.speeds import (
-    Speeds,
+    RunSpeeds,
     read_reference,
     read_speeds,
     write_reference,
@@ -199,17 +199,17 @@ def _no_baseline(run: RunFiles) -> str:
     )
 
 
-def _speeds(run_dir: Path) -> Speeds:
+def _speeds(run_dir: Path) -> RunSpeeds:
     return read_speeds(RunData(run_dir).files)
 
 
-def _names(before: Speeds, after: Speeds) -> dict[str, str]:
+def _names(before: RunSpeeds, after: RunSpeeds) -> dict[str, str]:
     return configuration_names((before.trials | after.trials).values())
 
 
 def _print_pair(
-    before: Speeds,
-    after: Speeds,
+    before: RunSpeeds,
+    after: RunSpeeds,
     labels: tuple[str, str],
     gate: Gate | None,
     *,

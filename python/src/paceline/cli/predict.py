@@ -12,7 +12,12 @@ import click
 
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
-from paceline.analysis.predict.prediction import CONFIDENCE, Predictions, Request, ShareMeasurement
+from paceline.analysis.predict.prediction import (
+    CONFIDENCE,
+    PredictionRequest,
+    Predictions,
+    ShareMeasurement,
+)
 from paceline.analysis.trial.reading import load_manifest
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
@@ -88,7 +93,7 @@ def _takes_prediction(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def with_request(**values: Any) -> Any:
-        request = Request(
+        request = PredictionRequest(
             nodes=values.pop("nodes"),
             link=requested_link(values.pop("link"), values.pop("latency_s")),
             strategies=values.pop("local_strategy"),
@@ -110,7 +115,9 @@ def _takes_prediction(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Measure steps with the batch of a node's share first, in short trials on this machine.",
 )
 @json_option
-def command(run_dirs: tuple[Path, ...], request: Request, measure: bool, as_json: bool) -> None:
+def command(
+    run_dirs: tuple[Path, ...], request: PredictionRequest, measure: bool, as_json: bool
+) -> None:
     """Predict configurations that were not run.
 
     RUN_DIR is the newest run in runs/ by default. The trials of all runs are used, also those that
@@ -130,7 +137,7 @@ def command(run_dirs: tuple[Path, ...], request: Request, measure: bool, as_json
         raise NotComparable(f"nothing can be predicted from these runs:{reasons}")
 
 
-def _predictions(run_dirs: Sequence[Path], request: Request) -> Predictions:
+def _predictions(run_dirs: Sequence[Path], request: PredictionRequest) -> Predictions:
     """Predict from the finished trials of runs. Raises NotComparable if there are none."""
     return predict(finished_trials([RunData(path) for path in run_dirs]), request)
 

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import short_name
 from paceline.analysis.trial.communication import (
-    Bin,
     RankCommunication,
+    SizeBin,
     SumCheck,
     TrialCommunication,
     trial_communication,
@@ -138,14 +138,14 @@ def _rank_table(profile: TrialCommunication) -> Table[RankCommunication]:
     return Table(columns=columns, items=profile.ranks)
 
 
-def _operation_table(profile: TrialCommunication) -> Table[Bin]:
+def _operation_table(profile: TrialCommunication) -> Table[SizeBin]:
     """Return the operations in a step of a rank; times in milliseconds."""
     steps = sum(rank.steps for rank in profile.ranks)
 
-    def ms(value: Callable[[Bin], float | None]) -> Callable[[Bin], str]:
+    def ms(value: Callable[[SizeBin], float | None]) -> Callable[[SizeBin], str]:
         return lambda each: in_milliseconds(_divided(value(each), steps))
 
-    columns: list[Column[Bin]] = [
+    columns: list[Column[SizeBin]] = [
         Column("operation", _operation, "text"),
         Column("size,\nMB", size_words, "name"),
         Column("num-\nber", lambda each: number(each.count / steps)),
@@ -162,7 +162,7 @@ def _operation_table(profile: TrialCommunication) -> Table[Bin]:
     return Table(columns=columns, items=profile.bins)
 
 
-def _operation(each: Bin) -> str:
+def _operation(each: SizeBin) -> str:
     return each.operation if each.algorithm is None else f"{each.operation} {each.algorithm}"
 
 
@@ -225,7 +225,7 @@ def check_sentence(check: SumCheck) -> str:
     return f"{check.name}: {word}, to {abs(check.difference):.2%} (allowed {check.allowed:.0%})"
 
 
-def size_words(each: Bin) -> str:
+def size_words(each: SizeBin) -> str:
     """Return the range of sizes in MB, for example `1-10`."""
     low = each.least_bytes / 1e6
     if each.most_bytes is None:
@@ -234,7 +234,7 @@ def size_words(each: Bin) -> str:
     return f"{low:g}{DASH}{high:g}" if low else f"< {high:g}"
 
 
-def sent_sentences(bins: Sequence[Bin]) -> list[str]:
+def sent_sentences(bins: Sequence[SizeBin]) -> list[str]:
     """Compare the counted messages and bytes with the algorithm's formula."""
     found = []
     for algorithm in dict.fromkeys(b.algorithm for b in bins if b.sent_bytes is not None):
@@ -252,5 +252,5 @@ def sent_sentences(bins: Sequence[Bin]) -> list[str]:
     return found
 
 
-def _total(bins: Sequence[Bin], name: str) -> int:
+def _total(bins: Sequence[SizeBin], name: str) -> int:
     return sum(getattr(each, name) or 0 for each in bins)

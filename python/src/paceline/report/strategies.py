@@ -8,7 +8,7 @@ from paceline.analysis.compare.local_global import LocalGlobal, Relation, Strate
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row, short_name, strategy_name
 from paceline.analysis.trial.configuration import DOT, TIMES
-from paceline.analysis.trial.pipeline import Pipeline
+from paceline.analysis.trial.pipeline import PipelineTimes
 from paceline.report.columns import comparison_table, interval_cell
 from paceline.report.figures.bars import stage_chart
 from paceline.report.figures.strategies import local_global_chart, local_use_chart
@@ -102,7 +102,7 @@ def _pipelines_part(comparison: Comparison, workload: str) -> Section | None:
     ]
     if not found:
         return None
-    columns: list[Column[tuple[Row, Pipeline]]] = [
+    columns: list[Column[tuple[Row, PipelineTimes]]] = [
         Column("pipeline", lambda item: short_name(item[0], comparison.rows), "name"),
         Column("stages", lambda item: str(item[0].placement.stages)),
         Column("micro-batches", lambda item: str(item[0].setup.options.get("micro_batches"))),
@@ -122,11 +122,11 @@ def _pipelines_part(comparison: Comparison, workload: str) -> Section | None:
     )
 
 
-def _busy(pipeline: Pipeline) -> str:
+def _busy(pipeline: PipelineTimes) -> str:
     return ", ".join(f"{100 * stage.busy_share:.0f}" for stage in pipeline.stages)
 
 
-def _split_points(pipeline: Pipeline, figure: int) -> str:
+def _split_points(pipeline: PipelineTimes, figure: int) -> str:
     """Return a line for each split point: its layer, or the MB that cross it in a step."""
     lines = [
         (split.before, megabytes(split.bytes_forward), megabytes(split.bytes_backward))[figure]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.analysis.equivalence.observed import Finding, judge
+from paceline.analysis.equivalence.observed import LayoutFinding, judge
 from paceline.plan.trial import Observation, Trial
 from paceline.records.files import document, write_json
 from paceline.records.layout import RunFiles, TrialFiles
@@ -25,7 +25,7 @@ class VerifiedLayout:
     """One way to distribute a script, and what was found."""
 
     trial: Trial
-    finding: Finding
+    finding: LayoutFinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def verify_script(
         verified = []
         for trial in layouts:
             outcome, found = runs.observed(trial, Observation(reference=REFERENCE))
-            finding = Finding(passed=None, reason=f"it did not run: {outcome.message}")
+            finding = LayoutFinding(passed=None, reason=f"it did not run: {outcome.message}")
             if outcome.status == "ok":
                 finding = judge(reference, rounded, found)
             if finding.passed is False and not rounded:

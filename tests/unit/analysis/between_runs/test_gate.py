@@ -16,7 +16,7 @@ from tests.unit.analysis import fabricate
 
 from paceline.analysis.between_runs.gate import judge
 from paceline.analysis.between_runs.same_training import BaselineTraining, why_other_training
-from paceline.analysis.between_runs.speeds import Speeds, read_reference, read_speeds
+from paceline.analysis.between_runs.speeds import RunSpeeds, read_reference, read_speeds
 from paceline.analysis.statistics.rates import RepeatRate
 from paceline.cli import main
 from paceline.errors import DataError, ExitCode
@@ -34,18 +34,20 @@ def trials() -> dict[str, Trial]:
     return {trial.configuration: trial for trial in found}
 
 
-def run_of(trials: dict[str, Trial], logs: NDArray[np.float64]) -> Speeds:
+def run_of(trials: dict[str, Trial], logs: NDArray[np.float64]) -> RunSpeeds:
     """logs: shape (configurations, repeats)."""
     rates = {
         name: {repeat: RepeatRate(log_rate=float(log)) for repeat, log in enumerate(row)}
         for name, row in zip(trials, logs, strict=True)
     }
-    return Speeds(manifest={}, rates=rates, trials=trials, equivalent=dict.fromkeys(trials, True))
+    return RunSpeeds(
+        manifest={}, rates=rates, trials=trials, equivalent=dict.fromkeys(trials, True)
+    )
 
 
 def noisy_run(
     trials: dict[str, Trial], random: np.random.Generator, slower: float = 0.0, repeats: int = 5
-) -> Speeds:
+) -> RunSpeeds:
     """Runs with a noise of 1.5 % and 2 % that all share in a repeat; the last one is slower."""
     logs = 0.015 * random.standard_normal((len(trials), repeats))
     logs = logs + 0.02 * random.standard_normal(repeats)
@@ -87,7 +89,7 @@ def test_the_stated_slowdown_is_found_in_80_percent(trials: dict[str, Trial]) ->
     assert 0.74 <= found.count(ExitCode.SLOWER) / len(found) <= 0.88
 
 
-def _logs(speeds: Speeds) -> NDArray[np.float64]:
+def _logs(speeds: RunSpeeds) -> NDArray[np.float64]:
     rates = [[rate.log_rate for rate in row.values()] for row in speeds.rates.values()]
     return np.array(rates)
 

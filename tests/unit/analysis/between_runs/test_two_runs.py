@@ -11,7 +11,7 @@ import pytest
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.between_runs.differences import machine_identity, run_differences
-from paceline.analysis.between_runs.speeds import Speeds, read_speeds
+from paceline.analysis.between_runs.speeds import RunSpeeds, read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.statistics.rates import RepeatRate
 from paceline.plan.trial import Trial
@@ -28,8 +28,8 @@ def trials() -> dict[str, Trial]:
     return {name: fabricate.make_trial_value(way) for name, way in ways.items()}
 
 
-def speeds(trials: dict[str, Trial], **log_rates: tuple[float, ...]) -> Speeds:
-    return Speeds(
+def speeds(trials: dict[str, Trial], **log_rates: tuple[float, ...]) -> RunSpeeds:
+    return RunSpeeds(
         manifest={},
         rates={name: repeats(*values) for name, values in log_rates.items()},
         trials=trials,

@@ -14,7 +14,7 @@ import numpy as np
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.explain.explanation import Explanation, explain_repeats
-from paceline.analysis.explain.parts import PART_NAMES, Measurement, Straggler
+from paceline.analysis.explain.parts import PART_NAMES, StepMeasurement, Straggler
 from paceline.analysis.statistics.intervals import Estimate
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.plan.trial import Trial
@@ -92,7 +92,7 @@ def disturb(now: Machine, cause: str, seconds: float) -> None:
 
 def measured(
     random: np.random.Generator, causes: Mapping[str, float], *, irrelevant: bool = False
-) -> Measurement:
+) -> StepMeasurement:
     """Run one step with these causes, by their seconds, and measure it."""
     now = Machine()
     for name, seconds in causes.items():
@@ -117,7 +117,7 @@ def measured(
     stolen_share = now.stolen_s / now.on_cores_s
     stolen = percent(busy_s * stolen_share / (1 - stolen_share), HOST_CORES)
     iowait = percent(now.io_waited_s, HOST_CORES)
-    return Measurement(
+    return StepMeasurement(
         trial=now.trial,
         cores=2,
         parts_s=parts_s,
@@ -154,13 +154,15 @@ def explained(
 
 
 def explain_measurements(
-    faster: dict[int, Measurement], slower: dict[int, Measurement]
+    faster: dict[int, StepMeasurement], slower: dict[int, StepMeasurement]
 ) -> Explanation:
     log_ratio = log_ratio_of(faster, slower)
     return explain_repeats(("faster", "slower"), (faster, slower), log_ratio)
 
 
-def log_ratio_of(faster: dict[int, Measurement], slower: dict[int, Measurement]) -> Estimate | None:
+def log_ratio_of(
+    faster: dict[int, StepMeasurement], slower: dict[int, StepMeasurement]
+) -> Estimate | None:
     """Return log(speed of the first / speed of the second), as a comparison has it."""
     sides = {"faster": faster, "slower": slower}
     rates = RunRates(

@@ -14,7 +14,7 @@ from tests.unit.analysis.explain import seeded
 from tests.unit.analysis.ways import MPI, PIPELINE, SEQUENTIAL, Way
 
 from paceline.analysis.explain.explanation import Explanation, explain, explain_repeats
-from paceline.analysis.explain.parts import PART_NAMES, ExplainedTrials, Measurement
+from paceline.analysis.explain.parts import PART_NAMES, ExplainedTrials, StepMeasurement
 from paceline.analysis.explain.rules import Pair
 from paceline.analysis.statistics.intervals import estimate
 from paceline.analysis.trial.reading import load_run
@@ -30,7 +30,7 @@ def by_hand(parts: tuple[dict[str, float], dict[str, float]], **figures: Any) ->
     for number, found in enumerate(parts):
         values = {"host_cores": 2.0, "cpu_idle": 40.0} | {n: v[number] for n, v in figures.items()}
         parts_s = np.array([found.get(name, 0.0) for name in PART_NAMES])
-        one = Measurement(trial=seeded.ONE_RANK, cores=2, parts_s=parts_s, figures=values)
+        one = StepMeasurement(trial=seeded.ONE_RANK, cores=2, parts_s=parts_s, figures=values)
         sides.append(dict.fromkeys(range(3), one))
     return seeded.explain_measurements(sides[0], sides[1])
 

@@ -13,7 +13,7 @@ from tests.unit.analysis.fabricate import make_trial_value
 from tests.unit.analysis.ways import INTRAOP, MPI, SEQUENTIAL
 
 from paceline.analysis.explain.explanation import name_causes
-from paceline.analysis.explain.parts import CAUSE_PARTS, PART_NAMES, Measurement, Straggler
+from paceline.analysis.explain.parts import CAUSE_PARTS, PART_NAMES, StepMeasurement, Straggler
 from paceline.analysis.explain.rules import Pair
 
 RAW = Path(__file__).parents[4] / "docs" / "results" / "raw"
@@ -28,7 +28,7 @@ TWO_HOSTS = dataclasses.replace(MPI, nodes=2, ranks=1)
 WAYS = {"slow rank": MPI, "slow link": TWO_HOSTS, "slow link + competitors": TWO_HOSTS}
 
 
-def measurement(case: dict[str, Any], side: str) -> Measurement:
+def measurement(case: dict[str, Any], side: str) -> StepMeasurement:
     found, name = case["explanation"], case["case"]
     way = WAYS.get(name, SEQUENTIAL)
     if name == "too many threads":
@@ -36,7 +36,7 @@ def measurement(case: dict[str, Any], side: str) -> Measurement:
         way = dataclasses.replace(INTRAOP, threads=threads, allocated_cores=2)
     parts_s = {part["part"]: part[f"{side}_s"] for part in found["parts"]}
     is_late = name == "slow rank" and side == "slower"  # its delay is what the others waited
-    return Measurement(
+    return StepMeasurement(
         trial=make_trial_value(way),
         cores=int(found["time_on_cores"][1][side]),
         parts_s=np.array([parts_s[part] for part in PART_NAMES]),

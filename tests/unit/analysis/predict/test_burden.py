@@ -8,16 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.analysis.predict.exchange import Burden, Message, Profile, Replay, added_s
+from paceline.analysis.predict.exchange import (
+    Burden,
+    ExchangeProfile,
+    NodeOperation,
+    Replay,
+    added_s,
+)
 
-SUM = Message(operation="allreduce", payload_bytes=10e6, lead=0.5, samples=8.0)
-SUMS = Profile(messages=(SUM,))
-FACTORS = Profile(messages=(SUM,), products_s=0.04, after_s=0.06, global_samples=16.0)
+SUM = NodeOperation(operation="allreduce", payload_bytes=10e6, lead=0.5, samples=8.0)
+SUMS = ExchangeProfile(messages=(SUM,))
+FACTORS = ExchangeProfile(messages=(SUM,), products_s=0.04, after_s=0.06, global_samples=16.0)
 LATE = dataclasses.replace(SUM, lead=-1.0)  # requested after the own work
 
 
 def replay_of(
-    profile: Profile, own_s: float, *, nodes: int = 2, samples: float = 8.0,
+    profile: ExchangeProfile, own_s: float, *, nodes: int = 2, samples: float = 8.0,
     bytes_per_s: float = 25e6, draws: int = 1,
 ) -> Replay:  # fmt: skip
     """Messages over a link without latency: 10 MB take 0.4 s on two nodes."""
@@ -33,8 +39,8 @@ def replay_of(
 
 
 def added(
-    profile: Profile,
-    recorded: Profile | None = None,
+    profile: ExchangeProfile,
+    recorded: ExchangeProfile | None = None,
     *,
     own_s: float = 1.0,
     several_s: tuple[float, ...] = (1.1,),
@@ -91,4 +97,4 @@ def test_more_than_half_of_the_active_time_is_no_transfer() -> None:
 
 
 def test_messages_after_the_own_work_have_no_transfer_in_it() -> None:
-    assert added(SUMS, Profile(messages=(LATE,)), own_s=0.5) == pytest.approx(0.05)
+    assert added(SUMS, ExchangeProfile(messages=(LATE,)), own_s=0.5) == pytest.approx(0.05)

@@ -16,7 +16,7 @@ from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.exchange import GATHERS
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import MODEL_ERROR, predict
-from paceline.analysis.predict.prediction import Request
+from paceline.analysis.predict.prediction import PredictionRequest
 from paceline.analysis.trial.reading import TrialRecord, load_run
 
 FAST = given_link(1e12, 1e-9)
@@ -39,7 +39,7 @@ def records(tmp_path: Path) -> Any:
 def test_half_the_batch_on_two_nodes_takes_its_measured_time(records) -> None:
     quick = dataclasses.replace(SEQUENTIAL, forward_s=0.1, backward_s=0.2)
     runs = [*records(SEQUENTIAL, batch=8), *records(quick, batch=4)]
-    request = Request(nodes=(1, 2), link=FAST, transports=("gloo",))
+    request = PredictionRequest(nodes=(1, 2), link=FAST, transports=("gloo",))
     one, two = predict(runs, request).predictions
     assert one.step_s.median == pytest.approx(SEQUENTIAL.step_s, rel=0.02)
     # equal steps: no slowest node; gradients of 41 parameters over a fast link take no time
@@ -63,7 +63,7 @@ def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(records, t
         quick, launcher="mpi", transport="gloo", nodes=2, backward_s=0.25, transfer_s=0.056
     )
     files = fabricate.make_one(tmp_path / "two", way, case=fabricate.Case(steps=20))
-    found = predict([*alone, made.two_buckets(files)], Request(nodes=(1, 2))).predictions
+    found = predict([*alone, made.two_buckets(files)], PredictionRequest(nodes=(1, 2))).predictions
     seconds = {(each.setup.split()[0], each.nodes): each.node_s for each in found}
     assert seconds["sequential", 1] == pytest.approx(SEQUENTIAL.step_s, rel=0.01)
     assert seconds["sequential", 2] == pytest.approx(quick.step_s + 0.05, rel=0.01)
@@ -80,7 +80,7 @@ def test_a_pipeline_needs_a_trial_on_two_nodes_where_factors_are_sent(
     way = dataclasses.replace(SEQUENTIAL, launcher="mpi", transport="gloo", nodes=2)
     files = fabricate.make_one(tmp_path / "two", way, case=fabricate.Case(steps=20))
     two_nodes = made.two_buckets(files, operation=operation)
-    request = Request(nodes=(2,), scaling="weak", strategies=("pipeline",))
+    request = PredictionRequest(nodes=(2,), scaling="weak", strategies=("pipeline",))
     found = predict([*records(pipeline), two_nodes], request)
     if operation == GATHERS:
         assert found.predictions == ()
@@ -90,7 +90,9 @@ def test_a_pipeline_needs_a_trial_on_two_nodes_where_factors_are_sent(
 
 
 def test_a_share_that_was_not_measured_has_bounds_and_says_what_to_measure(records) -> None:
-    found = predict(records(SEQUENTIAL), Request(nodes=(1, 2, 4), link=FAST, transports=("gloo",)))
+    found = predict(
+        records(SEQUENTIAL), PredictionRequest(nodes=(1, 2, 4), link=FAST, transports=("gloo",))
+    )
     one, two, four = found.predictions
     assert [each.is_bounded for each in (one, two, four)] == [False, True, True]
     # from as long as with the whole batch to proportional to it
@@ -101,14 +103,14 @@ def test_a_share_that_was_not_measured_has_bounds_and_says_what_to_measure(recor
     assert found.unmeasured[0].configurations == (SEQUENTIAL_NAME,)
     assert not found.refusals
     # two replicas of a node need an even batch
-    odd = predict(records(PROCESSES, batch=6), Request(nodes=(2,), link=FAST)).unmeasured
+    odd = predict(records(PROCESSES, batch=6), PredictionRequest(nodes=(2,), link=FAST)).unmeasured
     assert [each.global_batch for each in odd] == [4]
 
 
 def test_a_measured_share_has_its_time_and_others_lie_on_the_line(records) -> None:
     quick = dataclasses.replace(SEQUENTIAL, forward_s=0.1, backward_s=0.2)
     runs = [*records(SEQUENTIAL, batch=8), *records(quick, batch=4)]
-    request = Request(nodes=(1,), link=FAST, global_batch=6)
+    request = PredictionRequest(nodes=(1,), link=FAST, global_batch=6)
     (found,) = predict(runs, request).predictions
     assert found.step_s.median == pytest.approx((SEQUENTIAL.step_s + quick.step_s) / 2, rel=0.02)
     assert not found.is_bounded
@@ -120,7 +122,7 @@ def test_the_spread_between_repeats_gives_the_width(records) -> None:
     widths = []
     for jitter in (0.01, 0.1):
         runs = records(SEQUENTIAL, INTRAOP, jitter=jitter, repeats=5, steps=6)
-        one = predict(runs, Request(nodes=(1,))).predictions[0].step_s
+        one = predict(runs, PredictionRequest(nodes=(1,))).predictions[0].step_s
         widths.append(math.log(one.high / one.low) / 2)
     assert widths[1] == pytest.approx(10 * widths[0], rel=0.5)
 
@@ -132,35 +134,35 @@ def test_the_line_of_one_node_contains_the_measurement(records, tmp_path) -> Non
         (r.setup.local_strategy, r.setup.transport): r.speed.samples_per_s
         for r in compare_run(run).rows
     }
-    for each in predict(load_run(run), Request(nodes=(1,))).predictions:
+    for each in predict(load_run(run), PredictionRequest(nodes=(1,))).predictions:
         measured = rows[each.setup.split()[0], each.transport or "none"]
         assert each.samples_per_s.low <= measured.median <= each.samples_per_s.high
         assert each.samples_per_s.median == pytest.approx(measured.median, rel=0.05)
 
 
 def test_one_repeat_shows_no_spread(records) -> None:
-    (refusal,) = predict(records(SEQUENTIAL, repeats=1), Request(nodes=(1,))).refusals
+    (refusal,) = predict(records(SEQUENTIAL, repeats=1), PredictionRequest(nodes=(1,))).refusals
     assert "spread between runs is not known" in refusal.reason
 
 
 def test_a_run_without_measured_steps_says_so(records) -> None:
-    (refusal,) = predict(records(SEQUENTIAL, steps=2), Request(nodes=(1,))).refusals
+    (refusal,) = predict(records(SEQUENTIAL, steps=2), PredictionRequest(nodes=(1,))).refusals
     assert refusal.reason == "no step after the warm-up was measured"
     lossy = dataclasses.replace(SEQUENTIAL, batch_norm="per-replica")
-    (refusal,) = predict(records(lossy), Request(nodes=(1,))).refusals
+    (refusal,) = predict(records(lossy), PredictionRequest(nodes=(1,))).refusals
     assert "no trial trains what the baseline does" in refusal.reason
 
 
 def test_a_strategy_that_does_not_state_its_exchange_is_refused_by_name(records) -> None:
     server = dataclasses.replace(MPI_GLOO, local_strategy="parameter-server")
-    request = Request(nodes=(1, 2), link=FAST, strategies=("parameter-server",))
+    request = PredictionRequest(nodes=(1, 2), link=FAST, strategies=("parameter-server",))
     found = predict(records(SEQUENTIAL, server), request)
     assert [each.nodes for each in found.predictions] == [1]
     assert all('"parameter-server" does not say' in each.reason for each in found.refusals)
 
 
 def test_weak_scaling_needs_one_share_only(records) -> None:
-    request = Request(nodes=(1, 4), link=FAST, transports=("gloo",), scaling="weak")
+    request = PredictionRequest(nodes=(1, 4), link=FAST, transports=("gloo",), scaling="weak")
     found = predict(records(SEQUENTIAL), request)
     assert [(p.nodes, p.global_batch) for p in found.predictions] == [(1, 8), (4, 32)]
     assert not found.refusals
@@ -168,26 +170,28 @@ def test_weak_scaling_needs_one_share_only(records) -> None:
 
 def test_more_nodes_than_samples_or_steps_are_refused(records) -> None:
     runs = records(SEQUENTIAL, batch=8)
-    found = predict(runs, Request(nodes=(16,), link=FAST, transports=("gloo",)))
+    found = predict(runs, PredictionRequest(nodes=(16,), link=FAST, transports=("gloo",)))
     assert "less than one sample" in found.refusals[0].reason
-    request = Request(nodes=(100,), link=FAST, transports=("gloo",), scaling="weak")
+    request = PredictionRequest(nodes=(100,), link=FAST, transports=("gloo",), scaling="weak")
     assert "36 steps" in predict(records(SEQUENTIAL), request).refusals[0].reason
 
 
 def test_without_a_link_it_says_what_to_give(records) -> None:
-    (refusal,) = predict(records(MPI_GLOO), Request(nodes=(2,), scaling="weak")).refusals
+    (refusal,) = predict(records(MPI_GLOO), PredictionRequest(nodes=(2,), scaling="weak")).refusals
     assert "--link 10gbit" in refusal.measure
 
 
 def test_a_run_without_transport_is_predicted_over_one(records) -> None:
-    found = predict(records(SEQUENTIAL), Request(nodes=(2,), scaling="weak", link=FAST))
+    found = predict(records(SEQUENTIAL), PredictionRequest(nodes=(2,), scaling="weak", link=FAST))
     assert [each.transport for each in found.predictions] == ["gloo"]
     assert "gloo between nodes: the run has no transport" in found.assumptions
 
 
 def test_a_slow_link_adds_the_time_of_the_gradients(records) -> None:
     # 164 bytes at 1 kbit/s, 85 to 94 % of which are data: 2 nodes send each byte once
-    request = Request(nodes=(2,), link=given_link(1e3, 1e-6), transports=("gloo",), scaling="weak")
+    request = PredictionRequest(
+        nodes=(2,), link=given_link(1e3, 1e-6), transports=("gloo",), scaling="weak"
+    )
     (found,) = predict(records(SEQUENTIAL), request).predictions
     low, high = 8 * 164 / 1e3 / 0.94 - 0.6, 8 * 164 / 1e3 / 0.85
     assert low <= found.exposed_s <= high
@@ -195,7 +199,7 @@ def test_a_slow_link_adds_the_time_of_the_gradients(records) -> None:
 
 
 def test_the_slowest_node_waits_longer_among_more_nodes(records) -> None:
-    request = Request(nodes=(1, 4, 16), link=FAST, transports=("gloo",), scaling="weak")
+    request = PredictionRequest(nodes=(1, 4, 16), link=FAST, transports=("gloo",), scaling="weak")
     found = predict(records(SEQUENTIAL, steps=60, jitter=0.1), request).predictions
     waiting = [p.waiting_s for p in found]
     assert waiting[0] == 0
@@ -215,7 +219,7 @@ def test_messages_after_the_last_gradient_have_their_own_rate(records, tmp_path)
     )
     several = fabricate.make_one(tmp_path / "two", way, case=fabricate.Case(steps=20))
     runs = [*records(SEQUENTIAL, batch=8), *records(SEQUENTIAL, batch=4)]
-    request = Request(nodes=(2,))
+    request = PredictionRequest(nodes=(2,))
     (found,) = predict([*runs, made.in_each_step(several, rows)], request).predictions
     assert found.exposed_s == pytest.approx(0.02, rel=0.1)
 
@@ -223,20 +227,26 @@ def test_messages_after_the_last_gradient_have_their_own_rate(records, tmp_path)
 def test_more_micro_batches_shrink_the_bubble(records) -> None:
     way = dataclasses.replace(PIPELINE, stages=2, micro_batches=4)
     times = [
-        predict(records(way), Request(nodes=(1,), micro_batches=m)).predictions[0].step_s.median
+        predict(records(way), PredictionRequest(nodes=(1,), micro_batches=m))
+        .predictions[0]
+        .step_s.median
         for m in (4, 8)
     ]
     assert times[1] / times[0] == pytest.approx((9 / 8) / (5 / 4))
 
 
 def test_only_wanted_strategies_are_predicted(records) -> None:
-    found = predict(records(SEQUENTIAL, PIPELINE), Request(nodes=(1,), strategies=("pipe*",)))
+    found = predict(
+        records(SEQUENTIAL, PIPELINE), PredictionRequest(nodes=(1,), strategies=("pipe*",))
+    )
     assert [p.setup.split()[0] for p in found.predictions] == ["pipeline"]
 
 
 def test_a_thousand_nodes_are_predicted(records) -> None:
     runs = records(SEQUENTIAL, steps=1100, jitter=0.05)
-    request = Request(nodes=tuple(range(1, 1025)), link=FAST, transports=("gloo",), scaling="weak")
+    request = PredictionRequest(
+        nodes=tuple(range(1, 1025)), link=FAST, transports=("gloo",), scaling="weak"
+    )
     steps = [p.step_s.median for p in predict(runs, request).predictions]
     assert len(steps) == 1024
     assert steps[-1] > steps[0]
@@ -244,7 +254,7 @@ def test_a_thousand_nodes_are_predicted(records) -> None:
 
 def test_the_slowest_node_does_not_slow_the_link(records) -> None:
     link = given_link(1e3, 1e-6)
-    request = Request(nodes=(2,), link=link, transports=("gloo",), scaling="weak")
+    request = PredictionRequest(nodes=(2,), link=link, transports=("gloo",), scaling="weak")
     (still,) = predict(records(SEQUENTIAL, steps=60), request).predictions
     (found,) = predict(records(SEQUENTIAL, steps=60, jitter=0.3), request).predictions
     assert still.waiting_s == 0

@@ -15,15 +15,15 @@ from tests.unit.analysis.ways import MPI
 
 from paceline.analysis.predict.exchange import (
     GATHERS,
-    Message,
-    Profile,
+    ExchangeProfile,
+    NodeOperation,
     Replay,
     declared_profile,
     recorded_profile,
 )
-from paceline.analysis.predict.link import Link, given_link, measured_links, slower_of
+from paceline.analysis.predict.link import NodeLink, given_link, measured_links, slower_of
 from paceline.analysis.predict.node import NodeSetup, Spread, node_step, slowest_ratio
-from paceline.analysis.predict.prediction import Request
+from paceline.analysis.predict.prediction import PredictionRequest
 from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import read_steps
 from paceline.costs.link_cost import all_reduce
@@ -35,17 +35,19 @@ ONE = np.ones((1, 1))
 LINKS = np.ones((2, 1, 1))  # beside the computation, and after it
 
 
-def message(payload: float, lead: float, operation: str = "allreduce") -> Message:
-    return Message(operation=operation, payload_bytes=payload, lead=lead, samples=8.0)
+def message(payload: float, lead: float, operation: str = "allreduce") -> NodeOperation:
+    return NodeOperation(operation=operation, payload_bytes=payload, lead=lead, samples=8.0)
 
 
-def replayed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0) -> Replay:
+def replayed(
+    profile: ExchangeProfile, own_s: float, nodes: int = 2, samples: float = 8.0
+) -> Replay:
     """1 MB/s and no latency: on two nodes a ring takes a second for each MB."""
     setup = np.array([nodes]), np.array([samples])
     return Replay(profile, ("ring",), *setup, own_s * ONE, 0 * LINKS, 1e6 * LINKS)
 
 
-def exposed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0) -> float:
+def exposed(profile: ExchangeProfile, own_s: float, nodes: int = 2, samples: float = 8.0) -> float:
     return float(replayed(profile, own_s, nodes, samples).exposed_s()[0, 0])
 
 
@@ -75,30 +77,30 @@ def test_nodes_that_are_slow_at_the_same_time_do_not_wait(
     first, other = np.random.default_rng(1).uniform(0, 2, (2, 4000))
     times = np.stack([first, first if together else other])
     step = dataclasses.replace(step, times=times)
-    setup = NodeSetup([step], Spread([step]), Request(nodes=(2,)), 8)
+    setup = NodeSetup([step], Spread([step]), PredictionRequest(nodes=(2,)), 8)
     assert setup.slowest(np.array([1, 2])) == pytest.approx([1, 1 + waiting], abs=0.02)
 
 
 def test_what_ends_after_the_last_gradient_is_exposed() -> None:
     # 0.2 s at -0.5 s, then 0.4 s at -0.2 s: ends 0.2 s after the last gradient
-    profile = Profile(messages=(message(2e5, 0.5), message(4e5, 0.2)))
+    profile = ExchangeProfile(messages=(message(2e5, 0.5), message(4e5, 0.2)))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.2)
 
 
 def test_a_message_waits_for_the_one_before_it() -> None:
     # 0.6 s at -0.5 s ends at 0.1 s; the next begins there and ends at 0.5 s
-    profile = Profile(messages=(message(6e5, 0.5), message(4e5, 0.2)))
+    profile = ExchangeProfile(messages=(message(6e5, 0.5), message(4e5, 0.2)))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.5)
 
 
 def test_gradients_are_ready_earlier_in_a_longer_step() -> None:
-    profile = Profile(messages=(message(5e5, 0.25),))
+    profile = ExchangeProfile(messages=(message(5e5, 0.25),))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.25)
     assert exposed(profile, own_s=2.0) == pytest.approx(0.0)
 
 
 def test_a_strategy_that_sums_after_its_passes_exposes_all_of_them() -> None:
-    profile = Profile(messages=(message(2e5, 0.5), message(1e5, 0.5, "allgather")))
+    profile = ExchangeProfile(messages=(message(2e5, 0.5), message(1e5, 0.5, "allgather")))
     assert exposed(profile, own_s=1.0) == 0
     # the sum of 0.2 s is requested with the last gradient, the factors still before it
     assert exposed(profile.without_overlap(), own_s=1.0) == pytest.approx(0.3)
@@ -114,7 +116,7 @@ def test_what_a_strategy_states_is_its_exchange() -> None:
 
 
 def test_gathered_factors_grow_with_samples_and_nodes() -> None:
-    profile = Profile(messages=(message(1e5, 0.0, "allgather"),))
+    profile = ExchangeProfile(messages=(message(1e5, 0.0, "allgather"),))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.1)  # to one other rank
     assert exposed(profile, own_s=1.0, samples=16.0) == pytest.approx(0.2)
     assert exposed(profile, own_s=1.0, nodes=4) == pytest.approx(0.3)
@@ -122,7 +124,7 @@ def test_gathered_factors_grow_with_samples_and_nodes() -> None:
 
 def test_products_after_the_last_gradient_hide_sums() -> None:
     # 0.6 s at -0.2 s ends at 0.4 s; products and their update take 0.3 s
-    profile = Profile(
+    profile = ExchangeProfile(
         messages=(message(6e5, 0.2),), products_s=0.2, after_s=0.3, global_samples=16.0
     )
     assert exposed(profile, own_s=1.0) == pytest.approx(0.1)
@@ -132,7 +134,9 @@ def test_products_after_the_last_gradient_hide_sums() -> None:
 
 def test_a_replay_tells_when_messages_move_beside_the_nodes_own_work() -> None:
     # the first moves from -0.5 s to -0.2 s; the second from 0 to 0.4 s, 0.1 s beside products
-    profile = Profile(messages=(message(3e5, 0.5), message(4e5, 0.0)), products_s=0.1, after_s=0.1)
+    profile = ExchangeProfile(
+        messages=(message(3e5, 0.5), message(4e5, 0.0)), products_s=0.1, after_s=0.1
+    )
     active_s, moved_bytes = replayed(profile, own_s=1.0).beside_own()
     assert active_s == pytest.approx(0.4 * ONE)
     assert moved_bytes == pytest.approx(4e5 * ONE)
@@ -140,7 +144,7 @@ def test_a_replay_tells_when_messages_move_beside_the_nodes_own_work() -> None:
 
 
 def test_one_node_sends_nothing() -> None:
-    assert exposed(Profile(messages=(message(1e6, 0.0),)), 1.0, nodes=1) == 0
+    assert exposed(ExchangeProfile(messages=(message(1e6, 0.0),)), 1.0, nodes=1) == 0
 
 
 def test_a_given_link_has_the_overhead_of_tcp() -> None:
@@ -149,8 +153,8 @@ def test_a_given_link_has_the_overhead_of_tcp() -> None:
 
 
 def test_a_slow_host_limits_a_fast_link() -> None:
-    fast = Link(latency_s=(1e-5, 1e-5), bytes_per_s=(1e9, 1e9), source="given")
-    host = Link(latency_s=(1e-5, 1e-5), bytes_per_s=(2e8, 3e8), source="measured")
+    fast = NodeLink(latency_s=(1e-5, 1e-5), bytes_per_s=(1e9, 1e9), source="given")
+    host = NodeLink(latency_s=(1e-5, 1e-5), bytes_per_s=(2e8, 3e8), source="measured")
     both = slower_of(fast, host)
     assert both.bytes_per_s == (2e8, 3e8)
 

@@ -18,7 +18,7 @@ from pydantic import computed_field
 from pydantic.dataclasses import dataclass as json_dataclass
 
 from paceline.analysis.between_runs.same_training import why_other_training
-from paceline.analysis.between_runs.speeds import Speeds
+from paceline.analysis.between_runs.speeds import RunSpeeds
 from paceline.analysis.between_runs.two_runs import paired_differences
 from paceline.analysis.statistics.intervals import (
     CONFIDENCE,
@@ -73,7 +73,7 @@ class Gate:
         return max(found, default=None)
 
 
-def judge(before: Speeds, after: Speeds, limit: float) -> Gate:
+def judge(before: RunSpeeds, after: RunSpeeds, limit: float) -> Gate:
     """Judge every configuration that finished in the earlier run and is a part of the later one."""
     judged: list[Judged] = []
     for workload in before.workloads:
@@ -81,7 +81,9 @@ def judge(before: Speeds, after: Speeds, limit: float) -> Gate:
     return Gate(limit=limit, judged=tuple(judged))
 
 
-def _of_workload(workload: str, before: Speeds, after: Speeds, limit: float) -> Iterator[Judged]:
+def _of_workload(
+    workload: str, before: RunSpeeds, after: RunSpeeds, limit: float
+) -> Iterator[Judged]:
     pairs = paired_differences(before.of_workload(workload), after.of_workload(workload))
     beyond = {name: found.shifted(-math.log1p(-limit)) for name, found in pairs.items()}
     rejected = holm({name: found.p_value for name, found in beyond.items()})
@@ -115,7 +117,7 @@ def _judgement(found: Estimate | None, difference: str | None) -> tuple[Judgemen
     return "passed", None
 
 
-def _other_training(workload: str, before: Speeds, after: Speeds) -> str | None:
+def _other_training(workload: str, before: RunSpeeds, after: RunSpeeds) -> str | None:
     """Return how the later baseline trained differently; None if it did not, or it is unknown."""
     if workload not in before.baselines or workload not in after.baselines:
         return None

@@ -42,7 +42,7 @@ _KEPT_OF_MANIFEST = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
+class RunSpeeds:
     """Samples per second of the finished trials, by configuration and repeat."""
 
     manifest: Mapping[str, Any]
@@ -79,17 +79,17 @@ def target_speed(record: TrialRecord) -> RepeatRate | None:
     return found.rate if found is not None and found.reached else None
 
 
-def read_speeds(run: RunFiles) -> Speeds:
+def read_speeds(run: RunFiles) -> RunSpeeds:
     """Read the speeds of a run. Raises DataError if a file is damaged."""
     manifest, records = load_manifest(run), load_run(run)
-    found = Speeds(manifest=manifest)
+    found = RunSpeeds(manifest=manifest)
     for workload, finished in by_workload(r for r in records if r.finished).items():
         _add_workload(found, workload, finished)
     every = dict.fromkeys(record.trial.configuration for record in records)
     return replace(found, unfinished=tuple(name for name in every if name not in found.rates))
 
 
-def write_reference(path: Path, speeds: Speeds) -> None:
+def write_reference(path: Path, speeds: RunSpeeds) -> None:
     """Write what a later run can be compared with."""
     rates = {
         name: {repeat: RepeatRate(log_rate=rate.log_rate) for repeat, rate in found.items()}
@@ -99,7 +99,7 @@ def write_reference(path: Path, speeds: Speeds) -> None:
     write_json(path, jsonable(replace(speeds, rates=rates, manifest=manifest)))
 
 
-def read_reference(path: Path) -> Speeds:
+def read_reference(path: Path) -> RunSpeeds:
     """Read a file of `write_reference`. Raises DataError if it is something else."""
     size = path.stat().st_size
     if size > _MOST_REFERENCE_BYTES:
@@ -107,7 +107,7 @@ def read_reference(path: Path) -> Speeds:
             f"{path}: expected a reference of at most {_MOST_REFERENCE_BYTES} bytes, got {size}; "
             "`paceline compare RUN_DIR --save-reference FILE` writes one"
         )
-    found = document(path, Speeds)
+    found = document(path, RunSpeeds)
     if found is None or found.schema != SCHEMA:
         raise DataError(f"{path}: expected a reference of schema {SCHEMA}")
     logs = [rate.log_rate for rates in found.rates.values() for rate in rates.values()]
@@ -118,7 +118,7 @@ def read_reference(path: Path) -> Speeds:
     return found
 
 
-def _add_workload(found: Speeds, workload: str, finished: Sequence[TrialRecord]) -> None:
+def _add_workload(found: RunSpeeds, workload: str, finished: Sequence[TrialRecord]) -> None:
     baselines = [record for record in finished if record.trial.is_baseline]
     is_repeatable = repeats_itself(baselines)
     checks: dict[str, list[Equivalence | None]] = defaultdict(list)

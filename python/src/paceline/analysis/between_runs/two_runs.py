@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.analysis.between_runs.speeds import Speeds
+from paceline.analysis.between_runs.speeds import RunSpeeds
 from paceline.analysis.statistics.intervals import Estimate, Interval, holm, welch_difference
 from paceline.analysis.statistics.rates import RunRates
 
@@ -46,7 +46,7 @@ class RunComparison:
         return [row for row in self.rows if row.is_different and row.ratio.median < 1]
 
 
-def compare_runs(before: Speeds, after: Speeds) -> RunComparison:
+def compare_runs(before: RunSpeeds, after: RunSpeeds) -> RunComparison:
     """Pair the configurations of two runs and test each pair."""
     rows: list[PairedRow] = []
     for workload in before.workloads:
@@ -75,7 +75,7 @@ def tested_pairs(before: RunRates, after: RunRates) -> dict[str, tuple[Estimate,
     return {name: (found, name in different) for name, found in tests.items()}
 
 
-def _paired_rows(workload: str, before: Speeds, after: Speeds) -> list[PairedRow]:
+def _paired_rows(workload: str, before: RunSpeeds, after: RunSpeeds) -> list[PairedRow]:
     ours, theirs = before.of_workload(workload), after.of_workload(workload)
     rows = []
     for name, (found, is_different) in tested_pairs(ours, theirs).items():

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.analysis.equivalence.check import Grade
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import DOT
-from paceline.analysis.trial.pipeline import Pipeline
+from paceline.analysis.trial.pipeline import PipelineTimes
 from paceline.analysis.trial.staleness import Staleness
 from paceline.analysis.trial.usage import HostUsage
 from paceline.records.files import fields_of
@@ -163,7 +163,7 @@ class RowWork:
     bytes_sent_per_step: float | None = None  # by rank 0
     parameters: int | None = None  # of the model
     linear_parameters: int | None = None  # of them in linear layers
-    pipeline: Pipeline | None = None
+    pipeline: PipelineTimes | None = None
     staleness: Staleness | None = None  # of recorded updates; None without any
 
 

@@ -25,7 +25,7 @@ _NORMALISES = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class LayoutFinding:
     """The result for one layout. passed: None if it could not be compared."""
 
     passed: bool | None
@@ -40,14 +40,14 @@ class Finding:
 
 def judge(
     reference: Sequence[Observed], rounded: Sequence[Observed], ours: Sequence[Observed]
-) -> Finding:
+) -> LayoutFinding:
     """Judge a layout by what its ranks observed.
 
     reference, rounded: of one process each. Without the second one the limits are smaller, so that
     a layout which passes would pass with it, too.
     """
     if not (reference and ours and reference[0].updates):
-        return Finding(passed=None, reason="no step of an optimiser was observed")
+        return LayoutFinding(passed=None, reason="no step of an optimiser was observed")
     return _Judgement(reference[0], rounded[0] if rounded else None, ours).finding()
 
 
@@ -60,7 +60,7 @@ class _Judgement:
         self._rounded_calls = () if rounded is None else rounded.calls
         self._largest = 0.0
 
-    def finding(self) -> Finding:
+    def finding(self) -> LayoutFinding:
         start = self._start()
         if start is not None:
             return start
@@ -75,15 +75,15 @@ class _Judgement:
                 return found
             compared = theirs.step + 1
         if not compared:
-            return Finding(passed=None, reason="no step was taken by all ranks")
-        return Finding(
+            return LayoutFinding(passed=None, reason="no step was taken by all ranks")
+        return LayoutFinding(
             passed=True,
             reason=f"{compared} steps agree",
             largest=self._largest,
             steps=compared,
         )
 
-    def _start(self) -> Finding | None:
+    def _start(self) -> LayoutFinding | None:
         """Compare names and first weights."""
         names = {each.name for each in self._reference.initial}
         known = {each.name for found in self._ours for each in found.initial}
@@ -91,7 +91,7 @@ class _Judgement:
         if missing:
             unknown = sorted({name for found in self._ours for name in found.unknown})
             beside = f", but {some(unknown)}" if unknown else ""
-            return Finding(
+            return LayoutFinding(
                 passed=None,
                 reason=f"no rank has {some(missing)} as one process has it{beside}",
                 tensor=missing[0],
@@ -99,7 +99,7 @@ class _Judgement:
         for rank, found in enumerate(self._ours):
             for each in found.initial:
                 if each.difference_l2 > _EQUAL_START * each.l2:
-                    return Finding(
+                    return LayoutFinding(
                         passed=False,
                         reason=f"{each.name} of rank {rank} differs before the first step; seed "
                         "every process equally (torch.manual_seed), or let rank 0 send its weights",
@@ -108,7 +108,7 @@ class _Judgement:
                     )
         return None
 
-    def _of_update(self, theirs: Update, own: Sequence[Update]) -> Finding | None:
+    def _of_update(self, theirs: Update, own: Sequence[Update]) -> LayoutFinding | None:
         step = theirs.step
         samples = _samples_fault([theirs.samples or [], *(each.samples or [] for each in own)])
         gradient = self._first_difference(theirs, own, "gradient")
@@ -120,7 +120,7 @@ class _Judgement:
         if gradient is None:
             return None  # equal gradients show more than checksums of samples
         if samples is not None:
-            return Finding(passed=False, reason=samples, step=step, tensor=gradient.name)
+            return LayoutFinding(passed=False, reason=samples, step=step, tensor=gradient.name)
         return self._of_gradient(theirs, own, gradient)
 
     def _first_difference(
@@ -157,9 +157,9 @@ class _Judgement:
         batch = len(theirs.samples or ()) or 1
         return max(LEAST_MISTAKE, 1 / (2 * batch)) * (theirs.step + 1)
 
-    def _of_weights(self, step: int, worst: ComparedTensor) -> Finding:
+    def _of_weights(self, step: int, worst: ComparedTensor) -> LayoutFinding:
         by = "" if worst.factor is None else f", by a factor of {worst.factor:.2f}"
-        return Finding(
+        return LayoutFinding(
             passed=False,
             reason=f"gradients agree, but the optimiser moves {worst.name} differently{by}: its "
             "state or its learning rate differs",
@@ -168,7 +168,7 @@ class _Judgement:
             factor=worst.factor,
         )
 
-    def _drift(self, step: int, own: Sequence[Update]) -> Finding | None:
+    def _drift(self, step: int, own: Sequence[Update]) -> LayoutFinding | None:
         """Find a replica whose parameters differ from another's."""
         first: dict[str, tuple[int, str]] = {}
         moved = {each.name for update in own for each in update.change}
@@ -178,7 +178,7 @@ class _Judgement:
                     continue
                 where, sha256 = first.setdefault(each.name, (rank, each.sha256))
                 if sha256 != each.sha256:
-                    return Finding(
+                    return LayoutFinding(
                         passed=False,
                         reason=f"{each.name} of rank {rank} is no longer that of rank {where}: "
                         "replicas drift apart",
@@ -187,7 +187,9 @@ class _Judgement:
                     )
         return None
 
-    def _of_gradient(self, theirs: Update, own: Sequence[Update], worst: ComparedTensor) -> Finding:
+    def _of_gradient(
+        self, theirs: Update, own: Sequence[Update], worst: ComparedTensor
+    ) -> LayoutFinding:
         """Name the module and the likely cause of a gradient that differs."""
         module, direction = self._first_module(theirs.step)
         factors = [e.factor for e in _tensors(own, "gradient") if e.factor is not None and e.l2]
@@ -198,7 +200,7 @@ class _Judgement:
             or "all modules agree, so the difference arises when gradients are reduced"
         )
         by = "" if factor is None else f" (factor {factor:.2f})"
-        return Finding(
+        return LayoutFinding(
             passed=False,
             reason=f"the gradient of {worst.name} differs{by}: {cause}",
             step=theirs.step,

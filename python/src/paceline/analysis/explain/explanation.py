@@ -28,7 +28,7 @@ from paceline.analysis.explain.parts import (
     PART_LABELS,
     PART_NAMES,
     ExplainedTrials,
-    Measurement,
+    StepMeasurement,
     mean_measurement,
 )
 from paceline.analysis.explain.rules import MEASURED, RULES, Factor, Pair
@@ -43,7 +43,7 @@ from paceline.records.files import jsonable
 from paceline.records.phases import ALL_PHASES
 from paceline.records.rows import SCHEMA
 
-Repeats = Mapping[int, Measurement]
+Repeats = Mapping[int, StepMeasurement]
 
 SPREAD = "spread"  # over parts of which none is significantly longer
 CAUSE_BOUNDS = "upper bounds; they may overlap"

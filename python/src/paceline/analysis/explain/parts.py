@@ -55,7 +55,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class StepMeasurement:
     """One repeat of a configuration, or the mean over its repeats. Times are per step.
 
     parts_s: in the order of PART_NAMES; they add up to the step. figures: by the names of
@@ -93,7 +93,7 @@ class Measurement:
         return self.figure(name) / 100 * self.step_s
 
 
-def mean_measurement(repeats: Sequence[Measurement]) -> Measurement:
+def mean_measurement(repeats: Sequence[StepMeasurement]) -> StepMeasurement:
     return replace(
         repeats[0],
         parts_s=np.mean([each.parts_s for each in repeats], axis=0),
@@ -121,7 +121,7 @@ class ExplainedTrials:
         self.straggler = self._find_straggler()
         self.outside_s = median_of_each([each.outside_s for each in self._trials.values()])
 
-    def repeats(self, *, without_latest: bool) -> dict[int, Measurement]:
+    def repeats(self, *, without_latest: bool) -> dict[int, StepMeasurement]:
         """Return each repeat.
 
         without_latest: average over all ranks but the one with the largest delay.
@@ -171,12 +171,12 @@ class _TrialSteps:
         # the phases of the whole trial, mean over the ranks
         self.outside_s = mean_of_each([rank.whole for rank in trial_phases(record, steps)])
 
-    def measurement(self, straggler: Straggler | None, *, without_latest: bool) -> Measurement:
+    def measurement(self, straggler: Straggler | None, *, without_latest: bool) -> StepMeasurement:
         """Return the means over the steps after the warm-up."""
         delays_s = [
             each.delay_s.mean for each in self._late if straggler and each.rank == straggler.rank
         ]
-        return Measurement(
+        return StepMeasurement(
             trial=self.trial,
             cores=self._cores,
             parts_s=self._parts_s[self._latest if without_latest else None],

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.analysis.explain.evidence import FIGURES_BY_NAME, HOST_CORES, amount
-from paceline.analysis.explain.parts import CAUSE_PARTS, ON_CORES, Measurement
+from paceline.analysis.explain.parts import CAUSE_PARTS, ON_CORES, StepMeasurement
 from paceline.analysis.trial.configuration import pipeline_counts
 from paceline.analysis.trial.pipeline import theoretical_bubble
 from paceline.records.phases import LABELS
@@ -66,8 +66,8 @@ class Factor:
 class Pair:
     """Two measurements side by side: of one repeat, or the means."""
 
-    faster: Measurement
-    slower: Measurement
+    faster: StepMeasurement
+    slower: StepMeasurement
 
     def more(self, figure: str) -> float:
         """Return by how much more of a figure the slower one has; NaN if it is unknown."""
@@ -413,7 +413,7 @@ def _reading_s(pair: Pair) -> tuple[str, float, float]:
     return known[0], *_product(*waits_s, *read)
 
 
-def _io_s(side: Measurement) -> float:
+def _io_s(side: StepMeasurement) -> float:
     """Return the time of a step in which a task waited for I/O; IOWait counts idle cores only."""
     iowait_s = side.share_s("iowait") * side.figure(HOST_CORES)
     return float(np.fmax(side.share_s("io_pressure"), iowait_s))
@@ -433,7 +433,7 @@ def _sending_s(pair: Pair) -> tuple[float, float, list[str]]:
     return *_product(*seconds, *sent), words
 
 
-def _transfer_s(side: Measurement) -> float:
+def _transfer_s(side: StepMeasurement) -> float:
     """Return the exposed transfer of gradients, without that of layers within the passes."""
     return max(0.0, side.part_s("comm_transfer") - side.pass_comm_s)
 
@@ -443,18 +443,18 @@ def _has_other_transport(pair: Pair) -> bool:
     return (ours.transport, ours.transport_options) != (theirs.transport, theirs.transport_options)
 
 
-def _stolen_s(side: Measurement) -> float:
+def _stolen_s(side: StepMeasurement) -> float:
     iowait = np.nan_to_num(side.figure("iowait"))
     wanted = 100 - side.figure("cpu_idle") - iowait  # cores that had something to do
     return side.part_s(ON_CORES) * side.figure("steal") / wanted if wanted > 0 else 0.0
 
 
-def _threads(side: Measurement) -> int:
+def _threads(side: StepMeasurement) -> int:
     place = side.trial.placement
     return place.ranks * place.threads_per_rank
 
 
-def _waiting_share(side: Measurement) -> float:
+def _waiting_share(side: StepMeasurement) -> float:
     return max(0.0, 1 - side.cores / _threads(side))
 
 

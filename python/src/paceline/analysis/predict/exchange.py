@@ -39,7 +39,7 @@ _FAIR_SHARE = 0.5  # of a core, for one of two threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class NodeOperation:
     """One operation of a step between nodes.
 
     lead: from its request to the last gradient, as a share of the node's own step. samples: of the
@@ -59,7 +59,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class ExchangeProfile:
     """The operations of a step in the order of their requests.
 
     products_s: gradients of layers with factors, computed after the last gradient. after_s: these
@@ -67,7 +67,7 @@ class Profile:
     they were measured, by all nodes.
     """
 
-    messages: tuple[Message, ...]
+    messages: tuple[NodeOperation, ...]
     unknown: tuple[str, ...] = ()  # operations that have no model
     products_s: float = 0.0
     after_s: float = 0.0
@@ -81,12 +81,12 @@ class Profile:
         found: NDArray[np.float64] = np.maximum(global_samples / self.global_samples, 1.0)
         return found
 
-    def scaled(self, factor: float) -> Profile:
+    def scaled(self, factor: float) -> ExchangeProfile:
         """Return the profile with other payloads."""
         messages = [replace(m, payload_bytes=factor * m.payload_bytes) for m in self.messages]
         return replace(self, messages=tuple(messages))
 
-    def without_overlap(self) -> Profile:
+    def without_overlap(self) -> ExchangeProfile:
         """Return the profile with all-reduces that are requested after the last gradient."""
         messages = [replace(m, lead=0.0) if m.operation == REDUCES else m for m in self.messages]
         return replace(self, messages=tuple(messages))
@@ -100,20 +100,20 @@ class Profile:
         return any(message.operation == GATHERS for message in self.messages)
 
 
-def declared_profile(exchange: Exchange, parameters: int, lead: float) -> Profile:
+def declared_profile(exchange: Exchange, parameters: int, lead: float) -> ExchangeProfile:
     """Return what a strategy says that it exchanges, requested so long before the last gradient."""
-    message = Message(
+    message = NodeOperation(
         operation=exchange.collective,
         payload_bytes=exchange.bytes_per_parameter * parameters,
         lead=lead,
         samples=1.0,
     )
-    return Profile(messages=(message,))
+    return ExchangeProfile(messages=(message,))
 
 
 def recorded_profile(
     record: TrialRecord, steps: RankSteps, step_s: float, samples: float, gradient_bytes: float
-) -> Profile | None:
+) -> ExchangeProfile | None:
     """Return the operations of rank 0 in a usual step; None if none was recorded.
 
     A usual step has the most frequent number of operations; each is described by its medians.
@@ -145,9 +145,9 @@ def recorded_profile(
     bytes_ = np.array([rows["payload_bytes"].to_numpy() for rows in alike], dtype=np.float64)
     leads = np.array([(rows["opened_s"] - rows["asked_s"]).to_numpy() for rows in alike])
     names = alike[0]["operation"].to_list()
-    found = Profile(
+    found = ExchangeProfile(
         messages=tuple(
-            Message(
+            NodeOperation(
                 operation=name,
                 payload_bytes=float(np.median(bytes_[:, place])),
                 lead=float(np.median(leads[:, place])) / step_s,
@@ -162,8 +162,8 @@ def recorded_profile(
 
 
 def _with_products(
-    profile: Profile, record: TrialRecord, steps: RankSteps, gradient_bytes: float
-) -> Profile:
+    profile: ExchangeProfile, record: TrialRecord, steps: RankSteps, gradient_bytes: float
+) -> ExchangeProfile:
     """Add what rank 0 does after its last gradient without waiting for a sum.
 
     The times of the passes exclude the communication of layers, and own_ready_s does, too.
@@ -193,7 +193,7 @@ class Replay:
     results have the shape of own_s, and are 0 for one node.
     """
 
-    profile: Profile
+    profile: ExchangeProfile
     algorithms: Sequence[str]
     nodes: NDArray[np.int64]
     samples: NDArray[np.float64]

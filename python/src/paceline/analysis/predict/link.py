@@ -34,7 +34,7 @@ _LEAST_OPERATIONS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class NodeLink:
     """Latency and bandwidth as ranges; values between the bounds are equally likely.
 
     bytes_per_s: in each direction, after protocol overheads. Latency: on a logarithmic scale.
@@ -53,7 +53,7 @@ class Link:
         latency_s = np.exp(logs[0] + (logs[1] - logs[0]) * places[0])
         return np.stack([latency_s, low + (high - low) * places[1]])
 
-    def slowed(self, factor: float) -> Link:
+    def slowed(self, factor: float) -> NodeLink:
         """Return the link on which everything takes so many times as long."""
         low_s, high_s = self.latency_s
         low, high = self.bytes_per_s
@@ -65,10 +65,10 @@ class Link:
 
 
 # Of operations that begin before the last gradient, and of those that begin after it.
-Links = tuple[Link, Link]
+Links = tuple[NodeLink, NodeLink]
 
 
-def requested_link(rate: str | None, latency_s: float | None) -> Link | None:
+def requested_link(rate: str | None, latency_s: float | None) -> NodeLink | None:
     """Return the link that a user describes, or None for the measured one.
 
     rate: as in "10gbit". Raises UsageError for another rate, or a latency without a rate.
@@ -84,11 +84,11 @@ def requested_link(rate: str | None, latency_s: float | None) -> Link | None:
     return None
 
 
-def given_link(rate_bits_per_s: float, latency_s: float | None = None) -> Link:
+def given_link(rate_bits_per_s: float, latency_s: float | None = None) -> NodeLink:
     """Return a link of this nominal rate. latency_s: None takes the range of local networks."""
     low, high = (share * rate_bits_per_s / 8 for share in _GOODPUT)
     latency = _LATENCY_S if latency_s is None else (latency_s, latency_s)
-    return Link(latency_s=latency, bytes_per_s=(low, high), source="as given")
+    return NodeLink(latency_s=latency, bytes_per_s=(low, high), source="as given")
 
 
 def measured_links(records: Sequence[TrialRecord], algorithms: Sequence[str]) -> Links | None:
@@ -110,14 +110,14 @@ def measured_links(records: Sequence[TrialRecord], algorithms: Sequence[str]) ->
     return beside, after
 
 
-def _slowdown(rows: NDArray[np.float64], link: Link) -> float:
+def _slowdown(rows: NDArray[np.float64], link: NodeLink) -> float:
     """Return the median time of operations over that on the link."""
     (latency_s,), (bytes_per_s,) = link.at(np.full((2, 1), 0.5))
     rounds, volume, seconds, _ = rows.T
     return float(np.median(seconds / (rounds * latency_s + volume / bytes_per_s)))
 
 
-def _fitted(rows: NDArray[np.float64]) -> Link:
+def _fitted(rows: NDArray[np.float64]) -> NodeLink:
     """Return the link that fits operations best, all alike."""
     rounds, volume, seconds, _ = rows.T
     design = np.stack([rounds, volume], axis=1) / seconds[:, None]
@@ -129,20 +129,20 @@ def _fitted(rows: NDArray[np.float64]) -> Link:
     large = rate[volume >= np.median(volume)]
     low, high = np.quantile(large, [0.25, 0.75])
     latency = max(float(latency_s), 1e-6)
-    return Link(
+    return NodeLink(
         latency_s=(latency / 2, latency * 2),
         bytes_per_s=(float(low), float(high)),
         source=f"measured by {len(rows)} operations",
     )
 
 
-def slower_of(first: Link, host: Link) -> Link:
+def slower_of(first: NodeLink, host: NodeLink) -> NodeLink:
     """Combine a link with the speed at which hosts move bytes.
 
     TCP keeps both at work at the same time on different bytes, so the slower one limits.
     """
     low, high = (min(pair) for pair in zip(first.bytes_per_s, host.bytes_per_s, strict=True))
-    return Link(
+    return NodeLink(
         latency_s=(first.latency_s[0], first.latency_s[1] + host.latency_s[1]),
         bytes_per_s=(low, high),
         source=f"{first.source}; hosts: {host.source}",

@@ -11,14 +11,21 @@ from numpy.typing import NDArray
 
 from paceline.analysis.predict.exchange import (
     Burden,
-    Profile,
+    ExchangeProfile,
     Replay,
     added_s,
     declared_profile,
     recorded_profile,
 )
-from paceline.analysis.predict.link import Link, Links, measured_links, slower_of
-from paceline.analysis.predict.node import DRAWS, NodeSetup, NodeStep, Point, exchange_of, node_step
+from paceline.analysis.predict.link import Links, NodeLink, measured_links, slower_of
+from paceline.analysis.predict.node import (
+    DRAWS,
+    NodeSetup,
+    NodeStep,
+    Point,
+    exchange_of,
+    node_step,
+)
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
 from paceline.spec.descriptors import Exchange
@@ -39,7 +46,7 @@ class _Recorded:
 
     record: TrialRecord
     step: NodeStep
-    profile: Profile
+    profile: ExchangeProfile
 
 
 class Network:
@@ -50,7 +57,7 @@ class Network:
         transport: str,
         records: Sequence[TrialRecord],
         setups: Sequence[NodeSetup],
-        given: Link | None,
+        given: NodeLink | None,
     ) -> None:
         """records: all finished trials of the workload. setups: theirs. given: the link; None if it
         is measured."""
@@ -177,7 +184,7 @@ class Network:
         several_s = several.draws(generator)[:, None]
         return Burden(replay=replay, several_s=several_s, alone_s=alone_s)
 
-    def _limited_links(self, given: Link | None) -> Links | None:
+    def _limited_links(self, given: NodeLink | None) -> Links | None:
         """Return the link, which hosts may limit; None if it is neither given nor measured."""
         several = [r for r in self._users if r.trial.placement.nodes > 1]
         if given is None:

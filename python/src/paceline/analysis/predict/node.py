@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.analysis.predict.prediction import Refusal, Request
+from paceline.analysis.predict.prediction import PredictionRequest, Refusal
 from paceline.analysis.statistics.intervals import Estimate
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.configuration import pipeline_counts
@@ -219,7 +219,7 @@ class NodeSetup:
     """The trials of one node setup and arithmetic, and what is wanted of it."""
 
     def __init__(
-        self, steps: Sequence[NodeStep], spread: Spread, request: Request, batch: int
+        self, steps: Sequence[NodeStep], spread: Spread, request: PredictionRequest, batch: int
     ) -> None:
         """batch: global one; with weak scaling, that of a node."""
         self.steps, self._spread, self.request, self._batch = steps, spread, request, batch

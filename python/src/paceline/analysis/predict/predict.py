@@ -30,9 +30,9 @@ from paceline.analysis.predict.node import (
 from paceline.analysis.predict.prediction import (
     CONFIDENCE,
     Prediction,
+    PredictionRequest,
     Predictions,
     Refusal,
-    Request,
     ShareMeasurement,
 )
 from paceline.analysis.statistics.intervals import Interval
@@ -71,7 +71,7 @@ class _Drawn:
         return self.batch / self.step_s
 
 
-def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
+def predict(records: Sequence[TrialRecord], request: PredictionRequest) -> Predictions:
     """Predict every node setup of the records with every transport between nodes.
 
     records: finished trials of one or several runs. Raises DataError if a file is damaged,
@@ -96,7 +96,7 @@ def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
 class _Workload:
     """The predictions of one workload."""
 
-    def __init__(self, records: Sequence[TrialRecord], request: Request) -> None:
+    def __init__(self, records: Sequence[TrialRecord], request: PredictionRequest) -> None:
         self._request = request
         self.refusals: list[Refusal] = []
         self.assumptions: list[str] = []
@@ -275,7 +275,7 @@ def _is_usable(trial: Trial) -> bool:
     return trial.is_exact and trial.training.global_batch > 0
 
 
-def _is_wanted(trial: Trial, request: Request) -> bool:
+def _is_wanted(trial: Trial, request: PredictionRequest) -> bool:
     patterns = request.strategies
     return not patterns or any(fnmatchcase(trial.local_strategy, p) for p in patterns)
 

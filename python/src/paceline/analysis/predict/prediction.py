@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.analysis.predict.link import Link
+from paceline.analysis.predict.link import NodeLink
 from paceline.analysis.statistics.intervals import Interval
 
 CONFIDENCE = 0.9  # of the intervals of predictions
@@ -14,7 +14,7 @@ Scaling = Literal["strong", "weak"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class PredictionRequest:
     """The configurations to predict.
 
     link: None takes the link that trials on several nodes have measured. strategies: shell patterns
@@ -23,7 +23,7 @@ class Request:
     """
 
     nodes: tuple[int, ...]
-    link: Link | None = None
+    link: NodeLink | None = None
     strategies: tuple[str, ...] = ()
     transports: tuple[str, ...] = ()
     scaling: Scaling = "strong"

@@ -30,7 +30,7 @@ _KIND = ("operation", "algorithm", "size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bin:
+class SizeBin:
     """Operations of one kind, algorithm and range of sizes; of one rank, or summed over ranks.
 
     Seconds and bytes are sums. wait_s and transfer_s cover the operations that all ranks recorded;
@@ -64,7 +64,7 @@ class Bin:
         return self.matched_bytes / self.transfer_s
 
 
-def bins(operations: pl.DataFrame, *, all_ranks: bool) -> tuple[Bin, ...]:
+def bins(operations: pl.DataFrame, *, all_ranks: bool) -> tuple[SizeBin, ...]:
     """Group operations by kind, algorithm and size.
 
     operations: from `operation_times`. all_ranks: True if these are the rows of all ranks. Only
@@ -91,7 +91,7 @@ def bins(operations: pl.DataFrame, *, all_ranks: bool) -> tuple[Bin, ...]:
         size = row.pop("size")
         bytes_, messages = expected.get((row["operation"], row["algorithm"], size), (None, None))
         found.append(
-            Bin(
+            SizeBin(
                 **row,
                 least_bytes=0 if size == 0 else BOUNDS_BYTES[size - 1],
                 most_bytes=None if size == len(BOUNDS_BYTES) else BOUNDS_BYTES[size],
@@ -145,7 +145,7 @@ class RankCommunication:
     overlapped_s: float | None
     exposed_s: float | None
     between_s: float | None
-    bins: tuple[Bin, ...]  # of the steady steps
+    bins: tuple[SizeBin, ...]  # of the steady steps
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -185,7 +185,7 @@ class TrialCommunication:
     transport: str
     ranks: tuple[RankCommunication, ...]
     operations_recorded: bool  # False: only the step rows are available
-    bins: tuple[Bin, ...]
+    bins: tuple[SizeBin, ...]
     stragglers: tuple[Straggling, ...]  # one; in a pipeline one for each stage
     checks: tuple[SumCheck, ...]
 

@@ -39,7 +39,7 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitPoint:
+class SplitTraffic:
     """A split point of the model and the bytes that cross it in a step of one replica."""
 
     before: str  # the first layer after the split point
@@ -48,13 +48,13 @@ class SplitPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class PipelineTimes:
     """Time use of a pipeline in one trial, or the medians of its repeats."""
 
     stages: tuple[StageTimes, ...]  # in order; empty where no step was measured
     bubble_measured: float | None
     bubble_theoretical: float
-    split_points: tuple[SplitPoint, ...]
+    split_points: tuple[SplitTraffic, ...]
 
 
 def theoretical_bubble(stages: int, micro_batches: int) -> float:
@@ -62,7 +62,7 @@ def theoretical_bubble(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def trial_pipeline(record: TrialRecord, steps: RankSteps) -> Pipeline | None:
+def trial_pipeline(record: TrialRecord, steps: RankSteps) -> PipelineTimes | None:
     """Compute the pipeline of one trial; None if it has none."""
     counts = pipeline_counts(record.trial)
     if counts is None:
@@ -75,7 +75,7 @@ def trial_pipeline(record: TrialRecord, steps: RankSteps) -> Pipeline | None:
     busy = np.divide(
         times[:, :, 0] + times[:, :, 1], whole, out=np.zeros_like(whole), where=whole > 0
     )
-    return Pipeline(
+    return PipelineTimes(
         stages=tuple(
             _stage(stage, times[steps.stages == stage], busy[steps.stages == stage])
             for stage in range(stages_planned)
@@ -90,7 +90,7 @@ def trial_pipeline(record: TrialRecord, steps: RankSteps) -> Pipeline | None:
     )
 
 
-def median_pipeline(repeats: Sequence[Pipeline]) -> Pipeline | None:
+def median_pipeline(repeats: Sequence[PipelineTimes]) -> PipelineTimes | None:
     """Return the medians over the repeats of a configuration; None without any.
 
     The split points are the first repeat's: where they are chosen by profiling, repeats may differ.
@@ -101,7 +101,7 @@ def median_pipeline(repeats: Sequence[Pipeline]) -> Pipeline | None:
     for repeat in repeats:
         for stage in repeat.stages:
             by_stage.setdefault(stage.stage, []).append(stage)
-    return Pipeline(
+    return PipelineTimes(
         stages=tuple(_median_stage(stage, found) for stage, found in sorted(by_stage.items())),
         bubble_measured=median_of(repeat.bubble_measured for repeat in repeats),
         bubble_theoretical=repeats[0].bubble_theoretical,
@@ -131,12 +131,12 @@ def _median_stage(stage: int, found: Sequence[StageTimes]) -> StageTimes:
     )
 
 
-def _split_points(reported: Mapping[str, Any]) -> tuple[SplitPoint, ...]:
+def _split_points(reported: Mapping[str, Any]) -> tuple[SplitTraffic, ...]:
     """Read the split points from `result.json`; none where no rank reported them."""
     if "first_layers" not in reported:
         return ()
     names = ("first_layers", "bytes_forward", "bytes_backward")
     return tuple(
-        SplitPoint(before=layer, bytes_forward=there, bytes_backward=back)
+        SplitTraffic(before=layer, bytes_forward=there, bytes_backward=back)
         for layer, there, back in zip(*(reported[name] for name in names), strict=True)
     )
