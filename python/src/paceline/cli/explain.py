@@ -9,7 +9,7 @@ import click
 
 from paceline.analysis.between_runs.explain_two_runs import explain_runs
 from paceline.analysis.compare.explain_run import explain_pair, explain_workload
-from paceline.analysis.explain.explanation import Explanation
+from paceline.analysis.explain.explanation import EXPLAIN_SCHEMA, Explanation
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
     existing_run,
@@ -81,7 +81,7 @@ def command(
     explanations = _explanations(run, pair, only)
     if as_json:
         documents = [each.to_json() for each in explanations]
-        print_json({"explanations": documents})
+        print_json({"schema": EXPLAIN_SCHEMA, "explanations": documents})
         return
     _show(run, explanations)
 
@@ -136,6 +136,7 @@ def _explain_runs(first_dir: Path, second_dir: Path, only: str | None, *, as_jso
     found = explain_runs(first, second, labels, only)
     if as_json:
         document = {
+            "schema": EXPLAIN_SCHEMA,
             "first": str(first_dir),
             "second": str(second_dir),
             "explanations": [each.to_json() for each in found.explanations],

@@ -89,7 +89,7 @@ def test_the_command_shows_both_runs_and_their_differences(run: Any, capsys: Any
     assert main(["explain", old, new, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["first"], document["second"]) == (old, new)
-    assert len(document["explanations"]) == 2
+    assert (document["schema"], len(document["explanations"])) == (3, 2)
 
 
 def test_two_runs_take_one_pattern_only(run: Any, capsys: Any) -> None:

@@ -76,6 +76,7 @@ def test_paper_case_2_more_bytes_on_a_slower_link() -> None:
     )
     assert shares_of(found) == pytest.approx({"slow_link": 0.625, "more_traffic": 0.375})
     document = found.to_json()
+    assert document["schema"] == 3
     assert document["cause_bounds"] == "upper bounds; they may overlap"
     assert [cause["at_most_s"] for cause in document["causes"]] == pytest.approx([0.125, 0.075])
     assert document["unexplained"]["at_least_s"] == pytest.approx(0.0)

@@ -41,12 +41,12 @@ from paceline.analysis.statistics.intervals import (
 )
 from paceline.records.files import jsonable
 from paceline.records.phases import ALL_PHASES
-from paceline.records.rows import SCHEMA
 
 Repeats = Mapping[int, StepMeasurement]
 
 SPREAD = "spread"  # over parts of which none is significantly longer
 CAUSE_BOUNDS = "upper bounds; they may overlap"
+EXPLAIN_SCHEMA = 3  # of `paceline explain --json`
 EXPLAINS = 0.5  # of the difference: a part or cause that explains less is not the main one
 LEAST_SHARE = 0.1  # of the difference: smaller causes are not named
 _LEAST_PART = 0.01  # of the difference: less in a part is not worth its name
@@ -126,7 +126,7 @@ class Explanation:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         document: dict[str, Any] = jsonable(
             {
-                "schema": SCHEMA,
+                "schema": EXPLAIN_SCHEMA,
                 "cause_bounds": CAUSE_BOUNDS,
                 "hardware_counters": HARDWARE_COUNTERS,
             }
