@@ -19,7 +19,7 @@ from paceline.host.processes import pids_with_token
 from paceline.job.job import parse_job
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.supervise import Ended, supervise
+from paceline.launchers.supervise import Ended, WaitLimits, launched
 from paceline.plan.trial import Trial
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import Outcome
@@ -72,9 +72,10 @@ def kill_one(trial: Trial, files: TrialFiles, token: str, victim: Callable[[], i
         os.kill(pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
-    ended = supervise(
-        launcher.command(trial, files), files, limit_s=LIMIT_S, on_started=lambda _: killer.start()
-    )
+    with launched(launcher.command(trial, files), files) as started:
+        killer.start()
+        started.wait(WaitLimits(trial_s=LIMIT_S))
+    ended = started.ended
     gone_s = time.monotonic()
     killer.join()
     assert not ended.timed_out

@@ -30,7 +30,7 @@ from paceline.host.processes import (
 from paceline.host.spark import find_java, find_spark
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.supervise import supervise
+from paceline.launchers.supervise import WaitLimits, supervise
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts
 
@@ -182,7 +182,7 @@ def test_task_that_stays_away_from_the_others_ends_the_trial(dataset, tmp_path, 
     monkeypatch.setenv("ABSENT_RANK", "1")
     trial, files = endless("spark", dataset, tmp_path / "run", rendezvous_s=5.0)
     starter = launcher_for("spark")
-    ended = supervise(starter.command(trial, files), files, limit_s=LIMIT_S)
+    ended = supervise(starter.command(trial, files), files, WaitLimits(trial_s=LIMIT_S))
     assert not ended.timed_out
     assert ended.ended_unix_s - ended.launched_unix_s < BARRIER_LIMIT_S
     assert pids_with_token(token) == set()
@@ -201,12 +201,14 @@ def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path, monkey
         "from pathlib import Path\n"
         "from paceline.job.job import read_trial\n"
         "from paceline.launchers.base import launcher_for\n"
-        "from paceline.launchers.supervise import supervise\n"
+        "from paceline.launchers.supervise import WaitLimits, launched\n"
         "from paceline.records.layout import TrialFiles\n"
         "files = TrialFiles(Path(sys.argv[1]))\n"
         "trial = read_trial(files.trial)\n"
         "command = launcher_for(trial.launcher).command(trial, files)\n"
-        "supervise(command, files, limit_s=200, on_started=lambda p: print(p, flush=True))\n"
+        "with launched(command, files) as started:\n"
+        "    print(started.pid, flush=True)\n"
+        "    started.wait(WaitLimits(trial_s=200))\n"
     )
     supervisor = subprocess.Popen(
         [sys.executable, "-c", program, str(files.root)], stdout=subprocess.PIPE, text=True

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.job.job import parse_job
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.supervise import supervise
+from paceline.launchers.supervise import EXIT_S, WaitLimits, supervise
 from paceline.plan.trial import Trial
 from paceline.records.files import write_json
 
@@ -48,7 +48,8 @@ def main() -> None:
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(trial.model_dump_json())
     launcher = launcher_for(name)
-    ended = supervise(launcher.command(trial, job.files), job.files, limit_s=_LIMIT_S)
+    limits = WaitLimits(trial_s=_LIMIT_S, exit_s=EXIT_S)
+    ended = supervise(launcher.command(trial, job.files), job.files, limits)
     write_json(outcome, dataclasses.asdict(diagnose(trial, job.files, ended, launcher)))
 
 

@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.support.running import running
@@ -17,7 +18,7 @@ from paceline.host.machine import host_name
 from paceline.host.processes import is_alive
 from paceline.launchers import supervise as module
 from paceline.launchers.base import Command
-from paceline.launchers.supervise import StartLimit, Watched, supervise
+from paceline.launchers.supervise import WaitLimits, Watch, Watched, launched, supervise
 from paceline.records.documents import read_statuses
 
 # A tree with everything that is hard to find: a grandchild in a session of its own whose parent
@@ -43,8 +44,11 @@ time.sleep(float(sys.argv[2]))
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(module, "_NOTICE_S", 0.2)
     monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.05)
+
+
+def limits(trial_s: float = 60.0, **others: Any) -> WaitLimits:
+    return WaitLimits(trial_s=trial_s, **{"notice_s": 0.2, **others})
 
 
 def python(program: str, *arguments: object) -> Command:
@@ -59,7 +63,7 @@ def pids_in(path: Path) -> list[int]:
 
 def test_end_status_and_output_are_kept(files):
     before = time.time()
-    ended = supervise(python("print('out'); raise SystemExit(7)"), files, limit_s=30)
+    ended = supervise(python("print('out'); raise SystemExit(7)"), files, limits(30))
     assert ended.exit_status == 7
     assert not ended.timed_out
     assert before <= ended.launched_unix_s <= ended.ended_unix_s <= time.time()
@@ -70,7 +74,7 @@ def test_environment_is_added_to_ours(files, monkeypatch):
     monkeypatch.setenv("PACELINE_TEST_OURS", "1")
     program = "import os; print(os.environ['PACELINE_TEST_OURS'], os.environ['THEIRS'])"
     command = Command(argv=(sys.executable, "-c", program), environment={"THEIRS": "2"})
-    assert supervise(command, files, limit_s=30).exit_status == 0
+    assert supervise(command, files, limits(30)).exit_status == 0
     assert files.launcher_log.read_text() == "1 2\n"
 
 
@@ -79,45 +83,42 @@ def test_launcher_gets_folders_that_exist_until_its_end(files):
     command = Command(
         argv=(sys.executable, "-c", program), temporary=lambda f: {"FOLDER": str(f.memory)}
     )
-    assert supervise(command, files, limit_s=30).exit_status == 0
+    assert supervise(command, files, limits(30)).exit_status == 0
     folder = Path(files.launcher_log.read_text().strip())
     assert folder.name.startswith("paceline-")
     assert not folder.exists()
 
 
 def test_program_that_does_not_exist_ends_127_and_says_so(files):
-    ended = supervise(Command(argv=("/no/such/program",)), files, limit_s=30)
+    ended = supervise(Command(argv=("/no/such/program",)), files, limits(30))
     assert ended.exit_status == 127
     assert "/no/such/program" in files.launcher_log.read_text()
 
 
-def test_on_started_gets_the_launchers_pid(files):
-    seen = []
-    supervise(python("import os; print(os.getpid())"), files, limit_s=30, on_started=seen.append)
-    assert files.launcher_log.read_text().split() == [str(pid) for pid in seen]
+def test_pid_is_the_launchers(files):
+    with launched(python("import os; print(os.getpid())"), files) as launcher:
+        launcher.wait(limits(30))
+    assert files.launcher_log.read_text() == f"{launcher.pid}\n"
 
 
 def test_stragglers_of_a_launcher_that_ended_are_ended(files, tmp_path):
     pids = tmp_path / "pids"
-    assert supervise(python(TREE, pids, 0), files, limit_s=30).exit_status == 0
+    assert supervise(python(TREE, pids, 0), files, limits(30)).exit_status == 0
     assert [pid for pid in pids_in(pids) if is_alive(pid)] == []
 
 
-def test_what_on_started_starts_is_left_alone(files):
-    sidecars = []
+def test_what_the_block_starts_is_left_alone(files):
     with ExitStack() as stack:
-
-        def start(_pid):
-            sidecars.append(stack.enter_context(running("import time; time.sleep(300)")))
-
-        supervise(python("pass"), files, limit_s=30, on_started=start)
-        assert sidecars[0].poll() is None
+        with launched(python("pass"), files) as launcher:
+            sidecar = stack.enter_context(running("import time; time.sleep(300)"))
+            launcher.wait(limits(30))
+        assert sidecar.poll() is None
 
 
 def test_time_limit_ends_the_whole_tree(files, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_TERMINATION_S", 0.5)
     pids = tmp_path / "pids"
-    ended = supervise(python(TREE, pids, 300), files, limit_s=1.5)
+    ended = supervise(python(TREE, pids, 300), files, limits(1.5))
     assert ended.timed_out
     assert ended.exit_status == -signal.SIGTERM
     assert ended.left_behind == ()
@@ -129,31 +130,21 @@ def test_launcher_that_sigkill_does_not_end_has_an_exit_status(files, monkeypatc
     monkeypatch.setattr(module, "_start", lambda *_: stuck)
     monkeypatch.setattr(module, "wait_for_end", lambda *_, **__: Watched(timed_out=True))
     monkeypatch.setattr(module, "end_processes", lambda *_: [-9])
-    ended = supervise(python("pass"), files, limit_s=30)
+    ended = supervise(python("pass"), files, limits(30))
     assert (ended.exit_status, ended.timed_out) == (-9, True)
 
 
 def test_interrupt_ends_the_whole_tree(files, tmp_path):
     pids = tmp_path / "pids"
 
-    def interrupt(_pid):
-        wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 3, 30, "three pids")
-        raise KeyboardInterrupt
-
-    alive = []
-
-    def last_words():
-        alive.extend(is_alive(pid) for pid in pids_in(pids))
+    def interrupted():
+        with launched(python(TREE, pids, 300), files):
+            wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 3, 30, "three pids")
+            assert [is_alive(pid) for pid in pids_in(pids)] == [True] * 3
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        supervise(
-            python(TREE, pids, 300),
-            files,
-            limit_s=60,
-            on_started=interrupt,
-            on_interrupted=last_words,
-        )
-    assert alive == [True] * 3, "they still ran"
+        interrupted()
     assert [pid for pid in pids_in(pids) if is_alive(pid)] == []
 
 
@@ -164,7 +155,7 @@ def test_dead_rank_ends_a_launcher_that_does_not_notice(files, write_status, mon
     write_status(0, "running", host=host_name())
 
     monkeypatch.setattr(module, "_living_ranks", lambda _files: set())  # rank 0 is this very test
-    ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
+    ended = supervise(python("import time; time.sleep(300)"), files, limits(60))
     assert not ended.timed_out
     assert ended.dead_ranks == (1,)
     assert ended.exit_status == -signal.SIGTERM
@@ -173,7 +164,7 @@ def test_dead_rank_ends_a_launcher_that_does_not_notice(files, write_status, mon
 def test_rank_that_does_not_start_in_time_ends_the_launcher(files, write_status):
     write_status(0, "done")
     sleeping = python("import time; time.sleep(300)")
-    ended = supervise(sleeping, files, limit_s=60, start_limit=StartLimit(2, 0.5))
+    ended = supervise(sleeping, files, limits(start_s=0.5, ranks=2))
     assert ended.missing_ranks == (1,)
     assert not ended.timed_out
 
@@ -202,10 +193,9 @@ destructor()
 """
 
 
-def test_launcher_that_does_not_end_after_its_ranks_are_done_is_ended(files, monkeypatch):
-    monkeypatch.setattr(module, "_EXIT_S", 0.2)
+def test_launcher_that_does_not_end_after_its_ranks_are_done_is_ended(files):
     with pytest.warns(PacelineWarning, match=r"all ranks are done, .* to .*/ranks/\*/stacks.txt"):
-        ended = supervise(python(STUCK, files.root), files, limit_s=60)
+        ended = supervise(python(STUCK, files.root), files, limits(exit_s=0.2))
     assert ended.stuck_at_exit
     assert not ended.timed_out
     assert ended.exit_status == -signal.SIGTERM
@@ -216,14 +206,14 @@ def test_step_of_the_wall_clock_is_no_death(files, write_status, monkeypatch):
     write_status(0, "running", host=host_name())
     unix_s = time.time() + 3600
     monkeypatch.setattr(time, "time", lambda: unix_s)
-    watched = Watched()
-    assert not module._look_for_failures(read_statuses(files), watched)
-    assert watched.dead_ranks == ()
+    watch = Watch(limits(), 0.0)
+    assert not watch.look(1.0, read_statuses(files))
+    assert watch.found.dead_ranks == ()
 
 
 def test_rank_on_another_host_is_not_looked_for_here(files, write_status):
     write_status(0, "running", host="elsewhere", pid=2**22 + 1)
-    ended = supervise(python("import time; time.sleep(0.8)"), files, limit_s=60)
+    ended = supervise(python("import time; time.sleep(0.8)"), files, limits(60))
     assert ended.exit_status == 0
     assert ended.dead_ranks == ()
 
@@ -234,11 +224,12 @@ def test_killed_supervisor_takes_the_launcher_along(files, tmp_path):
         "import sys\n"
         "from pathlib import Path\n"
         "from paceline.launchers.base import Command\n"
-        "from paceline.launchers.supervise import supervise\n"
+        "from paceline.launchers.supervise import WaitLimits, launched\n"
         "from paceline.records.layout import TrialFiles\n"
         "sleep = Command(argv=(sys.executable, '-c', 'import time; time.sleep(300)'))\n"
-        "note = lambda pid: Path(sys.argv[1]).write_text(f'{pid}\\n')\n"
-        "supervise(sleep, TrialFiles(Path(sys.argv[2])), limit_s=300, on_started=note)\n"
+        "with launched(sleep, TrialFiles(Path(sys.argv[2]))) as launcher:\n"
+        "    Path(sys.argv[1]).write_text(f'{launcher.pid}\\n')\n"
+        "    launcher.wait(WaitLimits(trial_s=300))\n"
     )
     with running(program, pid_file, files.root):
         wait_for(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"), 30, "a pid")
@@ -251,7 +242,7 @@ def test_killed_supervisor_takes_the_launcher_along(files, tmp_path):
 def test_rank_that_dies_after_another_gave_its_reason_is_not_called_dead(files, write_status):
     write_status(0, "failed", "TimedOut: rank 0: a collective did not end")
     write_status(1, "running", host=host_name(), pid=2**22 + 1)
-    ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
+    ended = supervise(python("import time; time.sleep(300)"), files, limits(60))
     assert ended.dead_ranks == ()
     assert ended.exit_status == -signal.SIGTERM
 
@@ -274,8 +265,8 @@ path.unlink()
 time.sleep(0.5)
 """
     command = python(program, files.rank(0).status, host_name())
-    assert supervise(command, files, limit_s=30, restart_limit_s=20).exit_status == 0
-    ended = supervise(command, files, limit_s=30)
+    assert supervise(command, files, limits(30, notice_s=20, replaces_ranks=True)).exit_status == 0
+    ended = supervise(command, files, limits(30))
     assert ended.exit_status != 0  # nobody replaces ranks of other launchers
     assert ended.dead_ranks == (0,)
     assert ended.trouble_unix_s is not None

@@ -7,6 +7,7 @@ import importlib
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -154,15 +155,17 @@ def test_node_that_sends_nothing_is_named_and_others_are_kept(
 def test_signal_in_a_trial_lets_it_fetch_what_nodes_have_sent(
     job: Job, place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
+    @contextmanager
+    def interrupted(*_: object) -> Iterator[None]:
         remote_folder(place.host("lost")).make()
         own, delivery = on_node(job, place)
         write_status(own.files, 1, "done")
         delivery.wait()
         raise KeyboardInterrupt
+        yield
 
     monkeypatch.setattr(run_trial_module, "published", lambda *_: place)
-    monkeypatch.setattr(run_trial_module, "supervise", interrupted)
+    monkeypatch.setattr(run_trial_module, "launched", interrupted)
     monkeypatch.setattr(nodes, "_AFTER_SIGNAL_S", 0.1)
     with pytest.raises(KeyboardInterrupt):
         run_trial_module.run_trial(job.trial, job.files)

@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
+from paceline.launchers import supervise
 from paceline.launchers.base import Command
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.runner.run_trial import run_trial
+from paceline.spec.tables import CheckpointSettings
 
 # Writes what a rank writes, and fails as often as the first argument says.
 PROGRAM = """
@@ -45,16 +47,38 @@ class FakeLauncher:
 
 @pytest.fixture
 def run(make_trial, tmp_path, monkeypatch):
-    def start(failures, restarts, error="RankFailed"):
+    def start(failures, restarts, error="RankFailed", **changes):
         monkeypatch.setattr(
             "paceline.runner.run_trial.launcher_for", lambda _: FakeLauncher(failures, error)
         )
         monkeypatch.setattr("paceline.runner.run_trial.watch", lambda *_: [])
         files = TrialFiles(tmp_path)
-        trial = make_trial().model_copy(update={"restarts": restarts})
+        trial = make_trial().model_copy(update={"restarts": restarts, **changes})
         return run_trial(trial, files), files
 
     return start
+
+
+def test_interrupted_trial_writes_a_checkpoint_before_its_ranks_are_ended(run, monkeypatch):
+    order = []
+    end_all = supervise._end_all
+
+    def interrupted(_launched, _limits):
+        raise KeyboardInterrupt
+
+    def ended(*arguments):
+        order.append("ended")
+        return end_all(*arguments)
+
+    monkeypatch.setattr(supervise.Launched, "wait", interrupted)
+    monkeypatch.setattr(supervise, "_end_all", ended)
+    monkeypatch.setattr(
+        "paceline.runner.run_trial.write_last_checkpoint", lambda _: order.append("checkpoint")
+    )
+    for checkpoint in (CheckpointSettings(every_steps=1), None):
+        with pytest.raises(KeyboardInterrupt):
+            run(failures=0, restarts=0, checkpoint=checkpoint)
+    assert order == ["checkpoint", "ended", "ended"]
 
 
 def test_trial_ends_well_after_two_failures_of_three_allowed(run):

@@ -1,7 +1,8 @@
 """Run the processes of a trial to their end and leave none of them behind.
 
 `wait_for_end` is the only loop that watches ranks. `paceline run` uses it for the launcher's
-process, the local launcher for its ranks, and a Spark task for the mpirun that it started.
+process, the local launcher for its ranks, and a Spark task for the mpirun that it started. `Watch`
+decides after each look whether they have to be ended; it reads no clock and no file.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import PacelineWarning
@@ -46,16 +47,29 @@ _STATUS_INTERVAL_S = 0.5
 # Time for a launcher to notice by itself that one of its ranks failed: mpirun takes about 0.1 s,
 # torchrun's agent polls every 0.1 s. A Spark task fails with its worker's socket, and the driver
 # waits up to 2 s for the reason; on a busy host it was not done after 4 s.
-_NOTICE_S = 10.0
+NOTICE_S = 10.0
 # mpirun sends SIGKILL to its ranks 1 s after SIGTERM; Spark's shutdown hooks stop the context.
 _TERMINATION_S = 5.0
 _KILL_S = 5.0
 # After their last work, ranks write nothing more; a library may still hang in its destructors.
-_EXIT_S = 60.0
+EXIT_S = 60.0
 # Slurm and Kubernetes end a job 30 s after SIGTERM by default; the launcher's end takes 5 to 10 s.
 _CHECKPOINT_S = 15.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the folder itself has a random name)
 _PREFIX = "paceline-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitLimits:
+    """Times after which the processes of a trial have to be ended, in seconds."""
+
+    trial_s: float
+    start_s: float = math.inf  # until all ranks have started
+    ranks: int = 0  # that have to start
+    # for the others to end after a process or a rank has failed
+    notice_s: float = NOTICE_S
+    replaces_ranks: bool = False  # the launcher may replace failed ranks in that time
+    exit_s: float = math.inf  # for the processes to end after all ranks are done
 
 
 @dataclass(kw_only=True)
@@ -70,14 +84,6 @@ class Watched:
     trouble_unix_s: float | None = None  # when a failed process or rank was noticed
 
 
-@dataclass(frozen=True, slots=True)
-class StartLimit:
-    """Time in which all ranks have to start."""
-
-    ranks: int
-    limit_s: float
-
-
 @dataclass(kw_only=True)
 class Ended(Watched):
     """The end of a launcher, and why it was ended."""
@@ -88,60 +94,140 @@ class Ended(Watched):
     left_behind: tuple[int, ...] = ()  # pids that SIGKILL did not end
 
 
-def supervise(  # noqa: PLR0913  (launchers differ in their limits)
-    command: Command,
-    files: TrialFiles,
-    *,
-    limit_s: float,
-    start_limit: StartLimit | None = None,
-    restart_limit_s: float | None = None,
-    unseen_s: float = 0.0,
-    on_started: Callable[[int], object] = lambda _pid: None,
-    on_interrupted: Callable[[], object] = lambda: None,
-) -> Ended:
-    """Run `command` with its output in `files.launcher_log` until it ends, or for `limit_s`.
+class Watch:
+    """What is known about the processes of a trial since they were started."""
 
-    If a rank of this host dies and the launcher does not end by itself, the launcher is ended. No
-    process of the trial and no temporary file of the launcher is left on this host, not even after
-    an exception or KeyboardInterrupt.
-    start_limit: None if the launcher itself limits the time until all ranks have started.
-    restart_limit_s: time for a launcher that restarts failed ranks itself; None for others.
-    unseen_s: so much later than the ranks whose status is here, others may end.
-    on_started gets the launcher's pid; what it starts is not part of the trial.
-    on_interrupted is called while the ranks still run, if a signal asks this process to end.
+    def __init__(self, limits: WaitLimits, now_s: float) -> None:
+        """now_s: of a clock that is never set, as in `look`."""
+        self.found = Watched()
+        self.trouble_s: float | None = None  # when a failed process or rank was noticed first
+        self._limits = limits
+        self._started_s = now_s
+        self._done_s: float | None = None  # since when all ranks are done
+        self._failing_s: float | None = None  # since when a process or a rank has failed
+
+    def look(
+        self,
+        now_s: float,
+        statuses: Sequence[RankStatus] | None = None,
+        *,
+        process_failed: bool = False,
+    ) -> bool:
+        """Return whether the processes have to be ended now; `found` then says why.
+
+        statuses: None if they were not read for this look.
+        """
+        if now_s - self._started_s > self._limits.trial_s:
+            self.found.timed_out = True
+            return True
+        has_failed = process_failed
+        if statuses is not None:
+            if self._lacks_ranks(now_s, statuses) or self._is_stuck(now_s, statuses):
+                return True
+            has_failed = self._has_failed_rank(statuses) or process_failed
+            if self._limits.replaces_ranks and not has_failed:
+                self._failing_s = None
+        if has_failed and self._failing_s is None:
+            self._failing_s = now_s
+            self.trouble_s = now_s if self.trouble_s is None else self.trouble_s
+        return self._failing_s is not None and now_s - self._failing_s > self._limits.notice_s
+
+    def _lacks_ranks(self, now_s: float, statuses: Sequence[RankStatus]) -> bool:
+        if now_s - self._started_s > self._limits.start_s:
+            started = {status.rank for status in statuses}
+            expected = range(self._limits.ranks)
+            self.found.missing_ranks = tuple(rank for rank in expected if rank not in started)
+        return bool(self.found.missing_ranks)
+
+    def _is_stuck(self, now_s: float, statuses: Sequence[RankStatus]) -> bool:
+        are_done = bool(statuses) and all(status.state == "done" for status in statuses)
+        if not are_done:
+            self._done_s = None
+        elif self._done_s is None:
+            self._done_s = now_s
+        else:
+            self.found.stuck_at_exit = now_s - self._done_s > self._limits.exit_s
+        return self.found.stuck_at_exit
+
+    def _has_failed_rank(self, statuses: Sequence[RankStatus]) -> bool:
+        """Note the ranks that died here; return whether any rank failed."""
+        if self._limits.replaces_ranks:
+            self.found.dead_ranks = ()  # others may have taken their places
+        failed = [s for s in statuses if s.state == "failed"]
+        # Spark kills the other tasks of a stage as soon as one of them has failed with a reason.
+        if not self.found.dead_ranks and all(s.secondary for s in failed):
+            dead = (s.rank for s in statuses if _runs_here(s) and not s.is_alive())
+            self.found.dead_ranks = tuple(dead)
+        return bool(failed or self.found.dead_ranks)
+
+
+def supervise(command: Command, files: TrialFiles, limits: WaitLimits) -> Ended:
+    """Run `command` as `launched` does, until it ends or has to be ended."""
+    with launched(command, files) as launcher:
+        launcher.wait(limits)
+    return launcher.ended
+
+
+@contextmanager
+def launched(command: Command, files: TrialFiles) -> Iterator[Launched]:
+    """Start `command` with its output in `files.launcher_log`; end it after the block.
+
+    No process of the trial and no temporary file of the launcher is left on this host, not even
+    after an exception or KeyboardInterrupt. What the block itself starts is not part of the trial.
     """
     token = secrets.token_hex(8)
     with temporary_folders(token) as folders:
         launched_unix_s = time.time()
         process = _start(command, files, token, folders)
+        launcher = Launched(process, files, launched_unix_s)
         try:
-            on_started(process.pid)
-            watched = wait_for_end(
-                [process],
-                files,
-                limit_s=limit_s,
-                start_limit=start_limit,
-                restart_limit_s=restart_limit_s,
-                exit_limit_s=_EXIT_S + unseen_s,
-            )
-            ended_unix_s = time.time()
-            if watched.stuck_at_exit:
-                request_stacks(files, of_done=True)
-                _warn_of_exit(files)
-            elif not watched.ended_by_itself:
-                request_stacks(files, elsewhere=True)
-        except (KeyboardInterrupt, SystemExit):
-            on_interrupted()
-            raise
+            yield launcher
         finally:
-            exit_status, left_behind = _end_all(process, files, token)
-    return Ended(
-        **vars(watched),
-        exit_status=exit_status,
-        launched_unix_s=launched_unix_s,
-        ended_unix_s=ended_unix_s if watched.ended_by_itself else time.time(),
-        left_behind=tuple(sorted(left_behind)),
-    )
+            launcher.exit_status, launcher.left_behind = _end_all(process, files, token)
+            launcher.ended_unix_s = launcher.ended_unix_s or time.time()
+
+
+@dataclass
+class Launched:
+    """A launcher's process."""
+
+    process: subprocess.Popen[bytes]
+    files: TrialFiles
+    launched_unix_s: float
+    watched: Watched = field(default_factory=Watched)
+    exit_status: int = 0
+    ended_unix_s: float | None = None
+    left_behind: set[int] = field(default_factory=set)
+
+    def wait(self, limits: WaitLimits) -> None:
+        """Wait for the end, or until the block of `launched` has to end the process.
+
+        That is also the case if a rank of this host died and the launcher does not end by itself.
+        """
+        self.watched = watched = wait_for_end([self.process], self.files, limits)
+        if watched.ended_by_itself:
+            self.ended_unix_s = time.time()
+        elif watched.stuck_at_exit:
+            request_stacks(self.files, of_done=True)
+            _warn_of_exit(self.files)
+        else:
+            request_stacks(self.files, elsewhere=True)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def ended(self) -> Ended:
+        """The end, after the block."""
+        assert self.ended_unix_s is not None, "the block has not ended"
+        return Ended(
+            **vars(self.watched),
+            exit_status=self.exit_status,
+            launched_unix_s=self.launched_unix_s,
+            ended_unix_s=self.ended_unix_s,
+            left_behind=tuple(sorted(self.left_behind)),
+        )
 
 
 def _warn_of_exit(files: TrialFiles) -> None:
@@ -155,56 +241,23 @@ def _warn_of_exit(files: TrialFiles) -> None:
 
 
 def wait_for_end(
-    processes: Sequence[subprocess.Popen[bytes]],
-    files: TrialFiles,
-    *,
-    limit_s: float,
-    start_limit: StartLimit | None = None,
-    notice_s: float | None = None,
-    restart_limit_s: float | None = None,
-    exit_limit_s: float = math.inf,
+    processes: Sequence[subprocess.Popen[bytes]], files: TrialFiles, limits: WaitLimits
 ) -> Watched:
-    """Wait until all processes have ended, or until the caller has to end them.
-
-    That is the case after `limit_s`, if not all ranks have started within `start_limit`,
-    `exit_limit_s` after all ranks are done, and `notice_s` after a process or a rank failed. Ends
-    nothing itself.
-    restart_limit_s: time in which a launcher may replace failed ranks; None if it does not.
-    """
-    notice_s = _NOTICE_S if notice_s is None else notice_s
-    notice_s = notice_s if restart_limit_s is None else restart_limit_s
-    watched = Watched()
-    started = time.monotonic()
-    next_look, trouble_since, done_since = started, None, None
-    while not _all_ended(processes):
-        now = time.monotonic()
-        if now - started > limit_s:
-            watched.timed_out = True
-            return watched
-        trouble = any(p.returncode for p in processes)
-        if now >= next_look:
-            next_look = now + _STATUS_INTERVAL_S
+    """Wait until all processes have ended, or until the caller has to end them; end none."""
+    next_read_s = started_s = time.monotonic()
+    watch = Watch(limits, started_s)
+    while not (has_ended := _all_ended(processes)):
+        now_s = time.monotonic()
+        statuses = None
+        if now_s >= next_read_s:
+            next_read_s = now_s + _STATUS_INTERVAL_S
             statuses = read_statuses(files)
-            if start_limit is not None and now - started > start_limit.limit_s:
-                watched.missing_ranks = _missing(statuses, start_limit.ranks)
-                if watched.missing_ranks:
-                    return watched
-            done_since = (done_since or now) if _are_done(statuses) else None
-            if done_since is not None and now - done_since > exit_limit_s:
-                watched.stuck_at_exit = True
-                return watched
-            if restart_limit_s is not None:
-                watched.dead_ranks = ()  # others may have taken their places
-            trouble = _look_for_failures(statuses, watched) or trouble
-            if restart_limit_s is not None and not trouble:
-                trouble_since = None
-        if trouble or trouble_since is not None:
-            trouble_since = trouble_since or now
-            watched.trouble_unix_s = watched.trouble_unix_s or time.time()
-            if now - trouble_since > notice_s:
-                return watched
-    watched.ended_by_itself = True
-    return watched
+        if watch.look(now_s, statuses, process_failed=any(p.returncode for p in processes)):
+            break
+    watch.found.ended_by_itself = has_ended
+    if watch.trouble_s is not None:
+        watch.found.trouble_unix_s = time.time() - (time.monotonic() - watch.trouble_s)
+    return watch.found
 
 
 def _all_ended(processes: Sequence[subprocess.Popen[bytes]]) -> bool:
@@ -217,24 +270,6 @@ def _all_ended(processes: Sequence[subprocess.Popen[bytes]]) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return len(running) == 1
-
-
-def _are_done(statuses: Sequence[RankStatus]) -> bool:
-    return bool(statuses) and all(status.state == "done" for status in statuses)
-
-
-def _missing(statuses: Sequence[RankStatus], ranks: int) -> tuple[int, ...]:
-    started = {status.rank for status in statuses}
-    return tuple(rank for rank in range(ranks) if rank not in started)
-
-
-def _look_for_failures(statuses: Sequence[RankStatus], watched: Watched) -> bool:
-    """Note the ranks that died here; return whether any rank failed."""
-    failed = [s for s in statuses if s.state == "failed"]
-    # Spark kills the other tasks of a stage as soon as one of them has failed with a reason.
-    if not watched.dead_ranks and all(s.secondary for s in failed):
-        watched.dead_ranks = tuple(s.rank for s in statuses if _runs_here(s) and not s.is_alive())
-    return bool(failed or watched.dead_ranks)
 
 
 def _runs_here(status: RankStatus) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 import shutil
 import time
@@ -16,7 +17,13 @@ from paceline.job.place import Place
 from paceline.job.sidecars import watch
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.supervise import StartLimit, supervise, write_last_checkpoint
+from paceline.launchers.supervise import (
+    EXIT_S,
+    NOTICE_S,
+    WaitLimits,
+    launched,
+    write_last_checkpoint,
+)
 from paceline.plan.trial import Trial
 from paceline.records.attempts import keep_log, leave_attempt
 from paceline.records.compact import compact_trial
@@ -95,22 +102,18 @@ def _run_attempt(
     environment = {**command.environment, SIDECAR_HOST_VARIABLE: host_name()}
     command = dataclasses.replace(command, environment=environment)
     write_text(files.command, command.shell_line() + "\n")
-    described, limits = LAUNCHERS.get(trial.launcher), trial.limits
-    start_limit = StartLimit(trial.placement.ranks, limits.rendezvous_s)
-    sees_ranks = place is None  # else those of other nodes are perhaps seen at the end only
-    restarts_ranks = described.restarts_ranks and trial.restarts > 0
+    # Without a shared run directory, ranks of other nodes are perhaps seen at the end only.
+    limits = _wait_limits(trial, limit_s, sees_ranks=place is None)
     sidecars: list[SidecarHandle] = []
     try:
-        ended = supervise(
-            command,
-            files,
-            limit_s=limit_s,
-            start_limit=start_limit if described.needs_start_limit and sees_ranks else None,
-            restart_limit_s=limits.rendezvous_s if restarts_ranks else None,
-            unseen_s=0.0 if sees_ranks else limits.collective_s,
-            on_started=lambda pid: sidecars.extend(watch(trial, files, host_name(), (pid,))),
-            on_interrupted=lambda: trial.checkpoint and write_last_checkpoint(files),
-        )
+        with launched(command, files) as started:
+            sidecars += watch(trial, files, host_name(), (started.pid,))
+            try:
+                started.wait(limits)
+            except (KeyboardInterrupt, SystemExit):
+                if trial.checkpoint is not None:
+                    write_last_checkpoint(files)  # the ranks still run
+                raise
     except (KeyboardInterrupt, SystemExit):
         if place is not None:
             collect_after_signal(place, files)
@@ -118,6 +121,7 @@ def _run_attempt(
     finally:
         for sidecar in sidecars:
             sidecar.stop()
+    ended = started.ended
     missing = None if place is None else collect(place, files)
     outcome = diagnose(trial, files, ended, launcher)
     if missing is not None and outcome.message is not None:
@@ -130,6 +134,20 @@ def _run_attempt(
         ended_unix_s=time.time(),
         failed_rank=outcome.failed_rank,
         message=outcome.reason,
+    )
+
+
+def _wait_limits(trial: Trial, limit_s: float, *, sees_ranks: bool) -> WaitLimits:
+    """Return the limits of an attempt that may take `limit_s`."""
+    launcher, limits = LAUNCHERS.get(trial.launcher), trial.limits
+    replaces_ranks = launcher.restarts_ranks and trial.restarts > 0
+    return WaitLimits(
+        trial_s=limit_s,
+        start_s=limits.rendezvous_s if launcher.needs_start_limit and sees_ranks else math.inf,
+        ranks=trial.placement.ranks,
+        notice_s=limits.rendezvous_s if replaces_ranks else NOTICE_S,
+        replaces_ranks=replaces_ranks,
+        exit_s=EXIT_S + (0.0 if sees_ranks else limits.collective_s),
     )
 
 

@@ -32,7 +32,7 @@ from paceline.job.first_failure import first_failure
 from paceline.job.messages import rank_failed_line
 from paceline.job.rank_status import RankEnd, trial_timed_out
 from paceline.job.rendezvous import close_listener, listen_on
-from paceline.launchers.supervise import wait_for_end
+from paceline.launchers.supervise import WaitLimits, wait_for_end
 from paceline.records.documents import read_statuses
 
 RANK_VARIABLE = "PACELINE_RANK"
@@ -81,9 +81,8 @@ def run_ranks(job: Job) -> RankEnd:
                 children.append(_start(job, rank, address))  # noqa: PERF401  (each is ended below)
         finally:
             close_listener(address)  # rank 0 has inherited it
-        watched = wait_for_end(
-            children, job.files, limit_s=job.trial.limits.trial_s, notice_s=_NOTICE_S
-        )
+        limits = WaitLimits(trial_s=job.trial.limits.trial_s, notice_s=_NOTICE_S)
+        watched = wait_for_end(children, job.files, limits)
         dead = [rank for rank, child in enumerate(children) if child.poll()]
     finally:
         exit_statuses = end_processes(children, _TERMINATION_S)

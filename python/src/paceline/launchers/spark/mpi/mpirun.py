@@ -34,7 +34,7 @@ from paceline.launchers.mpi.rank import EnclosingJob
 from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
 from paceline.launchers.mpi_messages import failed_rank, lost_host, ranks_without_peer
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
-from paceline.launchers.supervise import StartLimit, Watched, wait_for_end
+from paceline.launchers.supervise import WaitLimits, Watched, wait_for_end
 from paceline.plan.trial import Trial
 from paceline.records.documents import read_statuses
 from paceline.records.rows import RankStatus
@@ -167,8 +167,11 @@ def run_mpirun(job: Job, argv: Sequence[str], environment: Mapping[str, str]) ->
         watched = wait_for_end(
             [process],
             job.files,
-            limit_s=limits.trial_s,
-            start_limit=StartLimit(job.trial.placement.ranks, limits.rendezvous_s),
+            WaitLimits(
+                trial_s=limits.trial_s,
+                start_s=limits.rendezvous_s,
+                ranks=job.trial.placement.ranks,
+            ),
         )
     finally:
         status = end_in_task(process)
