@@ -131,7 +131,17 @@ def test_mpirun_on_several_nodes_uses_hostfile_interface_and_arguments(started):
     assert "-n 4 --bind-to none --hostfile /etc/hosts.mpi --map-by ppr:2:node --mca btl" in text
     assert "--mca btl_tcp_if_include eth7 --prtemca prte_if_include eth7" in text
     assert "-x OMP_NUM_THREADS" in text
-    assert "-x PACELINE_SIDECAR_HOST --mca pml ob1 /venv/bin/python" in text
+    assert "--mca pml ob1 /venv/bin/python" in text
+    text = " ".join(made.with_variables({"OF_THE_RUN": "1"}).argv)
+    assert text.startswith("/opt/bin/mpirun -x OF_THE_RUN -n 4 ")
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi", "torchrun", "spark"])
+def test_ranks_of_this_node_inherit_the_variables_of_the_run(launcher, started):
+    made = started(launcher, ranks=2)
+    knowing = made.with_variables({"OF_THE_RUN": "1"})
+    assert knowing.argv == made.argv
+    assert knowing.environment == {**made.environment, "OF_THE_RUN": "1"}
 
 
 @pytest.fixture

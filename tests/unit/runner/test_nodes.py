@@ -23,6 +23,7 @@ from paceline.job.delivery import deliver
 from paceline.job.job import Job, parse_job, read_trial
 from paceline.job.place import Order, Place
 from paceline.job.unshared import Delivery, in_folder, new_folder
+from paceline.launchers.base import Command
 from paceline.plan.trial import Trial
 from paceline.records.documents import read_statuses, write_trial
 from paceline.records.files import write_json
@@ -156,7 +157,8 @@ def test_signal_in_a_trial_lets_it_fetch_what_nodes_have_sent(
     job: Job, place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @contextmanager
-    def interrupted(*_: object) -> Iterator[None]:
+    def interrupted(command: Command, _files: TrialFiles) -> Iterator[None]:
+        assert command.environment.items() >= place.environment().items()
         remote_folder(place.host("lost")).make()
         own, delivery = on_node(job, place)
         write_status(own.files, 1, "done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +33,17 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     # Returns the variables by which the program puts its temporary files into these folders.
     temporary: Callable[[TemporaryFolders], Mapping[str, str]] = lambda _folders: {}
+    # Returns the arguments by which the program exports these variables to ranks on other hosts.
+    exports: Callable[[Iterable[str]], Iterable[str]] = lambda _names: ()
+
+    def with_variables(self, variables: Mapping[str, str]) -> Command:
+        """Return the command with further variables, which the job side finds in every rank."""
+        program, *arguments = self.argv
+        return dataclasses.replace(
+            self,
+            argv=(program, *self.exports(variables), *arguments),
+            environment={**self.environment, **variables},
+        )
 
     def shell_line(self) -> str:
         """Return a line that can be pasted into a shell; secrets of a site's JVMs are left out."""
@@ -53,8 +65,9 @@ class Launcher(Protocol):
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         """Return the command that runs the trial's job side with `--trial` and `files.trial`.
 
-        The command ends when the last rank has ended. Raises EnvironmentLacks if the launcher is
-        not installed.
+        The command ends when the last rank has ended. If ranks on other hosts do not inherit its
+        environment, `Command.exports` is set. Raises EnvironmentLacks if the launcher is not
+        installed.
         """
         ...
 

@@ -13,7 +13,6 @@ from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
 from paceline.host.machine import host_name
 from paceline.job.context import SIDECAR_HOST_VARIABLE
 from paceline.job.first_failure import RESTARTED_CODES
-from paceline.job.place import Place
 from paceline.job.sidecars import watch
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
@@ -98,9 +97,8 @@ def _run_attempt(
     """
     launcher = launcher_for(trial.launcher)
     place = published(trial, files)
-    command = launcher.command(_knowing(trial, place), files)
-    environment = {**command.environment, SIDECAR_HOST_VARIABLE: host_name()}
-    command = dataclasses.replace(command, environment=environment)
+    of_run = {SIDECAR_HOST_VARIABLE: host_name(), **({} if place is None else place.environment())}
+    command = launcher.command(trial, files).with_variables(of_run)
     write_text(files.command, command.shell_line() + "\n")
     # Without a shared run directory, ranks of other nodes are perhaps seen at the end only.
     limits = _wait_limits(trial, limit_s, sees_ranks=place is None)
@@ -149,13 +147,6 @@ def _wait_limits(trial: Trial, limit_s: float, *, sees_ranks: bool) -> WaitLimit
         replaces_ranks=replaces_ranks,
         exit_s=EXIT_S + (0.0 if sees_ranks else limits.collective_s),
     )
-
-
-def _knowing(trial: Trial, place: Place | None) -> Trial:
-    """Return the trial for the launcher, which passes its variables to the job side."""
-    if place is None:
-        return trial
-    return trial.model_copy(update={"environment": trial.environment | place.environment()})
 
 
 def _after_good_end(trial: Trial, files: TrialFiles) -> None:

@@ -37,6 +37,10 @@ class Implementation(ABC):
         sets the affinity itself under every launcher, so mpirun must not bind ranks.
         """
 
+    def exports(self, trial: Trial, variables: Iterable[str]) -> list[str]:  # noqa: ARG002
+        """Return the options by which ranks on other nodes get these variables."""
+        return []
+
     def temporary(self, folders: TemporaryFolders) -> dict[str, str]:  # noqa: ARG002
         """Return the variables by which mpirun and its ranks use these folders of this host."""
         return {}
@@ -54,7 +58,13 @@ class _OpenMpi(Implementation):
     on_several_nodes: tuple[str, ...]
 
     def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
-        return [*_placed(trial), *self.interface_parameters(trial), *_exported(trial, variables)]
+        exported = self.exports(trial, variables)
+        return [*_placed(trial), *self.interface_parameters(trial), *exported]
+
+    def exports(self, trial: Trial, variables: Iterable[str]) -> list[str]:
+        if trial.placement.nodes == 1:
+            return []  # ranks on this node inherit mpirun's environment
+        return [word for name in variables for word in ("-x", name)]
 
     def temporary(self, folders: TemporaryFolders) -> dict[str, str]:
         backing = f"OMPI_MCA_btl_{self.shared_memory}_backing_directory"
@@ -190,9 +200,3 @@ def _placed(trial: Trial) -> list[str]:
     if place.nodes > 1:
         return [*argv, "--map-by", mapping(place)]
     return argv + on_this_node(place)
-
-
-def _exported(trial: Trial, variables: Iterable[str]) -> list[str]:
-    if trial.placement.nodes == 1:
-        return []  # ranks on this node inherit mpirun's environment
-    return [word for name in variables for word in ("-x", name)]

@@ -11,13 +11,14 @@ import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.programs import job_script
 from paceline.job.checks import check_cores, check_inputs
-from paceline.job.context import SIDECAR_HOST_VARIABLE, rank_environment
+from paceline.job.context import rank_environment
 from paceline.launchers.base import Command
 from paceline.launchers.descriptors import MpiLaunchOptions
 from paceline.launchers.mpi.implementations import OpenMpi5, mapping, root_environment
@@ -71,11 +72,15 @@ class MpiLauncher:
         mpirun = find_mpirun(trial.option("mpirun"))
         environment = {**rank_environment(trial), **library_environment(mpirun)}
         argv = [str(mpirun.path), "-n", str(trial.placement.ranks)]
-        argv += mpirun.implementation.arguments(trial, [*environment, SIDECAR_HOST_VARIABLE])
+        argv += mpirun.implementation.arguments(trial, environment)
         argv += parameter_arguments(trial)
         script = job_script("mpi-jobs", "train.py")
         argv += [sys.executable, str(script), "--trial", str(files.trial)]
-        command = Command(argv=tuple(argv), environment={**environment, **root_environment()})
+        command = Command(
+            argv=tuple(argv),
+            environment={**environment, **root_environment()},
+            exports=partial(mpirun.implementation.exports, trial),
+        )
         is_here = trial.placement.nodes == 1 and trial.option("hostfile") is None
         # ranks on other hosts would get the same folders, which do not exist there
         return replace(command, temporary=mpirun.implementation.temporary) if is_here else command
