@@ -56,11 +56,9 @@ class RayLauncher:
         argv = (sys.executable, "-m", "paceline_ray", "--trial", str(files.trial))
         return Command(argv=argv, environment={**rank_environment(trial), **_RAY_ENVIRONMENT})
 
-    def failed_rank(self, log_text: str) -> int | None:
-        """Return the rank that the log names as the first to fail."""
-        from paceline.launchers.base import first_named
-
-        return first_named((), log_text)
+    def failed_rank(self, log_text: str) -> int | None:  # noqa: ARG002
+        """Return None: Ray's log names no rank, and `finish` reports a lost actor."""
+        return None
 
 
 class Rank:

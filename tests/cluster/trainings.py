@@ -87,9 +87,11 @@ class Training:
         self._wait_until(lambda: all(process.poll() is not None for process in self.processes))
 
     def status(self, rank: int) -> dict[str, Any]:
-        """Read the last status of a rank, with the time at which it was written."""
+        """Read the last status of a rank, with its error as text and the time of writing."""
         file = self.files.rank(rank).status
-        return {**json.loads(file.read_text()), "written_unix_s": file.stat().st_mtime}
+        row = json.loads(file.read_text())
+        error = row["error"] and f"{row['error']['kind']}: {row['error']['message']}"
+        return {**row, "error": error, "written_unix_s": file.stat().st_mtime}
 
     def ranks_on(self, host: Host) -> list[int]:
         """Return the ranks that the launcher has placed on a host."""

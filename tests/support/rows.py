@@ -11,7 +11,7 @@ from paceline.host.machine import host_name
 from paceline.host.processes import Process
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
-from paceline.records.rows import SCHEMA, CommunicationRow, Outcome, RankStatus, StepRow
+from paceline.records.rows import SCHEMA, CommunicationRow, Failure, Outcome, RankStatus, StepRow
 
 STEP = StepRow(
     step=0, epoch=0, started_unix_s=1000.0, samples=8, global_samples=16, loss_sum=4.0,
@@ -37,8 +37,19 @@ def survived(kind: str | None, restore_s: float) -> Recovery:
     )  # fmt: skip
 
 
+def failure(text: str, rank: int = 0, host: str | None = None) -> Failure:
+    """Return the failure that is shown as `text`, `DataError: image 3 …`."""
+    kind, _, message = text.partition(": ")
+    return Failure(kind=kind, message=message, rank=rank, host=host)
+
+
 def running_rank(rank: int, pid: int | None = None, **changes: Any) -> RankStatus:
-    """Return the status of a rank that is a process of this host, by default this process."""
+    """Return the status of a rank that is a process of this host, by default this process.
+
+    An error may be given as text.
+    """
+    if isinstance(changes.get("error"), str):
+        changes["error"] = failure(changes["error"], rank, changes.get("host", host_name()))
     number = os.getpid() if pid is None else pid
     process = Process.of(number)
     known = {"pid": number} if process is None else dataclasses.asdict(process)
@@ -47,7 +58,11 @@ def running_rank(rank: int, pid: int | None = None, **changes: Any) -> RankStatu
 
 
 def write_status(
-    files: TrialFiles, rank: int, state: str = "running", error: str | None = None, **changes: Any
+    files: TrialFiles,
+    rank: int,
+    state: str = "running",
+    error: str | Failure | None = None,
+    **changes: Any,
 ) -> None:
     """Write the status that `running_rank` returns."""
     write_json(files.rank(rank).status, running_rank(rank, state=state, error=error, **changes))

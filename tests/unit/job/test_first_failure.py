@@ -5,17 +5,23 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.support.rows import running_rank
+from tests.support.rows import failure, running_rank
 
 from paceline.job.first_failure import first_failure, outcome_status, trial_end
-from paceline.job.rank_status import TERMINATED, RankEnd
+from paceline.job.rank_status import RankEnd
 from paceline.records.files import write_json
+from paceline.records.rows import TERMINATED
 
 DONE = RankEnd(rank=0)
 
 
 def status(rank, state, error=None, *, secondary=False):
     return running_rank(rank, state=state, error=error, secondary=secondary)
+
+
+def failed_at(rank, unix_s):
+    error = dataclasses.replace(failure("ValueError: x", rank), unix_s=unix_s)
+    return status(rank, "failed", error)
 
 
 RUNNING = [status(0, "running"), status(1, "running")]
@@ -50,6 +56,9 @@ ENDED_BY_YARN = status(1, "failed", TERMINATED, secondary=True)
         ([TOO_LATE, status(1, "running")], {"named": 1}, 1),
         ([TOO_LATE, BAD_DATA], {}, 1),
         ([status(0, "running"), BAD_DATA], {"dead": (0,)}, 1),
+        ([status(0, "failed", "ValueError: x"), BAD_DATA], {"named": 1}, 0),
+        ([failed_at(0, 20.0), failed_at(1, 10.0)], {"named": 0}, 1),
+        ([failed_at(0, 20.0), failed_at(1, None)], {}, 0),
         ([status(1, "running")], {"named": 0, "dead": (1,)}, 0),
         (ON_TWO_HOSTS, {"named": 0, "dead": (0, 1), "without_peer": (0,)}, 2),
         (ON_TWO_HOSTS, {"named": 0, "dead": (1,), "without_peer": (0,)}, 2),
@@ -66,9 +75,9 @@ def test_first_failure(statuses, hints, rank):
 
 def test_end_has_the_ranks_own_error_or_the_given_reason():
     end = first_failure([LOST_PEER, BAD_DATA]).end("unused")
-    assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: x")
+    assert (end.rank, end.exit_code, str(end.error)) == (1, 4, "DataError: x")
     end = first_failure(RUNNING, dead=(1,)).end("its process was killed")
-    assert (end.rank, end.exit_code, end.error) == (1, 5, "RankFailed: its process was killed")
+    assert (end.rank, end.exit_code, str(end.error)) == (1, 5, "RankFailed: its process was killed")
 
 
 def test_trial_whose_ranks_are_done_ended_well(job):
@@ -76,17 +85,17 @@ def test_trial_whose_ranks_are_done_ended_well(job):
 
 
 def test_trial_ends_as_the_rank_that_failed_first(job):
-    lost = RankEnd(rank=0, error="PeerLost: x", secondary=True)
-    bad = RankEnd(rank=1, error="DataError: x")
+    lost = RankEnd(rank=0, error=failure("PeerLost: x", 0), secondary=True)
+    bad = RankEnd(rank=1, error=failure("DataError: x", 1))
     assert trial_end(job, [lost, bad]) == bad
 
 
 def test_rank_without_an_end_died(job):
     for row in (LOST_PEER, status(1, "running")):
         write_json(job.files.rank(row.rank).status, row)
-    lost = RankEnd(rank=0, error="PeerLost: x", secondary=True)
+    lost = RankEnd(rank=0, error=failure("PeerLost: x", 0), secondary=True)
     end = trial_end(job, [lost, None], "its actor died")
-    assert (end.rank, end.error) == (1, "RankFailed: its actor died")
+    assert (end.rank, str(end.error)) == (1, "RankFailed: its actor died")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -64,7 +65,12 @@ def test_rank_that_trains_to_the_end_is_done(run):
 def test_error_of_ours_is_told_without_a_trace(run, capfd):
     end, status, _ = run(failing(DataError("photo 3 is damaged")))
     assert (end.exit_code, end.secondary) == (4, False)
-    assert (status["state"], status["error"]) == ("failed", "DataError: photo 3 is damaged")
+    assert status["state"] == "failed"
+    error = status["error"]
+    assert (error.pop("unix_s") <= time.time(), error) == (
+        True,
+        {"kind": "DataError", "message": "photo 3 is damaged", "rank": 1, "host": "here"},
+    )
     told = capfd.readouterr().err
     assert told == "paceline: rank 1 of 2 failed: DataError: photo 3 is damaged\n"
 
@@ -72,7 +78,7 @@ def test_error_of_ours_is_told_without_a_trace(run, capfd):
 def test_unexpected_error_leaves_its_trace_in_the_log(run, capfd):
     end, status, job = run(failing(ZeroDivisionError("by zero")), supervised=True)
     assert end.exit_code == 5
-    assert status["error"] == "ZeroDivisionError: by zero"
+    assert (status["error"]["kind"], status["error"]["message"]) == ("ZeroDivisionError", "by zero")
     log = job.files.rank(1).log.read_text()
     assert "Traceback" in log
     assert "raise error" in log
@@ -114,7 +120,7 @@ def test_rank_without_the_run_directory_says_that_it_must_be_shared(job, job_con
     monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)
     end = run_rank(job, job_context(1))
     assert end.exit_code == 3
-    assert "storage that all nodes share" in end.error
+    assert "storage that all nodes share" in str(end.error)
 
 
 def test_time_limit_by_hand_ends_the_process(make_job, job_context, monkeypatch):
@@ -138,7 +144,8 @@ def test_time_limit_by_hand_ends_the_process(make_job, job_context, monkeypatch)
         run_rank(job, job_context(0))
     assert codes == [6]
     status = json.loads(job.files.rank(0).status.read_text())
-    assert status["error"].startswith("TimedOut: not done within its limit of 0.05 s")
+    assert status["error"]["kind"] == "TimedOut"
+    assert status["error"]["message"].startswith("not done within its limit of 0.05 s")
 
 
 class ExitedError(BaseException):

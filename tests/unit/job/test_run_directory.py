@@ -1,18 +1,23 @@
 """The records that a trial by hand keeps itself."""
 
+import dataclasses
 import json
 import os
 import shlex
 from pathlib import Path
 
 import pytest
+from tests.support.rows import failure, write_status
 
 from paceline.errors import UsageError
 from paceline.host.processes import process_started_unix_s
 from paceline.job import context
 from paceline.job.context import launching_pid
 from paceline.job.rank_status import RankEnd
-from paceline.job.run_directory import finish, prepare
+from paceline.job.run_directory import finish, prepare, report_own
+from paceline.records.attempts import leave_attempt
+from paceline.records.documents import read_reported, write_trial
+from paceline.records.rows import TERMINATED
 
 
 def outcome(job):
@@ -51,10 +56,59 @@ def test_end_is_written_with_the_start_of_what_was_started_by_hand(job):
 )
 def test_failure_is_written_with_its_rank(error, code, status, job):
     prepare(job)
-    finish(job, RankEnd(rank=1, error=error))
+    finish(job, RankEnd(rank=1, error=failure(error, 1)))
     written = outcome(job)
     assert (written["status"], written["exit_code"]) == (status, code)
     assert (written["failed_rank"], written["message"]) == (1, error)
+
+
+BAD_DATA = failure("DataError: x", rank=1, host="b")
+LATE = failure("TimedOut: x", rank=1)
+
+
+def supervised(job):
+    write_trial(job.trial, job.files)
+    return dataclasses.replace(job, run=None)
+
+
+@pytest.mark.parametrize("error", [BAD_DATA, LATE])
+def test_failure_of_a_rank_that_wrote_none_is_reported_to_the_supervisor(error, job):
+    job = supervised(job)
+    write_status(job.files, 0, "failed", "PeerLost: x", secondary=True)
+    write_status(job.files, 1, "running")
+    finish(job, RankEnd(rank=1, error=error))
+    assert read_reported(job.files) == error
+    assert not job.files.outcome.exists()
+    finish(job, RankEnd(rank=0, error=failure("DataError: later")))
+    assert read_reported(job.files) == error, "the first one stays"
+    leave_attempt(job.files)
+    assert read_reported(job.files) is None
+
+
+def test_what_a_rank_wrote_itself_is_not_reported_again(job):
+    job = supervised(job)
+    write_status(job.files, 1, "failed", "DataError: x")
+    for end in (RankEnd(rank=0), RankEnd(rank=1, error=BAD_DATA)):
+        finish(job, end)
+    finish(job, RankEnd(rank=0, error=failure("PeerLost: x"), secondary=True))
+    assert read_reported(job.files) is None
+
+
+def test_launcher_may_know_more_than_a_rank_that_was_asked_to_end(job):
+    job = supervised(job)
+    write_status(job.files, 1, "failed", TERMINATED, secondary=True)
+    finish(job, RankEnd(rank=1, error=BAD_DATA))
+    assert read_reported(job.files) == BAD_DATA
+
+
+def test_process_reports_only_what_it_knows_and_where_others_see_it(job):
+    report_own(job, RankEnd(rank=1, error=BAD_DATA))
+    assert not job.files.root.exists()
+    job = supervised(job)
+    report_own(job, RankEnd(rank=1, error=LATE))
+    assert read_reported(job.files) is None
+    report_own(job, RankEnd(rank=1, error=BAD_DATA))
+    assert read_reported(job.files) == BAD_DATA
 
 
 def test_finished_trial_is_not_overwritten(job, make_job):

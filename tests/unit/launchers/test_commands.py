@@ -427,8 +427,8 @@ def test_missing_hostfile_is_refused(preflight):
 @pytest.mark.parametrize(
     ("launcher", "log", "rank"),
     [
-        ("local", "noise\npaceline: rank 3 of 4 failed: DataError: bad\n", 3),
-        ("local", "nothing of the kind", None),
+        ("local", "paceline: rank 3 of 4 failed: DataError: bad\n", None),
+        ("mpi", "nothing of the kind", None),
         ("mpi", "prterun noticed that process rank 1 with PID 27653 on node vm exited on", 1),
         ("mpi", "MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD", 2),
         ("mpi", "  Process name: [prterun-vm-1234@1,5]\n  Exit code:    3", 5),

@@ -1,12 +1,16 @@
 """Who is blamed for a failed trial, with which code, and what the user is shown."""
 
+from types import SimpleNamespace
+
 import pytest
+from tests.support.rows import failure
 
 from paceline.errors import ExitCode
-from paceline.job.rank_status import TERMINATED
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose, log_tail
 from paceline.launchers.supervise import Ended
+from paceline.records.files import write_json
+from paceline.records.rows import TERMINATED
 
 PEER = "PeerLost: connection closed by peer"
 SOCKET_CLOSED = """\
@@ -49,9 +53,11 @@ def ended(exit_status=5, **changes) -> Ended:
 
 @pytest.fixture
 def outcome_of(make_launch_trial, files):
-    def diagnosed(end, launcher="mpi", log=""):
+    def diagnosed(end, launcher="mpi", log="", reported=None):
         files.root.mkdir(parents=True, exist_ok=True)
         files.launcher_log.write_text(log)
+        if reported is not None:
+            write_json(files.reported, reported)
         return diagnose(make_launch_trial(launcher), files, end, launcher_for(launcher))
 
     return diagnosed
@@ -150,8 +156,8 @@ def test_rank_seen_dying_is_named_where_the_log_is_silent(outcome_of, write_stat
 def test_launcher_may_know_why_a_rank_was_asked_to_end(outcome_of, write_status):
     for rank in (0, 1):
         write_status(rank, "failed", TERMINATED, secondary=True)
-    log = "paceline: rank 1 of 2 failed: RankFailed: the Python of its task was killed\n"
-    outcome = outcome_of(ended(5), launcher="spark", log=log)
+    reported = failure("RankFailed: the Python of its task was killed", 1)
+    outcome = outcome_of(ended(5), launcher="spark", reported=reported)
     assert "was asked to end; the launcher says: RankFailed: the Python" in outcome.message
 
 
@@ -171,6 +177,30 @@ def test_rank_that_only_missed_its_peer_is_never_blamed(outcome_of, write_status
 def test_exit_code_is_that_of_the_ranks_error(error, code, outcome_of, write_status):
     write_status(0, "failed", error)
     assert outcome_of(ended(1)).exit_code == code
+
+
+@pytest.mark.parametrize("has_written", [True, False])
+def test_launchers_log_is_read_only_if_no_record_has_the_cause(
+    has_written, make_launch_trial, files, write_status
+):
+    error = failure("DataError: photo 3 is damaged", 1)
+    write_status(0, "running")
+    write_status(1, "failed" if has_written else "running", error if has_written else None)
+    if not has_written:
+        write_json(files.reported, error)
+    files.launcher_log.write_text(LOST_DAEMON + "\njava.io.IOException: x\n")
+    launcher = SimpleNamespace(failed_rank=pytest.fail)
+    outcome = diagnose(make_launch_trial(), files, ended(1, dead_ranks=(0,)), launcher)
+    assert (outcome.failed_rank, outcome.exit_code) == (1, 4)
+    assert "DataError: photo 3 is damaged" in outcome.message.splitlines()[0]
+
+
+def test_launcher_that_gave_up_a_rank_outweighs_what_the_rank_lost_then(outcome_of, write_status):
+    write_status(1, "failed", PEER, secondary=True)
+    late = failure("TimedOut: round 3: rank 1 did not end it", 1)
+    outcome = outcome_of(ended(6), launcher="spark", reported=late)
+    assert (outcome.failed_rank, outcome.exit_code) == (1, 6)
+    assert f"ended with {PEER}; the launcher says: TimedOut: round 3" in outcome.message
 
 
 def test_job_that_refused_before_any_rank_keeps_its_code_and_words(outcome_of):
@@ -258,8 +288,8 @@ def test_log_tail_leaves_out_the_frames_of_torchs_library(tmp_path):
 def test_wordless_rank_is_told_in_the_words_of_the_job_script(outcome_of, write_status):
     write_status(0, "running")
     write_status(1, "running", pid=4711)
-    log = "paceline: rank 1 of 2 failed: TimedOut: round 3: rank 1 (elsewhere) did not end it"
-    outcome = outcome_of(ended(6, dead_ranks=(0,)), log=log)
+    reported = failure("TimedOut: round 3: rank 1 (elsewhere) did not end it", 1)
+    outcome = outcome_of(ended(5, dead_ranks=(0,)), reported=reported)
     assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("timed_out", 6, 1)
     said = "rank 1 of 2 (host elsewhere, pid 4711) wrote no error; the launcher says: TimedOut: rou"
     assert said in outcome.message

@@ -4,16 +4,54 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from tests.support.rows import write_status
+
+from paceline.errors import DataError
 from paceline.records.documents import (
     LookRecord,
     Stopping,
+    exit_code_of,
+    failure_of,
     has_writer,
     only_writer,
+    read_reported,
     read_statuses,
 )
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import RankStatus
+from paceline.records.rows import Failure, RankStatus
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message", "code"),
+    [
+        ("DataError: photo 3: is damaged", "DataError", "photo 3: is damaged", 4),
+        ("Terminated: asked to end (SIGTERM)", "Terminated", "asked to end (SIGTERM)", 5),
+        ("KeyError: 'x'", "KeyError", "'x'", 5),
+        ("", "", "", 5),
+    ],
+)
+def test_error_of_0_3_0_is_text(
+    text: str, kind: str, message: str, code: int, tmp_path: Path
+) -> None:
+    files = TrialFiles(tmp_path)
+    row = {"rank": 1, "host": "a", "pid": 7, "process_started_unix_s": 1.5, "state": "failed"}
+    write_json(files.rank(1).status, {**row, "error": text, "secondary": False})
+    [status] = read_statuses(files)
+    assert status.error == Failure(kind=kind, message=message, rank=1, host="a")
+    assert exit_code_of(status.error) == code
+
+
+def test_failure_is_read_as_it_was_written(tmp_path: Path) -> None:
+    files = TrialFiles(tmp_path)
+    error = failure_of(DataError("photo 3"), 1, "a")
+    assert str(error) == "DataError: photo 3"
+    write_status(files, 1, "failed", error)
+    assert [status.error for status in read_statuses(files)] == [error]
+    assert read_reported(files) is None
+    write_json(files.reported, error)
+    assert read_reported(files) == error
 
 
 def test_lock_is_held_by_one_writer_and_seen_by_readers(tmp_path: Path) -> None:

@@ -23,13 +23,14 @@ count = int(starts.read_text()) + 1 if starts.exists() else 1
 starts.write_text(str(count))
 assert not (rank / "status.json").exists(), "the status of the attempt before is still there"
 state = "failed" if count <= failures else "done"
-error = "%s: start %d" % (sys.argv[3], count) if state == "failed" else None
+message = "start %d" % count
+error = {"kind": sys.argv[3], "message": message, "rank": 0, "host": "other"}
 (rank / "status.json").write_text(json.dumps({
     "rank": 0, "host": "other", "pid": 1, "process_started_unix_s": time.time(), "state": state,
-    "error": error, "secondary": False,
+    "error": error if state == "failed" else None, "secondary": False,
 }))
 print("start", count)
-sys.exit(5 if error else 0)
+sys.exit(5 if state == "failed" else 0)
 """
 
 

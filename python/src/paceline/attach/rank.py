@@ -34,10 +34,9 @@ from paceline.rank.script.process_group import recorded_groups
 from paceline.rank.script.recorder import TrainingRecorder
 from paceline.rank.spans import Spans
 from paceline.records.attempts import begin_attempt, continue_rows
-from paceline.records.documents import error_text, write_trial
-from paceline.records.files import document, write_json
+from paceline.records.documents import failure_of, read_status, write_trial
+from paceline.records.files import write_json
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import RankStatus
 from paceline.training.resources import actual_environment
 from paceline.transports.recorder import recording
 
@@ -53,7 +52,7 @@ def record(folder: Path) -> None:
     if is_launcher(os.getpid()):
         return
     place, files = own_place(), TrialFiles(folder)
-    before = document(files.rank(place.rank).status, RankStatus)
+    before = read_status(files.rank(place.rank))
     if before is not None and (
         before.state == "done" or (before.is_alive() and before.pid != os.getpid())
     ):
@@ -125,7 +124,7 @@ class _AttachedRank:
         try:
             self._describe(optimizer)
         except Exception as error:  # noqa: BLE001  (the training goes on)
-            say(f"rank {self._context.rank} is not described: {error_text(error)}")
+            say(f"rank {self._context.rank} is not described: {type(error).__name__}: {error}")
 
     def _describe(self, optimizer: Optimizer) -> None:
         """Record what is known when the first gradient is complete."""
@@ -172,4 +171,5 @@ class _AttachedRank:
             self._status.write("done")
         else:
             write_error(self._own, self._error)
-            self._status.write("failed", error_text(self._error))
+            failure = failure_of(self._error, self._context.rank, self._context.host)
+            self._status.write("failed", failure)

@@ -19,12 +19,13 @@ from paceline.analysis.trial.reading import read_trial
 from paceline.errors import DataError
 from paceline.export.run_data import RunData
 from paceline.plan.trial import Trial
+from paceline.records.documents import read_status
 from paceline.records.files import document, read_json
 from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
 from paceline.records.metrics import METRICS
 from paceline.records.metrics.declared import facts_of, run_facts, sidecar_facts
 from paceline.records.metrics.metric import Row
-from paceline.records.rows import CommunicationRow, Outcome, RankEnvironment, RankStatus, StepRow
+from paceline.records.rows import CommunicationRow, Outcome, RankEnvironment, StepRow
 from paceline.records.tables import read_header, read_table, row_dicts
 from paceline.telemetry.exporter import Snapshot, families
 from paceline.telemetry.training import TrainingProgress
@@ -107,7 +108,7 @@ class _HostTrace:
         self._offset_s = 0.0
         self._training: list[RankHistory] = []
         for rank, rank_files in files.ranks():
-            status = document(rank_files.status, RankStatus)
+            status = read_status(rank_files)
             environment = document(rank_files.environment, RankEnvironment)
             known = environment or status
             if known is None or known.host != host:

@@ -14,7 +14,8 @@ worker. This is the interface for the job side, the same for built-in and third-
    has the host name of every rank, by rank. `run_rank(job, context)` then trains and returns a
    `RankEnd`; it writes the rank's status and never raises.
 6. `trial_end(job, ends)` picks the end that stands for the trial: the rank that failed first.
-   `finish(job, end)` records it. `end.exit_code` is the program's exit code.
+   `finish(job, end)` records it: under `paceline run`, if that rank could not write its failure
+   itself. `end.exit_code` is the program's exit code.
 7. `run_guarded(main)` runs the program and turns a PacelineError into a message and an exit code.
 
 `paceline.launchers.local` is the shortest example. README.md of the package explains how to add a

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.errors import ExitCode
+from paceline.errors import ExitCode, RankFailed
+from paceline.job.failure_words import ENDED_WITHOUT_REASON, NO_REASON
 from paceline.job.job import Job
-from paceline.job.rank_status import TERMINATED, RankEnd
-from paceline.records.documents import exit_code_of, read_statuses
-from paceline.records.rows import RankStatus
+from paceline.job.rank_status import RankEnd
+from paceline.records.documents import exit_code_of, failure_of, read_statuses
+from paceline.records.rows import Failure, RankStatus
 
 # Ends of ranks after which a new start may help: one failed, or waited for a lost one too long.
 RESTARTED_CODES = frozenset({ExitCode.RANK_FAILED, ExitCode.TIMED_OUT})
@@ -24,16 +26,16 @@ class FirstFailure:
     status: RankStatus | None = None  # of that rank, if it wrote one
 
     @property
-    def error(self) -> str | None:
+    def error(self) -> Failure | None:
         """The reason that the rank itself wrote; None if it died without one."""
         if self.status is None or self.status.state != "failed":
             return None
-        return self.status.error or "no reason given"
+        return self.status.error or self._failure(NO_REASON)
 
     @property
     def was_asked_to_end(self) -> bool:
         """The rank was ended from outside. Its launcher may know why."""
-        return self.error == TERMINATED
+        return self.error is not None and self.error.was_asked_to_end
 
     @property
     def is_unexplained(self) -> bool:
@@ -42,7 +44,30 @@ class FirstFailure:
 
     def end(self, otherwise: str) -> RankEnd:
         """Return the end of the trial; `otherwise` is the reason if the rank wrote none."""
-        return RankEnd(rank=self.rank or 0, error=self.error or f"RankFailed: {otherwise}")
+        return RankEnd(rank=self.rank or 0, error=self.error or self._failure(otherwise))
+
+    def _failure(self, message: str) -> Failure:
+        host = None if self.status is None else self.status.host
+        return failure_of(RankFailed(message), self.rank or 0, host)
+
+
+def written_cause(statuses: Sequence[RankStatus]) -> FirstFailure | None:
+    """Return the first failure of which a rank wrote the cause; None if no rank wrote one.
+
+    A rank that lost a peer, or waited too long for others, does not know the cause.
+    """
+    own_errors = [s for s in statuses if s.state == "failed" and not s.secondary]
+    causes = [s for s in own_errors if exit_code_of(s.error) != ExitCode.TIMED_OUT]
+    if not causes:
+        return None
+    first = min(causes, key=_written)
+    return FirstFailure(rank=first.rank, status=first)
+
+
+def _written(status: RankStatus) -> tuple[float, int]:
+    """Return a key that sorts failures by time; by rank where the time is not known."""
+    unix_s = None if status.error is None else status.error.unix_s
+    return (math.inf if unix_s is None else unix_s, status.rank)
 
 
 def first_failure(
@@ -59,7 +84,8 @@ def first_failure(
     another host, the first one first. So ranks of its own host that wrote no error are not the
     first, unless the launcher names another one of them. In order of weight:
 
-    1. a rank that wrote an error of its own: its peers may have been killed because of it;
+    1. a rank that wrote an error of its own (`written_cause`): its peers may have been killed
+       because of it. What a launcher says has no weight then;
     2. a rank that is known to have died, unless the launcher names one that never began;
     3. the rank that the launcher names;
     4. a rank that waited too long for others, then one that wrote no end, then one that was asked
@@ -68,6 +94,9 @@ def first_failure(
     A rank whose only error is that a peer left is never the first. One that was asked to end may
     be: inside Spark, mpirun asks its ranks to end when the task that started it has died.
     """
+    written = written_cause(statuses)
+    if written is not None:
+        return written
     excused = _excused(statuses, named, without_peer)
     rank = _first_rank(
         [s for s in statuses if s.rank not in excused],
@@ -89,21 +118,18 @@ def _excused(
 def _first_rank(
     statuses: Sequence[RankStatus], named: int | None, dead: Collection[int]
 ) -> int | None:
-    own_errors = [s for s in statuses if s.state == "failed" and not s.secondary]
-    causes = [s.rank for s in own_errors if exit_code_of(s.error) != ExitCode.TIMED_OUT]
+    too_late = [s.rank for s in statuses if s.state == "failed" and not s.secondary]
     running = [s.rank for s in statuses if s.state == "running"]
     has_begun = named is None or any(s.rank == named for s in statuses)
-    if causes:
-        return named if named in causes else causes[0]
     if dead and has_begun:  # else the others were ended because of it
         # Spark ends the peers of a lost task at once, so several may have died between two looks.
         return named if named in running else min(dead)
-    lost_a_peer = {s.rank for s in statuses if s.secondary and s.error != TERMINATED}
+    asked = [s.rank for s in statuses if s.error is not None and s.error.was_asked_to_end]
+    lost_a_peer = {s.rank for s in statuses if s.secondary and s.rank not in asked}
     if named is not None and named not in lost_a_peer:
         return named
     # Its launcher, YARN for example, has ended the rank that the others lost.
-    asked = [s.rank for s in statuses if s.error == TERMINATED and lost_a_peer]
-    return next(iter([s.rank for s in own_errors] + running + asked), None)
+    return next(iter([*too_late, *running, *(asked if lost_a_peer else [])]), None)
 
 
 def trial_end(job: Job, ends: Iterable[RankEnd | None], reason: str | None = None) -> RankEnd:
@@ -123,7 +149,7 @@ def trial_end(job: Job, ends: Iterable[RankEnd | None], reason: str | None = Non
         return causes[0]
     if failure.rank is None and failed:
         return failed[0]
-    return failure.end(reason or "its process ended without a reason")
+    return failure.end(reason or ENDED_WITHOUT_REASON)
 
 
 def outcome_status(exit_code: int) -> Literal["ok", "failed", "timed_out", "refused"]:

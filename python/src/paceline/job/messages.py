@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 import warnings
 from collections.abc import Callable
 
 from paceline.errors import ExitCode, PacelineError
 from paceline.host.messages import say, show_warning
-
-# The line by which a job script names the rank that failed first.
-RANK_FAILED_LINE = re.compile(r"^paceline: rank (\d+) of \d+ (?:failed: )?(.*)$", re.MULTILINE)
-
-
-def rank_failed_line(rank: int, ranks: int, error: str) -> str:
-    """Return the message that `say` prints as RANK_FAILED_LINE."""
-    return f"rank {rank} of {ranks} failed: {error}"
 
 
 def run_guarded(main: Callable[[], int]) -> int:

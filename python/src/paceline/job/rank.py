@@ -15,8 +15,8 @@ from paceline.host.messages import say
 from paceline.host.processes import die_with_parent
 from paceline.host.programs import missing_extra
 from paceline.job.checks import check_inputs
+from paceline.job.failure_words import rank_failed
 from paceline.job.job import Job
-from paceline.job.messages import rank_failed_line
 from paceline.job.rank_status import (
     RankEnd,
     RankStatusFile,
@@ -56,8 +56,8 @@ def run_rank(
     if end.secondary:
         time.sleep(_CAUSE_FIRST_S)
     if job.supervised and end.error is not None and not end.secondary:
-        # The rank's own log has this line already; this one is for the launcher's log.
-        say(rank_failed_line(end.rank, job.trial.placement.ranks, end.error))
+        # The rank's own log has this line already; this one is for readers of the launcher's log.
+        say(rank_failed(end.error, job.trial.placement.ranks))
     return end
 
 

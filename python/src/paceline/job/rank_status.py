@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ from typing import Literal
 from paceline.errors import ExitCode, TimedOut
 from paceline.host.messages import say
 from paceline.host.processes import Process
+from paceline.job import failure_words
 from paceline.job.job import Job
-from paceline.job.messages import rank_failed_line
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
-from paceline.records.documents import error_text, exit_code_of
+from paceline.records.documents import exit_code_of, failure_of
 from paceline.records.files import write_json
 from paceline.records.layout import RankFiles
-from paceline.records.rows import RankStatus
+from paceline.records.rows import TERMINATED, Failure, RankStatus
 
 # Messages of collectives whose peer has closed the connection: the cause is on another rank.
 _PEER_GONE = (
@@ -31,16 +32,13 @@ _PEER_GONE = (
     "socket closed", "peer closed", "connection was likely closed",
 )  # fmt: skip
 
-# The error of a rank that was ended from outside.
-TERMINATED = "Terminated: asked to end (SIGTERM)"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
     """The end of a rank."""
 
     rank: int
-    error: str | None = None  # as `error_text` writes it; None if the rank is done
+    error: Failure | None = None  # None if the rank is done
     secondary: bool = False  # the error only says that a peer left
 
     @property
@@ -49,11 +47,12 @@ class RankEnd:
         return ExitCode.OK if self.error is None else exit_code_of(self.error)
 
     @classmethod
-    def of(cls, error: Exception, rank: int = 0) -> RankEnd:
+    def of(cls, error: Exception, rank: int = 0, host: str | None = None) -> RankEnd:
         """Return the end of `rank`, or of the rank that the error names."""
         named = getattr(error, "rank", None)
         rank = rank if named is None else named
-        return cls(rank=rank, error=error_text(error), secondary=is_secondary(error))
+        failure = failure_of(error, rank, host)
+        return cls(rank=rank, error=failure, secondary=is_secondary(error))
 
 
 def is_secondary(error: BaseException) -> bool:
@@ -86,7 +85,7 @@ class RankStatusFile:
     def write(
         self,
         state: Literal["running", "done", "failed"],
-        error: str | None = None,
+        error: Failure | None = None,
         *,
         secondary: bool = False,
         pid: int | None = None,
@@ -110,13 +109,26 @@ class RankStatusFile:
 
     def failed(self, error: Exception) -> RankEnd:
         """Report why this rank failed, in its status and on standard error."""
-        rank, text, secondary = self._row.rank, error_text(error), is_secondary(error)
-        self.write("failed", text, secondary=secondary)
+        rank, secondary = self._row.rank, is_secondary(error)
+        failure = failure_of(error, rank, self._row.host)
+        self.write("failed", failure, secondary=secondary)
         if secondary:
-            say(f"rank {rank} stops, another rank is the cause: {error}")
+            say(failure_words.rank_lost_a_peer(rank, error))
         else:
-            say(rank_failed_line(rank, self._ranks, text))
-        return RankEnd(rank=rank, error=text, secondary=secondary)
+            say(failure_words.rank_failed(failure, self._ranks))
+        return RankEnd(rank=rank, error=failure, secondary=secondary)
+
+    def asked_to_end(self) -> None:
+        """Write that this rank was ended from outside."""
+        row = self._row
+        failure = Failure(
+            kind=TERMINATED,
+            message=failure_words.ASKED_TO_END,
+            rank=row.rank,
+            host=row.host,
+            unix_s=time.time(),
+        )
+        self.write("failed", failure, secondary=True)
 
 
 @contextmanager
@@ -131,7 +143,7 @@ def terminated(status: RankStatusFile) -> Iterator[None]:
 
     def end(_number: int, _frame: FrameType | None) -> None:
         try:
-            status.write("failed", TERMINATED, secondary=True)
+            status.asked_to_end()
         finally:  # even if the status cannot be written
             os._exit(ExitCode.TERMINATED)
 
@@ -171,9 +183,7 @@ def log_of(job: Job, context: RankContext) -> Iterator[None]:
 
 def trial_timed_out(trial: Trial) -> TimedOut:
     """Return the error of a trial that took longer than `limits.trial_s`."""
-    return TimedOut(
-        f"not done within its limit of {trial.limits.trial_s:g} s; raise limits.trial_s"
-    )
+    return TimedOut(failure_words.trial_too_long(trial.limits.trial_s))
 
 
 @contextmanager

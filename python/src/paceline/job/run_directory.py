@@ -10,14 +10,14 @@ import shlex
 import sys
 import time
 
-from paceline.errors import UsageError
+from paceline.errors import ExitCode, UsageError
 from paceline.host.machine import machine_facts, package_versions
 from paceline.job.context import launched_unix_s
 from paceline.job.first_failure import outcome_status
 from paceline.job.job import Job
 from paceline.job.rank_status import RankEnd
 from paceline.records.attempts import set_aside
-from paceline.records.documents import write_trial
+from paceline.records.documents import read_statuses, write_trial
 from paceline.records.files import read_json, write_json, write_text
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA, Outcome
@@ -44,8 +44,12 @@ def prepare(job: Job) -> None:
 
 
 def finish(job: Job, end: RankEnd) -> None:
-    """Write how the trial ended; end: of the rank that failed first. Not under `paceline run`."""
+    """Write how the trial ended; end: of the rank that failed first.
+
+    `paceline run` writes the outcome itself. It gets the failure of a rank that wrote none.
+    """
     if job.supervised:
+        report(job, end)
         return
     outcome = Outcome(
         schema=SCHEMA,
@@ -56,9 +60,30 @@ def finish(job: Job, end: RankEnd) -> None:
         ended_unix_s=time.time(),
         launcher_exit_status=None,  # the launcher still runs
         failed_rank=None if end.error is None else end.rank,
-        message=end.error,
+        message=None if end.error is None else str(end.error),
     )
     write_json(job.files.outcome, outcome)
+
+
+def report(job: Job, end: RankEnd) -> None:
+    """Write the failure of a rank that could not write its own, unless one is reported already.
+
+    A rank that only lost a peer is not the cause, and is not reported.
+    """
+    if end.error is None or end.secondary or job.files.reported.exists():
+        return
+    own = [s for s in read_statuses(job.files) if s.rank == end.rank and s.state == "failed"]
+    if all(s.secondary for s in own):
+        write_json(job.files.reported, end.error)
+
+
+def report_own(job: Job, end: RankEnd) -> None:
+    """Report as a process that is a rank, or was to become one, if it sees the trial's directory.
+
+    If it waited too long for others, it does not know the cause, and its launcher may.
+    """
+    if job.files.trial.exists() and end.exit_code != ExitCode.TIMED_OUT:
+        report(job, end)
 
 
 def _next_repeat(run: RunFiles, configuration: str) -> int:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from paceline.job.messages import RANK_FAILED_LINE
 from paceline.plan.trial import Trial
 from paceline.records.layout import TrialFiles
 from paceline.spec.extensions import LAUNCHERS, load_object
@@ -72,7 +71,10 @@ class Launcher(Protocol):
         ...
 
     def failed_rank(self, log_text: str) -> int | None:
-        """Return the rank that the launcher's own log names as the first to fail."""
+        """Return the rank that the launcher's own log names as the first to fail.
+
+        It is asked only if neither a rank nor the job side has written why the trial failed.
+        """
         ...
 
 
@@ -84,5 +86,5 @@ def launcher_for(name: str) -> Launcher:
 
 def first_named(patterns: Iterable[re.Pattern[str]], log_text: str) -> int | None:
     """Return the rank in the first group of the first pattern that the log contains."""
-    found = (pattern.search(log_text) for pattern in (RANK_FAILED_LINE, *patterns))
+    found = (pattern.search(log_text) for pattern in patterns)
     return next((int(match.group(1)) for match in found if match), None)

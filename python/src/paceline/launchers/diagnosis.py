@@ -1,10 +1,12 @@
-"""The outcome of a trial: from the end of its launcher, its log, and the status of its ranks."""
+"""The outcome of a trial: from the records of its ranks, else from its launcher's end and log.
+
+`job.failure_words` has the sentences.
+"""
 
 from __future__ import annotations
 
 import re
-import signal
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import (
@@ -15,16 +17,21 @@ from paceline.errors import (
     TimedOut,
     UsageError,
 )
-from paceline.job.first_failure import FirstFailure, first_failure, outcome_status
-from paceline.job.messages import RANK_FAILED_LINE
+from paceline.job import failure_words
+from paceline.job.first_failure import (
+    FirstFailure,
+    first_failure,
+    outcome_status,
+    written_cause,
+)
 from paceline.job.stacks import read_stacks, stacks_sentence
 from paceline.launchers.base import Launcher
 from paceline.launchers.mpi_messages import lost_host, ranks_without_peer
 from paceline.launchers.supervise import Ended
 from paceline.plan.trial import Trial
-from paceline.records.documents import exit_code_of, read_statuses
+from paceline.records.documents import exit_code_of, read_reported, read_statuses
 from paceline.records.layout import TrialFiles
-from paceline.records.rows import SCHEMA, Outcome, RankStatus
+from paceline.records.rows import SCHEMA, Failure, Outcome, RankStatus
 
 LOG_TAIL_LINES = 20
 # Stack frames of a JVM, and of torch's C++ (c10), which prints them whenever a connection ends.
@@ -41,17 +48,30 @@ SPECIFIC_ERRORS: dict[int, type[PacelineError]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cause:
+    """The rank that failed first, and what others than this rank know about it."""
+
+    failure: FirstFailure
+    reported: Failure | None = None  # by the job side
+    said: str | None = None  # by the launcher's log
+
+    @property
+    def words(self) -> str | None:
+        return self.said if self.reported is None else str(self.reported)
+
+
 def diagnose(trial: Trial, files: TrialFiles, ended: Ended, launcher: Launcher) -> Outcome:
     """Return how the trial ended, with a message that names the failed rank and quotes its log."""
     statuses = read_statuses(files)
     has_ended = ended.exit_status == 0 or ended.stuck_at_exit
     if not ended.timed_out and has_ended and _all_done(trial, statuses):
         return _outcome(trial, ended, ExitCode.OK, None, None)
-    failure = FirstFailure(rank=None)
+    cause = _Cause(failure=FirstFailure(rank=None))
     if not ended.timed_out and not ended.missing_ranks:
-        failure = _first_failure(files, ended, launcher, statuses)
-    message = _message(trial, files, ended, failure, statuses)
-    return _outcome(trial, ended, _exit_code(ended, failure), failure.rank, message)
+        cause = _cause(files, ended, launcher, statuses)
+    message = _message(trial, files, ended, cause, statuses)
+    return _outcome(trial, ended, _exit_code(ended, cause), cause.failure.rank, message)
 
 
 def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
@@ -69,11 +89,26 @@ def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
     return [line for line in text.rstrip().splitlines() if not _FRAME.match(line)][-lines:]
 
 
-def _first_failure(
+def _cause(
     files: TrialFiles, ended: Ended, launcher: Launcher, statuses: list[RankStatus]
-) -> FirstFailure:
-    """Return the rank that failed first. Ranks of a lost host can write nothing."""
-    text = _log_text(files.launcher_log)
+) -> _Cause:
+    """Return the cause that a rank wrote, else the one that the job side reported.
+
+    The launcher's log is read only if there is neither.
+    """
+    written = written_cause(statuses)
+    if written is not None:
+        return _Cause(failure=written)
+    reported = read_reported(files)
+    if reported is not None:
+        return _Cause(failure=_failure_of_rank(reported.rank, statuses), reported=reported)
+    return _cause_in_log(_log_text(files.launcher_log), ended, launcher, statuses)
+
+
+def _cause_in_log(
+    text: str, ended: Ended, launcher: Launcher, statuses: list[RankStatus]
+) -> _Cause:
+    """Return the cause from the launcher's words. Ranks of a lost host can write nothing."""
     failure = first_failure(
         statuses,
         named=launcher.failed_rank(text),
@@ -81,112 +116,20 @@ def _first_failure(
         without_peer=ranks_without_peer(text),
     )
     lost = lost_host(text, statuses)
-    if lost is None or not lost.ranks or not failure.is_unexplained:
-        return failure
-    return FirstFailure(
-        rank=lost.ranks[0], status=next(s for s in statuses if s.rank == lost.ranks[0])
-    )
+    if lost is not None:
+        if lost.ranks and failure.is_unexplained:
+            failure = _failure_of_rank(lost.ranks[0], statuses)
+        if failure.is_unexplained and (failure.rank in lost.ranks or not lost.ranks):
+            return _Cause(failure=failure, said=failure_words.mpi_host_lost(lost.name, lost.ranks))
+    return _Cause(failure=failure, said=_last_error(text, ended, failure))
 
 
-def _all_done(trial: Trial, statuses: list[RankStatus]) -> bool:
-    done = [s.rank for s in statuses if s.state == "done"]
-    return done == list(range(trial.placement.ranks))
+def _failure_of_rank(rank: int, statuses: list[RankStatus]) -> FirstFailure:
+    return FirstFailure(rank=rank, status=next((s for s in statuses if s.rank == rank), None))
 
 
-def _exit_code(ended: Ended, failure: FirstFailure) -> ExitCode:
-    if ended.timed_out or ended.missing_ranks:
-        return ExitCode.TIMED_OUT
-    if failure.error is not None:
-        return exit_code_of(failure.error)
-    if failure.rank not in ended.dead_ranks and ended.exit_status in SPECIFIC_ERRORS:
-        return ExitCode(ended.exit_status)
-    return ExitCode.RANK_FAILED
-
-
-def _message(
-    trial: Trial,
-    files: TrialFiles,
-    ended: Ended,
-    failure: FirstFailure,
-    statuses: list[RankStatus],
-) -> str:
-    log = files.launcher_log
-    if failure.status is not None and log_tail(files.rank(failure.status.rank).log):
-        log = files.rank(failure.status.rank).log
-    reported = _reported_by_launcher(files, failure, ended, statuses)
-    if ended.timed_out:
-        what = _late_text(trial, statuses)
-    elif ended.missing_ranks:
-        what = missing_ranks_text(ended.missing_ranks, trial.limits.rendezvous_s)
-    else:
-        what = _what_happened(trial, ended, failure, statuses, reported)
-    lines = [f"trial {trial.id}: {what}"]
-    if _exit_code(ended, failure) is ExitCode.TIMED_OUT:
-        lines += filter(None, [stacks_sentence(read_stacks(files))])
-    if tail := log_tail(log):
-        lines += [f"the last lines of {log}:", *(f"  | {line}" for line in tail)]
-    lines.append(f"logs: {files.root / 'ranks'}/*/log.txt, {files.launcher_log}")
-    if ended.left_behind:
-        pids = " ".join(map(str, ended.left_behind))
-        lines.append(f"processes that could not be ended: {pids}")
-    return "\n".join(lines)
-
-
-def _what_happened(
-    trial: Trial,
-    ended: Ended,
-    failure: FirstFailure,
-    statuses: list[RankStatus],
-    reported: str | None,
-) -> str:
-    how = _exit_words(ended.exit_status)
-    ranks, status = trial.placement.ranks, failure.status
-    if failure.rank is None:
-        finished = len([s for s in statuses if s.state == "done"])
-        says = f"the launcher's log says: {reported}" if reported else "no rank says why"
-        return f"the launcher {how} and {finished} of {ranks} ranks finished; {says}"
-    name = f"rank {failure.rank} of {ranks}"
-    if status is None:
-        why = f"; the launcher {how}" if reported is None else f": {reported}"
-        return f"{name} failed before it could write a status{why}"
-    where = f"{name} (host {status.host}, pid {status.pid})"
-    if reported is not None and failure.is_unexplained:
-        what = "wrote no error" if failure.error is None else "was asked to end"
-        return f"{where} {what}; the launcher says: {reported}"
-    if failure.error is not None:
-        return f"{where} failed: {failure.error}"
-    return f"{where} was killed or crashed: it wrote no error; the launcher {how}"
-
-
-def _late_text(trial: Trial, statuses: list[RankStatus]) -> str:
-    done = {s.rank for s in statuses if s.state == "done"}
-    late = [str(rank) for rank in range(trial.placement.ranks) if rank not in done]
-    return (
-        f"not done within its limit of {trial.limits.trial_s:g} s "
-        f"(limits.trial_s), ended; ranks not done: {', '.join(late) or 'none'}"
-    )
-
-
-def missing_ranks_text(missing: Sequence[int], limit_s: float) -> str:
-    """Return the sentence about ranks that did not start in time."""
-    names = ", ".join(map(str, missing))
-    return f"rank(s) {names} did not start within {limit_s:g} s (limits.rendezvous_s)"
-
-
-def _reported_by_launcher(
-    files: TrialFiles, failure: FirstFailure, ended: Ended, statuses: list[RankStatus]
-) -> str | None:
-    """Return the reason that the job script printed for the rank, or that its host was lost.
-
-    Without one, or for a rank that was refused before it began, return the last error.
-    """
-    text = _log_text(files.launcher_log)
-    for found in RANK_FAILED_LINE.finditer(text):
-        if failure.rank == int(found.group(1)):
-            return found.group(2)
-    lost = lost_host(text, statuses)
-    if lost is not None and (failure.rank in lost.ranks or not lost.ranks):
-        return lost.sentence
+def _last_error(text: str, ended: Ended, failure: FirstFailure) -> str | None:
+    """Return the last error in the log of a launcher; None if it is about a rank that began."""
     is_own = ended.exit_status in SPECIFIC_ERRORS
     if failure.rank is not None and not (is_own and failure.status is None):
         return None
@@ -197,13 +140,52 @@ def _reported_by_launcher(
     return reason if is_own else reason[:_LONGEST_REASON]
 
 
-def _exit_words(exit_status: int) -> str:
-    if exit_status >= 0:
-        return f"ended with status {exit_status}"
-    try:
-        return f"was ended by {signal.Signals(-exit_status).name}"
-    except ValueError:
-        return f"was ended by signal {-exit_status}"
+def _all_done(trial: Trial, statuses: list[RankStatus]) -> bool:
+    done = [s.rank for s in statuses if s.state == "done"]
+    return done == list(range(trial.placement.ranks))
+
+
+def _exit_code(ended: Ended, cause: _Cause) -> ExitCode:
+    failure = cause.failure
+    if ended.timed_out or ended.missing_ranks:
+        return ExitCode.TIMED_OUT
+    known = cause.reported or failure.error
+    if known is not None:
+        return exit_code_of(known)
+    if failure.rank not in ended.dead_ranks and ended.exit_status in SPECIFIC_ERRORS:
+        return ExitCode(ended.exit_status)
+    return ExitCode.RANK_FAILED
+
+
+def _message(
+    trial: Trial, files: TrialFiles, ended: Ended, cause: _Cause, statuses: list[RankStatus]
+) -> str:
+    log, failure = files.launcher_log, cause.failure
+    if failure.status is not None and log_tail(files.rank(failure.status.rank).log):
+        log = files.rank(failure.status.rank).log
+    lines = [f"trial {trial.id}: {_what_happened(trial, ended, cause, statuses)}"]
+    if _exit_code(ended, cause) is ExitCode.TIMED_OUT:
+        lines += filter(None, [stacks_sentence(read_stacks(files))])
+    if tail := log_tail(log):
+        lines += [f"the last lines of {log}:", *(f"  | {line}" for line in tail)]
+    lines.append(f"logs: {files.root / 'ranks'}/*/log.txt, {files.launcher_log}")
+    if ended.left_behind:
+        pids = " ".join(map(str, ended.left_behind))
+        lines.append(f"processes that could not be ended: {pids}")
+    return "\n".join(lines)
+
+
+def _what_happened(trial: Trial, ended: Ended, cause: _Cause, statuses: list[RankStatus]) -> str:
+    limits, ranks, failure = trial.limits, trial.placement.ranks, cause.failure
+    if ended.timed_out:
+        return failure_words.ranks_not_done(limits.trial_s, statuses, ranks)
+    if ended.missing_ranks:
+        return failure_words.ranks_not_started(ended.missing_ranks, limits.rendezvous_s)
+    if failure.rank is None:
+        return failure_words.trial_failed_somewhere(ended.exit_status, statuses, ranks, cause.words)
+    return failure_words.trial_failed(
+        failure.rank, ranks, failure.status, failure.error, cause.words, ended.exit_status
+    )
 
 
 def _outcome(

@@ -39,14 +39,6 @@ class LostHost:
     name: str
     ranks: tuple[int, ...]  # that ran there; none if mpirun has another name for it
 
-    @property
-    def sentence(self) -> str:
-        known = f" ({', '.join(map(str, self.ranks))})" if self.ranks else ""
-        return (
-            f"MPI's daemon on host {self.name} was lost, and its ranks{known} with it: it was "
-            "killed, or the host cannot be reached any more"
-        )
-
 
 def failed_rank(log_text: str) -> int | None:
     """Return the rank that mpirun's output names as the first to fail."""

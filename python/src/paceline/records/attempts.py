@@ -46,11 +46,13 @@ def leave_attempt(files: TrialFiles, failure: FailureRow | None = None) -> None:
 
     failure: to be recorded.
 
-    The statuses of the ranks are removed, because the next attempt would be taken for failed.
+    The statuses of the ranks and the failure that their launcher has reported are removed, because
+    the next attempt would be taken for failed.
     """
     for _, rank in files.ranks():
         begin_attempt(rank)
         rank.status.unlink(missing_ok=True)
+    files.reported.unlink(missing_ok=True)
     if failure is not None:
         with JsonlWriter(files.failures) as rows:
             rows.write(failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from paceline.errors import DataError, ExitCode, PacelineError, UsageError
 from paceline.host.locks import try_lock
 from paceline.host.processes import wait_until
 from paceline.plan.trial import Trial
-from paceline.records.files import document, jsonable, read_json, write_json, write_text
-from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import SCHEMA, RankStatus
+from paceline.records.files import document, json_object, jsonable, write_json, write_text
+from paceline.records.layout import RankFiles, RunFiles, TrialFiles
+from paceline.records.rows import SCHEMA, Failure, RankStatus
 
 
 def write_trial(trial: Trial, files: TrialFiles) -> None:
@@ -42,20 +43,48 @@ def read_statuses(files: TrialFiles) -> list[RankStatus]:
     statuses = []
     for _, rank_files in files.ranks():
         try:
-            statuses.append(RankStatus(**read_json(rank_files.status)))
-        except (DataError, TypeError):
-            continue  # it does not exist yet, or is of another version
+            status = read_status(rank_files)
+        except DataError:
+            continue  # it is of another version
+        if status is not None:
+            statuses.append(status)
     return statuses
 
 
-def error_text(error: BaseException) -> str:
-    """Return an error as a status contains it: `EnvironmentLacks: expected …`."""
-    return f"{type(error).__name__}: {error}"
+def read_status(files: RankFiles) -> RankStatus | None:
+    """Return the status of a rank; None if it has not written one.
+
+    0.3.0 wrote the failure as text, `DataError: image 3 …`. Raises DataError if it is damaged.
+    """
+    try:
+        fields = json_object(files.status.read_bytes(), str(files.status))
+    except FileNotFoundError:
+        return None
+    error = fields.pop("error", None)
+    if isinstance(error, str):
+        kind, _, message = error.partition(": ")
+        error = {"kind": kind, "message": message, **{n: fields.get(n) for n in ("rank", "host")}}
+    try:  # without pydantic, whose first use takes a failing rank longer than its peers may wait
+        return RankStatus(**fields, error=None if error is None else Failure(**error))
+    except TypeError as wrong:
+        raise DataError(f"{files.status}: expected the fields of a RankStatus: {wrong}") from wrong
 
 
-def exit_code_of(text: str | None) -> ExitCode:
-    """Return the exit code of an `error_text`; RANK_FAILED if the error is not Paceline's."""
-    kind = getattr(errors, (text or "").partition(":")[0], None)
+def failure_of(error: BaseException, rank: int, host: str | None) -> Failure:
+    """Return an error as the records of its rank contain it."""
+    return Failure(
+        kind=type(error).__name__, message=str(error), rank=rank, host=host, unix_s=time.time()
+    )
+
+
+def read_reported(files: TrialFiles) -> Failure | None:
+    """Return the failure that the program that started the ranks has written; see Failure."""
+    return document(files.reported, Failure)
+
+
+def exit_code_of(failure: Failure | None) -> ExitCode:
+    """Return the exit code of a failure; RANK_FAILED if the error is not Paceline's."""
+    kind = None if failure is None else getattr(errors, failure.kind, None)
     if isinstance(kind, type) and issubclass(kind, PacelineError):
         return kind.exit_code if kind.exit_code != ExitCode.INTERNAL else ExitCode.RANK_FAILED
     return ExitCode.RANK_FAILED

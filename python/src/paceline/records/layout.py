@@ -79,6 +79,8 @@ class TrialFiles:
     command = _File("command.txt")
     launcher_log = _File("launcher.log")
     outcome = _File("outcome.json")
+    # of a rank that could not write its own, by the program that started it
+    reported = _File("reported_failure.json")
     failures = _File("failures.jsonl")  # after which the trial was started again
     stacks_request = _File("stacks.request")  # changed when hosts shall ask their ranks for stacks
     injected = _File("injected.jsonl")  # failures that the run itself has caused

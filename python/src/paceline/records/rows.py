@@ -249,6 +249,29 @@ class RankEnvironment:
     float32_matmul_precision: str = "highest"  # of torch
 
 
+# Kind of the failure of a rank that was ended from outside.
+TERMINATED = "Terminated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The error with which a rank ended: written by itself, or by the program that started it."""
+
+    kind: str  # class of the error: "DataError"
+    message: str
+    rank: int
+    host: str | None  # of the rank; None if the writer does not know it
+    unix_s: float | None = None  # when it was written; None in records of older versions
+
+    @property
+    def was_asked_to_end(self) -> bool:
+        """The rank was ended from outside. Its launcher may know why."""
+        return self.kind == TERMINATED
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
     """State of a rank (`ranks/<rank>/status.json`, replaced at each change)."""
@@ -258,7 +281,7 @@ class RankStatus:
     pid: int
     process_started_unix_s: float
     state: Literal["running", "done", "failed"]
-    error: str | None = None
+    error: Failure | None = None
     # True if the error only reports that a peer left: another rank is the cause
     secondary: bool = False
     # with pid, they identify the process; None in records of older versions

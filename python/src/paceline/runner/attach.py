@@ -21,6 +21,7 @@ from typing import Any
 import paceline
 from paceline.errors import ExitCode
 from paceline.host.processes import SIGNAL_BASE, guarded, shell_status
+from paceline.job.failure_words import command_ended
 from paceline.job.first_failure import first_failure
 from paceline.records.compact import compact_trial
 from paceline.records.documents import read_statuses
@@ -136,10 +137,7 @@ def _failure(files: TrialFiles, code: int, *, is_interrupted: bool) -> str | Non
     if code == ExitCode.OK or (is_interrupted and files.result.exists()):
         return None
     failure = first_failure(read_statuses(files))
-    reason = f"the command ended with exit status {code}"
-    if failure.rank is None or failure.error is None:
-        return reason
-    return f"rank {failure.rank}: {failure.error}; {reason}"
+    return command_ended(code, failure.error)
 
 
 def _manifest(name: str, files: TrialFiles) -> dict[str, Any]:

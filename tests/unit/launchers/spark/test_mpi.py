@@ -33,6 +33,7 @@ from paceline.launchers.spark.mpi.mpirun import (
     run_mpirun,
 )
 from paceline.launchers.supervise import Watched
+from paceline.records.files import write_json
 
 TOKEN = "the-token"
 ENDED = Watched(ended_by_itself=True)
@@ -287,13 +288,13 @@ def test_daemon_of_another_host_is_started_by_its_first_task(far_job, monkeypatc
         leaders = {"10.9.9.9": [tasks[1].address, tasks[1].port]}
         monkeypatch.setenv("PACELINE_SPARK_AGENT", json.dumps({**told, "leaders": leaders}))
         status = spark_mpi_agent.main(["10.9.9.9", "/elsewhere/prted", "--x"])
-        return RankEnd(rank=0, error=f"the daemon ended with {status}")
+        return RankEnd(rank=0, error=rows.failure(f"DaemonEnded: {status}"))
 
     monkeypatch.setattr(spark_mpi, "run_mpirun", mpirun)
     other, ends = in_thread(lambda: run_mpi_task(far_job, 1, tasks, addresses[1], TOKEN))
     end = run_mpi_task(far_job, 0, tasks, addresses[0], TOKEN)
     other.join(timeout=20)
-    assert end.error == "the daemon ended with 3"
+    assert str(end.error) == "DaemonEnded: 3"
     assert "prted on 10.9.9.9: cannot find it" in capfd.readouterr().err
     assert [end.error for end in ends] == [None]  # how it went is task 0's to say
 
@@ -339,14 +340,14 @@ def test_killed_rank_is_named_from_mpiruns_words(job):
     said = ["prterun noticed that process rank 1 with PID 7 on node h exited on signal 9"]
     end = end_of_mpirun(job, 137, said, ENDED)
     assert (end.rank, end.exit_code) == (1, 5)
-    assert "(host h, pid 7) was killed or crashed" in end.error
+    assert "(host h, pid 7) was killed or crashed" in str(end.error)
 
 
 def test_error_of_a_rank_outweighs_mpiruns_words(job):
     write_status(job, 0, "failed", "PeerLost: x", secondary=True)
     write_status(job, 1, "failed", "DataError: photo 3 is damaged")
     end = end_of_mpirun(job, 4, ["MPI_ABORT was invoked on rank 0"], ENDED)
-    assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: photo 3 is damaged")
+    assert (end.rank, end.exit_code, str(end.error)) == (1, 4, "DataError: photo 3 is damaged")
 
 
 def test_lost_daemon_is_told_with_the_ranks_of_its_host(job):
@@ -359,13 +360,20 @@ def test_lost_daemon_is_told_with_the_ranks_of_its_host(job):
     ]
     end = end_of_mpirun(job, 0, said, ENDED)
     assert (end.rank, end.exit_code) == (1, 5)
-    assert "daemon on host second was lost, and its ranks (1) with it" in end.error
+    assert "daemon on host second was lost, and its ranks (1) with it" in str(end.error)
+
+
+def test_refusal_that_a_rank_has_reported_outweighs_mpiruns_words(job):
+    refused = rows.failure("EnvironmentLacks: rank 1 is on host b", 1)
+    write_json(job.files.reported, refused)
+    end = end_of_mpirun(job, 213, ["paceline: another line"], ENDED)
+    assert (end.rank, end.exit_code, end.error) == (1, 3, refused)
 
 
 def test_refusal_before_any_rank_could_write_is_quoted(job):
     said = ["x", "paceline: world size: expected 2 ranks, the launcher made 1", "more"]
     end = end_of_mpirun(job, 3, said, ENDED)
-    assert (end.exit_code, end.error) == (
+    assert (end.exit_code, str(end.error)) == (
         3, "EnvironmentLacks: world size: expected 2 ranks, the launcher made 1",
     )  # fmt: skip
 
@@ -373,7 +381,7 @@ def test_refusal_before_any_rank_could_write_is_quoted(job):
 def test_mpirun_that_cannot_start_ranks_says_so(job):
     end = end_of_mpirun(job, 213, ["", "No network interfaces were found"], ENDED)
     assert end.exit_code == 5
-    assert end.error == "RankFailed: mpirun ended with 213: No network interfaces were found"
+    assert str(end.error) == "RankFailed: mpirun ended with 213: No network interfaces were found"
 
 
 def test_limit_is_reported_with_the_first_rank_that_is_not_done(job):
@@ -393,19 +401,19 @@ def test_ranks_that_never_start_end_mpirun(job):
     write_status(job, 1, "running")
     end = run_mpirun(job, ["sleep", "60"], {"PATH": "/usr/bin:/bin"})
     assert (end.exit_code, end.rank) == (6, 0)
-    assert "rank(s) 0 did not start within 0.2 s" in end.error
+    assert "rank(s) 0 did not start within 0.2 s" in str(end.error)
 
 
 def test_trial_that_takes_too_long_is_ended(job):
     job = limited(job, trial_s=0.2)
     end = run_mpirun(job, ["sleep", "60"], {"PATH": "/usr/bin:/bin"})
     assert end.exit_code == 6
-    assert end.error.startswith("TimedOut: not done within its limit of 0.2 s")
+    assert str(end.error).startswith("TimedOut: not done within its limit of 0.2 s")
 
 
 def test_what_mpirun_says_is_passed_on(job, capsys):
     end = run_mpirun(job, ["sh", "-c", "echo no slots; exit 9"], {"PATH": "/usr/bin:/bin"})
-    assert end.error == "RankFailed: mpirun ended with 9: no slots"
+    assert str(end.error) == "RankFailed: mpirun ended with 9: no slots"
     assert capsys.readouterr().err == "no slots\n"
 
 

@@ -15,6 +15,7 @@ import polars as pl
 
 from paceline.errors import DataError
 from paceline.plan.trial import Trial
+from paceline.records.documents import read_status
 from paceline.records.files import document, read_json
 from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
 from paceline.records.rows import (
@@ -166,6 +167,6 @@ def _load_rank(rank: int, files: RankFiles) -> RankRecord:
         rank=rank,
         spans=rows(files.spans, SpanRow),
         environment=document(files.environment, RankEnvironment),
-        status=document(files.status, RankStatus),
+        status=read_status(files),
         continuations=rows(files.continuations, ContinuationRow),
     )

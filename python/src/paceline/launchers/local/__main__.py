@@ -28,12 +28,12 @@ from paceline.job import (
     run_rank,
 )
 from paceline.job.context import rank_environment
+from paceline.job.failure_words import ended_without_error, rank_failed
 from paceline.job.first_failure import first_failure
-from paceline.job.messages import rank_failed_line
 from paceline.job.rank_status import RankEnd, trial_timed_out
 from paceline.job.rendezvous import close_listener, listen_on
 from paceline.launchers.supervise import WaitLimits, wait_for_end
-from paceline.records.documents import read_statuses
+from paceline.records.documents import failure_of, read_statuses
 
 RANK_VARIABLE = "PACELINE_RANK"
 STORE_VARIABLE = "PACELINE_STORE"  # host:port:descriptor; only rank 0 has a descriptor
@@ -120,10 +120,10 @@ def _failed(job: Job, dead: list[int], exit_statuses: list[int]) -> RankEnd:
     rank = first if failure.rank is None else failure.rank
     if errors.get(rank):
         return RankEnd(rank=rank, error=errors[rank])  # the rank itself has printed it
-    error = f"ended with status {exit_statuses[rank]} and wrote no error"
-    end = RankEnd.of(RankFailed(error), rank)
-    say(rank_failed_line(rank, len(exit_statuses), str(end.error)))
-    return end
+    killed = RankFailed(ended_without_error(exit_statuses[rank]))
+    error = failure_of(killed, rank, host_name())
+    say(rank_failed(error, len(exit_statuses)))
+    return RankEnd(rank=rank, error=error)
 
 
 def _raise_terminated(_number: int, _frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.context import rank_environment
-from paceline.launchers.base import Command, first_named
+from paceline.launchers.base import Command
 from paceline.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
 from paceline.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.plan.trial import Trial
@@ -31,8 +31,8 @@ class LocalLauncher:
         argv = (sys.executable, "-m", "paceline.launchers.local", "--trial", str(files.trial))
         return Command(argv=argv, environment=rank_environment(trial))
 
-    def failed_rank(self, log_text: str) -> int | None:
-        return first_named((), log_text)
+    def failed_rank(self, log_text: str) -> int | None:  # noqa: ARG002
+        return None  # the job side reports it
 
 
 def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:

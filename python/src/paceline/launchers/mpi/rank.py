@@ -22,7 +22,7 @@ from paceline.job.messages import run_guarded
 from paceline.job.rank import run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, listen_on
-from paceline.job.run_directory import finish, prepare
+from paceline.job.run_directory import finish, prepare, report_own
 from paceline.job.unshared import Delivery, in_folder, new_folder
 from paceline.plan.rank_context import StoreAddress
 from paceline.training.resources import keep_freed_memory
@@ -93,6 +93,14 @@ def train(world: World) -> int:
     """Train as one rank of the world; collective. Return an exit code; raises PacelineError."""
     enclosing = EnclosingJob.from_environment()
     job = _job(world, "mpi" if enclosing is None else enclosing.launcher)
+    try:
+        return _train_job(world, job, enclosing)
+    except PacelineError as error:
+        report_own(job, RankEnd.of(error, world.rank, host_name()))
+        raise
+
+
+def _train_job(world: World, job: Job, enclosing: EnclosingJob | None) -> int:
     check_not_alone(world.size, job.trial.placement.ranks)
     hosts = world.gather(world.of_this_node(host_name()))
     nodes = nodes_of(hosts, "use mpirun --map-by ppr:N:node or srun --ntasks-per-node")

@@ -20,23 +20,28 @@ from dataclasses import dataclass
 from paceline.errors import PacelineError, TimedOut
 from paceline.host.machine import host_name
 from paceline.host.processes import parent_of
+from paceline.job import failure_words
 from paceline.job.context import nodes_of, rank_context
-from paceline.job.first_failure import FirstFailure, first_failure
+from paceline.job.first_failure import FirstFailure, first_failure, written_cause
 from paceline.job.job import Job
 from paceline.job.rank import import_train, run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, exchange_address, listen_on
+from paceline.job.run_directory import report_own
 from paceline.job.unshared import ONLY_GLOO, in_folder, new_folder
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.launchers.spark.launcher import LOST_TASK
 from paceline.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
 from paceline.plan.rank_context import RankContext, StoreAddress
 from paceline.plan.trial import Trial
-from paceline.records.documents import read_statuses
+from paceline.records.documents import read_reported, read_statuses
+from paceline.records.files import jsonable
+from paceline.records.rows import Failure
 from paceline.training.resources import set_thread_variables
 
-# The driver finds a rank's error by this line in the stack traces that Spark wraps around it.
-_RANK_ERROR = re.compile(r"paceline rank (\d+) ended (\{.*?\})$", re.MULTILINE)
+# The driver finds the error of a rank whose node does not see the trial's directory by this line in
+# the stack traces that Spark wraps around it.
+_RANK_ERROR = re.compile(r"paceline rank \d+ ended (\{.*?\})$", re.MULTILINE)
 # Spark's reason, for example that YARN ended a container (TaskEndReason.scala).
 _LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(.+?\) Reason: (.+)")
 _CALL = "An error occurred while calling "  # Py4J's first line; the next one has the reason
@@ -89,9 +94,9 @@ def run_barrier_rank(job: Job, rank: int, stage: Stage) -> int:
                 close_listener(address)
             end = _run(job, context, [place for place in places if place.host == host])
     except PacelineError as error:
-        raise task_failed(RankEnd.of(error, rank)) from error
+        raise task_failed(job, RankEnd.of(error, rank, host_name())) from error
     if end.error is not None:
-        raise task_failed(end)
+        raise task_failed(job, end)
     return rank
 
 
@@ -132,9 +137,7 @@ def _at_barrier(
         if time.monotonic() - began_s < limit_s / 2:
             raise
         raise TimedOut(
-            f"rank {rank}: expected {job.trial.placement.ranks} tasks at Spark's barrier within "
-            f"{limit_s:g} s (limits.rendezvous_s), but not all came; look for the others in the "
-            "logs of the executors, or increase the limit"
+            failure_words.tasks_not_at_barrier(rank, job.trial.placement.ranks, limit_s)
         ) from error
 
 
@@ -185,54 +188,59 @@ def _import_quietly(trial: Trial) -> None:
         import_train(trial)
 
 
-def lost_for(reason: str | None) -> str:
-    """Return the words about an executor that Spark has lost for this reason; empty for None."""
-    if reason is None:
-        return ""
-    # Spark names its own key only.
-    key = "spark.executor.memoryOverhead"
-    advice = f"{key} ([spark.conf] of the spec, or a higher [limits] rank_memory_mib)"
-    return f"Spark lost the executor: {reason.replace(key, advice)}"
-
-
 def failed_stage(
-    job: Job, message: str, explain_loss: Callable[[str | None], str] = lost_for
+    job: Job,
+    message: str,
+    explain_loss: Callable[[str | None], str] = failure_words.executor_lost_for,
 ) -> RankEnd:
-    """Return how the first rank of a failed stage ended, from Spark's message and the statuses.
+    """Return how the first rank of a failed stage ended.
 
+    From the records of the ranks and of their tasks; else from Spark's message.
     explain_loss: returns why an executor was lost. It gets Spark's reason, if that is known.
     """
+    statuses = read_statuses(job.files)
+    written = written_cause(statuses)
+    if written is not None:
+        return written.end(failure_words.NO_REASON)
+    reported = read_reported(job.files)
+    if reported is not None:
+        return RankEnd(rank=reported.rank, error=reported)
     lost = LOST_TASK.search(message)
     named = None if lost is None else int(lost.group(1))
-    failure = first_failure(read_statuses(job.files), named=named)
+    failure = first_failure(statuses, named=named)
     if failure.error is None:
-        reported = _reported_end(message)
-        if reported is not None:
-            return reported
+        sent = _sent_end(message)
+        if sent is not None:
+            return sent
     if failure.rank is None and named is None:
         return failure.end(first_line(message))
     if failure.rank is None or failure.was_asked_to_end:
         failure = FirstFailure(rank=named if failure.rank is None else failure.rank)
-    # Over MPI, ranks are processes of their own. SIGTERM ends them together with their task.
-    over_mpi = job.trial.transport == "mpi"
-    whose = "the Python of its barrier task" if over_mpi else "its Python worker"
     found = _LOST_EXECUTOR.search(message)
     loss = explain_loss(None if found is None else found[1].strip())
-    return failure.end("; ".join(filter(None, [f"{whose} was killed or crashed", loss])))
+    over_mpi = job.trial.transport == "mpi"
+    return failure.end(failure_words.task_killed(loss, over_mpi=over_mpi))
 
 
-def _reported_end(message: str) -> RankEnd | None:
+def _sent_end(message: str) -> RankEnd | None:
     """Return the error that a task sent through Spark; None if it only lost a peer."""
     found = _RANK_ERROR.search(message)
     if found is None:
         return None
-    end = RankEnd(rank=int(found.group(1)), **json.loads(found.group(2)))
-    return None if end.secondary else end
+    content = json.loads(found.group(1))
+    failure = Failure(**content["error"])
+    return None if content["secondary"] else RankEnd(rank=failure.rank, error=failure)
 
 
-def task_failed(end: RankEnd) -> BarrierTaskFailed:
-    """Return the exception that carries a rank's end to the driver; raise it out of the task."""
-    content = {"error": end.error, "secondary": end.secondary}
+def task_failed(job: Job, end: RankEnd) -> BarrierTaskFailed:
+    """Return the exception that ends a task; raise it out of the task.
+
+    The failure is reported in the trial's directory if its rank could not write it. If this node
+    does not see that directory, the driver finds the failure in the exception.
+    """
+    assert end.error is not None
+    report_own(job, end)
+    content = {"error": jsonable(end.error), "secondary": end.secondary}
     return BarrierTaskFailed(f"paceline rank {end.rank} ended {json.dumps(content)}")
 
 

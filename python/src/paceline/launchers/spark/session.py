@@ -26,8 +26,9 @@ from paceline.host.kerberos import kerberos_advice
 from paceline.host.messages import say
 from paceline.host.processes import wait_until
 from paceline.job.context import launched_unix_s, rank_environment
+from paceline.job.failure_words import executor_lost_for
 from paceline.launchers.descriptors import is_local
-from paceline.launchers.spark.barrier import first_line, lost_for
+from paceline.launchers.spark.barrier import first_line
 from paceline.launchers.spark.configuration import check_conf, job_defaults, lacking_settings
 from paceline.launchers.spark.mpi.agent import new_token
 from paceline.plan.trial import Trial
@@ -256,7 +257,7 @@ def explain_loss(context: SparkContext, reason: str | None) -> str:
         if context.master == "yarn":
             logs = f"yarn logs -applicationId {context.applicationId}"
             where = f"look at the nodes (yarn node -list -all) and at the logs ({logs})"
-    return "; ".join(filter(None, [lost_for(reason), where]))
+    return "; ".join(filter(None, [executor_lost_for(reason), where]))
 
 
 def _end_jvm() -> bool:

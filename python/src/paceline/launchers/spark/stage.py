@@ -18,9 +18,9 @@ from pyspark import BarrierTaskContext, Broadcast, SparkContext, TaskContext
 from paceline.errors import EnvironmentLacks
 from paceline.host.messages import say
 from paceline.job.context import check_started_once
+from paceline.job.failure_words import rank_failed, starts_again
 from paceline.job.first_failure import RESTARTED_CODES
 from paceline.job.job import Job, parse_job
-from paceline.job.messages import rank_failed_line
 from paceline.job.rank_status import RankEnd
 from paceline.job.run_directory import finish, prepare
 from paceline.launchers.spark.barrier import Stage, failed_stage, run_barrier_rank
@@ -62,7 +62,7 @@ def main(archive: Path) -> int:
         finish(job, end)
         session.failed = end.error is not None
         if end.error is not None:  # the end of the session may take longer than a supervisor waits
-            say(rank_failed_line(end.rank, job.trial.placement.ranks, end.error))
+            say(rank_failed(end.error, job.trial.placement.ranks))
     return end.exit_code
 
 
@@ -101,13 +101,13 @@ def _train(session: Session, job: Job) -> RankEnd:
         if end.error is None or end.exit_code not in RESTARTED_CODES or restarts_left == 0:
             break
         detected_unix_s = time.time()
-        say(f"{end.error}; starting the ranks again, {restarts_left} restarts left")
+        say(starts_again(end.error, restarts_left))
         wait_for_ranks(job.files, _RANKS_END_S)
         failure = FailureRow(
             detected_unix_s=detected_unix_s,
             ended_unix_s=time.time(),
             failed_rank=end.rank,
-            message=end.error,
+            message=str(end.error),
         )
         leave_attempt(job.files, failure)
         # Spark may be replacing an executor, on a host that has to start first.

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.support.rows import STEP, write_status
+from tests.support.rows import STEP, failure, write_status
 
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark.barrier import task_failed
@@ -88,7 +88,7 @@ def test_claims_are_gone_at_the_end(job):
 def test_ranks_that_share_a_core_are_refused(job):
     end = run(job, Tasks(rank1={"cores": json.dumps({"affinity": [0], "quotas": {}})}))
     assert end.exit_code == 3
-    assert "share cores 0" in end.error
+    assert "share cores 0" in str(end.error)
 
 
 def test_clocks_of_other_hosts_are_bounded_by_what_the_driver_saw(job, monkeypatch):
@@ -134,7 +134,9 @@ def test_killed_worker_is_named_by_the_rank_that_it_claimed(job):
     Claims(job.files.claims, job.trial.placement).take(0, 0, 0, own=1)
     end = run(job, failing(lost(0)))
     assert (end.rank, end.exit_code) == (1, 5)
-    assert end.error.startswith("RankFailed: its Python worker or executor was killed or crashed")
+    assert str(end.error).startswith(
+        "RankFailed: its Python worker or executor was killed or crashed"
+    )
 
 
 LOST_EXECUTOR = (
@@ -147,18 +149,18 @@ LOST_EXECUTOR = (
 def test_executor_lost_in_its_first_round_says_sparks_reason(job):
     end = failed_round(job, 0, LOST_EXECUTOR, Executors())
     assert (end.rank, end.exit_code) == (1, 5)
-    assert "on host 10.0.0.2, and rank 1 with it: Executor heartbeat timed out" in end.error
+    assert "on host 10.0.0.2, and rank 1 with it: Executor heartbeat timed out" in str(end.error)
 
 
 def test_what_a_task_said_itself_outweighs_sparks_words(job):
     write_status(job.files, 1, "failed", "DataError: bad")
     end = run(job, failing(lost(0)))
-    assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: bad")
+    assert (end.rank, end.exit_code, str(end.error)) == (1, 4, "DataError: bad")
 
 
 def test_end_that_a_task_told_through_spark_is_its_end(job):
-    end = RankEnd(rank=1, error="RankFailed: the loss of step 3 is nan")
-    raised = task_failed(end)
+    end = RankEnd(rank=1, error=failure("RankFailed: the loss of step 3 is nan", 1))
+    raised = task_failed(job, end)
     assert run(job, failing(f"x\npaceline.job.barrier.BarrierTaskFailed: {raised}\n\tat")) == end
 
 
@@ -172,7 +174,7 @@ def test_rounds_by_hand_end_at_their_limit(make_job):
 
     end = run_rounds(job, run_round, cancelled.set)
     assert end.exit_code == 6
-    assert "limit of 0.2 s" in end.error
+    assert "limit of 0.2 s" in str(end.error)
 
 
 def test_executor_lost_in_a_round_is_told_with_all_its_ranks(job):
@@ -181,7 +183,7 @@ def test_executor_lost_in_a_round_is_told_with_all_its_ranks(job):
     executors.saw({0: rank, 1: rank})
     end = failed_round(job, 4, LOST_EXECUTOR, executors)
     assert (end.rank, end.exit_code) == (0, 5)
-    assert "executor 1 on host beta, and ranks 0, 1 with it: Executor heartbeat" in end.error
+    assert "executor 1 on host beta, and ranks 0, 1 with it: Executor heartbeat" in str(end.error)
 
 
 def test_results_that_a_lost_executor_took_with_it_blame_its_ranks(job):
@@ -191,7 +193,7 @@ def test_results_that_a_lost_executor_took_with_it_blame_its_ranks(job):
     message = "Lost task 1.0 in stage 2.0 (TID 3) (10.0.0.2 executor 1): TaskResultLost (result"
     end = failed_round(job, 4, message, executors)
     assert (end.rank, end.exit_code) == (1, 5)
-    assert "executor 1 on host beta, and rank 1 with it" in end.error
+    assert "executor 1 on host beta, and rank 1 with it" in str(end.error)
 
 
 def test_executor_lost_between_two_rounds_ends_the_trial(job):
@@ -206,4 +208,4 @@ def test_executor_lost_between_two_rounds_ends_the_trial(job):
     end = run_rounds(job, run_round, lambda: None, lambda: alive)
     assert [orders.number for orders, _ in tasks.seen] == [0, 1]
     assert (end.rank, end.exit_code) == (0, 5)
-    assert "executor 7 on host h, and ranks 0, 1 with it" in end.error
+    assert "executor 7 on host h, and ranks 0, 1 with it" in str(end.error)

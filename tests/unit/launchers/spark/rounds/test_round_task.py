@@ -26,7 +26,7 @@ def end_of_task(job, partition):
 def test_run_directory_that_is_not_shared_is_an_error_of_this_task(job):
     end = end_of_task(job, 1)
     assert (end.rank, end.exit_code) == (1, 3)
-    assert "storage that all nodes share" in end.error
+    assert "storage that all nodes share" in str(end.error)
 
 
 def test_task_without_a_rank_says_so(job):
@@ -37,7 +37,7 @@ def test_task_without_a_rank_says_so(job):
         claims.take(0, partition, 0, None)
     end = end_of_task(job, 2)
     assert (end.rank, end.exit_code) == (2, 3)
-    assert "expected at most 2 rank(s) on a node" in end.error
+    assert "expected at most 2 rank(s) on a node" in str(end.error)
 
 
 def test_task_that_runs_again_blames_the_rank_that_it_was(job):
@@ -46,4 +46,4 @@ def test_task_that_runs_again_blames_the_rank_that_it_was(job):
     rank = Claims(job.files.claims, job.trial.placement).take(0, 1, 0, None)
     end = end_of_task(job, 1)
     assert (end.rank, end.exit_code) == (rank, 5)
-    assert "a second time" in end.error
+    assert "a second time" in str(end.error)

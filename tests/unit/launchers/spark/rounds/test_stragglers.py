@@ -45,7 +45,7 @@ def test_rank_that_does_not_end_a_round_is_named_with_its_host(job):
 
     end = run_rounds(job, run_round, cancelled.set)
     assert (end.rank, end.exit_code) == (1, 6)
-    assert end.error.startswith("TimedOut: round 0: rank 1 (beta) did not end it within 0.2 s")
+    assert str(end.error).startswith("TimedOut: round 0: rank 1 (beta) did not end it within 0.2 s")
 
 
 def test_rank_that_trains_in_the_first_round_is_not_given_time_to_start(job):
@@ -79,7 +79,7 @@ def end_of_unsent_results(job, executors):
 def test_results_that_do_not_reach_the_driver_end_the_round(job):
     end = end_of_unsent_results(job, Executors())
     assert end.exit_code == 6
-    assert "one of rank 0 (not seen yet), rank 1 (beta) hangs" in end.error
+    assert "one of rank 0 (not seen yet), rank 1 (beta) hangs" in str(end.error)
 
 
 def test_host_that_is_lost_while_its_results_travel_is_named(job):
@@ -87,4 +87,4 @@ def test_host_that_is_lost_while_its_results_travel_is_named(job):
     executors.saw({rank: report(rank) for rank in (0, 1)})
     end = end_of_unsent_results(job, executors)
     assert (end.rank, end.exit_code) == (1, 5)
-    assert "Spark lost executor 8 on host host-1, and rank 1 with it" in end.error
+    assert "Spark lost executor 8 on host host-1, and rank 1 with it" in str(end.error)

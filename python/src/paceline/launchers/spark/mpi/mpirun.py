@@ -18,12 +18,13 @@ from typing import IO
 import paceline
 from paceline.errors import EnvironmentLacks, RankFailed, TimedOut
 from paceline.host.processes import end_processes, guarded
+from paceline.job import failure_words
 from paceline.job.context import rank_environment
-from paceline.job.first_failure import first_failure
+from paceline.job.first_failure import first_failure, written_cause
 from paceline.job.job import Job
 from paceline.job.rank_status import RankEnd, trial_timed_out
 from paceline.launchers.descriptors import SparkOptions
-from paceline.launchers.diagnosis import SPECIFIC_ERRORS, missing_ranks_text
+from paceline.launchers.diagnosis import SPECIFIC_ERRORS
 from paceline.launchers.mpi.implementations import (
     OpenMpi5,
     on_this_node,
@@ -36,7 +37,7 @@ from paceline.launchers.mpi_messages import failed_rank, lost_host, ranks_withou
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
 from paceline.launchers.supervise import WaitLimits, Watched, wait_for_end
 from paceline.plan.trial import Trial
-from paceline.records.documents import read_statuses
+from paceline.records.documents import read_reported, read_statuses
 from paceline.records.rows import RankStatus
 
 # mpirun would read these as its own: they belong to the batch or MPI job that Spark runs in.
@@ -203,17 +204,30 @@ class _Output:
 
 
 def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Watched) -> RankEnd:
-    """Return the end that stands for all ranks, from mpirun's and from the status of the ranks."""
+    """Return the end that stands for all ranks, from their records, else from mpirun's words."""
     limits, statuses = job.trial.limits, read_statuses(job.files)
     done = {s.rank for s in statuses if s.state == "done"}
     open_ranks = [rank for rank in range(job.trial.placement.ranks) if rank not in done]
     if watched.timed_out:
         return RankEnd.of(trial_timed_out(job.trial), next(iter(open_ranks), 0))
     if watched.missing_ranks:
-        late = TimedOut(missing_ranks_text(watched.missing_ranks, limits.rendezvous_s))
-        return RankEnd.of(late, watched.missing_ranks[0])
+        late = failure_words.ranks_not_started(watched.missing_ranks, limits.rendezvous_s)
+        return RankEnd.of(TimedOut(late), watched.missing_ranks[0])
     if exit_status == 0 and not open_ranks:
         return RankEnd(rank=0)
+    written = written_cause(statuses)
+    if written is not None:
+        return written.end(failure_words.NO_REASON)
+    reported = read_reported(job.files)
+    if reported is not None:
+        return RankEnd(rank=reported.rank, error=reported)
+    return _end_in_output(exit_status, output, watched, statuses)
+
+
+def _end_in_output(
+    exit_status: int, output: Sequence[str], watched: Watched, statuses: Sequence[RankStatus]
+) -> RankEnd:
+    """Return the end of which no rank wrote the cause, from mpirun's words."""
     text = "\n".join(output)
     failure = first_failure(
         statuses,
@@ -226,12 +240,9 @@ def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Wa
         if end is not None:
             return end
     if failure.status is not None:
-        where = f"(host {failure.status.host}, pid {failure.status.pid})"
-        return failure.end(
-            f"{where} was killed or crashed: it wrote no error; mpirun ended with {exit_status}"
-        )
+        return failure.end(failure_words.killed_under_mpirun(failure.status, exit_status))
     last = [line for line in output if line.strip()][-_QUOTED_LINES:]
-    return failure.end(f"mpirun ended with {exit_status}: " + "\n".join(last))
+    return failure.end(failure_words.mpirun_ended(exit_status, last))
 
 
 def _end_of_host(output: str, statuses: Sequence[RankStatus]) -> RankEnd | None:
@@ -239,7 +250,8 @@ def _end_of_host(output: str, statuses: Sequence[RankStatus]) -> RankEnd | None:
     lost = lost_host(output, statuses)
     if lost is None:
         return None
-    return RankEnd.of(RankFailed(lost.sentence), next(iter(lost.ranks), 0))
+    error = RankFailed(failure_words.mpi_host_lost(lost.name, lost.ranks))
+    return RankEnd.of(error, next(iter(lost.ranks), 0), lost.name)
 
 
 def _refusal(exit_status: int, output: Sequence[str], rank: int | None) -> RankEnd | None:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from paceline.errors import PacelineError
 from paceline.host.clocks import SAME_CLOCK, ClockOffset
 from paceline.job.context import rank_context
-from paceline.job.first_failure import FirstFailure, first_failure
+from paceline.job.failure_words import NO_REASON, round_task_killed
+from paceline.job.first_failure import FirstFailure, first_failure, written_cause
 from paceline.job.job import Job
 from paceline.job.rank_status import RankEnd, trial_limit, trial_timed_out
 from paceline.launchers.spark.barrier import failed_stage
@@ -142,23 +143,28 @@ class Rounds:
 
 
 def failed_round(job: Job, number: int, message: str, executors: Executors) -> RankEnd:
-    """Return how the first rank of a failed round ended, from Spark's message and the statuses."""
+    """Return how the first rank of a failed round ended.
+
+    From the statuses of the ranks; else from Spark's message.
+    """
+    statuses = read_statuses(job.files)
+    written = written_cause(statuses)
+    if written is not None:
+        return written.end(NO_REASON)
     lost = _LOST_TASK.search(message)
     if lost is None:
         # Results of a lost executor are missing elsewhere, in a message that does not name it.
         executor = executors.lost()
         return failed_stage(job, message) if executor is None else RankEnd.of(executor)
-    statuses = read_statuses(job.files)
     partition = int(lost.group(1))
     claimed = Claims(job.files.claims, job.trial.placement).rank_of(number, partition)
     rank = partition if claimed is None else claimed
     failure = first_failure(statuses, named=rank)
     if failure.error is not None:
-        return failure.end("")
+        return failure.end(NO_REASON)
     gone = _LOST_EXECUTOR.search(message)
     if gone is None:
-        why = f"its Python worker or executor was killed or crashed{lost.group(2)}"
-        return FirstFailure(rank=rank).end(why)
+        return FirstFailure(rank=rank).end(round_task_killed(lost.group(2)))
     address, name, why = gone.groups()
     # An executor that was lost in its first round has no known place.
     host = next((s.host for s in statuses if s.rank == rank), address)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, RankFailed, TimedOut
 from paceline.host.processes import command_line_of
+from paceline.job import failure_words
 from paceline.job.job import Job
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark.barrier import executor_pid
@@ -74,19 +75,14 @@ class Executors:
         alive = self._alive()
         for name, place in self._seen.items():
             if name not in alive:
-                why = "it was killed or crashed, or its host cannot be reached any more"
-                return lost_executor(name, place, why)
+                return lost_executor(name, place, failure_words.EXECUTOR_GONE)
         return None
 
 
 def lost_executor(name: str, place: Place, why: str) -> RankFailed:
     """Return the error about a lost executor; it names the executor's first rank."""
-    which = "rank" if len(place.ranks) == 1 else "ranks"
-    listed = ", ".join(map(str, place.ranks))
-    return RankFailed(
-        f"Spark lost executor {name} on host {place.host}, and {which} {listed} with it: {why}",
-        place.ranks[0],
-    )
+    text = failure_words.executor_lost(name, place.host, place.ranks, why)
+    return RankFailed(text, place.ranks[0])
 
 
 _POLL_S = 0.25
@@ -149,18 +145,12 @@ class Stragglers:
 
     def _too_late(self, number: int, late: set[int]) -> PacelineError:
         limit_s = self._job.trial.limits.collective_s
-        return TimedOut(
-            f"round {number}: {self._listed(late)} did not end it within {limit_s:g} s of the "
-            "first rank that did (limits.collective_s, plus limits.rendezvous_s for ranks that "
-            "start): they hang, cannot be reached, or are much slower than the others"
-        )
+        return TimedOut(failure_words.round_too_late(number, self._listed(late), limit_s))
 
     def _unsent(self, number: int, ranks: set[int]) -> PacelineError:
         limit_s = self._job.trial.limits.collective_s
         return self._executors.lost() or TimedOut(
-            f"round {number}: all ranks ended it, but not all results reached the driver within "
-            f"{limit_s:g} s (limits.collective_s): one of {self._listed(ranks)} hangs or cannot "
-            "be reached"
+            failure_words.round_not_received(number, self._listed(ranks), limit_s)
         )
 
     def _listed(self, ranks: set[int]) -> str:

@@ -63,7 +63,7 @@ def run_round_task(
         check_shared(job, host, f"tasks take their ranks there{ONLY_GLOO}")
         context = _claimed(job, partition, orders, host, None if kept is None else kept.worker.rank)
     except PacelineError as error:  # there is no rank yet whose status could be written
-        raise task_failed(RankEnd.of(error, partition)) from error
+        raise task_failed(job, RankEnd.of(error, partition, host)) from error
     status = RankStatusFile(job, context)
     with log_of(job, context), terminated(status):
         try:
@@ -71,7 +71,7 @@ def run_round_task(
         except Exception as error:
             if not isinstance(error, PacelineError):
                 traceback.print_exc()
-            raise task_failed(status.failed(error)) from error
+            raise task_failed(job, status.failed(error)) from error
     rank_report = report.ranks[context.rank]
     times = (began_unix_s, time.time())
     report.ranks[context.rank] = dataclasses.replace(
