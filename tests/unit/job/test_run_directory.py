@@ -60,6 +60,7 @@ def test_failure_is_written_with_its_rank(error, code, status, job):
     written = outcome(job)
     assert (written["status"], written["exit_code"]) == (status, code)
     assert (written["failed_rank"], written["message"]) == (1, error)
+    assert written["error"]["kind"] == error.partition(":")[0]
 
 
 BAD_DATA = failure("DataError: x", rank=1, host="b")

@@ -191,7 +191,7 @@ def test_launchers_log_is_read_only_if_no_record_has_the_cause(
     files.launcher_log.write_text(LOST_DAEMON + "\njava.io.IOException: x\n")
     launcher = SimpleNamespace(failed_rank=pytest.fail)
     outcome = diagnose(make_launch_trial(), files, ended(1, dead_ranks=(0,)), launcher)
-    assert (outcome.failed_rank, outcome.exit_code) == (1, 4)
+    assert (outcome.failed_rank, outcome.exit_code, outcome.error) == (1, 4, error)
     assert "DataError: photo 3 is damaged" in outcome.message.splitlines()[0]
 
 

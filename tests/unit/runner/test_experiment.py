@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.progress import Quiet
-from tests.support.rows import ENDED_WELL
+from tests.support.rows import ENDED_WELL, failure
 from tests.support.specs import spec_text, trials_text
 from tests.unit.analysis import fabricate
 
@@ -183,6 +183,7 @@ def test_error_of_ranks_of_several_trials_stands_once(tmp_path: Path) -> None:
         dataclasses.replace(
             outcome(name, ExitCode.RANK_FAILED),
             message=f"trial {name}: rank 0 of 2 (host a, pid {pid}) failed: ValueError: {error}",
+            error=failure(f"ValueError: {error}"),
         )
         for name, pid, error in (
             ("a.r0", 11, "wrong"),

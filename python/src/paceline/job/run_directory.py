@@ -61,6 +61,7 @@ def finish(job: Job, end: RankEnd) -> None:
         launcher_exit_status=None,  # the launcher still runs
         failed_rank=None if end.error is None else end.rank,
         message=None if end.error is None else str(end.error),
+        error=end.error,
     )
     write_json(job.files.outcome, outcome)
 

@@ -46,13 +46,14 @@ _TAIL_BYTES = 64 * 1024
 SPECIFIC_ERRORS: dict[int, type[PacelineError]] = {
     kind.exit_code: kind for kind in (UsageError, EnvironmentLacks, DataError, TimedOut)
 }
+_NO_RANK = FirstFailure(rank=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cause:
     """The rank that failed first, and what others than this rank know about it."""
 
-    failure: FirstFailure
+    failure: FirstFailure = _NO_RANK
     reported: Failure | None = None  # by the job side
     said: str | None = None  # by the launcher's log
 
@@ -60,18 +61,23 @@ class _Cause:
     def words(self) -> str | None:
         return self.said if self.reported is None else str(self.reported)
 
+    @property
+    def recorded(self) -> Failure | None:
+        """The failure that a record has."""
+        return self.reported or self.failure.error
+
 
 def diagnose(trial: Trial, files: TrialFiles, ended: Ended, launcher: Launcher) -> Outcome:
     """Return how the trial ended, with a message that names the failed rank and quotes its log."""
     statuses = read_statuses(files)
     has_ended = ended.exit_status == 0 or ended.stuck_at_exit
     if not ended.timed_out and has_ended and _all_done(trial, statuses):
-        return _outcome(trial, ended, ExitCode.OK, None, None)
-    cause = _Cause(failure=FirstFailure(rank=None))
+        return _outcome(trial, ended, ExitCode.OK, _Cause(), None)
+    cause = _Cause()
     if not ended.timed_out and not ended.missing_ranks:
         cause = _cause(files, ended, launcher, statuses)
     message = _message(trial, files, ended, cause, statuses)
-    return _outcome(trial, ended, _exit_code(ended, cause), cause.failure.rank, message)
+    return _outcome(trial, ended, _exit_code(ended, cause), cause, message)
 
 
 def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
@@ -149,9 +155,8 @@ def _exit_code(ended: Ended, cause: _Cause) -> ExitCode:
     failure = cause.failure
     if ended.timed_out or ended.missing_ranks:
         return ExitCode.TIMED_OUT
-    known = cause.reported or failure.error
-    if known is not None:
-        return exit_code_of(known)
+    if cause.recorded is not None:
+        return exit_code_of(cause.recorded)
     if failure.rank not in ended.dead_ranks and ended.exit_status in SPECIFIC_ERRORS:
         return ExitCode(ended.exit_status)
     return ExitCode.RANK_FAILED
@@ -189,7 +194,7 @@ def _what_happened(trial: Trial, ended: Ended, cause: _Cause, statuses: list[Ran
 
 
 def _outcome(
-    trial: Trial, ended: Ended, code: ExitCode, failed_rank: int | None, message: str | None
+    trial: Trial, ended: Ended, code: ExitCode, cause: _Cause, message: str | None
 ) -> Outcome:
     return Outcome(
         schema=SCHEMA,
@@ -199,8 +204,9 @@ def _outcome(
         launched_unix_s=ended.launched_unix_s,
         ended_unix_s=ended.ended_unix_s,
         launcher_exit_status=ended.exit_status,
-        failed_rank=failed_rank,
+        failed_rank=cause.failure.rank,
         message=message,
+        error=cause.recorded if cause.said is None else None,
     )
 
 

@@ -356,6 +356,8 @@ class Outcome:
     launcher_exit_status: int | None
     failed_rank: int | None
     message: str | None
+    # of the rank that failed first, if a record has it; None in records of older versions, too
+    error: Failure | None = None
 
     @property
     def reason(self) -> str:

@@ -70,20 +70,23 @@ def attach(command: Sequence[str], run_dir: Path) -> Attached:
             run.manifest.unlink()
             shutil.rmtree(files.root.parent)
             return Attached(exit_code=code, trained=False)
-        message = _failure(files, code, is_interrupted=is_interrupted)
+        failure = first_failure(read_statuses(files))
+        is_usable = _is_usable(files, code, is_interrupted=is_interrupted)
+        message = None if is_usable else command_ended(code, failure.error)
         outcome = Outcome(
             schema=SCHEMA,
             trial_id=files.root.name,
-            status="ok" if message is None else "failed",
+            status="ok" if is_usable else "failed",
             exit_code=code,
             launched_unix_s=launched_unix_s,
             ended_unix_s=time.time(),
             launcher_exit_status=status,
-            failed_rank=first_failure(read_statuses(files)).rank if message else None,
+            failed_rank=None if is_usable else failure.rank,
             message=message,
+            error=None if is_usable else failure.error,
         )
         write_json(files.outcome, outcome)
-        if message is None:
+        if is_usable:
             compact_trial(files)
     return Attached(exit_code=code, trained=True)
 
@@ -129,15 +132,12 @@ def _has_terminal() -> bool:
     return False
 
 
-def _failure(files: TrialFiles, code: int, *, is_interrupted: bool) -> str | None:
-    """Return why the records are not those of a whole training; None if they can be used.
+def _is_usable(files: TrialFiles, code: int, *, is_interrupted: bool) -> bool:
+    """Return whether the records are those of a whole training.
 
-    A training that the user has interrupted can be used if rank 0 has come to its end.
+    One that the user has interrupted can be used if rank 0 has come to its end.
     """
-    if code == ExitCode.OK or (is_interrupted and files.result.exists()):
-        return None
-    failure = first_failure(read_statuses(files))
-    return command_ended(code, failure.error)
+    return code == ExitCode.OK or (is_interrupted and files.result.exists())
 
 
 def _manifest(name: str, files: TrialFiles) -> dict[str, Any]:

@@ -182,9 +182,9 @@ def _listed(outcomes: Sequence[Outcome]) -> str:
     """Return a line for each reason, with all trials that it ended."""
     same: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        # The error that a rank wrote follows its number, host and process id, which differ.
+        # Trials differ in the number, the host and the process id of the rank in the reason.
         text = outcome.reason.removeprefix(f"trial {outcome.trial_id}: ")
-        same.setdefault(text.partition(" failed: ")[2] or text, []).append(outcome)
+        same.setdefault(text if outcome.error is None else str(outcome.error), []).append(outcome)
     lines = ""
     for first, *others in same.values():
         more = f" (also {', '.join(each.trial_id for each in others)})" if others else ""
