@@ -1,0 +1,1 @@
+"""How ranks exchange tensors. This package imports nothing else of Paceline."""
