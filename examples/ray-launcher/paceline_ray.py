@@ -78,7 +78,7 @@ class Rank:
 
     def train(self, host: str, port: int, launcher_pid: int) -> RankEnd:
         """Train as this rank."""
-        from paceline.host.machine import host_name
+        from paceline.collectives.host import host_name
         from paceline.job import StoreAddress, rank_context, run_rank
 
         address = self._address or StoreAddress(host=host, port=port)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.host.processes import wait_until
+from paceline.collectives.host import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

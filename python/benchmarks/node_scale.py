@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from common import documented_parser, forked, made_dataset, median_interval, shown, write_results
-from paceline.host.machine import host_name
+from paceline.collectives.host import host_name
 from paceline.job.rendezvous import close_listener, listen_on
 from paceline.node.semaphores import Semaphores
 from paceline.node.shared_node import SharedNode

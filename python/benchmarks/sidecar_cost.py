@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import documented_parser, median_interval, shown, write_results
-from paceline.host.machine import host_name
-from paceline.host.processes import boot_id, read_stat
+from paceline.collectives.host import boot_id, host_name, read_stat
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus, StepRow

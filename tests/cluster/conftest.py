@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 from tests.cluster.lab.labs import checked_lab
 
-from paceline.host.processes import command_line_of, pids_with_token, send, wait_until
+from paceline.collectives.host import wait_until
+from paceline.host.processes import command_line_of, pids_with_token, send
 from paceline.lab import Lab, LabSettings
 from paceline.launchers import supervise
 

@@ -19,13 +19,13 @@ from tests.support.commands import run_command
 from tests.support.environment import AS_ROOT, kept_environment
 from tests.support.job_specs import job_words
 
+from paceline.collectives.host import wait_until
 from paceline.host.processes import (
     TOKEN_VARIABLE,
     command_line_of,
     pids_with_token,
     pids_with_variable,
     send,
-    wait_until,
 )
 from paceline.host.spark import find_java, find_spark
 from paceline.launchers.base import launcher_for

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 from tests.cluster.trainings import PROGRAMS, Shares, Training, job_arguments, training
 
-from paceline.host.processes import command_line_of, wait_until
+from paceline.collectives.host import wait_until
+from paceline.host.processes import command_line_of
 from paceline.lab import INTERFACE, Host, Lab
 
 pytestmark = [

@@ -15,7 +15,8 @@ from typing import Any
 from tests.support.environment import kept_environment
 from tests.support.job_specs import NO_SIDECAR, job_words
 
-from paceline.host.processes import command_line_of, is_alive, send, wait_until
+from paceline.collectives.host import wait_until
+from paceline.host.processes import command_line_of, is_alive, send
 from paceline.lab import INTERFACE, Host, Lab
 from paceline.lab.network import processes_in
 from paceline.records.layout import RunFiles, TrialFiles

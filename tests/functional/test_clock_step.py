@@ -9,7 +9,7 @@ import time
 import pytest
 from tests.functional.cli_runs import LIMIT_S, slowed, small, trial
 
-from paceline.host.processes import wait_until
+from paceline.collectives.host import wait_until
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.tables import row_dicts
 

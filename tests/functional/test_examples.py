@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tests.support.commands import run_command
 
-from paceline.host.processes import wait_until
+from paceline.collectives.host import wait_until
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(600)]
 

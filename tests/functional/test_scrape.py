@@ -21,7 +21,7 @@ from tests.support.rows import STEP, running_rank
 from tests.support.snapshots import SNAPSHOT, served, values
 from tests.support.waiting import wait_for
 
-from paceline.host.machine import host_name
+from paceline.collectives.host import host_name
 from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.metrics import METRICS

@@ -18,8 +18,9 @@ import pytest
 from tests.functional.cli_runs import Cli, small, trial
 from tests.soak.marked import MarkedCommand
 
+from paceline.collectives.host import wait_until
 from paceline.errors import ExitCode
-from paceline.host.processes import command_line_of, wait_until
+from paceline.host.processes import command_line_of
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.support.documentation import ROOT
 
-from paceline.host.machine import host_name
+from paceline.collectives.host import host_name
 
 WRITES = "PACELINE_WRITE_OUTPUTS" in os.environ
 # A block of commands, and the output that a page shows below it, whole or up to a line.

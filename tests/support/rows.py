@@ -7,8 +7,7 @@ import os
 from typing import Any
 
 from paceline.analysis.trial.recovery import Recovery
-from paceline.host.machine import host_name
-from paceline.host.processes import Process
+from paceline.collectives.host import Process, host_name
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import SCHEMA, CommunicationRow, Failure, Outcome, RankStatus, StepRow

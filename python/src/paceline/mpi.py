@@ -15,8 +15,8 @@ from types import TracebackType
 from mpi4py import MPI
 from mpi4py.run import set_abort_status
 
+from paceline.collectives.host import address_towards, host_name, interface_address
 from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.host.machine import address_towards, host_name, interface_address
 from paceline.plan.trial import LOOPBACK
 from paceline.torch_internals import TCPStore
 from paceline.transports.mpi.polling import poll_until

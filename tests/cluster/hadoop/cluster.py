@@ -24,7 +24,8 @@ from tests.support.commands import run_command, start_command
 from tests.support.environment import kept_environment
 from tests.support.hadoop_jars import class_path
 
-from paceline.host.processes import command_line_of, end_processes, send, wait_until
+from paceline.collectives.host import wait_until
+from paceline.host.processes import command_line_of, end_processes, send
 from paceline.host.spark import find_spark
 from paceline.lab.network import processes_in
 

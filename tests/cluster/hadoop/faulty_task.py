@@ -8,7 +8,7 @@ import time
 from torch import Tensor
 
 import paceline
-from paceline.host.machine import host_name
+from paceline.collectives.host import host_name
 from paceline.workloads.convolutional import TinyAlexNet
 
 _VARIABLE_OF_YARN = "CONTAINER_ID"

@@ -26,8 +26,8 @@ from tests.cluster.hadoop.runs import (
 )
 from tests.support.waiting import wait_for
 
+from paceline.collectives.host import wait_until
 from paceline.errors import ExitCode
-from paceline.host.processes import wait_until
 from paceline.host.spark import find_spark
 from paceline.lab.network import processes_in
 

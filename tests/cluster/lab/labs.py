@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.host.processes import command_line_of, pids_with_variable, wait_until
+from paceline.collectives.host import wait_until
+from paceline.host.processes import command_line_of, pids_with_variable
 from paceline.lab import Lab, LabSettings, network, removal
 from paceline.lab.record import NAME_VARIABLE, ROOT, Host, LabRecord, Registry, namespaces_among
 

@@ -17,7 +17,7 @@ from tests.cluster.lab.labs import keeping_remains, traces_of
 from tests.functional.cli_runs import Cli
 from tests.support.commands import start_command
 
-from paceline.host.processes import wait_until
+from paceline.collectives.host import wait_until
 from paceline.lab import Lab, LabSettings
 from paceline.lab.record import LabRecord, Registry
 

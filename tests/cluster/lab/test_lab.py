@@ -17,8 +17,9 @@ import pytest
 from tests.cluster.lab.labs import checked_lab, traces_of
 from tests.support.commands import run_command
 
+from paceline.collectives.host import wait_until
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.host.processes import is_alive, wait_until
+from paceline.host.processes import is_alive
 from paceline.lab import INTERFACE, Host, Lab, LabSettings, network
 from paceline.lab.network import processes_in
 

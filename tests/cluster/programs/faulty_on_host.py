@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 import paceline
-from paceline.host.machine import host_name
+from paceline.collectives.host import host_name
 from paceline.workloads.convolutional import TinyAlexNet
 
 _GOOD_STEPS = 3

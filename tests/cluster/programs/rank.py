@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from paceline.host.machine import host_name
+from paceline.collectives.host import host_name
 from paceline.job.job import parse_job
 from paceline.job.rank import run_rank
 from paceline.job.rendezvous import listen_on

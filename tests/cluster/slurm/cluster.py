@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from tests.support.commands import run_command
 from tests.support.environment import kept_environment
 
-from paceline.host.processes import end_processes, wait_until
+from paceline.collectives.host import wait_until
+from paceline.host.processes import end_processes
 
 if TYPE_CHECKING:
     from paceline.lab import Lab

@@ -17,7 +17,7 @@ from tests.cluster.slurm.cluster import Slurm, slurm_on
 from tests.functional.cli_runs import NO_SIDECAR, small
 
 from paceline.cli import main
-from paceline.host.processes import wait_until
+from paceline.collectives.host import wait_until
 from paceline.lab import LabSettings
 from paceline.lab.network import processes_in
 from paceline.launchers.mpi.tools import find_mpirun

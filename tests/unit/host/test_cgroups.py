@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.fabricated_cgroups import Machine
 
-from paceline.host.cgroups import (
-    CgroupLimits,
-    cpu_quotas,
-    find_places,
-    memory_room_bytes,
-    read_limits,
-)
+from paceline.host.cgroups import CgroupLimits, cpu_quotas, find_places, read_limits
 
 
 @pytest.fixture
@@ -185,26 +179,3 @@ def test_process_without_control_groups_has_no_usage(machine: Machine) -> None:
     machine.process(7, "")
     places = find_places(7, machine.proc)
     assert (places.cpu_time, places.throttling, places.memory) == (None, None, None)
-
-
-def test_room_is_the_least_on_the_way_up_with_the_page_cache_counted_as_free(
-    machine: Machine,
-) -> None:
-    machine.enter("/job/step")
-    assert memory_room_bytes(7, machine.proc) is None
-    machine.file("job/step/memory.max", "10000\n")
-    machine.file("job/step/memory.current", "9000\n")
-    machine.file("job/step/memory.stat", "anon 1\ninactive_file 500\n")
-    assert memory_room_bytes(7, machine.proc) == 1500
-    machine.file("job/memory.max", "20000\n")
-    machine.file("job/memory.current", "19900\n")
-    assert memory_room_bytes(7, machine.proc) == 100
-
-
-def test_v1_group_that_is_over_its_limit_has_no_room(machine: Machine) -> None:
-    machine.mount("memory", "cgroup", "rw,memory")
-    machine.process(7, "9:memory:/job\n")
-    machine.file("memory/job/memory.limit_in_bytes", "5000\n")
-    machine.file("memory/job/memory.usage_in_bytes", "6000\n")
-    machine.file("memory/job/memory.stat", "total_inactive_file 300\n")
-    assert memory_room_bytes(7, machine.proc) == 0

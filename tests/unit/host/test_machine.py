@@ -12,7 +12,6 @@ from paceline.host.machine import (
     cpu_governor,
     default_cache_dir,
     gpu_models,
-    has_link,
     machine_facts,
     name_of_cpu,
     torch_cuda,
@@ -94,12 +93,6 @@ def test_list_of_packages_does_not_depend_on_what_was_imported(tmp_path, monkeyp
     (copy / "numpy-0.1.dist-info" / "METADATA").write_text("Name: numpy\nVersion: 0.1\n")
     monkeypatch.syspath_prepend(copy)
     assert all_packages() == before
-
-
-@pytest.mark.parametrize("name", ["eth77", "a-name-that-is-longer-than-any-interface's"])
-def test_only_an_interface_that_exists_has_a_link(name: str) -> None:
-    assert has_link("lo")
-    assert not has_link(name)
 
 
 @pytest.mark.parametrize(

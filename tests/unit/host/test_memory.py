@@ -4,14 +4,8 @@ import gc
 import resource
 
 import pytest
-from tests.unit.fabricated_cgroups import Machine
 
-from paceline.host.memory import (
-    available_bytes,
-    limited_private_memory,
-    own_memory,
-    permanent_objects,
-)
+from paceline.host.memory import limited_private_memory, own_memory, permanent_objects
 
 MIB = 2**20
 STATUS = """\
@@ -30,19 +24,6 @@ def test_files_and_shared_memory_are_not_private(tmp_path):
     found = own_memory(tmp_path)
     assert found.peak_private_bytes == 280 * 1024
     assert found.shared_bytes == 15 * 1024
-
-
-def test_available_memory_is_the_least_of_system_and_control_group(tmp_path):
-    machine = Machine(tmp_path)
-    machine.mount("", "cgroup2", "rw")
-    machine.process("self", "0::/job\n")
-    (machine.proc / "meminfo").write_text("MemTotal: 64 kB\nMemAvailable: 32 kB\nHugePages: 0\n")
-    assert available_bytes(machine.proc) == 32768
-    machine.file("job/memory.max", "10000\n")
-    machine.file("job/memory.current", "9000\n")
-    assert available_bytes(machine.proc) == 1000
-    machine.file("job/memory.current", "10000\n")
-    assert available_bytes(machine.proc) == 0
 
 
 def test_larger_allocations_fail_and_the_limit_ends():

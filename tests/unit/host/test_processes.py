@@ -8,10 +8,10 @@ from typing import Any
 
 from tests.support.running import running
 
+from paceline.collectives.host import Process, wait_until
 from paceline.host import processes
 from paceline.host.processes import (
     TOKEN_VARIABLE,
-    Process,
     command_line_of,
     end_processes,
     guarded,
@@ -19,7 +19,6 @@ from paceline.host.processes import (
     parent_of,
     pids_with_token,
     process_started_unix_s,
-    wait_until,
 )
 
 NOBODY = 2**22 + 1  # above the kernel's largest pid
@@ -60,32 +59,6 @@ def test_token_finds_its_own_and_nobody_else():
     with start("test-abc") as ours, start("test-abcdef") as longer:
         assert wait_until(lambda: pids_with_token("test-abc") == {ours.pid}, 10)
         assert wait_until(lambda: pids_with_token("test-abcdef") == {longer.pid}, 10)
-
-
-def test_identity_includes_the_start_time():
-    own = Process.current()
-    assert own.pid == os.getpid()
-    assert own.is_alive()
-    assert not Process(own.pid, own.start_ticks - 1).is_alive()
-    assert not Process(own.pid, own.start_ticks, "of another boot").is_alive()
-
-
-def test_step_of_the_wall_clock_does_not_change_an_identity(monkeypatch):
-    own = Process.current()
-    unix_s = time.time() + 3600
-    monkeypatch.setattr(time, "time", lambda: unix_s)
-    assert own.is_alive()
-    assert Process.of(own.pid) == own
-
-
-def test_identity_of_a_zombie_and_of_an_ended_process_is_not_alive():
-    with running("input()") as child:
-        identity = Process.of(child.pid)
-        assert identity.is_alive()
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not collected yet
-        assert not identity.is_alive()
-    assert not identity.is_alive()
 
 
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); "
@@ -161,7 +134,3 @@ def test_guarded_program_that_ignores_sigterm_is_killed():
 def test_guard_becomes_the_program():
     done = subprocess.run(guarded(["echo", "a b"]), capture_output=True, check=True)
     assert done.stdout == b"a b\n"
-
-
-def test_wait_until_gives_up():
-    assert not wait_until(lambda: False, 0.05, poll_s=0.01)

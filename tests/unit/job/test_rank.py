@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from paceline.collectives.host import Process
 from paceline.errors import DataError, ExitCode, PeerLost, RankFailed, TimedOut
-from paceline.host.processes import Process
 from paceline.job import rank as module
 from paceline.job.rank import import_train, run_rank
 from paceline.job.rank_status import RankEnd, RankStatusFile, is_secondary, terminated

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.specs import spec_text
 
-from paceline.host.machine import host_name
+from paceline.collectives.host import host_name
 from paceline.job import sidecars
 from paceline.job.context import SIDECAR_HOST_VARIABLE
 from paceline.plan.planning import plan_trials

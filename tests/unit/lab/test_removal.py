@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from paceline.host.processes import Process
+from paceline.collectives.host import Process
 from paceline.lab import LabSettings, network, removal
 from paceline.lab.record import Registry
 from paceline.lab.removal import is_abandoned, remove, remove_abandoned

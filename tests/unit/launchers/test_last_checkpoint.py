@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 from tests.support.running import running
 
-from paceline.host.machine import host_name
+from paceline.collectives.host import host_name
 from paceline.launchers.supervise import write_last_checkpoint
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.layout import TrialFiles

@@ -13,8 +13,8 @@ import pytest
 from tests.support.running import running
 from tests.support.waiting import wait_for
 
+from paceline.collectives.host import host_name
 from paceline.errors import PacelineWarning
-from paceline.host.machine import host_name
 from paceline.host.processes import is_alive
 from paceline.launchers import supervise as module
 from paceline.launchers.base import Command
@@ -172,8 +172,7 @@ def test_rank_that_does_not_start_in_time_ends_the_launcher(files, write_status)
 STUCK = """
 import dataclasses, sys, time
 from pathlib import Path
-from paceline.host.machine import host_name
-from paceline.host.processes import Process
+from paceline.collectives.host import Process, host_name
 from paceline.job.stacks import answer_requests
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tests.support.running import running
 
+from paceline.collectives.host import wait_until
 from paceline.host import cleaner
-from paceline.host.processes import TOKEN_VARIABLE, is_alive, parent_of, wait_until
+from paceline.host.processes import TOKEN_VARIABLE, is_alive, parent_of
 from paceline.launchers.supervise import temporary_folders
 
 LIMIT_S = 15.0

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from paceline.collectives.host import host_name
 from paceline.errors import EnvironmentLacks
 from paceline.host import locks
-from paceline.host.machine import host_name
 from paceline.preflight import hosts
 from paceline.preflight.answers import Facts, Seen
 from paceline.preflight.hosts import NoAnswer, Probes, remote_shell

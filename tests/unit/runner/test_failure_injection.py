@@ -12,8 +12,8 @@ import pytest
 from tests.support.rows import running_rank
 from tests.support.running import running
 
+from paceline.collectives.host import host_name
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.host.machine import host_name
 from paceline.host.processes import is_alive, process_started_unix_s
 from paceline.launchers.descriptors import SparkOptions
 from paceline.records.documents import read_statuses

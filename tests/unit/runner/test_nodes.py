@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from tests.support.rows import write_status
 
+from paceline.collectives.host import Process
 from paceline.data.remote_folder import remote_folder
 from paceline.errors import EnvironmentLacks, PacelineWarning, TimedOut
-from paceline.host.processes import Process
 from paceline.host.programs import own_module
 from paceline.job import unshared
 from paceline.job.delivery import deliver

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.host.processes import Stat
+from paceline.collectives.host import Stat
 from paceline.telemetry import processes
 
 

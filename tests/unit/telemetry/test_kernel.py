@@ -10,7 +10,7 @@ import psutil
 import pytest
 from tests.unit.fabricated_cgroups import Machine
 
-from paceline.host.processes import Stat, read_stat
+from paceline.collectives.host import Stat, read_stat
 from paceline.telemetry.kernel import (
     CgroupReader,
     read_page_faults,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.telemetry.fake_processes import Table
 
-from paceline.host.processes import Process
+from paceline.collectives.host import Process
 from paceline.telemetry import processes
 from paceline.telemetry.processes import ProcessTree, Usage
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.rows import write_status
 
-from paceline.host.processes import Process
+from paceline.collectives.host import Process
 from paceline.telemetry.sampler import RankFinder, running_processes
 
 HOST = "node-1"

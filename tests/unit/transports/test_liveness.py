@@ -9,8 +9,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from paceline.collectives import host
 from paceline.errors import PeerLost, RankFailed, TimedOut
-from paceline.host import processes
 from paceline.job.rendezvous import listen_on
 from paceline.plan.rank_context import StoreAddress
 from paceline.transports import liveness
@@ -189,7 +189,7 @@ def test_rank_0_stays_until_ranks_that_wait_now_or_later_have_probed(ranks, monk
     found = first.call("")
     assert (found.waiting, found.busy) == ([1], [2])
     clock = EndlessTime()
-    for module in (liveness, processes):
+    for module in (liveness, host):
         monkeypatch.setattr(module, "time", clock)
     closing = threading.Thread(target=first.close)
     closing.start()

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from paceline.attach.description import planned_trial, trial_as_found
 from paceline.attach.place import own_place
-from paceline.host.machine import host_name
+from paceline.collectives.host import host_name
 from paceline.job import Job, RankContext, rank_context, say
 from paceline.job.context import is_launcher, launching_pid
 from paceline.job.rank_status import RankStatusFile

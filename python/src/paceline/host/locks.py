@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from paceline.collectives.host import wait_until
 from paceline.errors import PacelineWarning, TimedOut
-from paceline.host.processes import wait_until
 
 Lockable = IO[str] | int  # an open file, or its descriptor
 

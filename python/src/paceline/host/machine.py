@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import re
-import socket
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from paceline.collectives.host import address_towards, host_name
 from paceline.errors import EnvironmentLacks
-from paceline.host.processes import boot_id
 from paceline.host.topology import SYSTEM, numa_cores, physical_cores
 
 _PACKAGES = (
@@ -21,23 +20,11 @@ _PACKAGES = (
 )  # fmt: skip
 
 _UNNAMED_GPU = "NVIDIA GPU"
-_ANY_PORT = 9  # a datagram socket has to be connected to some port
 
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use, by its CPU affinity."""
     return len(os.sched_getaffinity(0))
-
-
-def host_name() -> str:
-    return socket.gethostname()
-
-
-def host_identity() -> str:
-    """Return a text that is equal for processes that may share memory: the same start of the
-    kernel, network and name."""
-    network = Path("/proc/self/ns/net").readlink()
-    return f"{boot_id()} {network} {host_name()}"
 
 
 def default_cache_dir() -> Path:
@@ -156,31 +143,6 @@ def machine_facts(system: Path = SYSTEM) -> dict[str, Any]:
     }
 
 
-def interface_address(interface: str) -> str:
-    """Return the IPv4 address of a network interface, by its name as `ip addr` shows it.
-
-    Raises EnvironmentLacks, with the existing interfaces, if it has none.
-    """
-    import psutil  # noqa: PLC0415  (a single rank does not need it)
-
-    addresses = psutil.net_if_addrs()
-    for found in addresses.get(interface, ()):
-        if found.family == socket.AF_INET:
-            return str(found.address)
-    raise EnvironmentLacks(
-        f"interface {interface!r} on host {host_name()}: expected one with an IPv4 address; "
-        f"interfaces here: {', '.join(addresses)}; name one of them with [network] interface"
-    )
-
-
-def address_towards(host: str) -> str:
-    """Return the address from which this host sends to another one; sends nothing. Raises
-    OSError."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, _ANY_PORT))  # looks up the route
-        return str(probe.getsockname()[0])
-
-
 def interface_to(host: str) -> str:
     """Return the name of the interface by which this host sends to another one; sends nothing.
 
@@ -198,18 +160,10 @@ def interface_to(host: str) -> str:
 
 def own_addresses() -> dict[str, str]:
     """Return the names of this host's network interfaces by their addresses."""
-    import psutil  # noqa: PLC0415  (as above)
+    import psutil  # noqa: PLC0415  (a single rank does not need it)
 
     return {
         str(address.address): name
         for name, addresses in psutil.net_if_addrs().items()
         for address in addresses
     }
-
-
-def has_link(interface: str) -> bool:
-    """Return whether the network interface exists, is up, and has a carrier."""
-    import psutil  # noqa: PLC0415  (as above)
-
-    found = psutil.net_if_stats().get(interface)
-    return found is not None and bool(found.isup)

@@ -13,9 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.host.cgroups import memory_room_bytes
-
-_KIB = 1024
+from paceline.collectives.free_memory import kernel_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +33,8 @@ def own_memory(proc: Path = Path("/proc/self")) -> ProcessMemory:
     If the peak was before the first step, shared memory that was freed since, as that of the first
     weights, counts as private. That is rare, because the weights are resident in the steps, too.
     """
-    status = _fields(proc / "status")
-    shared = _fields(proc / "smaps_rollup").get("Pss_Shmem", 0)
+    status = kernel_fields(proc / "status")
+    shared = kernel_fields(proc / "smaps_rollup").get("Pss_Shmem", 0)
     private = status["VmHWM"] - status["RssFile"] - status["RssShmem"]
     return ProcessMemory(peak_private_bytes=private, shared_bytes=shared)
 
@@ -49,7 +47,7 @@ def limited_private_memory(size: int, proc: Path = Path("/proc/self")) -> Iterat
     The kernel limits reserved memory. What is reserved now but not used, for example stacks of
     threads, is added. A lower limit that exists stays.
     """
-    status = _fields(proc / "status")
+    status = kernel_fields(proc / "status")
     reserved = size + max(0, status["VmData"] - status["RssAnon"])
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
@@ -59,21 +57,6 @@ def limited_private_memory(size: int, proc: Path = Path("/proc/self")) -> Iterat
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def available_bytes(proc: Path = Path("/proc")) -> int:
-    """Return the memory that this process can still get, in bytes.
-
-    The smaller of MemAvailable of /proc/meminfo and what the control groups leave.
-    """
-    rooms = (_fields(proc / "meminfo")["MemAvailable"], memory_room_bytes(proc=proc))
-    return min(room for room in rooms if room is not None)
-
-
-def _fields(path: Path) -> dict[str, int]:
-    """Return the fields of a file of /proc that are in kB, in bytes."""
-    rows = (line.split() for line in path.read_text().splitlines())
-    return {r[0].rstrip(":"): _KIB * int(r[1]) for r in rows if len(r) == 3 and r[2] == "kB"}
 
 
 @contextmanager

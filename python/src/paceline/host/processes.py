@@ -1,4 +1,4 @@
-"""Processes of this host, from /proc: identity, parents, command lines, and their orderly end.
+"""Processes of this host, from /proc: parents, command lines, and their orderly end.
 
 The processes of a trial carry a token in their environment, as with Jenkins' ProcessTreeKiller.
 Unlike a process group or a walk over parents, a token also finds processes that started a session
@@ -15,13 +15,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
+from paceline.collectives.host import read_stat, wait_until
 from paceline.host import cleaner, exec_guarded
 
 # The supervisor sets it for the launcher; everything that the launcher starts here inherits it.
@@ -29,93 +27,9 @@ TOKEN_VARIABLE = "PACELINE_TRIAL_TOKEN"  # noqa: S105  (marks processes, gives n
 # A rank answers it with the stacks of its threads.
 STACKS_SIGNAL = signal.SIGUSR2
 
-PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _KILL_S = 5.0
-UNKNOWN_BOOT = "unknown"
 SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """Figures of /proc/PID/stat (proc_pid_stat(5)), as of one moment."""
-
-    is_running: bool  # False for a zombie: it has ended, and its parent has not collected it yet
-    parent: int
-    start_ticks: int  # clock ticks since boot; with the process id, it identifies the process
-    cpu_s: float  # of all threads, and of the children that the process has waited for
-    threads: int
-    rss_bytes: int
-
-    @property
-    def started_unix_s(self) -> float:
-        """Return the start time, to about 10 ms.
-
-        psutil's is up to a second off, because it adds the ticks to a boot time in whole seconds.
-        """
-        since_boot_s = self.start_ticks / _TICKS_PER_S
-        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)
-
-
-def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
-    """Read /proc/PID/stat; None if there is no such process."""
-    try:
-        with open(f"{proc}/{pid}/stat", "rb") as file:  # noqa: PTH123  (each second, each process)
-            # The name in brackets may contain anything. The third field, the state, follows it.
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return Stat(
-        is_running=fields[0] not in (b"Z", b"X"),
-        parent=int(fields[1]),
-        start_ticks=int(fields[19]),
-        cpu_s=sum(map(int, fields[11:15])) / _TICKS_PER_S,
-        threads=int(fields[17]),
-        rss_bytes=int(fields[21]) * _PAGE_BYTES,
-    )
-
-
-@cache
-def boot_id() -> str:
-    """Return the identifier of the machine's current boot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return UNKNOWN_BOOT
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """The identity of a process on this machine.
-
-    The start distinguishes it from a later process with its pid. It is counted from the boot, so a
-    step of the wall clock changes nothing.
-    """
-
-    pid: int
-    start_ticks: int  # clock ticks since boot
-    boot_id: str = field(default_factory=boot_id)
-
-    @classmethod
-    def of(cls, pid: int) -> Process | None:
-        """Return the identity of `pid`; None if there is no such process."""
-        stat = read_stat(pid)
-        return None if stat is None else cls(pid, stat.start_ticks)
-
-    @classmethod
-    def current(cls) -> Process:
-        process = cls.of(os.getpid())
-        assert process is not None, "this process exists"
-        return process
-
-    def is_alive(self) -> bool:
-        stat = read_stat(self.pid)
-        return (
-            stat is not None
-            and stat.is_running
-            and (stat.start_ticks, boot_id()) == (self.start_ticks, self.boot_id)
-        )
 
 
 def process_started_unix_s(pid: int) -> float | None:
@@ -161,16 +75,6 @@ def send(pids: Iterable[int], signal_number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal_number)
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float, poll_s: float = 0.05) -> bool:
-    """Poll `condition` for at most `limit_s`; return whether it became true."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(poll_s)
-    return True
 
 
 def kill_until_gone(find: Callable[[], set[int]], limit_s: float) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.collectives.host import host_name
 from paceline.errors import EnvironmentLacks
-from paceline.host.machine import host_name, usable_cores
+from paceline.host.machine import usable_cores
 from paceline.plan.trial import Trial
 
 

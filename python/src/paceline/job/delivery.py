@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from paceline.collectives.host import wait_until
 from paceline.data.remote_folder import remote_folder
-from paceline.host.processes import wait_until
 from paceline.job.messages import run_guarded
 from paceline.job.place import Order
 from paceline.records.documents import read_statuses

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.collectives.host import Process
 from paceline.data.remote_folder import url_below
-from paceline.host.processes import Process
 
 _VARIABLE = "PACELINE_PLACE"
 

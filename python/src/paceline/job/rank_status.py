@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Literal
 
+from paceline.collectives.host import Process
 from paceline.errors import ExitCode, TimedOut
 from paceline.host.messages import say
-from paceline.host.processes import Process
 from paceline.job import failure_words
 from paceline.job.job import Job
 from paceline.plan.rank_context import RankContext

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
+from paceline.collectives.host import interface_address
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
-from paceline.host.machine import interface_address
 from paceline.job.job import Job
 from paceline.plan.rank_context import StoreAddress
 from paceline.plan.trial import LOOPBACK

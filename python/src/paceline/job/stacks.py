@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.collectives.host import host_name, wait_until
 from paceline.errors import DataError
-from paceline.host.machine import host_name
-from paceline.host.processes import STACKS_SIGNAL, send, wait_until
+from paceline.host.processes import STACKS_SIGNAL, send
 from paceline.records.documents import read_statuses
 from paceline.records.files import read_json
 from paceline.records.layout import HostFiles, RankFiles, TrialFiles

@@ -14,10 +14,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.collectives.host import Process, wait_until
 from paceline.data.remote_folder import remote_folder
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.host.messages import say
-from paceline.host.processes import Process, wait_until
 from paceline.host.programs import own_module
 from paceline.job.job import Job
 from paceline.job.place import Order

@@ -12,8 +12,8 @@ import subprocess
 from contextlib import suppress
 from typing import Literal
 
+from paceline.collectives.host import wait_until
 from paceline.errors import EnvironmentLacks
-from paceline.host.processes import wait_until
 from paceline.lab.record import INTERFACE, NAME_VARIABLE, Host, LabRecord
 from paceline.spec.values import bits_per_s
 

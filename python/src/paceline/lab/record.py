@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.collectives.host import Process
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.host.locks import exclusive_lock
-from paceline.host.processes import Process
 from paceline.records.files import read_json, typed, write_json
 from paceline.spec.values import bits_per_s
 

@@ -6,14 +6,9 @@ import shutil
 import signal
 from pathlib import Path
 
+from paceline.collectives.host import wait_until
 from paceline.errors import TimedOut
-from paceline.host.processes import (
-    command_line_of,
-    kill_until_gone,
-    pids_with_variable,
-    send,
-    wait_until,
-)
+from paceline.host.processes import command_line_of, kill_until_gone, pids_with_variable, send
 from paceline.lab import network
 from paceline.lab.record import NAME_VARIABLE, LabRecord, Registry, hub_of, namespaces_among
 

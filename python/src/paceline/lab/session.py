@@ -11,8 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
+from paceline.collectives.host import Process
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
-from paceline.host.processes import Process, kill_until_gone, send
+from paceline.host.processes import kill_until_gone, send
 from paceline.lab import network, programs, spark
 from paceline.lab.record import (
     NAME_VARIABLE,

@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.collectives.host import host_name, wait_until
 from paceline.errors import PacelineWarning
 from paceline.host import cleaner
-from paceline.host.machine import host_name
 from paceline.host.processes import (
     TOKEN_VARIABLE,
     end_processes,
@@ -33,7 +33,6 @@ from paceline.host.processes import (
     kill_until_gone,
     pids_with_token,
     send,
-    wait_until,
 )
 from paceline.job.stacks import request_stacks
 from paceline.launchers.base import Command, TemporaryFolders

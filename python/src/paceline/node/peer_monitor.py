@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from paceline.collectives.host import Process
 from paceline.errors import PeerLost, TimedOut
-from paceline.host.processes import Process
 from paceline.node.semaphores import Semaphores
 
 if TYPE_CHECKING:

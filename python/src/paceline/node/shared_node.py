@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives.host import Process
 from paceline.errors import EnvironmentLacks
-from paceline.host.processes import Process
 from paceline.node.memory import NodeShare, SharedFile, gather, lack_of_memory, open_shared_file
 from paceline.node.peer_monitor import LOSS_BYTES, PeerMonitor
 from paceline.node.semaphores import LINE_BYTES, Semaphores

@@ -6,9 +6,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from paceline.collectives.host import UNKNOWN_BOOT
 from paceline.errors import ExitCode
 from paceline.host.clocks import SYNCHRONISED_S
-from paceline.host.processes import UNKNOWN_BOOT
 from paceline.host.programs import Finding
 from paceline.preflight.answers import Facts, Link, Stream
 from paceline.preflight.hosts import NoAnswer

@@ -21,8 +21,9 @@ from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter
 
+from paceline.collectives.host import host_name
 from paceline.errors import EnvironmentLacks
-from paceline.host.machine import host_name, own_addresses
+from paceline.host.machine import own_addresses
 from paceline.host.processes import end_processes, guarded
 from paceline.preflight.probe import MARK
 

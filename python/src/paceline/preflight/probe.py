@@ -22,19 +22,18 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from paceline.collectives.host import (
+    boot_id,
+    host_identity,
+    host_name,
+    interface_address,
+    wait_until,
+)
 from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.host.cgroups import read_limits
 from paceline.host.clocks import best_offset
 from paceline.host.locks import flock_file
-from paceline.host.machine import (
-    host_identity,
-    host_name,
-    interface_address,
-    interface_to,
-    package_versions,
-    usable_cores,
-)
-from paceline.host.processes import boot_id, wait_until
+from paceline.host.machine import interface_to, package_versions, usable_cores
 from paceline.job.context import THREAD_VARIABLES, rank_context
 from paceline.job.rendezvous import listen_on
 from paceline.plan.rank_context import StoreAddress

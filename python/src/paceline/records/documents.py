@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from paceline import errors
+from paceline.collectives.host import wait_until
 from paceline.errors import DataError, ExitCode, PacelineError, UsageError
 from paceline.host.locks import try_lock
-from paceline.host.processes import wait_until
 from paceline.plan.trial import Trial
 from paceline.records.files import document, json_object, jsonable, write_json, write_text
 from paceline.records.layout import RankFiles, RunFiles, TrialFiles

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from paceline.host.processes import Process
+from paceline.collectives.host import Process
 from paceline.records.communication import Communication
 
 SCHEMA = 2

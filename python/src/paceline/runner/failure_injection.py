@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from paceline.collectives.host import host_name
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.host.machine import host_name
 from paceline.host.processes import command_line_of, parent_of
 from paceline.lab.record import LabRecord
 from paceline.lab.session import boot, crash, own_lab

@@ -11,10 +11,10 @@ import time
 import warnings
 from pathlib import Path
 
+from paceline.collectives.host import wait_until
 from paceline.data.remote_folder import remote_folder, url_below
 from paceline.errors import EnvironmentLacks, PacelineWarning
 from paceline.host.messages import say
-from paceline.host.processes import wait_until
 from paceline.job.place import Place
 from paceline.job.unshared import needs_run_directory
 from paceline.plan.trial import Trial

@@ -9,8 +9,8 @@ import shutil
 import time
 from collections.abc import Sequence
 
+from paceline.collectives.host import host_name
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
-from paceline.host.machine import host_name
 from paceline.job.context import SIDECAR_HOST_VARIABLE
 from paceline.job.first_failure import RESTARTED_CODES
 from paceline.job.sidecars import watch

@@ -11,9 +11,8 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+from paceline.collectives.host import Process, host_name
 from paceline.errors import DataError, PacelineError, PacelineWarning
-from paceline.host.machine import host_name
-from paceline.host.processes import Process
 from paceline.host.programs import own_module
 from paceline.records.files import read_json
 from paceline.telemetry.access import caution, expected_authorization

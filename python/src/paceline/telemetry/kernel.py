@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.host.cgroups import CgroupPlaces, find_places, readable_text
-from paceline.host.processes import PROC
+from paceline.collectives.free_memory import readable_text
+from paceline.collectives.host import PROC
+from paceline.host.cgroups import CgroupPlaces, find_places
 
 _RESOURCES = ("cpu", "memory", "io")
 _PLACES_EVERY_S = 5.0  # a process can be moved to another group, and limits can change

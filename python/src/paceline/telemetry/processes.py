@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 import psutil
 
-from paceline.host.processes import Process, Stat, read_stat
+from paceline.collectives.host import Process, Stat, read_stat
 from paceline.telemetry.kernel import read_process_io, read_thread_switches
 
 

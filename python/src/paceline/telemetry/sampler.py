@@ -11,9 +11,10 @@ from typing import Any
 
 import psutil
 
+from paceline.collectives.host import Process, boot_id
 from paceline.errors import DataError
 from paceline.host.cgroups import read_limits
-from paceline.host.processes import STACKS_SIGNAL, Process, boot_id, send
+from paceline.host.processes import STACKS_SIGNAL, send
 from paceline.records.files import JsonlWriter, fields_of, read_json, typed
 from paceline.records.layout import HostFiles, TrialFiles
 from paceline.records.metrics import METRICS, SLOW_S

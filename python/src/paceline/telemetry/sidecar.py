@@ -18,9 +18,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from paceline.collectives.host import Process, host_name
 from paceline.errors import UsageError
-from paceline.host.machine import host_name
-from paceline.host.processes import Process
 from paceline.records.files import fields_of, write_json, write_text
 from paceline.records.layout import HostFiles
 from paceline.records.metrics import HOST, METRICS, SIDECAR

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from paceline.collectives.host import host_identity
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.host.machine import host_identity
 from paceline.node.memory import gather
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import PrefixStore, ProcessGroupGloo, Store

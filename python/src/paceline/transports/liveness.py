@@ -18,9 +18,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from paceline.collectives.host import has_link, wait_until
 from paceline.errors import PeerLost, RankFailed, TimedOut
-from paceline.host.machine import has_link
-from paceline.host.processes import wait_until
 from paceline.torch_internals import TCPStore
 from paceline.transports.store import cut, limit_answers
 

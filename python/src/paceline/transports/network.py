@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from paceline.collectives.host import interface_address
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, TimedOut
-from paceline.host.machine import interface_address
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult

@@ -16,10 +16,10 @@ from typing import Any
 
 from paceline.analysis.between_runs.speeds import trial_speed
 from paceline.analysis.trial.reading import load_trial
+from paceline.collectives.free_memory import available_bytes
 from paceline.data.dataset import open_dataset
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.host.machine import usable_cores
-from paceline.host.memory import available_bytes
 from paceline.plan.trial import Trial
 from paceline.records.files import fields_of, read_json, write_json
 from paceline.records.layout import RunFiles

@@ -12,9 +12,10 @@ from pathlib import Path
 import tomli_w
 from pydantic import BaseModel
 
+from paceline.collectives.host import host_name
 from paceline.data.catalogue import expected_datasets
 from paceline.errors import NotComparable, UsageError
-from paceline.host.machine import host_name, usable_cores
+from paceline.host.machine import usable_cores
 from paceline.plan.planning import plan_trials
 from paceline.records.files import write_json, write_text
 from paceline.records.layout import RunFiles

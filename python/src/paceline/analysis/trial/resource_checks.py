@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from paceline.analysis.trial.reading import TrialRecord
+from paceline.collectives.host import UNKNOWN_BOOT
 from paceline.host.clocks import SYNCHRONISED_S
-from paceline.host.processes import UNKNOWN_BOOT
 from paceline.plan.trial import Placement, Trial
 from paceline.records.rows import RankEnvironment
 

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from types import FrameType
 
+from paceline.collectives.host import host_name
 from paceline.errors import ExitCode, RankFailed
-from paceline.host.machine import host_name
 from paceline.host.messages import say
 from paceline.host.processes import end_processes, guarded
 from paceline.job import (

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from paceline.collectives.host import host_name
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
-from paceline.host.machine import host_name
 from paceline.job.context import launching_pid, nodes_of, rank_context
 from paceline.job.job import Job, check_not_alone, check_world, parse_job
 from paceline.job.messages import run_guarded

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from paceline.collectives.host import host_name
 from paceline.errors import PacelineError, TimedOut
-from paceline.host.machine import host_name
 from paceline.host.processes import parent_of
 from paceline.job import failure_words
 from paceline.job.context import nodes_of, rank_context

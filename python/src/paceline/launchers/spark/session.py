@@ -21,10 +21,10 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql.utils import is_remote
 
+from paceline.collectives.host import wait_until
 from paceline.errors import EnvironmentLacks
 from paceline.host.kerberos import kerberos_advice
 from paceline.host.messages import say
-from paceline.host.processes import wait_until
 from paceline.job.context import launched_unix_s, rank_environment
 from paceline.job.failure_words import executor_lost_for
 from paceline.launchers.descriptors import is_local

@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.collectives.host import interface_address, wait_until
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
-from paceline.host.machine import interface_address
-from paceline.host.processes import end_processes, guarded, wait_until
+from paceline.host.processes import end_processes, guarded
 from paceline.host.programs import job_script
 from paceline.host.spark import find_spark
 from paceline.job import run_guarded

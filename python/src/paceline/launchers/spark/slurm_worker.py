@@ -14,9 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from paceline.collectives.host import interface_address
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.host.locks import own_folder
-from paceline.host.machine import interface_address
 from paceline.host.processes import end_processes, guarded
 from paceline.job import run_guarded
 from paceline.launchers.spark.standalone import daemon_command, daemon_environment

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paceline.collectives.host import wait_until
 from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.host.processes import wait_until
 from paceline.host.spark import find_java, find_spark, homes
 
 _DEPLOY = "org.apache.spark.deploy"

@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Mapping
 
+from paceline.collectives.host import host_name
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.host.machine import host_name
 from paceline.job import (
     Job,
     StoreAddress,

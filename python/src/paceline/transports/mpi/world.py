@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from paceline.collectives.host import host_name
 from paceline.errors import TimedOut
-from paceline.host.machine import host_name
 from paceline.transports.mpi.polling import complete, poll_until
 
 _POLL_S = 0.02

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline.collectives.host import wait_until
 from paceline.errors import EnvironmentLacks, RankFailed
-from paceline.host.processes import wait_until
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.plan.trial import Placement
 

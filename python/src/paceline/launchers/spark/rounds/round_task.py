@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.collectives.host import host_name
 from paceline.errors import PacelineError
-from paceline.host.machine import host_name
 from paceline.host.memory import permanent_objects
 from paceline.host.processes import die_with_parent, process_started_unix_s
 from paceline.job.context import own_start_unix_s
