@@ -32,7 +32,7 @@ from mpi4py import MPI
 
 import paceline.distributed
 import paceline.mpi  # noqa: F401  (back end "mpi4py", and where the ranks meet)
-from paceline.torch_internals import PrefixStore, TCPStore
+from paceline.collectives.torch_internals import PrefixStore, TCPStore
 
 OURS = sys.argv[3]
 FAILED = 17  # exit status: a test failed, the remaining ones have not run

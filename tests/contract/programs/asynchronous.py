@@ -22,8 +22,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
+from paceline.collectives.shares import share_bounds
 from paceline.plan.rank_context import RankContext
-from paceline.plan.sample_order import share_bounds
 from paceline.rank.peers import join_peers
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.strategies import TrainBatch, create_strategy

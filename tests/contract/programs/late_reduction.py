@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from paceline.torch_internals import PrefixStore
+from paceline.collectives.torch_internals import PrefixStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from paceline.torch_internals import PrefixStore, Store
+from paceline.collectives.torch_internals import PrefixStore, Store
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from faults import break_the_averaging
 from ranks import make_context, make_trial
 
-from paceline.plan.sample_order import SampleOrder, share_bounds
+from paceline.collectives.shares import share_bounds
+from paceline.plan.sample_order import SampleOrder
 from paceline.rank.peers import join_peers
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.communication import StrategyResult

@@ -37,7 +37,7 @@ from tests.unit.analysis.ways import (
     Way,
 )
 
-from paceline.plan.sample_order import share_bounds
+from paceline.collectives.shares import share_bounds
 from paceline.plan.trial import Evaluation, Trial, trial_name
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RankFiles, RunFiles, TrialFiles

@@ -6,14 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.trials import tiny_trial
 
+from paceline.collectives.shares import share_bounds
 from paceline.errors import UsageError
-from paceline.plan.sample_order import (
-    SampleOrder,
-    SampleRandom,
-    sample_key,
-    sample_order_of,
-    share_bounds,
-)
+from paceline.plan.sample_order import SampleOrder, SampleRandom, sample_key, sample_order_of
 from paceline.plan.trial import Evaluation
 
 orders = st.builds(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.collectives.shares import share_bounds
 from paceline.data.reading import Batch
-from paceline.plan.sample_order import share_bounds
 from paceline.rank.loop import Loop
 from paceline.training.strategy import GradientResult
 from paceline.training.task import Task, TaskSettings

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from paceline.plan.sample_order import share_bounds
+from paceline.collectives.shares import share_bounds
 
 
 class Span(NamedTuple):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from paceline.collectives.shares import share_bounds
 from paceline.data.folders import ImageFolder, printable, scan
 from paceline.data.ingest_spark import (
     Target,
@@ -39,7 +40,6 @@ from paceline.data.manifest import (
     image_fields,
 )
 from paceline.errors import DataError, PacelineWarning, UsageError
-from paceline.plan.sample_order import share_bounds
 from paceline.spec.sentences import first_of
 from paceline.version import __version__
 

@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives.shares import share_bounds
 from paceline.errors import UsageError
 from paceline.plan.trial import Training
 from paceline.spec.values import training_steps
@@ -55,13 +56,6 @@ class GlobalStep:
         """Return the consecutive samples of `rank`; all ranks have the same number, or one more."""
         low, high = share_bounds(len(self.sample_ids), rank, world_size)
         return self.sample_ids[low:high]
-
-
-def share_bounds(samples: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the half-open bounds of `rank`'s samples; the first ranks get the remainder."""
-    base, extra = divmod(samples, world_size)
-    low = rank * base + min(rank, extra)
-    return low, low + base + (1 if rank < extra else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.collectives.shares import share_bounds
 from paceline.plan.rank_context import RankContext
-from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Trial
 from paceline.records.rows import WorkerEnvironment
 from paceline.strategies.reduction.factor_exchange import NodeFactors

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.collectives.shares import share_bounds
 from paceline.errors import UsageError
-from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Training
 from paceline.training.batch_norm import placeholders
 from paceline.training.devices import CPU, InputMover, Stopwatch, unix_s

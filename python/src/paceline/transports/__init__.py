@@ -17,7 +17,7 @@ from paceline.records.communication import TransportResult
 from paceline.spec.extensions import TRANSPORTS, load_object
 
 if TYPE_CHECKING:
-    from paceline.torch_internals import Store
+    from paceline.collectives.torch_internals import Store
 
 # Texts with which Gloo, NCCL and c10d report a time-out.
 TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)

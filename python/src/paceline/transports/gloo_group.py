@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.torch_internals import (
+from paceline.collectives.torch_internals import (
     ProcessGroupGloo,
     Work,
     register_backend,

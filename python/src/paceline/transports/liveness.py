@@ -19,8 +19,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from paceline.collectives.host import has_link, wait_until
+from paceline.collectives.torch_internals import TCPStore
 from paceline.errors import PeerLost, RankFailed, TimedOut
-from paceline.torch_internals import TCPStore
 from paceline.transports.store import cut, limit_answers
 
 # Share of the limit for each of three waits: the store's answer, the ranks' answers, and rank 0

@@ -40,7 +40,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.torch_internals import (
+from paceline.collectives.torch_internals import (
     Work,
     is_coalescing,
     is_nccl,

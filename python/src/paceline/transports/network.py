@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 
 from paceline.collectives.host import interface_address
+from paceline.collectives.torch_internals import PrefixStore, Store
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, TimedOut
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult
-from paceline.torch_internals import PrefixStore, Store, abort_process_groups
+from paceline.torch_internals import abort_process_groups
 from paceline.training.devices import device_name, device_of, use_device
 from paceline.transports import TIMED_OUT
 from paceline.transports.gloo_group import BACKEND

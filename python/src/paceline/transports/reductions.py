@@ -12,7 +12,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.torch_internals import factor_of
+from paceline.collectives.torch_internals import factor_of
 from paceline.transports.buffers import (
     array_of,
     copy_back,

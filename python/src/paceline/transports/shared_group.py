@@ -21,9 +21,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.collectives.torch_internals import PrefixStore, Work
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost
 from paceline.records.communication import TransportResult
-from paceline.torch_internals import PrefixStore, Work
 from paceline.transports.buffers import (
     array_of,
     byte_view,

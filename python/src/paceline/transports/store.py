@@ -31,9 +31,9 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from paceline.collectives.torch_internals import Store, TCPStore
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
 from paceline.plan.rank_context import RankContext, StoreAddress
-from paceline.torch_internals import Store, TCPStore
 
 # Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)

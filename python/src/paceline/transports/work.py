@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.collectives.torch_internals import Work
 from paceline.errors import PacelineError, RankFailed
-from paceline.torch_internals import Work
 from paceline.transports import timed_out
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from tests.support import oracle
 from tests.support.strategies import train_batch
 from tests.support.trials import rank_context, tiny_trial
 
-from paceline.plan.sample_order import share_bounds
+from paceline.collectives.shares import share_bounds
+from paceline.collectives.torch_internals import Store
 from paceline.spec.models import Limits
 from paceline.strategies import create_strategy
 from paceline.strategies.pipeline.descriptor import PipelineOptions
-from paceline.torch_internals import Store
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
 from paceline.transports.store import GroupStore

@@ -20,7 +20,7 @@ from tests.unit.strategies.pipeline.node import (
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from paceline.plan.sample_order import share_bounds
+from paceline.collectives.shares import share_bounds
 from paceline.strategies.pipeline.schedules import Backward, Forward, drain_actions, stream_actions
 
 SIZES = [8, 8, 5, 8]  # samples of the steps

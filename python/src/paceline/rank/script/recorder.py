@@ -21,9 +21,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from paceline.collectives.shares import share_bounds
 from paceline.errors import RankFailed
 from paceline.plan.rank_context import RankContext
-from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Training
 from paceline.rank.script.batches import BatchCounter
 from paceline.rank.script.phases import PhaseTimer, StepTimes

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.collectives.torch_internals import source_rank
 from paceline.plan.trial import Trial
-from paceline.torch_internals import source_rank
 
 _HEADER, _GRADIENT, _VERSION, _WEIGHTS = range(1, 5)  # tags
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from paceline.plan.sample_order import share_bounds
+from paceline.collectives.shares import share_bounds
 from paceline.plan.trial import Training
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.strategies.pipeline.links import SplitPoint

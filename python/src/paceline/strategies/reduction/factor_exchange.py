@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.collectives.torch_internals import Work
 from paceline.costs.factor_cost import EmbeddingShape, FactorShape
 from paceline.costs.link_cost import all_gather_bytes
 from paceline.errors import UsageError
@@ -45,7 +46,7 @@ from paceline.strategies.reduction.sufficient_factors import (
     linear_layers,
     parameter_names,
 )
-from paceline.torch_internals import Work, all_gather_single
+from paceline.torch_internals import all_gather_single
 from paceline.training.linear import bias_gradient, joined, weight_gradient
 from paceline.training.passes import working_dtype
 from paceline.transports.bucket_settings import FactorSetting

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
+from paceline.collectives.torch_internals import PrefixStore, Store, register_backend
 from paceline.errors import PacelineError
 from paceline.records.communication import TransportResult
-from paceline.torch_internals import PrefixStore, Store, register_backend
 from paceline.transports.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.all_reduce import AllReduce, CollectiveStatistics
 from paceline.transports.mpi.collectives import Collectives

@@ -12,11 +12,11 @@ from typing import Any
 import torch.distributed as dist
 from mpi4py import MPI
 
+from paceline.collectives.torch_internals import Store
 from paceline.errors import EnvironmentLacks, PacelineError, UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult
-from paceline.torch_internals import Store
 from paceline.transports.mpi.descriptor import Algorithm, MpiOptions
 from paceline.transports.mpi.process_group import BACKEND, MpiProcessGroup
 from paceline.transports.network import DefaultGroupTransport

@@ -1,0 +1,101 @@
+"""Names of torch's stores and process groups without a stable public interface.
+
+Checked with torch 2.13; `import torch` loads all of their modules.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._autograd import _profiler_enabled as profiler_enabled
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+from torch.autograd.profiler import record_function
+
+__all__ = [
+    "PrefixStore",
+    "ProcessGroupGloo",
+    "Store",
+    "TCPStore",
+    "Work",
+    "profiler_enabled",
+]
+
+
+# A group written in Python does the following by the methods that torch calls for its own groups
+# (torch.distributed.distributed_c10d._new_process_group_helper).
+
+
+def register_backend(
+    group: Any, devices: Iterable[str], kind: dist.ProcessGroup.BackendType, backend: Any
+) -> None:
+    """Register the backend of a group for each type of device; None if the group is its own."""
+    for device in devices:
+        group._register_backend(torch.device(device), kind, backend)
+
+
+def set_default_backend(group: Any, kind: dist.ProcessGroup.BackendType) -> None:
+    group._set_default_backend(kind)
+
+
+def set_group_name(group: Any, name: str) -> None:
+    group._set_group_name(name)
+
+
+def is_nccl(group: Any, device: torch.device) -> bool:
+    """Return whether NCCL carries out the operations of a group with tensors on a device."""
+    kind = getattr(dist.distributed_c10d, "ProcessGroupNCCL", None)
+    try:
+        return kind is not None and isinstance(group._get_backend(device), kind)
+    except RuntimeError:  # the group has no back end for this device
+        return False
+
+
+def is_coalescing(group: Any) -> bool:
+    """Return whether the operations of a group are collected, to be submitted together."""
+    return group in dist.distributed_c10d._world.pg_coalesce_state
+
+
+def surround_method(
+    owner: type,
+    name: str,
+    before: Callable[[Any, tuple[Any, ...]], Any],
+    after: Callable[[Any, Any], Any],
+) -> None:
+    """Let a method of a class of torch, which is C++, call functions before and after itself.
+
+    before: gets the object and the arguments. after: gets what `before` has returned, and the
+    result of the method, unless that raises.
+    """
+    method = getattr(owner, name)
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        begun = before(self, arguments)
+        result = method(self, *arguments, **named)
+        after(begun, result)
+        return result
+
+    # In an object of a subclass in Python, C++ looks for the method in Python, and finds this one
+    # unless its caller is a function of that name for the same object (get_type_override of
+    # pybind11). With another name the two would call each other without end.
+    call.__code__ = call.__code__.replace(co_name=name)
+    setattr(owner, name, functools.wraps(method)(call))
+
+
+def source_rank(work: Work) -> int:
+    """Return the rank whose message a completed `recv_anysource` received."""
+    return work._source_rank()
+
+
+def factor_of(reduce_op: Any) -> Any:
+    """Return the factor of a PREMUL_SUM, which torch exposes only in the pickled state."""
+    _, factor = reduce_op.__getstate__()
+    return factor
+
+
+def end_event_with(event: record_function, ended: torch.futures.Future[None]) -> None:
+    """Let an event of the profiler last until the future is done, as torch's RPC does."""
+    event._call_end_callbacks_on_future(ended)
