@@ -37,10 +37,10 @@ from torch import nn
 
 from common import documented_parser, forked, made_dataset, median_interval, shown, write_results
 from paceline.collectives.host import host_name
+from paceline.collectives.node.semaphores import Semaphores
+from paceline.collectives.node.shared_node import SharedNode
+from paceline.collectives.node.signals import Barrier
 from paceline.job.rendezvous import close_listener, listen_on
-from paceline.node.semaphores import Semaphores
-from paceline.node.shared_node import SharedNode
-from paceline.node.signals import Barrier
 from paceline.plan.planning import plan_trials
 from paceline.plan.rank_context import RankContext, StoreAddress
 from paceline.plan.trial import Trial

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from paceline.collectives.message_schedules import ALGORITHMS, all_gather_ring, ring
 from paceline.costs.link_cost import all_gather, all_reduce
-from paceline.costs.message_schedules import ALGORITHMS, all_gather_ring, ring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paceline.collectives.message_schedules import Schedule
     from paceline.costs.link_cost import CollectiveCost
-    from paceline.costs.message_schedules import Schedule
 
 ALL_GATHER = "allgather"
 SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(

@@ -1,8 +1,8 @@
 """Process of one simulation: reads a Simulation as JSON, prints the simulated seconds as JSON.
 
 SimGrid allows one simulation per process. Each rank is an actor that sends and receives the
-messages of `costs.message_schedules` as the transports do: a step begins when all messages of the
-previous one have ended, and several chunks are in flight. Links share their bandwidth fairly
+messages of `collectives.message_schedules` as the transports do: a step begins when all messages of
+the previous one have ended, and several chunks are in flight. Links share their bandwidth fairly
 (SimGrid's model CM02); latency and bandwidth are those that a user sees, so SimGrid's corrections
 for TCP are off.
 """
@@ -16,13 +16,13 @@ import threading
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from paceline.costs.message_schedules import Span, chunk_length, chunks, concurrent_chunks
+from paceline.collectives.message_schedules import Span, chunk_length, chunks, concurrent_chunks
 from simulation_job import SCHEDULES, Simulation, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.costs.message_schedules import Step
+    from paceline.collectives.message_schedules import Step
 
 DEBIAN_PACKAGES = "/usr/lib/python3/dist-packages"
 _STACK_BYTES = 256 * 1024  # of an actor, which is a thread

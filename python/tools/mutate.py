@@ -67,13 +67,13 @@ PACKAGES = {
     ),
     "reduction": Package(
         (
-            "node/*.py",
-            "transports/reductions.py",
-            "transports/shared_memory.py",
+            "collectives/node/*.py",
+            "collectives/message_schedules.py",
+            "collectives/reductions.py",
+            "collectives/shared_memory.py",
             "transports/compression/*.py",
-            "costs/message_schedules.py",
         ),
-        ("unit/transports", "unit/node", "unit/costs"),
+        ("unit/collectives", "unit/transports"),
     ),
     # Sums over several nodes need several processes.
     "strategies/reduction": Package(

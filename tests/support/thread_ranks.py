@@ -21,7 +21,7 @@ class ThreadNode:
 
 
 class ThreadRank:
-    """The view of one rank: a paceline.node.memory.NodeShare."""
+    """The view of one rank: a paceline.collectives.node.memory.NodeShare."""
 
     def __init__(self, node: ThreadNode, rank: int) -> None:
         self._node, self.local_rank, self.ranks_on_node = node, rank, node.ranks

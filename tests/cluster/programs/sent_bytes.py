@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 import paceline.mpi
-from paceline.costs.message_schedules import ALGORITHMS
+from paceline.collectives.message_schedules import ALGORITHMS
 from paceline.lab import INTERFACE
 from paceline.transports.bucket_settings import FactorSetting
 from paceline.transports.mpi.message_collectives import MessageCollectives, Traffic

@@ -23,7 +23,7 @@ from paceline.collectives.torch_internals import PrefixStore, Store
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
-from paceline.costs import message_schedules as schedules
+from paceline.collectives import message_schedules as schedules
 from paceline.transports.mpi import all_reduce, calibration
 from paceline.transports.mpi.all_reduce import AllReduce
 from paceline.transports.mpi.world import RankNames

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.support.thread_ranks import ThreadNode
 
+from paceline.collectives.node import memory as node_module
 from paceline.data import batches as batches_module
 from paceline.data.batches import mirror_at_random
 from paceline.data.dataset import Dataset, inspect_dataset, open_dataset
@@ -27,7 +28,6 @@ from paceline.data.images import decode
 from paceline.data.reading import Batch, Feed, FeedOptions, SoloNode, open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-from paceline.node import memory as node_module
 from paceline.plan.sample_order import SampleOrder, SampleRandom
 
 MadeDataset = Any  # of conftest.py, which cannot be imported

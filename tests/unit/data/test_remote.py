@@ -16,6 +16,7 @@ import pytest
 from tests.support.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
 from tests.support.thread_ranks import ThreadNode
 
+from paceline.collectives.node.memory import SoloNode
 from paceline.data import location as location_module
 from paceline.data.dataset import inspect_dataset, open_dataset
 from paceline.data.node_files import node_folder
@@ -23,7 +24,6 @@ from paceline.data.reading import FeedOptions, open_feed
 from paceline.data.register import register
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-from paceline.node.memory import SoloNode
 from paceline.plan.sample_order import SampleOrder
 
 ROWS = 40

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from paceline.collectives.node.memory import SoloNode
 from paceline.data.dataset import order_of
 from paceline.data.register import register
 from paceline.errors import UsageError
-from paceline.node.memory import SoloNode
 from paceline.rank.samples import open_samples
 
 TASKS = """

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tests.support.strategies import prepared, train_batch
 from tests.support.trials import rank_context
-from tests.unit.node.rank_program import FileShare
+from tests.unit.collectives.node.rank_program import FileShare
 
 from paceline.errors import PacelineError
 from paceline.plan.trial import Trial

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from paceline.collectives.node.memory import gather
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.job.rendezvous import listen_on
-from paceline.node.memory import gather
 from paceline.plan.rank_context import StoreAddress
 from paceline.transports.network import GlooTransport
 from paceline.transports.store import (

@@ -29,7 +29,7 @@ from paceline.spec.values import bits_per_s
 # Tensors of two trials of the largest workload (VGG16: weights and gradient, 537 MB each) and its
 # images.
 _WANTED_DISK_BYTES = 4_000_000_000
-# The way in which a rank maps the memory of another rank (paceline.node.memory).
+# The way in which a rank maps the memory of another rank (paceline.collectives.node.memory).
 _ATTACH = """
 import mmap, sys
 with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 4) as memory:

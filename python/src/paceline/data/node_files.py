@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.collectives.node.memory import NodeShare
 from paceline.data.location import Location, made_folder
 from paceline.errors import DataError, EnvironmentLacks
 from paceline.host.locks import exclusive_lock, own_folder
-from paceline.node.memory import NodeShare
 from paceline.spec.values import local_path
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives.node.memory import NodeMemory, NodeShare, SoloNode, memory_for_samples
 from paceline.collectives.shares import share_bounds
 from paceline.data.batches import Batch, Feed, FeedOptions, augment
 from paceline.data.source import Columns, Source, Values
 from paceline.errors import UsageError
-from paceline.node.memory import NodeMemory, NodeShare, SoloNode, memory_for_samples
 from paceline.plan.sample_order import GlobalStep, SampleOrder
 from paceline.spec.values import ReadingMode
 

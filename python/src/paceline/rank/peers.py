@@ -11,10 +11,10 @@ from datetime import timedelta
 
 import torch
 
+from paceline.collectives.node.memory import NodeShare, SoloNode, gather, of_first
 from paceline.collectives.torch_internals import PrefixStore, Store, TCPStore
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.host.clocks import SAME_CLOCK, ClockOffset, best_offset
-from paceline.node.memory import NodeShare, SoloNode, gather, of_first
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult

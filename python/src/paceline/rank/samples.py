@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paceline.collectives.node.memory import NodeShare
 from paceline.data.dataset import open_dataset
 from paceline.data.items import ItemSource, virtual_row_groups
 from paceline.data.node_files import node_folder
@@ -14,7 +15,6 @@ from paceline.data.reading import Feed, FeedOptions, open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.data.source import Source
 from paceline.errors import UsageError
-from paceline.node.memory import NodeShare
 from paceline.plan.sample_order import SampleOrder, sample_order_of
 from paceline.plan.trial import Training, Trial
 from paceline.training.task import Task

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.node.shared_node import SharedNode
+from paceline.collectives.node.shared_node import SharedNode
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult

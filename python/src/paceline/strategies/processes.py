@@ -28,7 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.node.shared_node import SharedNode
+from paceline.collectives.node.shared_node import SharedNode
+from paceline.collectives.pass_communication import PassCommunication
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
@@ -55,7 +56,6 @@ from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.compilation import compile_model
 from paceline.training.loss_scale import LossScale
 from paceline.training.optimizers import trained_parameters
-from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import Passes, run_passes, working_dtype
 from paceline.training.state import persistent_buffers
 from paceline.training.strategy import (

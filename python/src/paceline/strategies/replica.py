@@ -21,6 +21,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.collectives.pass_communication import PassCommunication
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
@@ -42,7 +43,6 @@ from paceline.training.devices import (
 )
 from paceline.training.loss_scale import LOSS_SCALE, LossScale
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
-from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import run_passes, working_dtype
 from paceline.training.state import RankState, SavedState, restore_model, restore_optimizer
 from paceline.training.strategy import (

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.collectives.pass_communication import PassCommunication
 from paceline.collectives.shares import share_bounds
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
@@ -55,7 +56,6 @@ from paceline.training.cores import worker_cores
 from paceline.training.devices import unix_s
 from paceline.training.linear import joined
 from paceline.training.optimizers import trained_parameters
-from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import Passes, run_passes, share_of
 from paceline.training.state import persistent_buffers
 from paceline.training.strategy import GradientResult, RankGroups, TrainBatch

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
+from paceline.collectives.pass_communication import PassCommunication, Total
 from paceline.errors import UsageError
 from paceline.spec.values import BatchNorm
 from paceline.torch_internals import BatchNormLayer
-from paceline.training.pass_communication import PassCommunication, Total
 from paceline.training.recomputation import once
 
 _EXCLUDED = "paceline_excluded"  # attribute of a layer whose samples do not count

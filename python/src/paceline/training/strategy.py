@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from paceline.collectives.node.memory import NodeShare
 from paceline.errors import UsageError
-from paceline.node.memory import NodeShare
 from paceline.plan.rank_context import RankContext
 
 if TYPE_CHECKING:

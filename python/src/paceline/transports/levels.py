@@ -13,9 +13,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from paceline.collectives.host import host_identity
+from paceline.collectives.node.memory import gather
 from paceline.collectives.torch_internals import PrefixStore, ProcessGroupGloo, Store
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.node.memory import gather
 from paceline.records.communication import TransportResult
 from paceline.transports import TIMED_OUT
 from paceline.transports.shared_memory import HostGroup, Leaders, open_host_group

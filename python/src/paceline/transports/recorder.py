@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
+from paceline.collectives.pass_communication import is_awaiting
 from paceline.collectives.torch_internals import end_event_with, profiler_enabled
 from paceline.records.files import JsonlWriter
 from paceline.records.pending import OperationNotes
 from paceline.records.rows import CommunicationRow
-from paceline.training.pass_communication import is_awaiting
 
 # Sum of gradients in memory shared by the ranks of a node or the threads of a rank.
 SHARED_REDUCE = "shared_reduce"

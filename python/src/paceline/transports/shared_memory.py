@@ -27,11 +27,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives.node.shared_node import SharedNode
+from paceline.collectives.node.signals import Barrier
 from paceline.collectives.shares import share_bounds
 from paceline.collectives.torch_internals import Store
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.node.shared_node import SharedNode
-from paceline.node.signals import Barrier
 from paceline.transports.reductions import reduce_in_order
 from paceline.transports.store import GroupStore
 

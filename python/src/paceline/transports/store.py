@@ -183,10 +183,10 @@ def _peer_port(connection: socket.socket) -> int | None:
 
 @dataclass(slots=True)
 class GroupStore:
-    """The ranks of one node as a `paceline.node.memory.NodeShare`. Names are visible to all objects
-    with the same `prefix`.
+    """The ranks of one node as a `collectives.node.memory.NodeShare`.
 
-    Each use needs an object with a prefix of its own.
+    Names are visible to all objects with the same `prefix`. Each use needs an object with a prefix
+    of its own.
     """
 
     store: Store

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.node.signals import Channel
+from paceline.collectives.node.signals import Channel
 from paceline.training.devices import CPU, InputMover
 
 if TYPE_CHECKING:
-    from paceline.node.shared_node import SharedNode
+    from paceline.collectives.node.shared_node import SharedNode
     from paceline.strategies.pipeline.partition import Activation, Place
 
 

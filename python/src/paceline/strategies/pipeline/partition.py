@@ -19,8 +19,8 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from paceline.collectives.node.memory import NodeShare
 from paceline.errors import UsageError
-from paceline.node.memory import NodeShare
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Training, Trial
 from paceline.records.communication import StrategyResult

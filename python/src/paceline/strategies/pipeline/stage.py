@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from paceline.collectives.pass_communication import PassCommunication, Total
 from paceline.collectives.shares import share_bounds
 from paceline.plan.trial import Training
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
@@ -23,7 +24,6 @@ from paceline.training.checkpointing import BlockBytes, Segments
 from paceline.training.devices import CPU, InputMover, Mark, Stopwatch, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.optimizers import trained_parameters
-from paceline.training.pass_communication import PassCommunication, Total
 from paceline.training.passes import autocast, no_loss, summed_loss
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.task import Task

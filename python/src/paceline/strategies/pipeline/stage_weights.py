@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
-from paceline.node.shared_node import SharedNode
-from paceline.node.signals import Barrier
+from paceline.collectives.node.shared_node import SharedNode
+from paceline.collectives.node.signals import Barrier
 from paceline.strategies.reduction.flat_layout import (
     FlatLayout,
     ParameterShard,

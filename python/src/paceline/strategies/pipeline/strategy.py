@@ -23,8 +23,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from paceline.collectives.node.shared_node import SharedNode
 from paceline.errors import UsageError
-from paceline.node.shared_node import SharedNode
 from paceline.plan.rank_context import RankContext
 from paceline.plan.task_rules import micro_batch_fault
 from paceline.plan.trial import Trial

@@ -13,9 +13,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from paceline.collectives.node.shared_node import SharedNode
 from paceline.collectives.shares import share_bounds
 from paceline.errors import UsageError
-from paceline.node.shared_node import SharedNode
 from paceline.training.state import Elements
 
 # Float32 elements in a cache line of 64 bytes. No two workers write the same line, and parameters

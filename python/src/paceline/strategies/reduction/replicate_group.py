@@ -14,9 +14,9 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.collectives.node.memory import gather
 from paceline.costs.link_cost import all_reduce_bytes
 from paceline.errors import EnvironmentLacks
-from paceline.node.memory import gather
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult

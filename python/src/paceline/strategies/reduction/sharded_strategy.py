@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.node.shared_node import SharedNode
+from paceline.collectives.node.shared_node import SharedNode
+from paceline.collectives.pass_communication import Total
 from paceline.records.communication import StrategyResult
 from paceline.strategies.reduction.factor_exchange import NodeFactors
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.training.loss_scale import LOSS_SCALE, LossScale
-from paceline.training.pass_communication import Total
 from paceline.training.state import RankState, SavedState, restore_buffers
 from paceline.training.strategy import LocalStrategy
 from paceline.training.task import Task

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.node.shared_node import SharedNode
+from paceline.collectives.node.shared_node import SharedNode
+from paceline.collectives.pass_communication import PassCommunication
 from paceline.plan.trial import Trial
 from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard, shared_arrays
 from paceline.training.batch_norm import batch_norms, synchronise
-from paceline.training.pass_communication import PassCommunication
 
 
 class SharedGradients:

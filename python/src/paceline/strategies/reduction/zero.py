@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.collectives.pass_communication import PassCommunication, awaiting
 from paceline.records.communication import StrategyResult
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.strategies.reduction.replicate_group import traffic_of
-from paceline.training.pass_communication import PassCommunication, awaiting
 
 
 class ZeroExchange:

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from paceline.collectives.pass_communication import PassCommunication
 from paceline.errors import UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
@@ -32,7 +33,6 @@ from paceline.torch_internals import all_gather_single, reduce_scatter_single
 from paceline.torch_internals.fsdp import AllGather, ReduceScatter
 from paceline.training.loss_scale import LOSS_SCALE, LossScale
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
-from paceline.training.pass_communication import PassCommunication
 from paceline.training.passes import run_passes
 from paceline.training.state import (
     WEIGHTS,

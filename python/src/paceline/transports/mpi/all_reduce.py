@@ -14,8 +14,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from paceline.collectives.message_schedules import between_hosts, chunks
 from paceline.collectives.torch_internals import Store
-from paceline.costs.message_schedules import between_hosts, chunks
 from paceline.errors import EnvironmentLacks
 from paceline.records.communication import TransportResult
 from paceline.transports.mpi.calibration import Choice, calibrate, of_rank_0

@@ -17,8 +17,8 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from paceline.collectives.message_schedules import MESSAGE_BYTES
 from paceline.costs.link_cost import all_gather_bytes
-from paceline.costs.message_schedules import MESSAGE_BYTES
 from paceline.records.communication import TransportResult
 from paceline.transports.buffers import (
     array_of,

@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from paceline.costs.message_schedules import (
+from paceline.collectives.message_schedules import (
     ALGORITHMS,
     MESSAGE_BYTES,
     Span,

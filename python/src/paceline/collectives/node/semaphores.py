@@ -17,7 +17,7 @@ from collections.abc import Callable
 from ctypes import byref, c_int, c_long, c_uint, c_void_p
 from typing import TYPE_CHECKING
 
-from paceline.errors import EnvironmentLacks
+from paceline.collectives.errors import EnvironmentLacks
 
 if TYPE_CHECKING:
     import numpy as np

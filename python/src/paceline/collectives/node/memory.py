@@ -15,8 +15,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline.collectives.errors import EnvironmentLacks
 from paceline.collectives.free_memory import available_bytes
-from paceline.errors import EnvironmentLacks
 
 _NONCE_BYTES = 16
 _FILE_BYTES = 1 << 44

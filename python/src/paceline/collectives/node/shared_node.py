@@ -8,12 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives.errors import EnvironmentLacks
 from paceline.collectives.host import Process
-from paceline.errors import EnvironmentLacks
-from paceline.node.memory import NodeShare, SharedFile, gather, lack_of_memory, open_shared_file
-from paceline.node.peer_monitor import LOSS_BYTES, PeerMonitor
-from paceline.node.semaphores import LINE_BYTES, Semaphores
-from paceline.node.signals import Barrier, Channel
+from paceline.collectives.node.memory import (
+    NodeShare,
+    SharedFile,
+    gather,
+    lack_of_memory,
+    open_shared_file,
+)
+from paceline.collectives.node.peer_monitor import LOSS_BYTES, PeerMonitor
+from paceline.collectives.node.semaphores import LINE_BYTES, Semaphores
+from paceline.collectives.node.signals import Barrier, Channel
 
 _ADVICE = "use a smaller batch, image or model, or fewer workers on the node"
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from paceline.collectives.errors import PeerLost, TimedOut
 from paceline.collectives.host import Process
-from paceline.errors import PeerLost, TimedOut
-from paceline.node.semaphores import Semaphores
+from paceline.collectives.node.semaphores import Semaphores
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,11 +1,11 @@
 """Collective algorithms: the messages of each rank, for any number of ranks.
 
 Transports carry them out, and a benchmark simulates them (python/benchmarks/simulation.py).
-`link_cost` has the formulas of their time. Each function returns the steps of one rank for `length`
-elements. The steps of all ranks match: between two ranks, messages are sent and received in the
-same order and with the same lengths, empty ones included. At the end all ranks hold bit-identical
-results, because each element is reduced in one place, or by every rank from the same values in the
-order of the ranks.
+`costs.link_cost` has the formulas of their time. Each function returns the steps of one rank for
+`length` elements. The steps of all ranks match: between two ranks, messages are sent and received
+in the same order and with the same lengths, empty ones included. At the end all ranks hold
+bit-identical results, because each element is reduced in one place, or by every rank from the same
+values in the order of the ranks.
 
 Messages and elements sent, with N ranks, P the largest power of two up to N, R = N - P, and n
 elements (totals over all ranks; n elements of one chunk, see `chunk_length`):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.node.peer_monitor import PeerMonitor
-from paceline.node.semaphores import Semaphores
+from paceline.collectives.node.peer_monitor import PeerMonitor
+from paceline.collectives.node.semaphores import Semaphores
 
 
 class Barrier:

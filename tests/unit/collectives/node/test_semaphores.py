@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
+from paceline.collectives.node import semaphores as module
+from paceline.collectives.node.semaphores import LINE_BYTES, Semaphores
 from paceline.errors import EnvironmentLacks
-from paceline.node import semaphores as module
-from paceline.node.semaphores import LINE_BYTES, Semaphores
 
 
 @pytest.fixture

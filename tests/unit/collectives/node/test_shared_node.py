@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.waiting import wait_for
-from tests.unit.node.rank_program import FileShare, shared_inodes
+from tests.unit.collectives.node.rank_program import FileShare, shared_inodes
 
+from paceline.collectives.node.memory import SoloNode
+from paceline.collectives.node.shared_node import SharedNode
 from paceline.errors import EnvironmentLacks
-from paceline.node.memory import SoloNode
-from paceline.node.shared_node import SharedNode
 
 
 def test_one_rank_alone_meets_at_once():
@@ -60,7 +60,7 @@ def test_a_channel_to_oneself_is_refused():
 
 
 def test_too_little_memory_says_what_it_was_for(monkeypatch):
-    monkeypatch.setattr("paceline.node.memory.available_bytes", lambda: 3 * 2**20)
+    monkeypatch.setattr("paceline.collectives.node.memory.available_bytes", lambda: 3 * 2**20)
     said = "expected 1024 MiB of free memory on the node for the weights .shared., got 3 MiB; use a"
     with pytest.raises(EnvironmentLacks, match=said):
         SharedNode(SoloNode(), 1.0).memory("the weights", 2**30)

@@ -8,7 +8,7 @@ from math import log2
 import numpy as np
 import pytest
 
-from paceline.costs.message_schedules import (
+from paceline.collectives.message_schedules import (
     ALGORITHMS,
     MESSAGE_BYTES,
     Span,
