@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.collectives.device_clock import unix_s
 from paceline.collectives.pass_communication import PassCommunication
 from paceline.collectives.shares import share_bounds
 from paceline.plan.rank_context import RankContext
@@ -53,7 +54,6 @@ from paceline.strategies.reduction.sufficient_factors import (
 from paceline.strategies.worker_pool import WorkerPool
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.cores import worker_cores
-from paceline.training.devices import unix_s
 from paceline.training.linear import joined
 from paceline.training.optimizers import trained_parameters
 from paceline.training.passes import Passes, run_passes, share_of

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.collectives.device_clock import unix_s
 from paceline.collectives.pass_communication import PassCommunication
 from paceline.collectives.shares import share_bounds
 from paceline.errors import UsageError
 from paceline.plan.trial import Training
 from paceline.training.batch_norm import placeholders
-from paceline.training.devices import CPU, InputMover, Stopwatch, unix_s
+from paceline.training.devices import CPU, InputMover, Stopwatch
 from paceline.training.dropout import set_sample_keys
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.task import Task

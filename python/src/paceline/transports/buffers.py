@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.training.devices import module_of
+from paceline.collectives.device_clock import module_of
 
 
 def check_dense(tensors: Iterable[Tensor]) -> None:

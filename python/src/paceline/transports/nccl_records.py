@@ -40,6 +40,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.collectives.device_clock import DeviceClock, Moment, is_capturing
 from paceline.collectives.torch_internals import (
     Work,
     is_coalescing,
@@ -47,7 +48,6 @@ from paceline.collectives.torch_internals import (
     set_default_backend,
     surround_method,
 )
-from paceline.training.devices import DeviceClock, Moment, is_capturing
 from paceline.transports.gloo_group import MESSAGES, OPERATIONS, REDUCE_SCATTERS, numbered_in
 from paceline.transports.recorder import (
     Operation,

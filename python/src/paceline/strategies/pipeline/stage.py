@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from paceline.collectives.device_clock import Mark
 from paceline.collectives.pass_communication import PassCommunication, Total
 from paceline.collectives.shares import share_bounds
 from paceline.plan.trial import Training
@@ -21,7 +22,7 @@ from paceline.strategies.pipeline.schedules import Action, Forward, passes_in_fl
 from paceline.strategies.reduction.factor_exchange import NodeFactors
 from paceline.training.batch_norm import placeholders, synchronise
 from paceline.training.checkpointing import BlockBytes, Segments
-from paceline.training.devices import CPU, InputMover, Mark, Stopwatch, synchronize
+from paceline.training.devices import CPU, InputMover, Stopwatch, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.optimizers import trained_parameters
 from paceline.training.passes import autocast, no_loss, summed_loss

@@ -7,9 +7,10 @@ annotations`, unlike all others.
 import torch
 from torch import Tensor
 
+from paceline.collectives.device_clock import Mark
 from paceline.records.communication import StrategyResult
 from paceline.torch_internals import GradBucket
-from paceline.training.devices import Mark, Stopwatch
+from paceline.training.devices import Stopwatch
 from paceline.transports.compression.bucket import GradientSum
 
 

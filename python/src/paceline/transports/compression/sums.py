@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.collectives.device_clock import module_of
 from paceline.plan.trial import Trial
 from paceline.records.communication import CompressionResult, StrategyResult
 from paceline.spec.extensions import COMPRESSIONS, load_object
-from paceline.training.devices import module_of
 from paceline.transports.bucket_settings import CompressionSettings, gradient_options_of
 from paceline.transports.compression.bucket import (
     Bucket,
