@@ -26,7 +26,9 @@ from common import median_interval, shown, write_results
 from paceline.job.context import rank_context
 from paceline.launchers.base import launcher_for
 from paceline.plan.planning import plan_trials
+from paceline.rank.operations import writing_to
 from paceline.rank.script.recorder import TrainingRecorder
+from paceline.records.files import JsonlWriter
 from paceline.records.layout import RankFiles
 from paceline.spec import load_spec
 from paceline.transports.recorder import Recorder
@@ -121,7 +123,7 @@ def records_alone(repeats: int) -> dict[str, list[float]]:
         without = small_training(optimizer, model)
         with tempfile.TemporaryDirectory() as folder:
             files = RankFiles(Path(folder))
-            operations = Recorder(files.communication)
+            operations = Recorder(writing_to(JsonlWriter(files.communication)))
             recorder = TrainingRecorder(training, context, files, operations, lambda _: None)
             with recorder.recording():
                 recorded = small_training(optimizer, model)

@@ -28,8 +28,8 @@ import torch.distributed._functional_collectives as functional
 
 import paceline.mpi
 from paceline.errors import TimedOut
+from paceline.rank.operations import recording
 from paceline.transports import buffers
-from paceline.transports.recorder import recording
 
 TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,

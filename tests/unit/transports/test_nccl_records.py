@@ -21,10 +21,10 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.collectives.torch_internals import Work, register_backend, set_default_backend
+from paceline.rank.operations import recording
 from paceline.records.pending import last_operations
 from paceline.transports import nccl_records
 from paceline.transports.nccl_records import record_nccl
-from paceline.transports.recorder import recording
 
 CPU = torch.device("cpu")
 ProcessGroup: Any = dist.ProcessGroup

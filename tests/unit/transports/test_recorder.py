@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from paceline.rank.operations import recording
 from paceline.transports import gloo_group as process_group
 from paceline.transports import recorder
-from paceline.transports.recorder import begin_operation, is_recording, payload_bytes, recording
+from paceline.transports.recorder import begin_operation, is_recording, payload_bytes
 
 
 def rows(file: Path) -> list[dict[str, object]]:

@@ -29,6 +29,7 @@ from paceline.job.context import is_launcher, launching_pid
 from paceline.job.rank_status import RankStatusFile
 from paceline.job.sidecars import host_sidecar
 from paceline.job.stacks import answer_requests, write_error
+from paceline.rank.operations import recording
 from paceline.rank.result import End, write_script_result
 from paceline.rank.script.process_group import recorded_groups
 from paceline.rank.script.recorder import TrainingRecorder
@@ -38,7 +39,6 @@ from paceline.records.documents import failure_of, read_status, write_trial
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.training.resources import actual_environment
-from paceline.transports.recorder import recording
 
 _NOT_COMPARED = "it was recorded beside its own launcher, without a baseline"
 

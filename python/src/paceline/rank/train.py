@@ -22,6 +22,7 @@ from paceline.rank.checkpoints import Checkpoints, choose_checkpoint
 from paceline.rank.evaluation import Evaluator
 from paceline.rank.loop import Loop
 from paceline.rank.memory_limit import limited_memory
+from paceline.rank.operations import recording
 from paceline.rank.peers import Peers, join_peers
 from paceline.rank.repeated_steps import StepRepeater
 from paceline.rank.replay import StateKeeper, StepReplay, begin_replay
@@ -49,7 +50,7 @@ from paceline.training.resources import return_freed_memory, set_threads
 from paceline.training.task import Task
 from paceline.training.tensors import save_tensors, sha256_by_name, sha256_of
 from paceline.training.transforms import put_in_memory_format
-from paceline.transports.recorder import Recorder, recording
+from paceline.transports.recorder import Recorder
 from paceline.workloads.build import build_model
 
 

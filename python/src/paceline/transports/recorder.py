@@ -1,4 +1,4 @@
-"""Records of communication: one row for each operation of each process group.
+"""Notes of communication: each operation of each process group, reported between two steps.
 
 Operations that are carried out in Python are shown to torch's profiler, too, which sees others by
 itself.
@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,13 +23,10 @@ from torch.autograd.profiler import record_function
 
 from paceline.collectives.pass_communication import is_awaiting
 from paceline.collectives.torch_internals import end_event_with, profiler_enabled
-from paceline.records.files import JsonlWriter
-from paceline.records.pending import OperationNotes
-from paceline.records.rows import CommunicationRow
 
 # Sum of gradients in memory shared by the ranks of a node or the threads of a rank.
 SHARED_REDUCE = "shared_reduce"
-_KEPT_ROWS = 4096  # rows kept between two flushes; an operation beyond that writes them itself
+_KEPT = 4096  # operations kept between two flushes; one beyond that reports them itself
 _KEPT_ON_DEVICE = 16384  # operations of a GPU kept between two flushes; others are not recorded
 # Names in a profile, where torch's backends use another name than that of the method.
 _TITLES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
@@ -41,19 +37,24 @@ Times = Callable[[], tuple[float, float] | None]
 
 @dataclass(kw_only=True)
 class Operation:
-    """One operation of this rank in flight: the fields of a CommunicationRow without its end."""
+    """One operation of this rank.
 
-    group: str
-    ranks: int
-    operation: str
-    payload_bytes: int
-    arrived_unix_s: float
+    The same (group, sequence) on all ranks of a group is the same operation. Times are on the clock
+    of this host.
+    """
+
+    group: str  # its name; the same on all of its ranks
+    ranks: int  # of the group
+    operation: str  # as torch names it: "allreduce"
+    payload_bytes: int  # of this rank's tensors
+    arrived_unix_s: float  # when this rank requested it
+    ended_unix_s: float = math.nan  # while it is in flight
     sequence: int = 0  # within the group
-    started_unix_s: float | None = None
-    algorithm: str | None = None
-    sent_bytes: int | None = None
+    started_unix_s: float | None = None  # start, where operations of a group queue
+    algorithm: str | None = None  # None where there is no choice
+    sent_bytes: int | None = None  # by this rank to others; None where they are not counted
     sent_messages: int | None = None
-    awaited: bool = False
+    awaited: bool = False  # whether the rank does nothing else until it ends
 
     def start(self) -> None:
         """Record that its turn has come: operations queued before it in its group have ended."""
@@ -63,7 +64,8 @@ class Operation:
         """Record that it has ended now. An operation that fails is not recorded."""
         recorder = _in_use
         if recorder is not None:
-            recorder.add(self, time.time())
+            self.ended_unix_s = time.time()
+            recorder.add(self)
 
     def end_on_device(self, times: Times) -> None:
         """Record it once a GPU has reached its end."""
@@ -71,15 +73,27 @@ class Operation:
             _in_use.add_later(self, times)
 
 
-class Recorder:
-    """Keeps the rows of ended operations until `flush`, so that no operation waits for a disk."""
+# Gets operations that have ended.
+Report = Callable[[Sequence[Operation]], None]
 
-    def __init__(self, file: Path, notes: Path | None = None) -> None:
-        """notes: the file of the last operations, for `paceline stacks`."""
-        self._writer = JsonlWriter(file)
-        self._notes = None if notes is None else OperationNotes(notes)
+
+class Notes(Protocol):
+    """Notes which operations are in flight, at once; a note must not wait."""
+
+    def begun(self, group: str, operation: str, sequence: int, unix_s: float) -> None: ...
+
+    def ended(self, group: str) -> None: ...
+
+
+class Recorder:
+    """Keeps ended operations until `flush`, so that no operation waits for a disk."""
+
+    def __init__(self, report: Report, notes: Notes | None = None) -> None:
+        """report: gets the operations that have ended, with each flush."""
+        self._report = report
+        self._notes = notes
         self._lock = threading.Lock()
-        self._rows: list[CommunicationRow] = []
+        self._ended: list[Operation] = []
         self._sequences: dict[str, int] = {}
         self._on_device: list[tuple[Operation, Times]] = []  # no flush has seen their end
 
@@ -93,14 +107,13 @@ class Recorder:
                 arrived_unix_s = operation.arrived_unix_s
                 self._notes.begun(group, operation.operation, operation.sequence, arrived_unix_s)
 
-    def add(self, operation: Operation, ended_unix_s: float) -> None:
-        row = CommunicationRow(**vars(operation), ended_unix_s=ended_unix_s)
+    def add(self, operation: Operation) -> None:
         with self._lock:
             if self._notes is not None:
                 self._notes.ended(operation.group)
-            self._rows.append(row)
-            if len(self._rows) >= _KEPT_ROWS:
-                self._write()
+            self._ended.append(operation)
+            if len(self._ended) >= _KEPT:
+                self._report_ended()
 
     def add_later(self, operation: Operation, times: Times) -> None:
         """Add an operation of a GPU at the first flush after its end."""
@@ -113,16 +126,16 @@ class Recorder:
         with self._lock:
             self._on_device = []
 
-    def ended(self) -> list[CommunicationRow]:
-        """Return the rows of operations that have ended since the last flush.
+    def ended(self) -> list[Operation]:
+        """Return the operations that have ended since the last flush.
 
         Those of a GPU are not among them: their times are not those of the calls.
         """
         with self._lock:
-            return list(self._rows)
+            return list(self._ended)
 
     def flush(self) -> None:
-        """Write the rows of operations that have ended; the thread that trains calls it."""
+        """Report the operations that have ended; the thread that trains calls it."""
         with self._lock:
             asked, self._on_device = self._on_device, []
             for operation, times in asked:
@@ -130,22 +143,18 @@ class Recorder:
                 if reached is None:
                     self._on_device.append((operation, times))
                 else:
-                    operation.arrived_unix_s, ended_unix_s = reached
-                    row = CommunicationRow(**vars(operation), ended_unix_s=ended_unix_s)
-                    self._rows.append(row)
-            self._write()
+                    operation.arrived_unix_s, operation.ended_unix_s = reached
+                    self._ended.append(operation)
+            self._report_ended()
 
-    def _write(self) -> None:
-        rows, self._rows = self._rows, []
-        for row in rows:
-            self._writer.write(row)
+    def _report_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        self._report(ended)
 
     def close(self) -> None:
+        """Report the rest; later ends of operations are not noted."""
         self.flush()
-        self._writer.close()
         with self._lock:
-            if self._notes is not None:
-                self._notes.close()
             self._notes = None
 
 
@@ -153,13 +162,13 @@ _in_use: Recorder | None = None
 
 
 @contextmanager
-def recording(file: Path, notes: Path | None = None) -> Iterator[Recorder]:
-    """Record every operation of this process into `file` while the context is active.
+def reporting(report: Report, notes: Notes | None = None) -> Iterator[Recorder]:
+    """Report every operation of this process while the context is active.
 
-    notes: the file of the last operations.
+    report: gets the ended ones in order, whenever the recorder is flushed. It must not wait.
     """
     global _in_use  # noqa: PLW0603  (see the module's first lines)
-    recorder = _in_use = Recorder(file, notes)
+    recorder = _in_use = Recorder(report, notes)
     try:
         yield recorder
     finally:

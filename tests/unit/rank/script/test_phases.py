@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
-from tests.support.rows import OPERATION
 from torch.utils.data import DataLoader
 
 from paceline.rank.script.batches import BatchCounter
 from paceline.rank.script.phases import PhaseTimer
-from paceline.records.rows import CommunicationRow
+from paceline.transports.recorder import Operation
 
 OFFSET_S = 1000.0
 
 
-def operation(arrived_s: float, ended_s: float, *, awaited: bool = False) -> CommunicationRow:
-    return dataclasses.replace(
-        OPERATION, arrived_unix_s=arrived_s + OFFSET_S, started_unix_s=None,
-        ended_unix_s=ended_s + OFFSET_S, awaited=awaited,
+def operation(arrived_s: float, ended_s: float, *, awaited: bool = False) -> Operation:
+    return Operation(
+        group="0", ranks=2, operation="allreduce", payload_bytes=8, awaited=awaited,
+        arrived_unix_s=arrived_s + OFFSET_S, ended_unix_s=ended_s + OFFSET_S,
     )  # fmt: skip
 
 

@@ -194,7 +194,7 @@ class Observer:
         change = {name: weights[name] - tensor for name, tensor in self._before.items()}
         step = self._steps[number]
         place = f"{number}-{step}"
-        reduced = [row.arrived_unix_s for row in self._operations.ended()]
+        reduced = [each.arrived_unix_s for each in self._operations.ended()]
         clipped = self._clipped_unix_s
         self._found.updates.append(
             Update(

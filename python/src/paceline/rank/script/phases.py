@@ -22,7 +22,7 @@ from paceline.rank.script.batches import BatchCounter
 from paceline.torch_internals import DataLoaderIterator
 
 if TYPE_CHECKING:
-    from paceline.records.rows import CommunicationRow
+    from paceline.transports.recorder import Operation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +61,17 @@ class PhaseTimer:
         self._began_s = self._mark_s = started_s
 
     def end(
-        self, ended_s: float, operations: Sequence[CommunicationRow], unix_offset_s: float
+        self, ended_s: float, operations: Sequence[Operation], unix_offset_s: float
     ) -> StepTimes:
         """Return the times of the step until the optimiser begins.
 
         operations: of this rank in the step. unix_offset_s: to add to perf_counter for unix time.
         """
         spans = [
-            (row.arrived_unix_s - unix_offset_s, row.ended_unix_s - unix_offset_s)
-            for row in operations
+            (each.arrived_unix_s - unix_offset_s, each.ended_unix_s - unix_offset_s)
+            for each in operations
         ]
-        awaited = {span for span, row in zip(spans, operations, strict=True) if row.awaited}
+        awaited = {span for span, each in zip(spans, operations, strict=True) if each.awaited}
         in_passes = [span for span in awaited if self._began_s <= span[0] < self._passed_s]
         others = [span for span in spans if span not in in_passes]
         comm_s, ready_s = _exposed(self._backward, others, ended_s)

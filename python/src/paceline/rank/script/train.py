@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from paceline.errors import UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
+from paceline.rank.operations import recording
 from paceline.rank.peers import Peers, join_peers
 from paceline.rank.result import End, write_environment, write_rank_weights, write_script_result
 from paceline.rank.script.modules import CalledModules, flat_parameters, parameter_names
@@ -28,7 +29,7 @@ from paceline.records.attempts import continue_rows
 from paceline.records.layout import TrialFiles
 from paceline.torch_internals.compiler import import_now
 from paceline.training.resources import set_threads
-from paceline.transports.recorder import Recorder, recording
+from paceline.transports.recorder import Recorder
 
 # The first optimiser imports it anyway, which takes a second or more; here it counts as import time
 # under every launcher.
