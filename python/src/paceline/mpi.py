@@ -15,12 +15,11 @@ from types import TracebackType
 from mpi4py import MPI
 from mpi4py.run import set_abort_status
 
-from paceline.collectives.host import address_towards, host_name, interface_address
+from paceline.collectives.host import LOOPBACK, address_towards, host_name, interface_address
 from paceline.collectives.torch_internals import TCPStore
 from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.plan.trial import LOOPBACK
+from paceline.transports.mpi.backend import Options
 from paceline.transports.mpi.polling import poll_until
-from paceline.transports.mpi.transport import Options
 from paceline.transports.mpi.world import World
 
 __all__ = ["Options"]

@@ -24,7 +24,7 @@ from ranks import make_context
 
 import paceline
 from paceline.errors import UsageError
-from paceline.transports.store import open_store
+from paceline.rank.peers import open_store
 
 LIMIT_S = 20.0
 SAMPLES = 4  # of a rank in an optimiser step, at most

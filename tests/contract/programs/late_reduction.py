@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
 from paceline.errors import TimedOut
+from paceline.rank.peers import open_store
 from paceline.transports.mpi.all_reduce import AllReduce
 from paceline.transports.mpi.world import RankNames
-from paceline.transports.store import open_store
 
 folder, limit_s = Path(sys.argv[2]), float(sys.argv[3])
 store = open_store(make_context(folder), 30.0)

@@ -13,9 +13,9 @@ from paceline.collectives import host
 from paceline.errors import PeerLost, RankFailed, TimedOut
 from paceline.job.rendezvous import listen_on
 from paceline.plan.rank_context import StoreAddress
+from paceline.rank.peers import open_again, open_store
 from paceline.transports import liveness
 from paceline.transports.liveness import LivenessProbe, ProbeResult, with_probe_result
-from paceline.transports.store import open_again, open_store
 
 LIMIT_S = 2.0
 HOSTS = ["alpha", "beta", "gamma"]

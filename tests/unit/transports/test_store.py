@@ -17,16 +17,9 @@ from paceline.collectives.node.memory import gather
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.job.rendezvous import listen_on
 from paceline.plan.rank_context import StoreAddress
+from paceline.rank.peers import open_again, open_store
 from paceline.transports.network import GlooTransport
-from paceline.transports.store import (
-    GroupStore,
-    cut,
-    limit_answers,
-    open_again,
-    open_store,
-    store_barrier,
-    wait_for,
-)
+from paceline.transports.store import GroupStore, cut, limit_answers, store_barrier, wait_for
 
 
 def test_peer_reads_what_the_first_rank_wrote(context_of):

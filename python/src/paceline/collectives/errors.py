@@ -3,7 +3,11 @@
 `paceline.errors` has the whole tree.
 """
 
+import re
 from enum import IntEnum
+
+# Texts with which Gloo, NCCL and c10d report a time-out.
+TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
 
 class ExitCode(IntEnum):
@@ -86,3 +90,12 @@ class TimedOut(PacelineError):  # noqa: N818
     """A wait reached its limit."""
 
     exit_code = ExitCode.TIMED_OUT
+
+
+def timed_out(operation: str, rank: int, limit_s: float) -> TimedOut:
+    """Return a TimedOut error. operation: with the name of its library, for example "MPI
+    allreduce"."""
+    return TimedOut(
+        f"rank {rank}: {operation} did not end within {limit_s:g} s (limits.collective_s): "
+        "a peer did not take part or is blocked; look at the other ranks' logs"
+    )

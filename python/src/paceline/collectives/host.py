@@ -18,6 +18,7 @@ from pathlib import Path
 from paceline.collectives.errors import EnvironmentLacks
 
 PROC = Path("/proc")
+LOOPBACK = "lo"
 UNKNOWN_BOOT = "unknown"
 _TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _ANY_PORT = 9  # a datagram socket has to be connected to some port

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from paceline.collectives.shares import share_bounds
 
@@ -155,6 +155,19 @@ def parameter_server(rank: int, size: int, length: int) -> tuple[Step, ...]:
         Step(receives=tuple(Receive(worker, whole, reduced=True) for worker in workers)),
         Step(sends=tuple(Send(worker, whole) for worker in workers)),
     )
+
+
+# How an all-reduce is requested of MPI, where ranks cannot share the memory of one node.
+Algorithm = Literal[
+    "auto",
+    "native",  # MPI's own
+    "ring",
+    "recursive-doubling",
+    "rabenseifner",
+    "hierarchical",
+    "naive",
+    "parameter-server",
+]
 
 
 ALGORITHMS: Final = MappingProxyType[str, Schedule](

@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from paceline.collectives.host import interface_address
+from paceline.collectives.host import LOOPBACK, interface_address
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.job.job import Job
 from paceline.plan.rank_context import StoreAddress
-from paceline.plan.trial import LOOPBACK
 from paceline.records.files import read_json, write_json
 
 _BACKLOG = 1024

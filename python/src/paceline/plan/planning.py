@@ -11,17 +11,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.collectives.host import LOOPBACK
 from paceline.errors import UsageError
 from paceline.plan.task_rules import planned_faults, undivided_for_batch_norm
-from paceline.plan.trial import (
-    LOOPBACK,
-    Evaluation,
-    Placement,
-    Script,
-    Training,
-    Trial,
-    trial_name,
-)
+from paceline.plan.trial import Evaluation, Placement, Script, Training, Trial, trial_name
 from paceline.spec.counts import batch_per_replica, counts_on_node
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
 from paceline.spec.models import TRIAL_VALUES, Experiment, TrialRequest, WorkloadRequest

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, field_validator, model_validator
 
+from paceline.collectives.host import LOOPBACK
 from paceline.spec.descriptors import OptionModel
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS
 from paceline.spec.model_facts import ModelFacts, model_facts
@@ -25,9 +26,8 @@ from paceline.spec.values import (
     is_baseline,
 )
 
-__all__ = ["LOOPBACK", "Placement", "Training", "Trial", "trial_name"]
+__all__ = ["Placement", "Training", "Trial", "trial_name"]
 
-LOOPBACK = "lo"
 _SECONDS_OF_0_3 = {"every_s", "mtbf_s"}  # keys of [checkpoint]
 OptionsT = TypeVar("OptionsT", bound=OptionModel)
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.plan.rank_context import RankContext
-from paceline.transports.store import open_store
+from paceline.transports.store import connect_store
 
 _FLOAT_BYTES = 4
 
@@ -23,11 +23,14 @@ def all_reduce_s(
     Raises TimedOut if the store does not answer, RuntimeError if Gloo fails or takes longer.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = interface
+    address, rank, ranks = context.store, context.rank, context.world_size
+    assert address is not None
+    host, port, listen_fd = address.host, address.port, address.listen_fd
     dist.init_process_group(
         "gloo",
-        store=open_store(context, limit_s),
-        rank=context.rank,
-        world_size=context.world_size,
+        store=connect_store(host, port, rank, ranks, limit_s, listen_fd),
+        rank=rank,
+        world_size=ranks,
         timeout=timedelta(seconds=limit_s),
     )
     values = torch.ones(max(1, payload_bytes // _FLOAT_BYTES))

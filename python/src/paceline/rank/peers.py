@@ -15,7 +15,7 @@ from paceline.collectives.node.memory import NodeShare, SoloNode, gather, of_fir
 from paceline.collectives.torch_internals import PrefixStore, Store, TCPStore
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.host.clocks import SAME_CLOCK, ClockOffset, best_offset
-from paceline.plan.rank_context import RankContext
+from paceline.plan.rank_context import RankContext, StoreAddress
 from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult
 from paceline.training.resources import RankCores, check_node
@@ -24,10 +24,9 @@ from paceline.transports.liveness import LivenessProbe, with_probe_result
 from paceline.transports.store import (
     ANSWER_SHARE,
     GroupStore,
+    connect_store,
     limit_answers,
     limited,
-    open_again,
-    open_store,
     server_lost,
     store_barrier,
     wait_for,
@@ -214,6 +213,32 @@ def join_peers(context: RankContext, trial: Trial, *, open_transport: bool = Tru
             peers.leave(failed=True)
             raise
     return peers
+
+
+def open_store(context: RankContext, limit_s: float) -> TCPStore:
+    """Connect to rank 0's store, or serve it; later waits have the same limit.
+
+    Raises EnvironmentLacks without an address, TimedOut if the store does not answer in `limit_s`.
+    """
+    if context.store is None:
+        raise EnvironmentLacks(
+            f"rank {context.rank} of {context.world_size}: expected the address of rank 0's store, "
+            "got none; start the ranks with paceline's job scripts"
+        )
+    return _connect(context, context.store, limit_s, context.store.listen_fd)
+
+
+def open_again(context: RankContext, limit_s: float) -> TCPStore:
+    """Open another connection to the store, so that a wait blocks only its own connection."""
+    assert context.store is not None
+    return _connect(context, context.store, limit_s)
+
+
+def _connect(
+    context: RankContext, address: StoreAddress, limit_s: float, listen_fd: int | None = None
+) -> TCPStore:
+    rank, ranks = context.rank, context.world_size
+    return connect_store(address.host, address.port, rank, ranks, limit_s, listen_fd)
 
 
 def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -> Peers:

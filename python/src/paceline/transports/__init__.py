@@ -7,10 +7,9 @@ use it: a Gloo run never loads MPI.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Protocol, cast
 
-from paceline.errors import PacelineError, TimedOut
+from paceline.errors import PacelineError
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult
@@ -18,9 +17,6 @@ from paceline.spec.extensions import TRANSPORTS, load_object
 
 if TYPE_CHECKING:
     from paceline.collectives.torch_internals import Store
-
-# Texts with which Gloo, NCCL and c10d report a time-out.
-TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
 
 class Transport(Protocol):
@@ -55,12 +51,3 @@ def create_transport(trial: Trial) -> Transport | None:
     if trial.placement.ranks == 1 or (descriptor.joins_ranks and not descriptor.spans_nodes):
         return None
     return cast("Transport", load_object(descriptor.implementation)())
-
-
-def timed_out(operation: str, rank: int, limit_s: float) -> TimedOut:
-    """Return a TimedOut error. operation: with the name of its library, for example "MPI
-    allreduce"."""
-    return TimedOut(
-        f"rank {rank}: {operation} did not end within {limit_s:g} s (limits.collective_s): "
-        "a peer did not take part or is blocked; look at the other ranks' logs"
-    )

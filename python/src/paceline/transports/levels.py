@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from paceline.collectives.description import GroupDescription
+from paceline.collectives.errors import TIMED_OUT
 from paceline.collectives.host import host_identity
 from paceline.collectives.node.memory import gather
 from paceline.collectives.torch_internals import PrefixStore, ProcessGroupGloo, Store
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.records.communication import TransportResult
-from paceline.transports import TIMED_OUT
 from paceline.transports.shared_memory import HostGroup, Leaders, open_host_group
 from paceline.transports.store import GroupStore
 
@@ -80,7 +80,7 @@ class Levels:
         else:
             self._leaders.allreduce(buffer, ufunc, self._host, self._exchange)
 
-    def describe(self) -> TransportResult:
+    def describe(self) -> GroupDescription:
         """Return how messages are reduced, for the records."""
         return {"algorithm": self.algorithm, "hosts": self.hosts}
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from paceline.collectives.errors import TIMED_OUT
 from paceline.collectives.host import interface_address
 from paceline.collectives.torch_internals import PrefixStore, Store
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, TimedOut
@@ -24,7 +25,6 @@ from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import abort_process_groups
 from paceline.training.devices import device_name, device_of, use_device
-from paceline.transports import TIMED_OUT
 from paceline.transports.gloo_group import BACKEND
 from paceline.transports.nccl_records import record_nccl
 

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.collectives.description import GroupDescription
 from paceline.collectives.torch_internals import PrefixStore, Work
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost
-from paceline.records.communication import TransportResult
 from paceline.transports.buffers import (
     array_of,
     byte_view,
@@ -77,7 +77,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Remember the first loss of a rank, which this rank tells its peers when it leaves."""
         self._loss = self._loss or loss
 
-    def describe(self) -> TransportResult:
+    def describe(self) -> GroupDescription:
         """Return how this group reduces, for the records."""
         return self._levels.describe()
 
@@ -357,7 +357,7 @@ class _UnsharedGroup(RecordedProcessGroup):
         super().__init__(inner, name)
         self._reason = reason
 
-    def describe(self) -> TransportResult:
+    def describe(self) -> GroupDescription:
         """Return why the ranks share no memory, for the records."""
         return {"not_shared": self._reason}
 

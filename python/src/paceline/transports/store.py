@@ -32,8 +32,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from paceline.collectives.torch_internals import Store, TCPStore
-from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
-from paceline.plan.rank_context import RankContext, StoreAddress
+from paceline.errors import PeerLost, TimedOut
 
 # Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)
@@ -41,35 +40,21 @@ _Result = TypeVar("_Result")
 ANSWER_SHARE = 1 / 4  # share of a limit by which a wait may exceed it if the store does not answer
 
 
-def open_store(context: RankContext, limit_s: float) -> TCPStore:
-    """Connect to rank 0's store, or serve it; later waits have the same limit.
-
-    Raises EnvironmentLacks without an address, TimedOut if the store does not answer in `limit_s`.
-    """
-    address = context.store
-    if address is None:
-        raise EnvironmentLacks(
-            f"rank {context.rank} of {context.world_size}: expected the address of rank 0's store, "
-            "got none; start the ranks with paceline's job scripts"
-        )
-    return _connect(context, address, limit_s, listen_fd=address.listen_fd)
-
-
-def open_again(context: RankContext, limit_s: float) -> TCPStore:
-    """Open another connection to the store, so that a wait blocks only its own connection."""
-    assert context.store is not None
-    return _connect(context, context.store, limit_s, listen_fd=None)
-
-
-def _connect(
-    context: RankContext, address: StoreAddress, limit_s: float, listen_fd: int | None
+def connect_store(
+    host: str, port: int, rank: int, world_size: int, limit_s: float, listen_fd: int | None = None
 ) -> TCPStore:
-    with limited(f"rank {context.rank}: rank 0's store at {address.host}:{address.port}", limit_s):
+    """Connect to rank 0's store; later waits on the connection have the same limit.
+
+    listen_fd: rank 0's socket, which listens there, to serve the store. Without it, a rank may open
+    several connections: a wait blocks only its own one. Raises TimedOut if the store does not
+    answer in `limit_s`.
+    """
+    with limited(f"rank {rank}: rank 0's store at {host}:{port}", limit_s):
         connect = partial(
             TCPStore,
-            address.host,
-            address.port,
-            context.world_size,
+            host,
+            port,
+            world_size,
             is_master=listen_fd is not None,
             timeout=timedelta(seconds=limit_s),
             wait_for_workers=False,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.collectives.errors import timed_out
 from paceline.collectives.torch_internals import Work
 from paceline.errors import PacelineError, RankFailed
-from paceline.transports import timed_out
 
 if TYPE_CHECKING:
     from paceline.transports.recorder import Operation

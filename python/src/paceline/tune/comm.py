@@ -13,6 +13,7 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal
 
+from paceline.collectives.message_schedules import Algorithm
 from paceline.errors import EnvironmentLacks
 from paceline.launchers.descriptors import MpiSettings
 from paceline.launchers.mpi.tools import find_mpirun, unknown_parameters
@@ -24,7 +25,6 @@ from paceline.spec.transport_rules import has_peers, strategy_of, transport_of
 from paceline.spec.trial_rules import applies
 from paceline.spec.values import BEST
 from paceline.transports.bucket_settings import DEFAULT_BUCKET_MB, gradient_options_of
-from paceline.transports.mpi.descriptor import Algorithm
 from paceline.tune.findings import Findings
 from paceline.tune.method import Choices, Searched, SearchMethod
 from paceline.tune.session import run_search

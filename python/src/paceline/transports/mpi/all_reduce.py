@@ -14,12 +14,11 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from paceline.collectives.message_schedules import between_hosts, chunks
+from paceline.collectives.description import GroupDescription
+from paceline.collectives.message_schedules import Algorithm, between_hosts, chunks
 from paceline.collectives.torch_internals import Store
 from paceline.errors import EnvironmentLacks
-from paceline.records.communication import TransportResult
 from paceline.transports.mpi.calibration import Choice, calibrate, of_rank_0
-from paceline.transports.mpi.descriptor import Algorithm
 from paceline.transports.mpi.message_collectives import MessageCollectives, Traffic
 from paceline.transports.mpi.polling import complete
 from paceline.transports.mpi.world import RankNames
@@ -112,9 +111,9 @@ class AllReduce:
             world_rank = self._names.world_ranks[self._rank]
             complete(self._comm.Ibarrier(), name, world_rank, self._limit_s)
 
-    def describe(self) -> TransportResult:
+    def describe(self) -> GroupDescription:
         """Return which algorithm reduces messages of which size, for the records."""
-        described: TransportResult = {"algorithm": self._algorithm, "hosts": len(set(self._hosts))}
+        described: GroupDescription = {"algorithm": self._algorithm, "hosts": len(set(self._hosts))}
         if self._reason_not_shared is not None:
             described["not_shared"] = self._reason_not_shared
         if self._choice is not None:

@@ -17,9 +17,8 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from paceline.collectives.description import GroupDescription
 from paceline.collectives.message_schedules import MESSAGE_BYTES
-from paceline.costs.link_cost import all_gather_bytes
-from paceline.records.communication import TransportResult
 from paceline.transports.buffers import (
     array_of,
     byte_view,
@@ -60,7 +59,7 @@ class Collectives:
         self._ring = MessageCollectives(comm, names, limit_s) if spans_hosts else None
         self._long_gather: str | None = None  # how long parts are gathered; None: not measured
 
-    def describe(self) -> TransportResult:
+    def describe(self) -> GroupDescription:
         """Return how long parts are gathered, for the records; empty if none was gathered."""
         return {} if self._long_gather is None else {"all_gather": self._long_gather}
 
@@ -171,7 +170,7 @@ class Collectives:
             started_s = time.perf_counter()
             self._gather_by(_RING, flat, own)
             fastest_s = min(fastest_s, time.perf_counter() - started_s)
-        is_fast = all_gather_bytes(len(own), ranks) > _FAST_BYTES_PER_S * fastest_s
+        is_fast = (ranks - 1) * len(own) > _FAST_BYTES_PER_S * fastest_s
         mine = _NATIVE if is_fast else _RING
         chosen: str = of_rank_0(mine, self._comm, self._world_rank, self._limit_s)
         return chosen

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
+from paceline.collectives.message_schedules import Algorithm
 from paceline.costs.link_cost import ALL_REDUCE
 from paceline.spec.extensions import LAUNCHERS
 from paceline.spec.models import TrialRequest
@@ -15,18 +15,6 @@ from paceline.transports.bucket_settings import (
     GradientTransport,
     planned_options,
 )
-
-# How gradients are summed that lie on several nodes, or that ranks cannot share the memory of.
-Algorithm = Literal[
-    "auto",
-    "native",  # MPI's own
-    "ring",
-    "recursive-doubling",
-    "rabenseifner",
-    "hierarchical",
-    "naive",
-    "parameter-server",
-]
 
 
 class MpiKeys(GradientKeys):

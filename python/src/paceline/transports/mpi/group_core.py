@@ -18,13 +18,13 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
+from paceline.collectives.description import GroupDescription
+from paceline.collectives.message_schedules import Algorithm
 from paceline.collectives.torch_internals import PrefixStore, Store, register_backend
 from paceline.errors import PacelineError
-from paceline.records.communication import TransportResult
 from paceline.transports.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.all_reduce import AllReduce, CollectiveStatistics
 from paceline.transports.mpi.collectives import Collectives
-from paceline.transports.mpi.descriptor import Algorithm
 from paceline.transports.mpi.point_to_point import Messenger, MpiMessage
 from paceline.transports.mpi.polling import limit_end_after_failure
 from paceline.transports.mpi.world import RankNames
@@ -112,7 +112,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
     def size(self) -> int:
         return self._size
 
-    def describe(self) -> TransportResult:
+    def describe(self) -> GroupDescription:
         """Return how this group reduces, for the records."""
         return {**self._reductions.describe(), **self._collectives.describe()}
 

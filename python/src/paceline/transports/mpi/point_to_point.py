@@ -11,8 +11,8 @@ from typing import Any
 
 from mpi4py import MPI
 
+from paceline.collectives.errors import timed_out
 from paceline.errors import RankFailed
-from paceline.transports import timed_out
 from paceline.transports.mpi.polling import note_failure, poll_until
 from paceline.transports.work import PendingWork
 

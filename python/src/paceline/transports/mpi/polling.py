@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from paceline.transports import timed_out
+from paceline.collectives.errors import timed_out
 
 if TYPE_CHECKING:
     from mpi4py import MPI
