@@ -15,8 +15,8 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import paceline.mpi
-from paceline.transports.mpi.message_collectives import MessageCollectives
-from paceline.transports.mpi.world import RankNames
+from paceline.collectives.mpi.message_collectives import MessageCollectives
+from paceline.collectives.mpi.world import RankNames
 from simulation_job import ALL_GATHER
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from common import median_interval, shown, write_results
+from paceline.collectives.recorder import Recorder
 from paceline.job.context import rank_context
 from paceline.launchers.base import launcher_for
 from paceline.plan.planning import plan_trials
@@ -31,7 +32,6 @@ from paceline.rank.script.recorder import TrainingRecorder
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import RankFiles
 from paceline.spec import load_spec
-from paceline.transports.recorder import Recorder
 from training_ways import (
     BATCH,
     RANKS,

@@ -13,8 +13,8 @@ import runpy
 import sys
 from typing import Any
 
-from paceline.transports.mpi.process_group import MpiProcessGroup
-from paceline.transports.work import PendingWork
+from paceline.collectives.mpi.process_group import MpiProcessGroup
+from paceline.collectives.work import PendingWork
 
 
 def all_reduce_nothing(group: Any, tensors: list[Any], _options: Any = None) -> PendingWork:

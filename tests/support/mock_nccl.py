@@ -14,7 +14,7 @@ from tests.support.mock_gpu import NAME
 from torch._C._distributed_c10d import Work, _create_work_from_future
 from torch.utils import _pytree
 
-from paceline.transports.gloo_group import RecordedProcessGroup, create_gloo, register_gloo
+from paceline.collectives.gloo_group import RecordedProcessGroup, create_gloo, register_gloo
 
 BACKEND = "mock-nccl"
 # Methods of a process group, and how many of their first arguments have tensors.

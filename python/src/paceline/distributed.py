@@ -6,6 +6,6 @@ Gloo does: under torchrun, mpirun, srun and Spark. docs/reference/back-ends.md d
 
 from __future__ import annotations
 
-from paceline.transports.shared_group import BACKEND
+from paceline.collectives.shared_group import BACKEND
 
 __all__ = ["BACKEND"]

@@ -27,10 +27,10 @@ from torch.nn.parallel import DistributedDataParallel
 import paceline
 import paceline.mpi
 from paceline.collectives.message_schedules import ALGORITHMS
+from paceline.collectives.mpi.message_collectives import MessageCollectives, Traffic
+from paceline.collectives.mpi.world import RankNames
 from paceline.lab import INTERFACE
 from paceline.transports.bucket_settings import FactorSetting
-from paceline.transports.mpi.message_collectives import MessageCollectives, Traffic
-from paceline.transports.mpi.world import RankNames
 
 LIMIT_S = 30.0
 

@@ -241,12 +241,12 @@ def main() -> None:
     torch.set_num_threads(1)
     transport, folder = sys.argv[1], Path(sys.argv[2])
     if sys.argv[3:] == ["apart"] and transport == "mpi":
-        from paceline.transports.mpi import all_reduce
+        from paceline.collectives.mpi import all_reduce
 
         all_reduce.hosts_of = lambda comm: tuple(range(comm.size))
     context = make_context(folder)
     if sys.argv[3:] == ["apart"] and transport == "paceline":  # the last rank has its own host
-        from paceline.transports import levels
+        from paceline.collectives import levels
 
         levels.host_identity = lambda: str(context.rank == context.world_size - 1)
     peers = join_peers(context, make_trial(transport, context.world_size))

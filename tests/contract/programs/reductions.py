@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
 from paceline.collectives import message_schedules as schedules
+from paceline.collectives.mpi import all_reduce, calibration
+from paceline.collectives.mpi.all_reduce import AllReduce
+from paceline.collectives.mpi.world import RankNames
 from paceline.rank.peers import open_store
-from paceline.transports.mpi import all_reduce, calibration
-from paceline.transports.mpi.all_reduce import AllReduce
-from paceline.transports.mpi.world import RankNames
 
 LIMIT_S = 30.0
 LENGTHS = (0, 1, 2, 3, 7, 1000, 4099)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.transports import buffers
+from paceline.collectives import buffers
 
 
 def copy_everything() -> None:

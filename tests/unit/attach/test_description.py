@@ -6,9 +6,9 @@ import pytest
 
 from paceline.attach.description import planned_trial, trial_as_found
 from paceline.attach.place import Place
+from paceline.collectives.gloo_group import BACKEND
 from paceline.errors import UsageError
 from paceline.records.layout import TrialFiles
-from paceline.transports.gloo_group import BACKEND
 
 
 def trial(folder, launcher="torchrun", ranks=2):

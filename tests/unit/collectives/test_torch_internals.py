@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 from torch.distributed import HashStore
 
-from paceline.collectives import torch_internals
+from paceline.collectives import gloo_group, torch_internals
 from paceline.collectives.torch_internals import PrefixStore
-from paceline.transports import gloo_group
 
 LIMIT = timedelta(seconds=30)
 
@@ -76,7 +75,7 @@ def test_recorded_methods_are_those_of_a_process_group() -> None:
 
 
 def test_methods_of_the_mpi_group_are_those_of_a_process_group() -> None:
-    module = pytest.importorskip("paceline.transports.mpi.process_group", exc_type=ImportError)
+    module = pytest.importorskip("paceline.collectives.mpi.process_group", exc_type=ImportError)
     private = {"_allgather_base", "_start_coalescing", "_end_coalescing", "_reduce_scatter_base"}
     assert private & set(dir(module.MpiProcessGroup)) <= set(dir(dist.ProcessGroup))
     assert private <= set(dir(module.MpiProcessGroup))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from torch.distributed import HashStore
 
+from paceline.collectives.store import ANSWER_SHARE
 from paceline.host.clocks import SAME_CLOCK
 from paceline.rank import peers
 from paceline.rank.peers import Peers, join_peers
-from paceline.transports.store import ANSWER_SHARE
 
 OPENED = object()
 

@@ -37,6 +37,7 @@ from tests.unit.strategies.pipeline.node import (
     task_for,
 )
 
+from paceline.collectives import buffers, gloo_group
 from paceline.data.reading import Batch
 from paceline.rank.evaluation import EvaluationModel
 from paceline.strategies import create_strategy
@@ -44,7 +45,6 @@ from paceline.strategies.pipeline import partition
 from paceline.training import passes
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.devices import use_device
-from paceline.transports import buffers, gloo_group
 from paceline.transports.bucket_settings import CompressionSettings, GradientOptions
 
 pytestmark = [pytest.mark.needs("mock-gpu"), pytest.mark.timeout(COMPILE_LIMIT_S + 100)]

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from paceline.attach.place import Place
+from paceline.collectives.gloo_group import BACKEND
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial
@@ -14,7 +15,6 @@ from paceline.spec import load_spec
 from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.models import SCHEMA, name_of_script
 from paceline.spec.values import BASELINE
-from paceline.transports.gloo_group import BACKEND
 
 _GLOO = "gloo"
 # The transport of a back end of torch.distributed that has another name.

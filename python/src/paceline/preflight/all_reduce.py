@@ -9,8 +9,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from paceline.collectives.store import connect_store
 from paceline.plan.rank_context import RankContext
-from paceline.transports.store import connect_store
 
 _FLOAT_BYTES = 4
 

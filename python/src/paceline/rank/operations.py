@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
+from paceline.collectives.recorder import Operation, Recorder, Report, reporting
 from paceline.records.files import JsonlWriter
 from paceline.records.pending import OperationNotes
 from paceline.records.rows import CommunicationRow
-from paceline.transports.recorder import Operation, Recorder, Report, reporting
 
 
 @contextmanager

@@ -11,17 +11,9 @@ from datetime import timedelta
 
 import torch
 
+from paceline.collectives.liveness import LivenessProbe, with_probe_result
 from paceline.collectives.node.memory import NodeShare, SoloNode, gather, of_first
-from paceline.collectives.torch_internals import PrefixStore, Store, TCPStore
-from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, RankFailed, TimedOut
-from paceline.host.clocks import SAME_CLOCK, ClockOffset, best_offset
-from paceline.plan.rank_context import RankContext, StoreAddress
-from paceline.plan.trial import Trial
-from paceline.records.communication import TransportResult
-from paceline.training.resources import RankCores, check_node
-from paceline.transports import Transport, create_transport
-from paceline.transports.liveness import LivenessProbe, with_probe_result
-from paceline.transports.store import (
+from paceline.collectives.store import (
     ANSWER_SHARE,
     GroupStore,
     connect_store,
@@ -31,6 +23,14 @@ from paceline.transports.store import (
     store_barrier,
     wait_for,
 )
+from paceline.collectives.torch_internals import PrefixStore, Store, TCPStore
+from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, RankFailed, TimedOut
+from paceline.host.clocks import SAME_CLOCK, ClockOffset, best_offset
+from paceline.plan.rank_context import RankContext, StoreAddress
+from paceline.plan.trial import Trial
+from paceline.records.communication import TransportResult
+from paceline.training.resources import RankCores, check_node
+from paceline.transports import Transport, create_transport
 from paceline.version import __version__
 
 _ROUNDS = 8  # of questions about the clock

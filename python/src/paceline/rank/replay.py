@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from paceline.collectives.recorder import not_recording
 from paceline.errors import DataError, PacelineWarning
 from paceline.rank.checkpoints import training_sha256
 from paceline.rank.repeated_steps import RoundingProbe, StepRepeater, compares_weights
@@ -33,7 +34,6 @@ from paceline.training.state import RATES, WEIGHTS
 from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.strategy import LocalStrategy
 from paceline.training.tensors import update_l2
-from paceline.transports.recorder import not_recording
 
 # Values that may differ between a trial and its baseline, although they train the same.
 _MAY_DIFFER = set(Overrides.model_fields)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from paceline.collectives.recorder import Recorder
 from paceline.data.reading import Feed
 from paceline.errors import RankFailed
 from paceline.host.memory import own_memory
@@ -50,7 +51,6 @@ from paceline.training.resources import return_freed_memory, set_threads
 from paceline.training.task import Task
 from paceline.training.tensors import save_tensors, sha256_by_name, sha256_of
 from paceline.training.transforms import put_in_memory_format
-from paceline.transports.recorder import Recorder
 from paceline.workloads.build import build_model
 
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from paceline.collectives.node.shared_node import SharedNode
 from paceline.collectives.pass_communication import PassCommunication
+from paceline.collectives.recorder import SHARED_REDUCE, begin_operation, not_recording
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import StrategyResult
@@ -66,7 +67,6 @@ from paceline.training.strategy import (
 )
 from paceline.training.task import Task
 from paceline.transports.bucket_settings import gradient_options_of
-from paceline.transports.recorder import SHARED_REDUCE, begin_operation, not_recording
 
 # A process keeps two such buffers. Two of 25 MB would need nearly as much as each of four ranks
 # on two nodes saves by dividing the momentum of AlexNet.

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from paceline.collectives.device_clock import unix_s
 from paceline.collectives.pass_communication import PassCommunication
+from paceline.collectives.recorder import SHARED_REDUCE, begin_operation
 from paceline.collectives.shares import share_bounds
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
@@ -60,7 +61,6 @@ from paceline.training.passes import Passes, run_passes, share_of
 from paceline.training.state import persistent_buffers
 from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
 from paceline.training.task import Task
-from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
 
 class ThreadsStrategy(ShardedStrategy):

@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 
 from paceline.collectives.errors import TIMED_OUT
+from paceline.collectives.gloo_group import BACKEND
 from paceline.collectives.host import interface_address
+from paceline.collectives.nccl_records import record_nccl
 from paceline.collectives.torch_internals import PrefixStore, Store
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, TimedOut
 from paceline.plan.rank_context import RankContext
@@ -25,8 +27,6 @@ from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult
 from paceline.torch_internals import abort_process_groups
 from paceline.training.devices import device_name, device_of, use_device
-from paceline.transports.gloo_group import BACKEND
-from paceline.transports.nccl_records import record_nccl
 
 
 class DefaultGroupTransport:
@@ -136,7 +136,7 @@ class SharedMemoryTransport(GlooTransport):
     backend = "paceline"
 
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
-        import paceline.transports.shared_group  # noqa: F401, PLC0415  (registers the back end)
+        import paceline.collectives.shared_group  # noqa: F401, PLC0415  (registers the back end)
 
         super().open(context, trial, store)
 

@@ -8,13 +8,13 @@ from tests.support.trials import rank_context
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from paceline.collectives.recorder import Recorder
 from paceline.plan.trial import Observation
 from paceline.rank.script.batches import checksums
 from paceline.rank.script.observer import Observer, per_sample
 from paceline.records.files import document
 from paceline.records.layout import TrialFiles
 from paceline.records.observed import Observed
-from paceline.transports.recorder import Recorder
 
 
 def observed(folder, train, *, rank=0, reference=None, rounded=False):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from paceline.collectives.recorder import Operation
 from paceline.rank.script.batches import BatchCounter
 from paceline.rank.script.phases import PhaseTimer
-from paceline.transports.recorder import Operation
 
 OFFSET_S = 1000.0
 

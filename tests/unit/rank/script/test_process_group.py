@@ -10,11 +10,11 @@ import torch.distributed as dist
 from tests.support.trials import rank_context
 from torch.distributed import device_mesh
 
+from paceline.collectives.gloo_group import BACKEND
 from paceline.collectives.pass_communication import is_awaiting
 from paceline.errors import UsageError
 from paceline.rank.script import process_group
 from paceline.rank.script.process_group import ProcessGroups, recorded_groups
-from paceline.transports.gloo_group import BACKEND
 
 
 class _Trial:

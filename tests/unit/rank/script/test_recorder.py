@@ -9,6 +9,7 @@ from tests.support.trials import rank_context
 from torch import nn
 
 import paceline
+from paceline.collectives.recorder import Recorder
 from paceline.errors import RankFailed
 from paceline.plan.planning import plan_trials
 from paceline.rank.script.program import EnoughSteps
@@ -17,7 +18,6 @@ from paceline.rank.script.tensors import ParameterRecord
 from paceline.records.files import read_jsonl
 from paceline.records.layout import RankFiles, TrialFiles
 from paceline.spec import load_spec
-from paceline.transports.recorder import Recorder
 
 
 def training_of(**workload):

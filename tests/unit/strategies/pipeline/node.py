@@ -14,13 +14,13 @@ from tests.support.strategies import train_batch
 from tests.support.trials import rank_context, tiny_trial
 
 from paceline.collectives.shares import share_bounds
+from paceline.collectives.store import GroupStore
 from paceline.collectives.torch_internals import Store
 from paceline.spec.models import Limits
 from paceline.strategies import create_strategy
 from paceline.strategies.pipeline.descriptor import PipelineOptions
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
-from paceline.transports.store import GroupStore
 from paceline.workloads.build import build_model, task_of
 
 CLASSES = 3

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.collectives.recorder import payload_bytes
 from paceline.costs.link_cost import all_reduce_bytes
 from paceline.data.reading import Batch, Feed, SoloNode
 from paceline.errors import RankFailed
@@ -51,7 +52,6 @@ from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.resources import RankCores, set_threads
 from paceline.training.tensors import sha256_by_name, sha256_of
 from paceline.training.transforms import put_in_memory_format
-from paceline.transports.recorder import payload_bytes
 from paceline.workloads.build import build_model
 
 

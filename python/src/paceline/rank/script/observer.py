@@ -27,6 +27,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from paceline.collectives.recorder import Recorder
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Observation
 from paceline.rank.script.batches import checksums, tensors_in
@@ -46,7 +47,6 @@ from paceline.records.observed import ComparedTensor, ModuleCall, Observed, Upda
 from paceline.torch_internals import DataLoaderIterator
 from paceline.torch_internals.flat_parameters import FlatParameter
 from paceline.training.tensors import save_tensors, sha256_of
-from paceline.transports.recorder import Recorder
 
 # Relative change of the outputs of a first module: 16 units of roundoff of fp32, and one of the
 # types with less precision.

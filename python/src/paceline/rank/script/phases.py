@@ -22,7 +22,7 @@ from paceline.rank.script.batches import BatchCounter
 from paceline.torch_internals import DataLoaderIterator
 
 if TYPE_CHECKING:
-    from paceline.transports.recorder import Operation
+    from paceline.collectives.recorder import Operation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

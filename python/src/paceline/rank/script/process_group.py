@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from paceline.collectives.gloo_group import BACKEND
+from paceline.collectives.nccl_records import record_nccl
 from paceline.collectives.pass_communication import awaiting
 from paceline.collectives.torch_internals import Store
 from paceline.errors import UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.torch_internals import HashStore
-from paceline.transports.gloo_group import BACKEND
-from paceline.transports.nccl_records import record_nccl
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial

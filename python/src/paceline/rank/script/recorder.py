@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from paceline.collectives.recorder import Recorder
 from paceline.collectives.shares import share_bounds
 from paceline.errors import RankFailed
 from paceline.plan.rank_context import RankContext
@@ -33,7 +34,6 @@ from paceline.rank.spans import Spans
 from paceline.records.files import JsonlWriter, fields_of
 from paceline.records.layout import RankFiles
 from paceline.records.rows import StepRow
-from paceline.transports.recorder import Recorder
 
 Report = tuple[float | Tensor | None, int | None]  # loss and samples
 

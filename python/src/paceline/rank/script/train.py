@@ -12,6 +12,7 @@ from functools import partial
 
 from torch.optim import Optimizer
 
+from paceline.collectives.recorder import Recorder
 from paceline.errors import UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
@@ -29,7 +30,6 @@ from paceline.records.attempts import continue_rows
 from paceline.records.layout import TrialFiles
 from paceline.torch_internals.compiler import import_now
 from paceline.training.resources import set_threads
-from paceline.transports.recorder import Recorder
 
 # The first optimiser imports it anyway, which takes a second or more; here it counts as import time
 # under every launcher.

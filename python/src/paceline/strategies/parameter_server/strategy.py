@@ -32,6 +32,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from paceline.collectives.recorder import begin_operation
 from paceline.costs.link_cost import all_reduce_bytes
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
@@ -53,7 +54,6 @@ from paceline.training.strategy import (
     TrainBatch,
 )
 from paceline.training.task import Task
-from paceline.transports.recorder import begin_operation
 
 
 class ServerClient:

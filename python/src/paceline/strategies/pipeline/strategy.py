@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.collectives.node.shared_node import SharedNode
+from paceline.collectives.recorder import SHARED_REDUCE, begin_operation
 from paceline.errors import UsageError
 from paceline.plan.rank_context import RankContext
 from paceline.plan.task_rules import micro_batch_fault
@@ -61,7 +62,6 @@ from paceline.training.optimizers import trained_parameters
 from paceline.training.state import SavedState
 from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
 from paceline.training.task import Task
-from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
 
 class PipelineStrategy(ShardedStrategy):

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
+from paceline.collectives.work import PendingWork
 from paceline.costs.link_cost import all_reduce_bytes
 from paceline.records.communication import CompressionResult
 from paceline.transports.compression.bucket import Bucket, Numbers
-from paceline.transports.work import PendingWork
 
 # DistributedDataParallel rebuilds its buckets after the first step, and the hook keeps its state by
 # bucket; it refuses to start earlier.

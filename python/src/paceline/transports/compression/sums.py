@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.collectives.device_clock import module_of
+from paceline.collectives.work import ProgressThread
 from paceline.plan.trial import Trial
 from paceline.records.communication import CompressionResult, StrategyResult
 from paceline.spec.extensions import COMPRESSIONS, load_object
@@ -25,7 +26,6 @@ from paceline.transports.compression.bucket import (
     Meter,
     only_tensor,
 )
-from paceline.transports.work import ProgressThread
 
 
 class PlainSum:

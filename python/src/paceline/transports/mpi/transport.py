@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import cast
 
+from paceline.collectives.mpi.backend import Options, describe_library
+from paceline.collectives.mpi.process_group import BACKEND
 from paceline.collectives.torch_internals import Store
 from paceline.errors import PacelineError
 from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Trial
 from paceline.records.communication import TransportResult
-from paceline.transports.mpi.backend import Options, describe_library
 from paceline.transports.mpi.descriptor import MpiOptions
-from paceline.transports.mpi.process_group import BACKEND
 from paceline.transports.network import DefaultGroupTransport
 
 

@@ -1,0 +1,246 @@
+"""Gloo's process group of torch, wrapped to record its operations.
+
+torch does not report when an operation of Gloo begins or ends: its profiler does so only for a part
+of a run and at a cost, and its flight recorder does not know the end. So torch gets a thin process
+group. It records when this rank submits an operation, passes it to the group that torch would have
+created, and records the end when the operation's future is done, before any `wait` for it returns.
+Messages between two ranks and reduce-scatter have no future in Gloo: they end when the wait for
+them returns. Errors and limits are those of the inner group.
+
+All calls go to the methods of the inner group, never to `super()`: the latter hold the GIL while
+they call C++, and Gloo's threads, which need the GIL to release tensors, would wait for ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.collectives.recorder import Operation, begin_operation, is_recording, payload_bytes
+from paceline.collectives.torch_internals import (
+    ProcessGroupGloo,
+    Work,
+    register_backend,
+    set_default_backend,
+    set_group_name,
+    source_rank,
+)
+
+BACKEND = "recorded-gloo"
+DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
+
+# Method of torch 2.9 to 2.14 -> (name in the records, index of the argument with this rank's
+# payload).
+OPERATIONS = {
+    "allreduce": ("allreduce", 0),
+    "allreduce_coalesced": ("allreduce", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("allgather", 1),
+    "allgather_coalesced": ("allgather", 1),
+    "allgather_into_tensor_coalesced": ("allgather", 1),
+    "all_gather_single": ("allgather", 1),
+    "all_gather_single_coalesced": ("allgather", 1),
+    "_allgather_base": ("allgather", 1),
+    "gather": ("gather", 1),
+    "gather_single": ("gather", 1),
+    "gather_into_tensor": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "alltoall": ("alltoall", 1),
+    "alltoall_base": ("alltoall", 1),
+    "all_to_all_single": ("alltoall", 1),
+    "barrier": ("barrier", None),
+}
+# These have no future in Gloo.
+REDUCE_SCATTERS = (
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "_reduce_scatter_base",
+)
+# Method of torch -> (name in the records, sender and receiver). {other}: the second argument.
+MESSAGES = {
+    "send": ("send", "{own}->{other}"),
+    "recv": ("recv", "{other}->{own}"),
+    "recv_anysource": ("recv", "*->{own}"),
+}
+# Passed on without a record: they transfer nothing.
+_OTHERS = (
+    "monitored_barrier",
+    "get_group_store",
+    "set_timeout",
+    "abort",
+    "shutdown",
+    "reconfigure",
+    "get_reconfigure_handle",
+    "register_pre_hook",
+    "register_post_hook",
+    "register_abort_hook",
+    "unregister_pre_hook",
+    "unregister_post_hook",
+    "unregister_abort_hook",
+    "new_window",
+    "_add_ephemeral_timeout",
+    "_start_coalescing",
+    "_end_coalescing",
+    "_get_sequence_number_for_group",
+    "_wait_for_pending_works",
+)
+
+# Untyped: torch declares overloads of each operation; these methods accept all of them. Its stub
+# does not describe how to subclass a work.
+_ProcessGroup: Any = dist.ProcessGroup
+_Work: Any = Work
+
+
+class AwaitedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
+    """A work of Gloo without a future. Its operation ends when a wait for it returns."""
+
+    def __init__(self, inner: Work, operation: Operation) -> None:
+        super().__init__()
+        self._inner = inner
+        self._operation: Operation | None = operation
+
+    def wait(self, *arguments: Any, **options: Any) -> bool:
+        result = self._inner.wait(*arguments, **options)
+        operation, self._operation = self._operation, None
+        if operation is not None:
+            operation.end()
+        return result
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+    def is_success(self) -> bool:
+        return self._inner.is_success()
+
+    def exception(self) -> Any:
+        return self._inner.exception()
+
+    def result(self) -> list[Any]:
+        return self._inner.result()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._inner.get_future()
+
+    def _source_rank(self) -> int:
+        return source_rank(self._inner)
+
+
+class RecordedProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
+    """A process group that passes all operations to `inner` and records them."""
+
+    def __init__(self, inner: dist.ProcessGroup, name: str) -> None:
+        super().__init__(inner.rank(), inner.size())
+        self._inner = inner
+        self._name = name  # the same on all ranks of the group
+
+
+def _end_with_future(work: Work, operation: Operation) -> Work:
+    def ended(future: torch.futures.Future[Any]) -> None:
+        try:
+            future.value()
+        except RuntimeError:
+            return  # the thread that waits for the work gets the error
+        operation.end()
+
+    work.get_future().add_done_callback(ended)
+    return work
+
+
+def numbered_in(
+    name: str, group: dist.ProcessGroup, peers: str | None, arguments: tuple[Any, ...]
+) -> tuple[str, int]:
+    """Return the name under which an operation of a group is numbered, and its number of ranks.
+
+    peers: sender and receiver of a message, as in `MESSAGES`; None for a collective.
+    """
+    if peers is None:
+        return name, group.size()
+    # Only two ranks take part, so messages are numbered separately from collectives.
+    return f"{name}/{peers.format(own=group.rank(), other=arguments[1])}", 2
+
+
+def _recorded(
+    method: str,
+    name: str,
+    payload: int | None,
+    end_with: Callable[[Work, Operation], Work] = _end_with_future,
+    peers: str | None = None,
+) -> Callable[..., Work]:
+    """peers: sender and receiver of a message between two ranks; None for a collective."""
+
+    def call(self: RecordedProcessGroup, *arguments: Any, **options: Any) -> Work:
+        inner = getattr(self._inner, method)
+        if not is_recording():
+            work: Work = inner(*arguments, **options)
+            return work
+        carried = 0 if payload is None else payload_bytes(arguments[payload])
+        group, ranks = numbered_in(self._name, self._inner, peers, arguments)
+        operation = begin_operation(group, ranks, name, carried)
+        return end_with(inner(*arguments, **options), operation)
+
+    return call
+
+
+def _handed_on(method: str) -> Callable[..., Any]:
+    def call(self: RecordedProcessGroup, *arguments: Any, **options: Any) -> Any:
+        return getattr(self._inner, method)(*arguments, **options)
+
+    return call
+
+
+for _method, (_name, _payload) in OPERATIONS.items():
+    setattr(RecordedProcessGroup, _method, _recorded(_method, _name, _payload))
+for _method in REDUCE_SCATTERS:
+    setattr(RecordedProcessGroup, _method, _recorded(_method, "reduce_scatter", 1, AwaitedWork))
+for _method, (_name, _peers) in MESSAGES.items():
+    setattr(RecordedProcessGroup, _method, _recorded(_method, _name, 0, AwaitedWork, _peers))
+for _method in _OTHERS:
+    setattr(RecordedProcessGroup, _method, _handed_on(_method))
+
+
+def create_gloo(given: Any) -> tuple[ProcessGroupGloo, Any]:
+    """Return a backend of Gloo and a group around it, as torch creates one of Gloo.
+
+    given: what torch tells an extended backend about the group. See
+    torch.distributed.distributed_c10d._new_process_group_helper.
+    """
+    backend = ProcessGroupGloo(
+        given.store, given.group_rank, given.group_size, timeout=given.timeout
+    )
+    backend.options.global_ranks_in_group = given.global_ranks_in_group
+    backend.options.group_name = given.group_id
+    inner: Any = dist.ProcessGroup(given.store, given.group_rank, given.group_size)
+    register_gloo(inner, backend)
+    set_group_name(inner, given.group_id)
+    # Never freed: its destructor waits for Gloo's threads and holds the GIL, for which one of them
+    # may wait to release a callback. The last reference is often that of a user's model.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+    return backend, inner
+
+
+def register_gloo(group: Any, backend: ProcessGroupGloo) -> None:
+    """Let torch find the backend of a group; it reads devices and names of the outer one too."""
+    kind = dist.ProcessGroup.BackendType.GLOO
+    set_default_backend(group, kind)
+    register_backend(group, DEVICES, kind, backend)
+
+
+def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
+    """Create a group; torch calls this for each group with this rank."""
+    backend, inner = create_gloo(given)
+    group = RecordedProcessGroup(inner, given.group_id)
+    register_gloo(group, backend)
+    return group
+
+
+dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=list(DEVICES))

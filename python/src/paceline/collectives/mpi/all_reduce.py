@@ -1,0 +1,278 @@
+"""All-reduce over one group of ranks, with the algorithm that suits their placement.
+
+Between hosts with several ranks it is hierarchical: within each host through shared memory, between
+hosts once per host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from paceline.collectives.description import GroupDescription
+from paceline.collectives.errors import EnvironmentLacks
+from paceline.collectives.message_schedules import Algorithm, between_hosts, chunks
+from paceline.collectives.mpi.calibration import Choice, calibrate, of_rank_0
+from paceline.collectives.mpi.message_collectives import MessageCollectives, Traffic
+from paceline.collectives.mpi.polling import complete
+from paceline.collectives.mpi.world import RankNames
+from paceline.collectives.shared_memory import HostGroup, Leaders, open_host_group
+from paceline.collectives.torch_internals import Store
+
+# MPI's own all-reduce is not a candidate: it spins on cores that are busy (with two ranks on each
+# core 25 MB took 12 s instead of 0.4 s) and cannot be given up. The papers' two are too slow.
+_CANDIDATES = ("recursive-doubling", "ring", "rabenseifner")
+
+# Open MPI's Allreduce allocates a temporary as large as the message. In chunks that fit the caches,
+# 25 MB take 5 ms instead of 26 to 35 ms (two ranks in shared memory, AMD EPYC).
+_NATIVE_BYTES = 4 * 2**20
+_NATIVE_OPERATIONS = {
+    np.add: MPI.SUM,
+    np.multiply: MPI.PROD,
+    np.minimum: MPI.MIN,
+    np.maximum: MPI.MAX,
+    np.bitwise_and: MPI.BAND,
+    np.bitwise_or: MPI.BOR,
+    np.bitwise_xor: MPI.BXOR,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveStatistics:
+    """Algorithm and traffic of an all-reduce on this rank."""
+
+    algorithm: str
+    sent_bytes: int | None = None  # None if not counted: MPI's own all-reduce and shared memory
+    sent_messages: int | None = None
+
+
+class AllReduce:
+    """All-reduce among the ranks of `comm`. One thread calls it, in the same order on all ranks."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        *,
+        names: RankNames,
+        store: Store,
+        limit_s: float,
+        algorithm: Algorithm,
+    ) -> None:
+        """Construct; collective. names: names of the ranks of `comm`. store: used by this group
+        only. limit_s: limit of every wait.
+
+        algorithm: "auto" means shared memory on one host. Otherwise, or if memory cannot be shared,
+        a calibration decides: in the constructor if the group is the whole world, else at the first
+        message.
+        """
+        self._comm = comm
+        self._rank, self._size = comm.rank, comm.size
+        self._names = names
+        self._limit_s = limit_s
+        self._requested = algorithm
+        self._hosts = hosts_of(comm)
+        self._host_group: HostGroup | None = None
+        self._reason_not_shared: str | None = None
+        self._hierarchy: Hierarchy | None = None
+        self._messages: MessageCollectives | None = None
+        self._messages_comm = MPI.COMM_NULL
+        self._choice: Choice | None = None
+        self._algorithm = self._prepare(store)
+        if self._algorithm == "auto" and self._size == MPI.COMM_WORLD.size:
+            self._choice = self._calibrate()
+
+    def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> CollectiveStatistics:
+        """Reduce a flat array over all ranks in place; all ranks get bit-identical results.
+
+        Raises TimedOut if a peer does not take part within the limit, PeerLost if a peer died.
+        """
+        algorithm = self._algorithm
+        if algorithm == "auto":
+            if self._choice is None:
+                self._choice = self._calibrate()
+            algorithm = self._choice.algorithm_for(buffer.nbytes)
+        traffic = self._carry_out(algorithm, buffer, ufunc)
+        if traffic is None:
+            return CollectiveStatistics(algorithm=algorithm)
+        return CollectiveStatistics(
+            algorithm=algorithm, sent_bytes=traffic.bytes, sent_messages=traffic.messages
+        )
+
+    def synchronise(self, name: str) -> None:
+        """Wait until every rank has reached operation `name`; see GroupCore._submit."""
+        if self._host_group is not None and len(set(self._hosts)) == 1:
+            self._host_group.synchronise(name)
+        else:
+            world_rank = self._names.world_ranks[self._rank]
+            complete(self._comm.Ibarrier(), name, world_rank, self._limit_s)
+
+    def describe(self) -> GroupDescription:
+        """Return which algorithm reduces messages of which size, for the records."""
+        described: GroupDescription = {"algorithm": self._algorithm, "hosts": len(set(self._hosts))}
+        if self._reason_not_shared is not None:
+            described["not_shared"] = self._reason_not_shared
+        if self._choice is not None:
+            described["by_size"] = [asdict(choice) for choice in self._choice.bins]
+            described["calibration_s"] = {
+                name: dict(zip(map(str, curve.bytes), curve.seconds, strict=True))
+                for name, curve in self._choice.curves.items()
+            }
+            described["calibration_took_s"] = self._choice.took_s
+        return described
+
+    def close(self) -> None:
+        """Free what is shared; collective."""
+        if self._host_group is not None:
+            self._host_group.close()
+            self._host_group = None
+        if self._hierarchy is not None:
+            self._hierarchy.close()
+            self._hierarchy = None
+        if self._messages is not None:
+            self._messages_comm.Free()
+            self._messages = None
+
+    def _prepare(self, store: Store) -> str:
+        """Create what the requested algorithm needs, and return the algorithm that is used."""
+        algorithm = self._requested
+        if self._size == 1:
+            return "alone"
+        hosts = len(set(self._hosts))
+        levels = hosts < self._size or algorithm == "hierarchical"
+        if algorithm in {"auto", "hierarchical"} and levels and self._share_memory(store):
+            if hosts == 1:
+                return "shared"
+            self._hierarchy = Hierarchy(self._comm, self._hosts, self._host_group, self._limit_s)
+        if algorithm == "hierarchical" and self._hierarchy is None:
+            algorithm = "auto"
+        if algorithm not in {"native", "hierarchical"}:
+            self._messages_comm = self._comm.Dup()
+            self._messages = MessageCollectives(self._messages_comm, self._names, self._limit_s)
+        return algorithm
+
+    def _share_memory(self, store: Store) -> bool:
+        """Return whether the ranks of every host share memory."""
+        try:
+            self._host_group = open_host_group(
+                "MPI", self._hosts, self._rank, self._names.world_ranks, store, self._limit_s,
+                self._comm.allgather,
+            )  # fmt: skip
+        except EnvironmentLacks as error:
+            self._reason_not_shared = str(error)
+            return False
+        return True
+
+    def _carry_out(self, algorithm: str, buffer: NDArray[Any], ufunc: np.ufunc) -> Traffic | None:
+        """Run one all-reduce and return what this rank sent, or None if that is not counted."""
+        if algorithm == "alone":
+            return Traffic()
+        if algorithm == "native":
+            self.synchronise("allreduce")
+            for span in chunks(len(buffer), _NATIVE_BYTES // buffer.itemsize):
+                operation = _NATIVE_OPERATIONS[ufunc]
+                self._comm.Allreduce(MPI.IN_PLACE, buffer[span.slice], operation)
+            return None
+        if algorithm == "shared":
+            assert self._host_group is not None
+            self._host_group.segments.allreduce(buffer, ufunc)
+            return None
+        if algorithm == "hierarchical":
+            assert self._hierarchy is not None
+            return self._hierarchy.allreduce(buffer, ufunc)
+        assert self._messages is not None
+        return self._messages.allreduce(buffer, ufunc, algorithm)
+
+    def _candidates(self) -> tuple[str, ...]:
+        """Return the algorithms to calibrate. Between two ranks all send the same volume, and
+        recursive doubling needs one step instead of two."""
+        if self._size == 2:
+            return ("recursive-doubling",)
+        return _CANDIDATES if self._hierarchy is None else ("hierarchical", *_CANDIDATES)
+
+    def _calibrate(self) -> Choice:
+        def run(algorithm: str, size_bytes: int) -> None:
+            self._carry_out(algorithm, np.zeros(size_bytes // 4, np.float32), np.add)
+
+        return calibrate(self._candidates(), run, self._agree)
+
+    def _agree(self, value: Any) -> Any:
+        """Return rank 0's value on all ranks."""
+        world_rank = self._names.world_ranks[self._rank]
+        return of_rank_0(value, self._comm, world_rank, self._limit_s)
+
+
+def combined_statistics(parts: Sequence[CollectiveStatistics]) -> CollectiveStatistics | None:
+    """Combine the statistics of several all-reduces into those of one operation."""
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    return CollectiveStatistics(
+        algorithm=", ".join(dict.fromkeys(part.algorithm for part in parts)),
+        sent_bytes=_total([part.sent_bytes for part in parts]),
+        sent_messages=_total([part.sent_messages for part in parts]),
+    )
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+_SHORT_BYTES = 64 * 2**10
+
+
+class Hierarchy:
+    """All-reduce among ranks on several hosts, each with one or more ranks.
+
+    The leaders of hosts exchange messages: in a ring, which sends the least, or, what is the same
+    between two hosts, by recursive doubling.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, hosts: Sequence[int], group: HostGroup | None, limit_s: float
+    ) -> None:
+        """Construct; collective. hosts: for each rank a number that is the same for all ranks of a
+        host. group: ranks of this host; None for a single rank."""
+        self._leaders = leaders = Leaders(hosts, comm.rank)
+        self._group = group
+        self._hosts = len(set(hosts))
+        color = leaders.local_rank if leaders.include_this_rank else MPI.UNDEFINED
+        self._leader_comm = comm.Split(color, comm.rank)
+        self._messages: MessageCollectives | None = None
+        if leaders.include_this_rank:
+            names = RankNames.gather(self._leader_comm, limit_s)
+            self._messages = MessageCollectives(self._leader_comm, names, limit_s)
+
+    def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> Traffic:
+        """Reduce a flat array over all ranks in place; all ranks get bit-identical results.
+
+        Return the traffic that this rank sent to other hosts.
+        """
+        sent = self._leaders.allreduce(buffer, ufunc, self._group, self._exchange)
+        return sent or Traffic()
+
+    def _exchange(self, part: NDArray[Any], ufunc: np.ufunc) -> Traffic:
+        assert self._messages is not None, "this rank is a leader"
+        is_short = part.nbytes <= _SHORT_BYTES
+        algorithm = "recursive-doubling" if is_short else between_hosts(self._hosts)
+        return self._messages.allreduce(part, ufunc, algorithm)
+
+    def close(self) -> None:
+        """Free the communicator; collective."""
+        if self._messages is not None:
+            self._leader_comm.Free()
+
+
+def hosts_of(comm: MPI.Intracomm) -> tuple[int, ...]:
+    """Return for each rank the lowest rank on its host with which it can share memory;
+    collective."""
+    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        lowest = local.allreduce(comm.rank, MPI.MIN)
+    finally:
+        local.Free()
+    return tuple(comm.allgather(lowest))

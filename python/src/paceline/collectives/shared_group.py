@@ -1,0 +1,408 @@
+"""Back end `paceline` of torch.distributed: shared memory within a host, Gloo for the rest.
+
+All-reduce, and on one host also reduce, reduce-scatter, gather, all-gather, scatter, broadcast and
+barrier of CPU tensors, go through memory that the ranks of a host share. All other operations,
+tensors of a GPU, sparse tensors and types that numpy cannot reduce go to Gloo, as does a group
+without two ranks on a host.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.collectives.buffers import (
+    array_of,
+    byte_view,
+    copy_back,
+    flattened,
+    is_dense,
+    is_on_host,
+    wire_buffer,
+)
+from paceline.collectives.description import GroupDescription
+from paceline.collectives.errors import EnvironmentLacks, PacelineError, PeerLost
+from paceline.collectives.gloo_group import (
+    DEVICES,
+    RecordedProcessGroup,
+    create_gloo,
+    register_gloo,
+)
+from paceline.collectives.levels import LIBRARY, Levels
+from paceline.collectives.recorder import (
+    begin_operation,
+    begin_profile_event,
+    is_recording,
+    payload_bytes,
+)
+from paceline.collectives.reductions import Reduction, reduce_tensors, reduction_of
+from paceline.collectives.torch_internals import PrefixStore, Work
+from paceline.collectives.work import ProgressThread
+
+BACKEND = "paceline"
+_CLOSE_LIMIT_S = 10.0
+_ABORT_LIMIT_S = 0.5
+
+
+class SharedMemoryGroup(RecordedProcessGroup):
+    """A process group whose ranks, or some of them, share the memory of a host."""
+
+    def __init__(
+        self, inner: Any, name: str, levels: Levels, world_rank: int, limit_s: float
+    ) -> None:
+        """inner: a group of Gloo with the same ranks. name: the same on all ranks. limit_s: of each
+        operation."""
+        super().__init__(inner, name)
+        self._ranks: int = inner.size()
+        self._own_rank: int = inner.rank()
+        self._levels = levels
+        self._progress = ProgressThread(LIBRARY, world_rank, limit_s, name)
+        self._using = threading.Lock()
+        self._open = True
+        self._loss = ""  # of a rank, in this or another group of this process
+        _groups.add(self)
+        atexit.register(self.abort)
+
+    @property
+    def failure(self) -> PacelineError | None:
+        """The first error of operations in shared memory; every later one fails with it."""
+        return self._progress.failure
+
+    def note_loss(self, loss: str) -> None:
+        """Remember the first loss of a rank, which this rank tells its peers when it leaves."""
+        self._loss = self._loss or loss
+
+    def describe(self) -> GroupDescription:
+        """Return how this group reduces, for the records."""
+        return self._levels.describe()
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        """Reduce each tensor over all ranks in place; all ranks get bit-identical results."""
+        reductions = self._reductions_of(tensors, opts)
+        if reductions is None:
+            return self._by_gloo("allreduce", opts, tensors)
+        reduce = self._levels.allreduce
+        call = partial(reduce_tensors, tensors, reductions, reduce, self._ranks)
+        return self._submit("allreduce", call, tensors, tensors, opts)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
+        """Reduce onto `opts.rootRank`; the tensors of the other ranks are unchanged."""
+        reductions = self._reductions_of(tensors, opts)
+        if reductions is None or not self._shares_all(tensors):
+            return self._by_gloo("reduce", opts, tensors)
+
+        def call() -> None:
+            for tensor, reduction in zip(tensors, reductions, strict=True):
+                flat = reduction.begin(tensor)
+                parts = {opts.rootRank: array_of(flat)}
+                self._levels.host.segments.reduce_scatter(parts, reduction.ufunc)
+                if opts.rootRank == self._own_rank:
+                    reduction.end(flat, self._ranks)
+                    copy_back(flat, tensor)
+
+        return self._submit("reduce", call, tensors, tensors, opts)
+
+    def gather(
+        self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any
+    ) -> Work:
+        """Copy every rank's tensor to `opts.rootRank`, all of one size."""
+        if not self._shares_all([*input_tensors, *chain(*output_tensors)]):
+            return self._by_gloo("gather", opts, output_tensors, input_tensors)
+        (own,), root = input_tensors, opts.rootRank
+        outputs = output_tensors[0] if root == self._own_rank else []
+        if root == self._own_rank:
+            _check_sizes("gather", own, outputs)
+
+        def call() -> None:
+            buffers = self._parts_at_root(own, outputs)
+            if root == self._own_rank:
+                buffers[root].copy_(wire_buffer(own))
+            self._levels.host.segments.gather(_without(root, buffers), root)
+            for buffer, output in zip(buffers, outputs, strict=False):  # none but on the root
+                copy_back(buffer, output)
+
+        return self._submit("gather", call, output_tensors, input_tensors, opts)
+
+    def scatter(
+        self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any
+    ) -> Work:
+        """Copy one of the tensors of `opts.rootRank`, all of one size, to each rank."""
+        if not self._shares_all([*output_tensors, *chain(*input_tensors)]):
+            return self._by_gloo("scatter", opts, output_tensors, input_tensors)
+        (own,), root = output_tensors, opts.rootRank
+        inputs = input_tensors[0] if root == self._own_rank else []
+        if root == self._own_rank:
+            _check_sizes("scatter", own, inputs)
+
+        def call() -> None:
+            buffers = self._parts_at_root(own, inputs)
+            self._levels.host.segments.scatter(_without(root, buffers), root)
+            copy_back(buffers[self._own_rank], own)
+
+        return self._submit("scatter", call, output_tensors, [own, *inputs], opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        """Copy the tensors of `opts.rootRank` to every rank."""
+        if not self._shares_all(tensors):
+            return self._by_gloo("broadcast", opts, tensors)
+        root: int = opts.rootRank if opts is not None else 0
+
+        def call() -> None:
+            for tensor in tensors:
+                flat = wire_buffer(tensor)
+                self._levels.host.segments.all_gather({root: byte_view(flat)})
+                if root != self._own_rank:
+                    copy_back(flat, tensor)
+
+        return self._submit("broadcast", call, tensors, tensors, opts)
+
+    def allgather(
+        self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None
+    ) -> Work:
+        """Copy every rank's tensor to every rank, for each input; sizes may differ between
+        ranks."""
+        if not self._shares_all([*input_tensors, *chain(*output_tensors)]):
+            return self._by_gloo("allgather", opts, output_tensors, input_tensors)
+
+        def call() -> None:
+            for outputs, own in zip(output_tensors, input_tensors, strict=True):
+                self._gather_parts(outputs, own)
+
+        return self._submit("allgather", call, output_tensors, input_tensors, opts)
+
+    def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> Work:
+        """Copy every rank's tensor consecutively into `output`."""
+        return self.all_gather_single_coalesced([output], [own], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Work:
+        """Call all_gather_single for each pair."""
+        if not self._shares_all([*outputs, *inputs]):
+            return self._by_gloo("allgather_into_tensor_coalesced", opts, outputs, inputs)
+
+        def call() -> None:
+            for output, own in zip(outputs, inputs, strict=True):
+                flat = flattened(output.detach())
+                self._gather_parts(flat.view(self._ranks, own.numel()).unbind(), own)
+                copy_back(flat, output)
+
+        return self._submit("allgather", call, outputs, inputs, opts)
+
+    def reduce_scatter(
+        self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any
+    ) -> Work:
+        """Reduce all ranks' lists, and store this rank's part. The inputs are unchanged."""
+        reductions = self._reductions_of(output_tensors, opts)
+        if reductions is None or not self._shares_all([*chain(*input_tensors)]):
+            return self._by_gloo("reduce_scatter", opts, output_tensors, input_tensors)
+
+        def call() -> None:
+            for output, inputs, reduction in zip(
+                output_tensors, input_tensors, reductions, strict=True
+            ):
+                self._scatter_sum(output, [reduction.begin(part) for part in inputs], reduction)
+
+        return self._submit("reduce_scatter", call, output_tensors, input_tensors, opts)
+
+    def reduce_scatter_single(self, output: Tensor, own: Tensor, opts: Any = None) -> Work:
+        """Do the same as reduce_scatter with tensors that hold the parts of all ranks
+        consecutively."""
+        return self.reduce_scatter_single_coalesced([output], [own], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Work:
+        """Call reduce_scatter_single for each pair."""
+        reductions = self._reductions_of(inputs, opts)
+        if reductions is None or not self._shares_all([*outputs, *inputs]):
+            return self._by_gloo("reduce_scatter_tensor_coalesced", opts, outputs, inputs)
+
+        def call() -> None:
+            for output, own, reduction in zip(outputs, inputs, reductions, strict=True):
+                parts = reduction.begin(own).view(self._ranks, output.numel()).unbind()
+                self._scatter_sum(output, parts, reduction)
+
+        return self._submit("reduce_scatter", call, outputs, inputs, opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Wait until every rank has called this."""
+        if self._levels.hosts > 1:
+            return self._by_gloo("barrier", opts)
+
+        def call() -> None:  # the host is asked when it is its turn: an abort may come before
+            self._levels.host.synchronise("barrier")
+
+        return self._submit("barrier", call, [], [], opts)
+
+    # Names of these operations before torch 2.13, which some callers still use.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def shutdown(self) -> None:
+        """End the threads after their operations; no rank is waited for beyond those."""
+        self._close(_CLOSE_LIMIT_S)
+        self._inner.shutdown()
+
+    def abort(self) -> None:
+        """End the threads without waiting for peers."""
+        self._close(_ABORT_LIMIT_S)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _shares_all(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether these tensors can be moved in shared memory to all ranks."""
+        return self._levels.hosts == 1 and _on_host(tensors)
+
+    def _reductions_of(self, tensors: Sequence[Tensor], opts: Any) -> list[Reduction] | None:
+        """Return the arithmetic of each tensor; None if Gloo must reduce them."""
+        if not _on_host(tensors):
+            return None
+        reduce_op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        try:
+            reductions = [reduction_of(reduce_op, tensor.dtype) for tensor in tensors]
+        except ValueError:  # numpy lacks the type
+            return None
+        reduces = self._levels.reduces
+        pairs = zip(reductions, tensors, strict=True)
+        return reductions if all(reduces(r.dtype(t.dtype), r.ufunc) for r, t in pairs) else None
+
+    def _by_gloo(self, method: str, opts: Any, *arguments: Any) -> Work:
+        given = () if opts is None else (opts,)
+        work: Work = getattr(super(), method)(*arguments, *given)
+        return work
+
+    def _parts_at_root(self, own: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the root's tensors for all ranks, flat. On other ranks, which have none, the own
+        one stands for each."""
+        if not tensors:
+            return [wire_buffer(own)] * self._ranks
+        return [wire_buffer(each) for each in tensors]
+
+    def _gather_parts(self, outputs: Sequence[Tensor], own: Tensor) -> None:
+        buffers = [wire_buffer(output) for output in outputs]
+        buffers[self._own_rank].copy_(wire_buffer(own))
+        self._levels.host.segments.all_gather(dict(enumerate(map(byte_view, buffers))))
+        for buffer, output in zip(buffers, outputs, strict=True):
+            copy_back(buffer, output)
+
+    def _scatter_sum(self, output: Tensor, parts: Sequence[Tensor], reduction: Reduction) -> None:
+        own = parts[self._own_rank].clone()  # the inputs stay unchanged
+        arrays = {rank: array_of(part) for rank, part in enumerate(parts)}
+        arrays[self._own_rank] = array_of(own)
+        self._levels.host.segments.reduce_scatter(arrays, reduction.ufunc)
+        reduction.end(own, self._ranks)
+        copy_back(own, output)
+
+    def _submit(
+        self,
+        name: str,
+        call: Callable[[], object],
+        results: list[Any],
+        inputs: Sequence[Any],
+        opts: Any,
+    ) -> Work:
+        """Carry out `call` in this thread if it waits for the result, else in the progress
+        thread."""
+        operation = None
+        if is_recording():
+            carried = payload_bytes(inputs)
+            operation = begin_operation(self._name, self._ranks, name, carried)
+            operation.algorithm = self._levels.algorithm
+        end_profile_event = begin_profile_event(BACKEND, name)
+
+        def carry_out() -> None:
+            try:
+                with self._using:
+                    call()
+            except PeerLost as error:
+                # The others of this group find out themselves; those of other groups cannot.
+                for group in list(_groups):
+                    group.note_loss(error.loss)
+                raise
+            except Exception:
+                self._levels.fail()
+                raise
+            finally:
+                end_profile_event()
+
+        is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
+        start = self._progress.carry_out if is_awaited else self._progress.submit
+        return start(name, carry_out, results, operation)
+
+    def _close(self, limit_s: float) -> None:
+        if self._open:
+            self._open = False
+            self._progress.close(limit_s)
+            atexit.unregister(self.abort)
+            self._levels.close(self._loss)
+
+
+_groups: WeakSet[SharedMemoryGroup] = WeakSet()  # of this process
+
+
+class _UnsharedGroup(RecordedProcessGroup):
+    """A process group all of whose operations are Gloo's."""
+
+    def __init__(self, inner: Any, name: str, reason: str) -> None:
+        super().__init__(inner, name)
+        self._reason = reason
+
+    def describe(self) -> GroupDescription:
+        """Return why the ranks share no memory, for the records."""
+        return {"not_shared": self._reason}
+
+
+def _without(root: int, buffers: Sequence[Tensor]) -> dict[int, NDArray[np.uint8]]:
+    """Return the parts of a message by rank, but that of the root, which it copies itself."""
+    return {rank: byte_view(each) for rank, each in enumerate(buffers) if rank != root}
+
+
+def _check_sizes(name: str, own: Tensor, others: Sequence[Tensor]) -> None:
+    """Raise ValueError if the root's tensors have other sizes than its own: the others would wait
+    for bytes that never come."""
+    found = {(each.dtype, each.numel()) for each in others}
+    if found != {(own.dtype, own.numel())}:
+        raise ValueError(
+            f"{name}: expected {own.numel()} elements of {own.dtype} for each rank, got "
+            f"{[(each.numel(), each.dtype) for each in others]}"
+        )
+
+
+def _on_host(tensors: Sequence[Tensor]) -> bool:
+    return all(is_on_host(tensor) and is_dense(tensor) for tensor in tensors)
+
+
+def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
+    """Create a group; torch calls this for each group with this rank."""
+    backend, inner = create_gloo(given)
+    limit_s = given.timeout.total_seconds()
+    rank = given.group_rank
+    world_ranks = list(given.global_ranks_in_group) or list(range(given.group_size))
+    group: RecordedProcessGroup
+    try:
+        levels = Levels(rank, world_ranks, PrefixStore(BACKEND, given.store), limit_s)
+    except EnvironmentLacks as error:
+        group = _UnsharedGroup(inner, given.group_id, str(error))
+    else:
+        name = given.group_id
+        group = SharedMemoryGroup(inner, name, levels, world_ranks[rank], limit_s)
+    register_gloo(group, backend)
+    return group
+
+
+dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=list(DEVICES))

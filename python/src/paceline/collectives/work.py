@@ -1,0 +1,243 @@
+"""Operations in flight: the objects that torch waits for, and a thread that carries them out.
+
+The thread is for libraries that block and that every rank must call in the same order. The backward
+pass continues in the meantime.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.collectives.errors import PacelineError, RankFailed, timed_out
+from paceline.collectives.torch_internals import Work
+
+if TYPE_CHECKING:
+    from paceline.collectives.recorder import Operation
+
+# A call that limits its own waits names the absent ranks. So it has this share of the limit longer
+# to raise its error, before a call that does not return is failed, in another such share.
+WATCH_SHARE = 1 / 20
+
+# Untyped: torch's stub does not describe how to subclass it.
+_Work: Any = Work
+
+
+class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
+    """One operation in flight. Its future holds the list of result tensors."""
+
+    def __init__(self, name: str, rank: int, limit_s: float, tensors: list[Any]) -> None:
+        super().__init__()
+        self.name = name
+        self.rank = rank
+        self.limit_s = limit_s
+        self._tensors = tensors
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._ended = threading.Event()
+        self._claim = threading.Lock()
+        self._error: Exception | None = None
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Mark the work as ended. Only the first call counts, because two threads may call it."""
+        if not self._claim.acquire(blocking=False):
+            return
+        self._error = error
+        self._ended.set()
+        if error is None:
+            self._future.set_result(self._tensors)
+        else:
+            self._future.set_exception(error)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end. Raises the error of the work, or TimedOut after the timeout (0: the
+        group's)."""
+        asked_s = timeout.total_seconds()
+        if not self._ended.wait(asked_s or self.limit_s * (1 + 3 * WATCH_SHARE)):
+            raise timed_out(self.name, self.rank, asked_s or self.limit_s)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._tensors
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future
+
+
+class CoalescedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
+    """Several works as one, for torch's coalescing. Its future holds the list of their futures."""
+
+    def __init__(self, works: Sequence[PendingWork]) -> None:
+        super().__init__()
+        self._works = list(works)
+        self._future: torch.futures.Future[Any] = torch.futures.collect_all(
+            [work.get_future() for work in self._works]
+        )
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all works, together no longer than `timeout` (None: each has its own limit).
+
+        Raises the error of the first work that failed.
+        """
+        asked_s = timeout.total_seconds() if timeout is not None else 0.0
+        deadline = time.monotonic() + asked_s
+        for work in self._works:
+            left_s = max(deadline - time.monotonic(), 1e-3) if asked_s else 0.0
+            work.wait(timedelta(seconds=left_s))
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Exception | None:
+        return next((e for work in self._works if (e := work.exception()) is not None), None)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future
+
+
+class ProgressThread:
+    """Carries out operations in the order of submission, each within `limit_s`.
+
+    After the first failure no operation is called any more: every later one fails with the same
+    error. The threads are daemons, so a call that never returns does not keep the process alive.
+    """
+
+    def __init__(self, library: str, rank: int, limit_s: float, name: str) -> None:
+        """library: name of the library, for messages. name: name of the group."""
+        self.failure: PacelineError | None = None
+        self._library = library
+        self._rank = rank
+        self._limit_s = limit_s
+        self._queue: queue.SimpleQueue[
+            tuple[PendingWork, Callable[[], None], Operation | None] | None
+        ] = queue.SimpleQueue()
+        self._count = threading.Lock()
+        self._queued = 0  # operations that have been submitted and have not ended
+        self._current: tuple[PendingWork, float] | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"{library}-{name}", daemon=True)
+        self._limiter = threading.Thread(
+            target=self._enforce_limit, name=f"{library}-limit-{name}", daemon=True
+        )
+
+    def submit(
+        self,
+        name: str,
+        call: Callable[[], None],
+        tensors: list[Any],
+        operation: Operation | None = None,
+    ) -> PendingWork:
+        """Queue `call`. `operation` is its entry in the communication records."""
+        work = self._work(name, tensors)
+        with self._count:
+            self._queued += 1
+            if self._thread.ident is None:  # a group whose calls are all awaited needs no thread
+                self._thread.start()
+                self._limiter.start()
+        self._queue.put((work, call, operation))
+        return work
+
+    def carry_out(
+        self,
+        name: str,
+        call: Callable[[], None],
+        tensors: list[Any],
+        operation: Operation | None = None,
+    ) -> PendingWork:
+        """Carry out `call` in this thread, which would wait for it anyway, if nothing is queued.
+
+        Waking another thread takes as long as a short operation. `call` must limit its own waits.
+        """
+        if self._queued:
+            return self.submit(name, call, tensors, operation)
+        work = self._work(name, tensors)
+        self._attempt(work, call, operation)
+        return work
+
+    def close(self, limit_s: float) -> None:
+        """End the threads after the queued operations; a blocked thread is abandoned."""
+        self._queue.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(limit_s)
+            self._closing.set()
+            self._limiter.join(limit_s)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, call, operation = item
+            self._current = (work, time.monotonic())
+            self._attempt(work, call, operation)
+            with self._count:
+                self._queued -= 1
+            # Release the operation's objects: the next get() can block for a long time.
+            del item, work, call, operation
+
+    def _work(self, name: str, tensors: list[Any]) -> PendingWork:
+        return PendingWork(f"{self._library} {name}", self._rank, self._limit_s, tensors)
+
+    def _attempt(
+        self, work: PendingWork, call: Callable[[], None], operation: Operation | None
+    ) -> None:
+        """Carry out a call, unless one before it has failed."""
+        if self.failure is not None:
+            self._fail(work, self.failure)
+            return
+        try:
+            if operation is not None:
+                operation.start()
+            call()
+        except Exception as error:  # noqa: BLE001  (raised in the thread that waits)
+            self._fail(work, error)
+        else:
+            self._current = None
+            if operation is not None:
+                operation.end()
+            work.finish()
+
+    def _enforce_limit(self) -> None:
+        """Fail an operation whose library call does not return; the call cannot be cancelled."""
+        share_s = self._limit_s * WATCH_SHARE
+        while not self._closing.wait(share_s):
+            current = self._current
+            if current is None or time.monotonic() - current[1] < self._limit_s + share_s:
+                continue
+            self._fail(current[0], timed_out(current[0].name, self._rank, self._limit_s))
+
+    def _fail(self, work: PendingWork, error: Exception) -> None:
+        if self.failure is None:
+            if isinstance(error, PacelineError):
+                self.failure = error
+            else:
+                self.failure = RankFailed(
+                    f"rank {self._rank}: {work.name} failed: {error}", self._rank
+                )
+                self.failure.__cause__ = error
+        self._current = None
+        work.finish(self.failure)
