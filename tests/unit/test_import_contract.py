@@ -43,7 +43,6 @@ FAULTS = {
     "training/new": ("import paceline.telemetry", "paceline.training.new -> paceline.telemetry"),
     "brand_new": ("", "paceline.brand_new"),
     "collectives/new": ("import paceline.version", "paceline.collectives.new -> paceline.version"),
-    "collectives/node/new": ("import psutil", "paceline.collectives.node.new -> psutil"),
     "training/spark": ("def f():\n    import pyspark.sql", "paceline.training.spark -> pyspark"),
     "launchers/new": ("from mpi4py import MPI", "paceline.launchers.new -> mpi4py"),
     "analysis/new": ("import psutil", "paceline.analysis.new -> psutil"),

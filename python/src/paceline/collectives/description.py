@@ -1,4 +1,4 @@
-"""What a process group tells about itself."""
+"""Descriptions of process groups, for their records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 
 class GroupDescription(TypedDict, total=False):
-    """How a process group exchanges tensors. A key is absent where it does not apply."""
+    """Settings of one process group. A key is absent where it does not apply."""
 
     library: str
     thread_level: str  # of MPI, as are the following
