@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.spec.descriptors import Descriptor
+from paceline.spec.descriptors import Compression, Descriptor
 from paceline.spec.extensions import (
     COMPRESSIONS,
     LAUNCHERS,
     STRATEGIES,
     TRANSPORTS,
-    ExtensionGroup,
+    NamedChoices,
     quoted,
 )
 from paceline.spec.models import TrialRequest, keys_of_tables
@@ -21,7 +21,7 @@ from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.values import BEST
 
-_GROUPS: dict[str, ExtensionGroup[Any]] = {
+_GROUPS: dict[str, NamedChoices[Any]] = {
     "local_strategy": STRATEGIES,
     "transport": TRANSPORTS,
     "launcher": LAUNCHERS,
@@ -29,7 +29,7 @@ _GROUPS: dict[str, ExtensionGroup[Any]] = {
 }
 
 
-def chosen(request: TrialRequest) -> dict[str, Descriptor]:
+def chosen(request: TrialRequest) -> dict[str, Descriptor | Compression]:
     """Return the descriptors that a request uses, by the key that names them.
 
     A transport that the entry does not name is the default one. The local strategy "best" and
@@ -81,7 +81,7 @@ def value_faults(request: TrialRequest) -> Iterator[str]:
             yield from sentences(error.errors())
 
 
-def _misplaced(key: str, request: TrialRequest, used: dict[str, Descriptor]) -> str:
+def _misplaced(key: str, request: TrialRequest, used: dict[str, Descriptor | Compression]) -> str:
     """Return the message for a key that belongs to other extensions, or to none."""
     for kind, group in _GROUPS.items():
         owners = tuple(d.name for d in group.all() if key in d.Keys.model_fields)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -272,16 +272,19 @@ class TransportDescriptor(Descriptor):
         return self.Options()
 
 
-class CompressionDescriptor(Descriptor):
-    """A method of gradient compression.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compression:
+    """A method of gradient compression, in the table of `transports.compression`.
 
-    The implementation is called with (numbers, seed, process group) and returns a Compressor;
-    numbers are those that `numbers` returns.
+    The implementation is called with (numbers, seed, process group) and returns a Compressor.
     """
 
-    def numbers(self, request: TrialRequest) -> dict[str, int | float]:
-        """Return the method's numbers, with defaults filled in."""
-        return {}
+    name: str
+    summary: str
+    implementation: str  # "module:attribute"
+    Keys: type[KeyModel] = KeyModel
+    # Returns the method's numbers, with defaults filled in.
+    numbers: Callable[[TrialRequest], dict[str, int | float]] = lambda _: {}
 
 
 class LauncherDescriptor(Descriptor):

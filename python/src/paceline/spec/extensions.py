@@ -1,8 +1,9 @@
-"""Find extensions through entry points; our own and third-party ones are found the same way.
+"""Find what a spec can name: extensions through entry points, and methods of compression.
 
-A descriptor is loaded when it is first asked for, and an implementation when `load_object` is
-called, so looking at names costs nothing. Extensions that cannot be loaded are reported as
-warnings with their reason; the others keep working.
+Our own extensions and third-party ones are found the same way. A descriptor is loaded when it is
+first asked for, and an implementation when `load_object` is called, so looking at names costs
+nothing. Extensions that cannot be loaded are reported as warnings with their reason; the others
+keep working.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from paceline.errors import PacelineWarning, UsageError
 from paceline.spec.descriptors import (
-    CompressionDescriptor,
+    Compression,
     Descriptor,
     LauncherDescriptor,
     StrategyDescriptor,
@@ -25,21 +26,17 @@ from paceline.spec.descriptors import (
 from paceline.spec.sentences import did_you_mean
 
 D = TypeVar("D", bound=Descriptor)
+N = TypeVar("N", bound=Descriptor | Compression)
 
 
-class ExtensionGroup(Generic[D]):
-    """The descriptors of one entry-point group.
+class NamedChoices(Generic[N]):
+    """All that a spec can name of one kind. word: what a message calls one of them."""
 
-    word: what a message calls one of them. Look-ups are cached for the life of the process.
-    """
-
-    def __init__(self, group: str, base: type[D], word: str) -> None:
-        self.group = group
-        self._base = base
+    def __init__(self, word: str) -> None:
         self._word = word
 
-    def get(self, name: str) -> D:
-        """Return the descriptor of that name.
+    def get(self, name: str) -> N:
+        """Return the one of that name.
 
         Raises UsageError for an unknown name, with the known ones.
         """
@@ -50,27 +47,55 @@ class ExtensionGroup(Generic[D]):
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
-    def all(self) -> tuple[D, ...]:
-        """Return every descriptor, in the order of lists and tables."""
+    def all(self) -> tuple[N, ...]:
+        """Return all, in the order of lists and tables."""
         return tuple(self._by_name.values())
 
     def names(self) -> tuple[str, ...]:
         """Return every name, in the order of lists and tables."""
         return tuple(self._by_name)
 
-    def package_of(self, name: str) -> str:
-        """Return the name of the package that provides the extension."""
-        return next(
-            package for point, package in installed_points(self.group) if point.name == name
-        )
+    def package_of(self, name: str) -> str:  # noqa: ARG002  (extensions have others)
+        """Return the name of the package that provides it."""
+        return "paceline"
 
     def unknown(self, name: object, place: str | None = None) -> str:
-        """Return the message for a name that no installed package provides.
+        """Return the message for an unknown name.
 
         place: where it stands in the spec.
         """
         hint = did_you_mean(str(name), self.names())
         return f'{place or self._word}: expected one of {quoted(self.names())}, got "{name}".{hint}'
+
+    @cached_property
+    def _by_name(self) -> dict[str, N]:
+        raise NotImplementedError
+
+
+class ChoiceTable(NamedChoices[N]):
+    """Choices in a tuple of the package. path: "module:attribute", imported on first use."""
+
+    def __init__(self, path: str, word: str) -> None:
+        super().__init__(word)
+        self._path = path
+
+    @cached_property
+    def _by_name(self) -> dict[str, N]:
+        return {each.name: each for each in load_object(self._path)}
+
+
+class ExtensionGroup(NamedChoices[D]):
+    """The descriptors of one entry-point group. Look-ups are cached for the life of the process."""
+
+    def __init__(self, group: str, base: type[D], word: str) -> None:
+        super().__init__(word)
+        self.group = group
+        self._base = base
+
+    def package_of(self, name: str) -> str:
+        return next(
+            package for point, package in installed_points(self.group) if point.name == name
+        )
 
     @cached_property
     def _by_name(self) -> dict[str, D]:
@@ -129,13 +154,17 @@ def installed_points(group: str) -> list[tuple[EntryPoint, str]]:
 
 STRATEGIES = ExtensionGroup("paceline.strategies", StrategyDescriptor, "local_strategy")
 TRANSPORTS = ExtensionGroup("paceline.transports", TransportDescriptor, "transport")
-COMPRESSIONS = ExtensionGroup("paceline.compressions", CompressionDescriptor, "compression")
 LAUNCHERS = ExtensionGroup("paceline.launchers", LauncherDescriptor, "launcher")
 WORKLOADS = ExtensionGroup("paceline.workloads", WorkloadDescriptor, "workload")
-# By the last part of the group's name.
-GROUPS: dict[str, ExtensionGroup[Any]] = {
-    group.group.rpartition(".")[2]: group
-    for group in (WORKLOADS, STRATEGIES, LAUNCHERS, TRANSPORTS, COMPRESSIONS)
+COMPRESSIONS = ChoiceTable[Compression](
+    "paceline.transports.compression.table:COMPRESSIONS", "compression"
+)
+GROUPS: dict[str, NamedChoices[Any]] = {
+    "workloads": WORKLOADS,
+    "strategies": STRATEGIES,
+    "launchers": LAUNCHERS,
+    "transports": TRANSPORTS,
+    "compressions": COMPRESSIONS,
 }
 
 
