@@ -1,6 +1,6 @@
 """Collective algorithms: the messages of each rank, for any number of ranks.
 
-Transports carry them out, and a benchmark simulates them (python/benchmarks/simulation.py).
+Groups of `mpi` carry them out, and a benchmark simulates them (python/benchmarks/simulation.py).
 `costs.link_cost` has the formulas of their time. Each function returns the steps of one rank for
 `length` elements. The steps of all ranks match: between two ranks, messages are sent and received
 in the same order and with the same lengths, empty ones included. At the end all ranks hold

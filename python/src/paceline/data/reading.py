@@ -7,6 +7,7 @@ shuffle window still encoded, and reads those of the next window meanwhile.
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,11 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collectives.node.memory import NodeMemory, NodeShare, SoloNode, memory_for_samples
+from paceline.collectives.node.memory import (
+    NodeShare,
+    SoloNode,
+    lack_of_memory,
+    of_first,
+    open_shared_file,
+)
 from paceline.collectives.shares import share_bounds
 from paceline.data.batches import Batch, Feed, FeedOptions, augment
 from paceline.data.source import Columns, Source, Values
-from paceline.errors import UsageError
+from paceline.errors import EnvironmentLacks, UsageError
 from paceline.plan.sample_order import GlobalStep, SampleOrder
 from paceline.spec.values import ReadingMode
 
@@ -84,7 +91,7 @@ class MemoryFeed(Feed):
         samples = len(self._used)
         targets_at = -(-samples * source.inputs.nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
         size = max(1, targets_at + samples * source.targets.nbytes)
-        memory = memory_for_samples(share, size, _ATTACH_S)
+        memory = _memory_for_samples(share, size, _ATTACH_S)
         self._inputs = _array(memory, source.inputs, samples, 0)
         self._targets = _array(memory, source.targets, samples, targets_at)
         groups = order.row_groups_of(self._used)
@@ -126,7 +133,36 @@ class MemoryFeed(Feed):
             yield Batch(step.step, step.epoch, ids, inputs, targets)
 
 
-def _array(memory: NodeMemory, values: Values, samples: int, offset: int) -> NDArray[Any]:
+@dataclass(frozen=True, slots=True)
+class _SampleMemory:
+    """Memory of `size` bytes, zero at first."""
+
+    buffer: mmap.mmap
+    shared: bool  # all ranks of the node see the same bytes; otherwise each rank has its own
+
+
+def _memory_for_samples(share: NodeShare, size: int, timeout_s: float) -> _SampleMemory:
+    """Return memory that all ranks of the node share, or private memory if any rank cannot.
+
+    size: in bytes. Raises EnvironmentLacks if less memory is free, TimedOut if the ranks of the
+    node do not answer.
+    """
+    advice = 'use reading = "stream", a smaller image size or fewer steps'
+    own = lack_of_memory(size, "the decoded samples", advice) or ""
+    refusal = of_first(share, own, timeout_s, "refusal")
+    if refusal:
+        raise EnvironmentLacks(refusal)
+    file = None if share.ranks_on_node == 1 else open_shared_file(share, timeout_s)
+    if file is None:
+        if own:
+            raise EnvironmentLacks(own)
+        return _SampleMemory(mmap.mmap(-1, size), shared=False)
+    memory = file.map(size)
+    file.close()
+    return _SampleMemory(memory, shared=True)
+
+
+def _array(memory: _SampleMemory, values: Values, samples: int, offset: int) -> NDArray[Any]:
     shape = (samples, *values.shape)
     return np.ndarray(shape, values.dtype, memory.buffer, offset)
 

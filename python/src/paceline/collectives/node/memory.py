@@ -1,6 +1,6 @@
 """Memory that the ranks of one node share.
 
-Decoded samples, for example, are kept once per node instead of once per rank. Local rank 0 creates
+Weights, for example, are kept once per node instead of once per rank. Local rank 0 creates
 an anonymous memory file (memfd_create, Linux) and the others open it through /proc. The file has
 no name in any file system, so nothing is left behind however the ranks end. It is sparse: a page
 exists once a rank has touched it, so one file is large enough for everything that the ranks share.
@@ -15,7 +15,6 @@ import secrets
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.collectives.errors import EnvironmentLacks
 from paceline.collectives.free_memory import available_bytes
 
 _NONCE_BYTES = 16
@@ -153,35 +152,6 @@ def _attach(published: str) -> int | None:
         return descriptor
     os.close(descriptor)
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMemory:
-    """Memory of `size` bytes, zero at first."""
-
-    buffer: mmap.mmap
-    shared: bool  # all ranks of the node see the same bytes; otherwise each rank has its own
-
-
-def memory_for_samples(share: NodeShare, size: int, timeout_s: float) -> NodeMemory:
-    """Return memory that all ranks of the node share, or private memory if any rank cannot.
-
-    size: in bytes. Raises EnvironmentLacks if less memory is free, TimedOut if the ranks of the
-    node do not answer.
-    """
-    advice = 'use reading = "stream", a smaller image size or fewer steps'
-    own = lack_of_memory(size, "the decoded samples", advice) or ""
-    refusal = of_first(share, own, timeout_s, "refusal")
-    if refusal:
-        raise EnvironmentLacks(refusal)
-    file = None if share.ranks_on_node == 1 else open_shared_file(share, timeout_s)
-    if file is None:
-        if own:
-            raise EnvironmentLacks(own)
-        return NodeMemory(mmap.mmap(-1, size), shared=False)
-    memory = file.map(size)
-    file.close()
-    return NodeMemory(memory, shared=True)
 
 
 def lack_of_memory(size: int, what: str, advice: str) -> str | None:
