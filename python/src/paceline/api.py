@@ -22,7 +22,7 @@ from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
-from paceline.analysis.predict.prediction import Predictions, PredictionRequest, Scaling
+from paceline.analysis.predict.prediction import PredictionRequest, Predictions, Scaling
 from paceline.errors import NotComparable, UsageError
 from paceline.export.run_data import RunData, finished_trials
 from paceline.launchers.base import launcher_for

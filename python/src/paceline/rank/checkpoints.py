@@ -41,7 +41,7 @@ from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.strategy import LocalStrategy
 
 if TYPE_CHECKING:
-    from paceline.torch_internals import Store
+    from paceline.collectives.torch_internals import Store
 
 # Values of a training that its state does not depend on.
 _WITHOUT_EFFECT = {"dataset", "cache", "reading", "memory_format", "warmup_steps", "task"}
