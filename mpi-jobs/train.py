@@ -15,7 +15,7 @@ try:
 except ImportError:  # unpacked from the archive: the package lies beside this script
     sys.path.insert(0, str(Path(__file__).resolve().with_name("paceline.zip")))
 
-from paceline.launchers.mpi.rank import main
+from paceline.runner.launchers.mpi.rank import main
 
 if __name__ == "__main__":
     sys.exit(main())

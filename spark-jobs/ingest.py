@@ -32,8 +32,8 @@ def main() -> int:
 
     if ARCHIVE.is_file():
         sys.path.insert(0, str(ARCHIVE))
-    from paceline.data.ingest import ingest  # noqa: PLC0415  (on the path only now)
-    from paceline.errors import PacelineError  # noqa: PLC0415
+    from paceline.base.errors import PacelineError  # noqa: PLC0415
+    from paceline.train.data.ingest import ingest  # noqa: PLC0415  (on the path only now)
 
     is_own = SparkContext._active_spark_context is None  # noqa: SLF001  (else that of a notebook)
     spark = SparkSession.builder.appName("paceline ingest").getOrCreate()

@@ -10,8 +10,8 @@ try:
 except ImportError:  # unpacked from the archive: the package lies beside this script
     sys.path.insert(0, str(Path(__file__).resolve().with_name("paceline.zip")))
 
-from paceline.job.messages import run_guarded
-from paceline.launchers.spark.stage import main
+from paceline.runner.job.messages import run_guarded
+from paceline.runner.launchers.spark.stage import main
 
 if __name__ == "__main__":
     sys.exit(run_guarded(lambda: main(Path(__file__).resolve().with_name("paceline.zip"))))

@@ -22,7 +22,7 @@ from tests.support.forking import ForkServer, fork_server
 from xdist.remote import Producer
 from xdist.scheduler import Scheduling
 
-from paceline.spec import model_facts
+from paceline.plan.spec import model_facts
 
 if TYPE_CHECKING:
     from tests.support.mock_gpu import MockGpus
@@ -160,7 +160,7 @@ def _quick_model_facts() -> Iterator[None]:
     """Derive the facts of models of the package and of files in this process, which then imports
     torch once.
 
-    tests/unit/workloads/test_facts.py has the process that derives them otherwise.
+    tests/unit/train/workloads/test_facts.py has the process that derives them otherwise.
     """
     replaced = SimpleNamespace(**{**vars(subprocess), "run": _run_or_derive})
     with pytest.MonkeyPatch.context() as patch:
@@ -169,11 +169,11 @@ def _quick_model_facts() -> Iterator[None]:
 
 
 def _run_or_derive(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Do what `python -m paceline.workloads` does with the last four words of the command."""
+    """Do what `python -m paceline.train.workloads` does with the last four words of the command."""
     task, values, data, samples = command[-4:]
     if task.startswith("paceline.") or ".py:" in task:
         with suppress(Exception):  # the process reports it
-            from paceline.workloads.facts import derive_facts
+            from paceline.train.workloads.facts import derive_facts
 
             facts = derive_facts(task, json.loads(values), data, int(samples))
             return subprocess.CompletedProcess(command, 0, facts.model_dump_json(), "")
@@ -202,7 +202,7 @@ def shared_cache(shared_folder: Path) -> Path:
 def tiny_dataset(shared_cache: Path) -> Path:
     """Return a data set of 48 images, made by Spark; a spec with `samples = 48` and `seed = 3`
     names the same one. Read only."""
-    from paceline.data.catalogue import ensure_dataset
+    from paceline.train.data.catalogue import ensure_dataset
 
     return ensure_dataset("tiny", images=48, seed=3, cache_dir=shared_cache)
 

@@ -13,14 +13,14 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import EnvironmentLacks
-from paceline.spec.descriptors import LauncherDescriptor
+from paceline.base.errors import EnvironmentLacks
+from paceline.plan.spec.descriptors import LauncherDescriptor
 
 if TYPE_CHECKING:
-    from paceline.job import Job, RankEnd, StoreAddress
-    from paceline.launchers.base import Command
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
+    from paceline.measure.records.layout import TrialFiles
+    from paceline.plan.trials.trial import Trial
+    from paceline.runner.job import Job, RankEnd, StoreAddress
+    from paceline.runner.launchers.base import Command
 
 # Read by Ray at its import and by the processes that it starts.
 _RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
@@ -41,7 +41,7 @@ class RayLauncher:
 
     def preflight(self, trial: Trial) -> None:
         """Raise EnvironmentLacks if the trial cannot run here."""
-        from paceline.job.checks import check_cores, check_dataset
+        from paceline.runner.job.checks import check_cores, check_dataset
 
         if importlib.util.find_spec("ray") is None:
             raise EnvironmentLacks('launcher "ray" needs Ray: pip install "ray==2.49.2"')
@@ -50,8 +50,8 @@ class RayLauncher:
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         """Return the command that runs `main`."""
-        from paceline.job.context import rank_environment
-        from paceline.launchers.base import Command
+        from paceline.runner.job.context import rank_environment
+        from paceline.runner.launchers.base import Command
 
         argv = (sys.executable, "-m", "paceline_ray", "--trial", str(files.trial))
         return Command(argv=argv, environment={**rank_environment(trial), **_RAY_ENVIRONMENT})
@@ -71,7 +71,7 @@ class Rank:
 
     def listen(self) -> tuple[str, int]:
         """Open the rendezvous socket; called on rank 0."""
-        from paceline.job import listen_on
+        from paceline.runner.job import listen_on
 
         self._address = listen_on(self._job.trial.interface)
         return self._address.host, self._address.port
@@ -79,7 +79,7 @@ class Rank:
     def train(self, host: str, port: int, launcher_pid: int) -> RankEnd:
         """Train as this rank."""
         from paceline.collectives.host import host_name
-        from paceline.job import StoreAddress, rank_context, run_rank
+        from paceline.runner.job import StoreAddress, rank_context, run_rank
 
         address = self._address or StoreAddress(host=host, port=port)
         hosts = [host_name()] * self._job.trial.placement.ranks
@@ -90,7 +90,7 @@ def main() -> int:
     """Start one actor per rank, wait for all of them, and return the exit code."""
     import ray
 
-    from paceline.job import finish, parse_job, prepare, trial_end
+    from paceline.runner.job import finish, parse_job, prepare, trial_end
 
     job = parse_job("ray", "python -m paceline_ray")
     prepare(job)
@@ -138,7 +138,7 @@ def _end_of(reference: Any) -> RankEnd | None:
     """Return how a rank ended; None if its actor died without an answer."""
     import ray
 
-    from paceline.job import say
+    from paceline.runner.job import say
 
     try:
         end: RankEnd = ray.get(reference)
@@ -151,6 +151,6 @@ def _end_of(reference: Any) -> RankEnd | None:
 if __name__ == "__main__":
     from paceline_ray import main as imported_main  # actors import this module by its name
 
-    from paceline.job import run_guarded
+    from paceline.runner.job import run_guarded
 
     sys.exit(run_guarded(imported_main))

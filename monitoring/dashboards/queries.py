@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from paceline.records.metrics import METRICS
+from paceline.measure.records.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

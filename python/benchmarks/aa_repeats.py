@@ -36,7 +36,7 @@ from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.statistics.fastest import find_fastest
 from paceline.analysis.statistics.intervals import holm, welch_difference
 from paceline.analysis.statistics.layout import fit_layout, log_ratio, log_speed
-from paceline.records.layout import RunFiles
+from paceline.measure.records.layout import RunFiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

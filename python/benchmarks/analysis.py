@@ -29,11 +29,9 @@ import polars as pl
 from common import write_results
 from paceline.analysis.equivalence.check import Equivalence
 from paceline.analysis.equivalence.checks import Check
-from paceline.plan.planning import plan_trials
-from paceline.plan.trial import Trial, trial_name
-from paceline.records.files import JsonlWriter, jsonable, write_json
-from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import (
+from paceline.measure.records.files import JsonlWriter, jsonable, write_json
+from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.rows import (
     SCHEMA,
     Outcome,
     RankEnvironment,
@@ -42,9 +40,11 @@ from paceline.records.rows import (
     StepRow,
     TrainingResult,
 )
-from paceline.records.samples import HOST_SAMPLES
-from paceline.records.tables import format_of, parquet_path, write_parquet
-from paceline.spec.loading import parse_spec
+from paceline.measure.records.samples import HOST_SAMPLES
+from paceline.measure.records.tables import format_of, parquet_path, write_parquet
+from paceline.plan.spec.loading import parse_spec
+from paceline.plan.trials.planning import plan_trials
+from paceline.plan.trials.trial import Trial, trial_name
 
 SPEC = """
 schema = 2

@@ -13,7 +13,7 @@ from typing import Any
 
 from common import median_interval, paired_ratio, write_results
 from paceline.analysis.between_runs.speeds import RunSpeeds, read_speeds
-from paceline.records.layout import RunFiles
+from paceline.measure.records.layout import RunFiles
 
 
 def main() -> None:

@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import median_interval, paired_ratio, shown, write_results
-from paceline.data.catalogue import ensure_dataset
-from paceline.host.machine import default_cache_dir
-from paceline.plan.planning import plan_trials
-from paceline.records.rows import CheckpointRow, StepRow
-from paceline.records.tables import rows
-from paceline.spec.loading import parse_spec
-from paceline.spec.tables import CheckpointSettings
+from paceline.base.host.machine import default_cache_dir
+from paceline.measure.records.rows import CheckpointRow, StepRow
+from paceline.measure.records.tables import rows
+from paceline.plan.spec.loading import parse_spec
+from paceline.plan.spec.tables import CheckpointSettings
+from paceline.plan.trials.planning import plan_trials
+from paceline.train.data.catalogue import ensure_dataset
 from training_ways import trained
 
 if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
+    from paceline.measure.records.layout import TrialFiles
+    from paceline.plan.trials.trial import Trial
 
 SPEC = """
 schema = 2

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.host.machine import machine_facts, package_versions
-from paceline.host.processes import die_with_parent
+from paceline.base.host.machine import machine_facts, package_versions
+from paceline.base.host.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

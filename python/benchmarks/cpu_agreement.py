@@ -21,9 +21,9 @@ import polars as pl
 from common import documented_parser, median_interval, shown, write_results
 from paceline.analysis.trial.reading import load_trial, read_hosts, read_rank_samples
 from paceline.analysis.trial.steps import read_steps
-from paceline.data.catalogue import ensure_dataset
-from paceline.plan.planning import plan_trials
-from paceline.spec.loading import parse_spec
+from paceline.plan.spec.loading import parse_spec
+from paceline.plan.trials.planning import plan_trials
+from paceline.train.data.catalogue import ensure_dataset
 from training_ways import trained
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import Any
 
 from common import documented_parser, paired_ratio, write_results
 from lab_jobs import RANK, ranks_on
-from paceline.lab import Lab, LabSettings
+from paceline.runner.lab import Lab, LabSettings
 
 FULL = "full"
 SHAPES = ("256x256", "1024x1024", "2048x1000", "4096x1024", "4096x4096", "9216x4096")

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import documented_parser, write_results
-from paceline.errors import PacelineError
-from paceline.lab import INTERFACE, Lab, LabSettings, network, why_not
-from paceline.lab.record import namespaces_among
-from paceline.records.files import read_json
-from paceline.records.layout import RunFiles
-from paceline.records.tables import row_dicts
+from paceline.base.errors import PacelineError
+from paceline.measure.records.files import read_json
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.tables import row_dicts
+from paceline.runner.lab import INTERFACE, Lab, LabSettings, network, why_not
+from paceline.runner.lab.record import namespaces_among
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

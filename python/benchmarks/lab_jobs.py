@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mpi_job import mpirun, output_of
-from paceline.lab import INTERFACE
+from paceline.runner.lab import INTERFACE
 
 if TYPE_CHECKING:
-    from paceline.lab import Lab
+    from paceline.runner.lab import Lab
 
 RANK = "--rank"  # first argument of a rank, before the job and the file of its results
 _VARIABLES = {"PACELINE_INTERFACE": INTERFACE, "GLOO_SOCKET_IFNAME": INTERFACE}

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import lab as lab_benchmark
 from common import documented_parser, median_interval, paired_ratio, shown, write_results
 from mpi_job import environment, mpirun
-from paceline.lab import INTERFACE, Lab, LabSettings
-from paceline.records.files import read_json
+from paceline.measure.records.files import read_json
+from paceline.runner.lab import INTERFACE, Lab, LabSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -33,7 +33,7 @@ from common import documented_parser, median_interval, write_results
 from lab_jobs import RANK, ranks_on
 from paceline.analysis.predict.exchange import ExchangeProfile, NodeOperation, Replay
 from paceline.collectives.message_schedules import ALGORITHMS
-from paceline.lab import Lab, LabSettings
+from paceline.runner.lab import Lab, LabSettings
 from simulation import contended_cost, simulate, why_not
 from simulation_job import ALL_GATHER, Simulation, Topology
 

@@ -40,16 +40,16 @@ from paceline.collectives.host import host_name
 from paceline.collectives.node.semaphores import Semaphores
 from paceline.collectives.node.shared_node import SharedNode
 from paceline.collectives.node.signals import Barrier
-from paceline.job.rendezvous import close_listener, listen_on
-from paceline.plan.planning import plan_trials
-from paceline.plan.rank_context import RankContext, StoreAddress
-from paceline.plan.trial import Trial
-from paceline.rank import train as rank
-from paceline.records.attempts import begin_attempt
-from paceline.records.layout import TrialFiles
-from paceline.spec.loading import parse_spec
-from paceline.strategies.processes import ProcessesStrategy
-from paceline.training.resources import apply_resources
+from paceline.measure.records.attempts import begin_attempt
+from paceline.measure.records.layout import TrialFiles
+from paceline.plan.spec.loading import parse_spec
+from paceline.plan.trials.planning import plan_trials
+from paceline.plan.trials.rank_context import RankContext, StoreAddress
+from paceline.plan.trials.trial import Trial
+from paceline.runner.job.rendezvous import close_listener, listen_on
+from paceline.train.rank import train as rank
+from paceline.train.strategies.processes import ProcessesStrategy
+from paceline.train.training.resources import apply_resources
 
 SPEC = """
 schema = 2

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from paceline.spec.values import BASELINE
+from paceline.plan.spec.values import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

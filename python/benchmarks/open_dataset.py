@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from common import median_interval, shown, write_results
-from paceline.data.dataset import open_dataset
-from paceline.data.manifest import MANIFEST_NAME, DataFile, DatasetManifest, image_fields
+from paceline.train.data.dataset import open_dataset
+from paceline.train.data.manifest import MANIFEST_NAME, DataFile, DatasetManifest, image_fields
 
 ROWS = 64
 CONTENT = bytes(64)

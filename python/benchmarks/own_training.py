@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common import documented_parser, write_results
 from paceline.analysis.compare.run import compare_run
-from paceline.records.layout import RunFiles
+from paceline.measure.records.layout import RunFiles
 
 TUTORIAL = Path(__file__).resolve().parents[2] / "docs/tutorials/own-training.md"
 FILE = re.compile(r"Save this as `([^`]+)`.*?\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from common import write_results
 from paceline.analysis.predict.prediction import CONFIDENCE
-from paceline.records.files import read_json
+from paceline.measure.records.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

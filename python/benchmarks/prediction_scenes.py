@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab import FULL
-from paceline.lab import LabSettings
+from paceline.runner.lab import LabSettings
 
 SPEC = """
 schema = 2

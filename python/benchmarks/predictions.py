@@ -42,10 +42,10 @@ from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import MODEL_ERROR, predict
 from paceline.analysis.predict.prediction import Prediction, PredictionRequest
 from paceline.analysis.trial.reading import TrialRecord, load_run
-from paceline.lab import INTERFACE, Lab, why_not
-from paceline.records.files import jsonable, read_json, write_json
-from paceline.records.layout import RunFiles
-from paceline.spec.values import bits_per_s
+from paceline.measure.records.files import jsonable, read_json, write_json
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.spec.values import bits_per_s
+from paceline.runner.lab import INTERFACE, Lab, why_not
 from prediction_scenes import (
     ONE_HOST,
     SCENES,

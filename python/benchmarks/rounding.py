@@ -22,18 +22,18 @@ import numpy as np
 import torch
 
 from common import write_results
-from paceline.plan.planning import plan_trials
-from paceline.spec.loading import check_spec
-from paceline.strategies.reduction.shared_sums import SharedSum
-from paceline.training.batch_norm import statistics_width, synchronise
-from paceline.workloads.build import build_model, task_of
+from paceline.plan.spec.loading import check_spec
+from paceline.plan.trials.planning import plan_trials
+from paceline.train.strategies.reduction.shared_sums import SharedSum
+from paceline.train.training.batch_norm import statistics_width, synchronise
+from paceline.train.workloads.build import build_model, task_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor, nn
 
-    from paceline.training.task import Task
+    from paceline.train.training.task import Task
 
 CASES: dict[str, dict[str, Any]] = {
     "east, batch 8": {"name": "east", "global_batch": 8},

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TextIO
 
 from common import write_results
-from paceline.data.catalogue import ensure_dataset
-from paceline.records.files import read_json
-from paceline.version import __version__
+from paceline.base.version import __version__
+from paceline.measure.records.files import read_json
+from paceline.train.data.catalogue import ensure_dataset
 
 HERE = Path(__file__).resolve().parent
 RAW = HERE.parents[1] / "docs/results/raw"

@@ -24,14 +24,14 @@ import torch
 
 from common import median_interval, shown, write_results
 from paceline.collectives.recorder import Recorder
-from paceline.job.context import rank_context
-from paceline.launchers.base import launcher_for
-from paceline.plan.planning import plan_trials
-from paceline.rank.operations import writing_to
-from paceline.rank.script.recorder import TrainingRecorder
-from paceline.records.files import JsonlWriter
-from paceline.records.layout import RankFiles
-from paceline.spec import load_spec
+from paceline.measure.records.files import JsonlWriter
+from paceline.measure.records.layout import RankFiles
+from paceline.plan.spec import load_spec
+from paceline.plan.trials.planning import plan_trials
+from paceline.runner.job.context import rank_context
+from paceline.runner.launchers.base import launcher_for
+from paceline.train.rank.operations import writing_to
+from paceline.train.rank.script.recorder import TrainingRecorder
 from training_ways import (
     BATCH,
     RANKS,
@@ -49,7 +49,7 @@ SCRIPT = Path(__file__).with_name("bare_ddp.py")
 # Runs a script with the cores and the allocator settings that Paceline gives each rank.
 SAME_RESOURCES = """
 import os, runpy, sys
-from paceline.training.resources import keep_freed_memory
+from paceline.train.training.resources import keep_freed_memory
 cores = sorted(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"]) % len(cores)]})
 keep_freed_memory()

@@ -16,7 +16,7 @@ from common import call
 from control_groups import Skipped, control_group, entering, limit_cpu
 from mpi_job import AS_ROOT, mpirun
 from one_trial import one_trial
-from paceline.lab import INTERFACE, Lab, LabSettings, why_not
+from paceline.runner.lab import INTERFACE, Lab, LabSettings, why_not
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 300.0

@@ -28,8 +28,8 @@ from paceline.analysis.explain.explanation import Explanation, explain
 from paceline.analysis.explain.parts import ExplainedTrials
 from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial.reading import load_run
-from paceline.records.files import jsonable
-from paceline.records.layout import RunFiles
+from paceline.measure.records.files import jsonable
+from paceline.measure.records.layout import RunFiles
 from seeded_cases import CASES, LIMIT_S, Case, Plan
 
 ALLOWED_SHARE_ERROR = 0.2  # of the difference

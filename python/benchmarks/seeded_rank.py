@@ -1,4 +1,4 @@
-"""`paceline.launchers.local` with a disturbance inside the rank, for seeded_causes.py.
+"""`paceline.runner.launchers.local` with a disturbance inside the rank, for seeded_causes.py.
 
 usage: python seeded_rank.py DISTURBANCE VALUE ARGUMENTS…
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def slow_reader(seconds: float) -> None:
-    from paceline.data.batches import Feed  # noqa: PLC0415
+    from paceline.train.data.batches import Feed  # noqa: PLC0415
 
     feed: Any = Feed
     construct = feed.__init__
@@ -51,5 +51,5 @@ if __name__ == "__main__":
     disturbance, value = sys.argv[1], float(sys.argv[2])
     if disturbance != "none":
         DISTURBANCES[disturbance](value)
-    sys.argv = ["paceline.launchers.local", *sys.argv[3:]]
-    runpy.run_module("paceline.launchers.local", run_name="__main__", alter_sys=True)
+    sys.argv = ["paceline.runner.launchers.local", *sys.argv[3:]]
+    runpy.run_module("paceline.runner.launchers.local", run_name="__main__", alter_sys=True)

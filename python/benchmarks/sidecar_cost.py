@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 from common import documented_parser, median_interval, shown, write_results
 from paceline.collectives.host import boot_id, host_name, read_stat
-from paceline.records.files import write_json
-from paceline.records.layout import TrialFiles
-from paceline.records.rows import RankStatus, StepRow
-from paceline.spec import TelemetrySettings
-from paceline.telemetry import SidecarHandle, SidecarRequest
+from paceline.measure.records.files import write_json
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.rows import RankStatus, StepRow
+from paceline.measure.telemetry import SidecarHandle, SidecarRequest
+from paceline.plan.spec import TelemetrySettings
 
 MEMORY_LIMIT_BYTES = 80e6
 SETTLED_AFTER_S = 3.0  # its start is not its cost a second

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import simulation_program as program
-from paceline.errors import EnvironmentLacks, TimedOut, UsageError
+from paceline.base.errors import EnvironmentLacks, TimedOut, UsageError
 from simulation_job import Simulation
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from paceline.rank import train as worker
+from paceline.train.rank import train as worker
 
 
 def slow_down(slowed_rank: int, seconds: float, every: int) -> None:

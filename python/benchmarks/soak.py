@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import documented_parser, write_results
-from paceline.records.files import read_json, read_jsonl
+from paceline.measure.records.files import read_json, read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable

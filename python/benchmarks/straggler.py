@@ -30,8 +30,8 @@ from paceline.analysis.trial.communication import trial_communication
 from paceline.analysis.trial.reading import load_run
 from paceline.analysis.trial.steps import read_steps
 from paceline.analysis.trial.stragglers import ready_times
-from paceline.records.files import jsonable
-from paceline.records.layout import RunFiles
+from paceline.measure.records.files import jsonable
+from paceline.measure.records.layout import RunFiles
 
 if TYPE_CHECKING:
     from paceline.analysis.trial.reading import TrialRecord

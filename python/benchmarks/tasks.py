@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 import paceline
-from paceline.training.task import NamedParameters
-from paceline.workloads.gpt import GPT
+from paceline.train.training.task import NamedParameters
+from paceline.train.workloads.gpt import GPT
 
 CLASSES = 3
 _CHANNELS = (3, 64, 128, 256, 512, 256)

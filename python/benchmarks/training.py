@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import call, documented_parser, write_results
-from paceline.launchers.base import launcher_for
-from paceline.records.files import write_text
-from paceline.records.layout import TrialFiles
+from paceline.measure.records.files import write_text
+from paceline.measure.records.layout import TrialFiles
+from paceline.runner.launchers.base import launcher_for
 from training_ways import (
     LIMIT_S,
     StepEnds,
@@ -36,7 +36,7 @@ from training_ways import (
 )
 
 if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
+    from paceline.plan.trials.trial import Trial
 
 # None: the default transport of the launcher
 WAYS = (

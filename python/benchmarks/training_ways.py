@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from common import call, median_interval, paired_ratio, shown
 from mpi_job import environment, mpirun
-from paceline.launchers.base import launcher_for
-from paceline.plan.planning import plan_trials
-from paceline.records.layout import TrialFiles
-from paceline.records.tables import row_dicts
-from paceline.runner.run_trial import run_trial
-from paceline.spec.loading import parse_spec
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.tables import row_dicts
+from paceline.plan.spec.loading import parse_spec
+from paceline.plan.trials.planning import plan_trials
+from paceline.runner.launchers.base import launcher_for
+from paceline.runner.trials.run_trial import run_trial
 
 if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
+    from paceline.plan.trials.trial import Trial
 
 BATCH = 32  # of each rank
 RANKS = 2

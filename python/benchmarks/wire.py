@@ -23,7 +23,7 @@ from typing import Any
 
 from common import median_interval, paired_ratio, shown, write_results
 from mpi_job import mpirun, output_of
-from paceline.lab import INTERFACE, Lab, LabSettings, why_not
+from paceline.runner.lab import INTERFACE, Lab, LabSettings, why_not
 
 SIZES_BYTES = (
     4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000, 25_000_000, 64_000_000, 256_000_000,

@@ -19,9 +19,9 @@ from decisions import Decision, Network, Place, Results, decisions, networks, re
 
 from paceline.analysis.explain.parts import PART_LABELS
 from paceline.analysis.trial.configuration import TIMES
-from paceline.report.columns import NEAR_MARK
-from paceline.report.wording import NOT_MEASURED, bounds, megabytes, milliseconds
-from paceline.spec.extensions import WORKLOADS
+from paceline.plan.spec.extensions import WORKLOADS
+from paceline.show.report.columns import NEAR_MARK
+from paceline.show.report.wording import NOT_MEASURED, bounds, megabytes, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -20,8 +20,8 @@ from paceline.analysis.compare.verdict import MainPart, Verdict
 from paceline.analysis.explain.explanation import EXPLAINS
 from paceline.analysis.explain.parts import PHASES_OF
 from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
-from paceline.errors import DataError
-from paceline.records.files import read_json, typed
+from paceline.base.errors import DataError
+from paceline.measure.records.files import read_json, typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

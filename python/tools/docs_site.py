@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOME = "README.md"
 INDEX = "docs/README.md"
 API = "docs/reference/api.md"  # from docstrings; not a file of the repository
-PUBLIC_MODULES = ("paceline.distributed", "paceline.errors")
+PUBLIC_MODULES = ("paceline.distributed", "paceline.base.errors")
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)#\s]+)")
 

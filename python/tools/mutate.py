@@ -71,13 +71,13 @@ PACKAGES = {
             "collectives/message_schedules.py",
             "collectives/reductions.py",
             "collectives/shared_memory.py",
-            "transports/compression/*.py",
+            "train/transports/compression/*.py",
         ),
         ("unit/collectives", "unit/transports"),
     ),
     # Sums over several nodes need several processes.
-    "strategies/reduction": Package(
-        ("strategies/reduction/*.py",),
+    "train/strategies/reduction": Package(
+        ("train/strategies/reduction/*.py",),
         ("unit/strategies", "contract/test_factors.py", "contract/test_zero.py"),
     ),
 }  # fmt: skip

@@ -33,7 +33,7 @@ RUN_LIMIT_S = 300.0
 TESTS_LIMIT_S = 3600.0
 SCRIPT_TESTS = (
     "tests/unit/attach",
-    "tests/unit/rank/script",
+    "tests/unit/train/rank/script",
     "tests/unit/test_example_layouts.py",
     "tests/unit/torch_internals",
     "tests/unit/collectives/test_recorder.py",

@@ -1,4 +1,4 @@
-"""Two hosts for tests, made of network namespaces of this machine (paceline.lab)."""
+"""Two hosts for tests, made of network namespaces of this machine (paceline.runner.lab)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 from tests.cluster.lab.labs import checked_lab
 
+from paceline.base.host.processes import command_line_of, pids_with_token, send
 from paceline.collectives.host import wait_until
-from paceline.host.processes import command_line_of, pids_with_token, send
-from paceline.lab import Lab, LabSettings
-from paceline.launchers import supervise
+from paceline.runner.lab import Lab, LabSettings
+from paceline.runner.launchers import supervise
 
 # Each host offers two ranks. The hosts share this machine's cores.
 TWO_HOSTS = LabSettings(hosts=2, slots=2)

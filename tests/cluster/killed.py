@@ -15,14 +15,14 @@ from tests.support.job_specs import NO_SIDECAR, job_words
 from tests.support.listeners import open_listeners
 from tests.support.waiting import pid_after_steps, wait_for
 
-from paceline.host.processes import pids_with_token
-from paceline.job.job import parse_job
-from paceline.launchers.base import launcher_for
-from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.supervise import Ended, WaitLimits, launched
-from paceline.plan.trial import Trial
-from paceline.records.layout import TrialFiles
-from paceline.records.rows import Outcome
+from paceline.base.host.processes import pids_with_token
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.rows import Outcome
+from paceline.plan.trials.trial import Trial
+from paceline.runner.job.job import parse_job
+from paceline.runner.launchers.base import launcher_for
+from paceline.runner.launchers.diagnosis import diagnose
+from paceline.runner.launchers.supervise import Ended, WaitLimits, launched
 
 LIMIT_S = 120.0
 

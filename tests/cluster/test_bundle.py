@@ -19,7 +19,7 @@ from tests.support.commands import run_command
 from tests.support.environment import AS_ROOT, QUICK_JVM
 from tests.support.job_specs import job_words
 
-from paceline.records.tables import row_dicts
+from paceline.measure.records.tables import row_dicts
 
 pytestmark = pytest.mark.cluster
 

@@ -19,8 +19,8 @@ from tests.support.documentation import ROOT
 from tests.support.environment import kept_environment
 from tests.support.outputs import compare_outputs, without_places
 
-from paceline.lab import INTERFACE, Lab, LabSettings, network
-from paceline.lab.record import Host
+from paceline.runner.lab import INTERFACE, Lab, LabSettings, network
+from paceline.runner.lab.record import Host
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.commands import run_command
 from tests.support.environment import kept_environment
 
-from paceline.lab import Lab
+from paceline.runner.lab import Lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout(400)]
 

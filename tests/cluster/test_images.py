@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 from tests.support.commands import run_command
 
-from paceline.lab import why_not as why_no_lab
-from paceline.lab.record import LabSettings
-from paceline.lab.session import Lab
+from paceline.runner.lab import why_not as why_no_lab
+from paceline.runner.lab.record import LabSettings
+from paceline.runner.lab.session import Lab
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_LIMIT_S = 1800

@@ -21,19 +21,19 @@ from PIL import Image
 from tests.support.commands import run_command
 
 import paceline
-from paceline.data import ingest as ingest_module
-from paceline.data.dataset import inspect_dataset, open_dataset
-from paceline.data.images import decode
-from paceline.data.ingest import ingest
-from paceline.data.ingest_spark import local_session
-from paceline.data.ingest_tasks import rows_of as write_rows
-from paceline.data.manifest import DatasetManifest
-from paceline.data.reading import FeedOptions, open_feed
-from paceline.data.row_groups import ParquetSource
-from paceline.data.synth import image_bytes, synthesise
-from paceline.errors import DataError, ExitCode, UsageError
-from paceline.host.spark import find_java, find_spark, homes
-from paceline.plan.sample_order import SampleOrder
+from paceline.base.errors import DataError, ExitCode, UsageError
+from paceline.base.host.spark import find_java, find_spark, homes
+from paceline.plan.trials.sample_order import SampleOrder
+from paceline.train.data import ingest as ingest_module
+from paceline.train.data.dataset import inspect_dataset, open_dataset
+from paceline.train.data.images import decode
+from paceline.train.data.ingest import ingest
+from paceline.train.data.ingest_spark import local_session
+from paceline.train.data.ingest_tasks import rows_of as write_rows
+from paceline.train.data.manifest import DatasetManifest
+from paceline.train.data.reading import FeedOptions, open_feed
+from paceline.train.data.row_groups import ParquetSource
+from paceline.train.data.synth import image_bytes, synthesise
 
 pytestmark = [
     pytest.mark.cluster,
@@ -289,7 +289,7 @@ SCRIPT = """\
 import signal, sys
 from pathlib import Path
 import psutil
-from paceline.data.ingest import ingest
+from paceline.train.data.ingest import ingest
 
 interrupt = signal.getsignal(signal.SIGINT)
 me = psutil.Process()

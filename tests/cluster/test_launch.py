@@ -19,20 +19,20 @@ from tests.support.commands import run_command
 from tests.support.environment import AS_ROOT, kept_environment
 from tests.support.job_specs import job_words
 
-from paceline.collectives.host import wait_until
-from paceline.host.processes import (
+from paceline.base.host.processes import (
     TOKEN_VARIABLE,
     command_line_of,
     pids_with_token,
     pids_with_variable,
     send,
 )
-from paceline.host.spark import find_java, find_spark
-from paceline.launchers.base import launcher_for
-from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.supervise import WaitLimits, supervise
-from paceline.records.layout import RunFiles
-from paceline.records.tables import row_dicts
+from paceline.base.host.spark import find_java, find_spark
+from paceline.collectives.host import wait_until
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.tables import row_dicts
+from paceline.runner.launchers.base import launcher_for
+from paceline.runner.launchers.diagnosis import diagnose
+from paceline.runner.launchers.supervise import WaitLimits, supervise
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -93,7 +93,13 @@ def spark_submit(*words: str) -> list[str]:
 
 # functional/test_failing_workers.py starts `local` by hand, test_bundle.py Spark with local[2].
 STARTS: dict[str, list[Any]] = {
-    "torchrun": [BIN / "torchrun", "--nproc-per-node", "2", "-m", "paceline.launchers.torchrun"],
+    "torchrun": [
+        BIN / "torchrun",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "paceline.runner.launchers.torchrun",
+    ],
     "mpi": [*MPIRUN, "-n", "2", sys.executable, MPI_JOB],
 }
 
@@ -199,10 +205,10 @@ def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path, monkey
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from paceline.job.job import read_trial\n"
-        "from paceline.launchers.base import launcher_for\n"
-        "from paceline.launchers.supervise import WaitLimits, launched\n"
-        "from paceline.records.layout import TrialFiles\n"
+        "from paceline.runner.job.job import read_trial\n"
+        "from paceline.runner.launchers.base import launcher_for\n"
+        "from paceline.runner.launchers.supervise import WaitLimits, launched\n"
+        "from paceline.measure.records.layout import TrialFiles\n"
         "files = TrialFiles(Path(sys.argv[1]))\n"
         "trial = read_trial(files.trial)\n"
         "command = launcher_for(trial.launcher).command(trial, files)\n"

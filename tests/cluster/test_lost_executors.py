@@ -1,6 +1,6 @@
 """An executor that dies or is cut off, or a rank that freezes, while Spark trains on two hosts.
 
-The hosts are network namespaces (paceline.lab) with a standalone cluster; master and driver are on
+The hosts are network namespaces (paceline.runner.lab) with a standalone cluster; master and driver are on
 the first. Ranks that communicate must detect the fault by themselves, within twice the limit of a
 collective, and name the lost rank; in rounds only the driver can do that, and the whole command
 ends within the same time. In all cases the outcome names a lost rank and its host, and all
@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 from tests.cluster.trainings import PROGRAMS, Shares, Training, job_arguments, training
 
+from paceline.base.host.processes import command_line_of
 from paceline.collectives.host import wait_until
-from paceline.host.processes import command_line_of
-from paceline.lab import INTERFACE, Host, Lab
+from paceline.runner.lab import INTERFACE, Host, Lab
 
 pytestmark = [
     pytest.mark.cluster,

@@ -1,6 +1,6 @@
 """A peer that dies, or a link that drops, in the middle of a training on two hosts.
 
-The hosts are network namespaces (paceline.lab). No launcher ends the ranks: they must detect the
+The hosts are network namespaces (paceline.runner.lab). No launcher ends the ranks: they must detect the
 fault by themselves, within twice the limit of a collective, and name the lost rank.
 """
 
@@ -20,8 +20,8 @@ import pytest
 from tests.cluster.trainings import PROGRAMS, Shares, Training, job_arguments, training
 from tests.support.forking import ForkServer, fork_server
 
-from paceline.host.processes import send
-from paceline.lab import INTERFACE, Lab
+from paceline.base.host.processes import send
+from paceline.runner.lab import INTERFACE, Lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.commands import run_command
 from tests.support.environment import AS_ROOT
 
-from paceline.lab import INTERFACE
+from paceline.runner.lab import INTERFACE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 

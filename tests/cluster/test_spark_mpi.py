@@ -12,9 +12,9 @@ import pytest
 from tests.cluster.killed import endless, kill_one, wait_for_step
 from tests.support.commands import start_command
 
+from paceline.base.host.processes import TOKEN_VARIABLE, command_line_of, parent_of, pids_with_token
 from paceline.collectives.host import wait_until
-from paceline.host.processes import TOKEN_VARIABLE, command_line_of, parent_of, pids_with_token
-from paceline.launchers.base import launcher_for
+from paceline.runner.launchers.base import launcher_for
 
 pytestmark = [
     pytest.mark.cluster,

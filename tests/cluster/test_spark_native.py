@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.functional.cli_runs import NO_SIDECAR, cli_in, small, trial
 
-from paceline.records.tables import row_dicts
+from paceline.measure.records.tables import row_dicts
 
 pytestmark = [
     pytest.mark.cluster,

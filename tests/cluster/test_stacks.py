@@ -12,7 +12,7 @@ from tests.cluster.trainings import PROGRAMS, job_arguments, training
 from tests.support.commands import run_command
 from tests.support.environment import kept_environment
 
-from paceline.lab import Lab
+from paceline.runner.lab import Lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 

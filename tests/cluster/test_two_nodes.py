@@ -1,6 +1,6 @@
 """Local strategies on each of two nodes, under mpirun and under Spark.
 
-The nodes are network namespaces of this machine (paceline.lab) and share its cores. The tests check
+The nodes are network namespaces of this machine (paceline.runner.lab) and share its cores. The tests check
 that the training is equivalent, not its speed. Here two configurations run under mpirun and two
 under Spark; tests/contract/test_strategies.py has all strategies, transports and reductions with
 nodes that are processes.
@@ -18,7 +18,7 @@ from tests.functional.cli_runs import small
 from tests.support.commands import run_command
 from tests.support.environment import kept_environment
 
-from paceline.lab import INTERFACE, Lab
+from paceline.runner.lab import INTERFACE, Lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout(500)]
 

@@ -23,11 +23,11 @@ from tests.support.commands import run_command
 from tests.support.environment import kept_environment
 from tests.support.s3 import BUCKET, KEY
 
-from paceline.errors import ExitCode
-from paceline.lab import INTERFACE, Host, Lab, LabSettings
-from paceline.lab.session import boot, crash
-from paceline.records.documents import read_statuses
-from paceline.records.layout import RunFiles, TrialFiles
+from paceline.base.errors import ExitCode
+from paceline.measure.records.documents import read_statuses
+from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.runner.lab import INTERFACE, Host, Lab, LabSettings
+from paceline.runner.lab.session import boot, crash
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout(400)]
 
@@ -67,7 +67,7 @@ master = "{master}"
 "spark.executor.extraJavaOptions" = "{java_options}"
 "spark.executorEnv.{key_variable}" = "{key_file}"
 """
-NAMES = "import sys; from paceline.data.location import location_of as at; "
+NAMES = "import sys; from paceline.train.data.location import location_of as at; "
 NAMES += "print(*at(sys.argv[1]).names())"
 
 

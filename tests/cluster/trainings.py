@@ -15,11 +15,11 @@ from typing import Any
 from tests.support.environment import kept_environment
 from tests.support.job_specs import NO_SIDECAR, job_words
 
+from paceline.base.host.processes import command_line_of, is_alive, send
 from paceline.collectives.host import wait_until
-from paceline.host.processes import command_line_of, is_alive, send
-from paceline.lab import INTERFACE, Host, Lab
-from paceline.lab.network import processes_in
-from paceline.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.runner.lab import INTERFACE, Host, Lab
+from paceline.runner.lab.network import processes_in
 
 PROGRAMS = Path(__file__).with_name("programs")
 # Time for a busy machine to start Spark and ranks.

@@ -6,7 +6,7 @@ import torch
 from tests.contract.programs import factor_tasks
 from tests.support import oracle
 
-from paceline.workloads.build import build_model, make_task
+from paceline.train.workloads.build import build_model, make_task
 
 SEED, BATCH, STEPS = 3, 10, 7  # as in programs/ranks.py and programs/strategies.py
 ROW_GROUP_ROWS = (20, 21)

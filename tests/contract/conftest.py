@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.support.forking import LOADED_WITH, ForkServer
 
-from paceline.launchers.mpi.implementations import root_environment
+from paceline.runner.launchers.mpi.implementations import root_environment
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 90

@@ -1,6 +1,6 @@
 """Ways to send less, under mpirun: all ranks end with the same bits, and lose what they may.
 
-What each way loses on a single rank is in tests/unit/transports/compression.
+What each way loses on a single rank is in tests/unit/train/transports/compression.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.support import oracle
 from tests.support.models import TINY_VGG
 from torch.nn.functional import cross_entropy
 
-from paceline.records.files import read_jsonl
-from paceline.records.layout import TrialFiles
-from paceline.workloads.build import build_model, make_task
+from paceline.measure.records.files import read_jsonl
+from paceline.measure.records.layout import TrialFiles
+from paceline.train.workloads.build import build_model, make_task
 
 pytestmark = pytest.mark.contract
 

@@ -20,8 +20,8 @@ from tests.contract.by_hand import (
 )
 from tests.support import oracle
 
-from paceline.records.files import read_jsonl
-from paceline.workloads.build import build_model
+from paceline.measure.records.files import read_jsonl
+from paceline.train.workloads.build import build_model
 
 pytestmark = pytest.mark.contract
 

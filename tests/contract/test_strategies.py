@@ -26,13 +26,13 @@ from tests.support import oracle
 from tests.support.models import TINY_VGG
 from torch.nn.functional import cross_entropy
 
-from paceline.records.checkpoints import CheckpointFolder
-from paceline.records.files import read_jsonl
-from paceline.records.layout import TrialFiles
-from paceline.training.state import RankState
-from paceline.training.state_files import Position, StateFiles, write_state
-from paceline.training.transforms import put_in_memory_format
-from paceline.workloads.build import build_model, make_task
+from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.measure.records.files import read_jsonl
+from paceline.measure.records.layout import TrialFiles
+from paceline.train.training.state import RankState
+from paceline.train.training.state_files import Position, StateFiles, write_state
+from paceline.train.training.transforms import put_in_memory_format
+from paceline.train.workloads.build import build_model, make_task
 
 pytestmark = pytest.mark.contract
 

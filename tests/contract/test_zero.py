@@ -15,9 +15,9 @@ from tests.contract.by_hand import STEPS, task_named, train_by_hand
 
 from paceline.analysis.trial.communication import trial_communication
 from paceline.analysis.trial.reading import load_trial
-from paceline.records.files import read_jsonl
-from paceline.records.layout import TrialFiles
-from paceline.workloads.build import build_model
+from paceline.measure.records.files import read_jsonl
+from paceline.measure.records.layout import TrialFiles
+from paceline.train.workloads.build import build_model
 
 pytestmark = pytest.mark.contract
 

@@ -24,8 +24,8 @@ from tests.support.environment import kept_environment
 from tests.support.forking import ForkServer
 
 from paceline.cli import main
-from paceline.launchers.local import launcher as local
-from paceline.launchers.mpi import launcher as mpi
+from paceline.runner.launchers.local import launcher as local
+from paceline.runner.launchers.mpi import launcher as mpi
 
 LIMIT_S = 240
 FAULTS = Path(__file__).parent / "programs" / "faults"

@@ -4,7 +4,7 @@ import pytest
 from tests.functional.cli_runs import SMALL, cli_in
 from tests.functional.monitored import monitored
 from tests.support.once import making_once
-from tests.unit.monitor.recorded import make_recorded_run
+from tests.unit.show.monitor.recorded import make_recorded_run
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.functional.cli_runs import small
 from tests.support.waiting import pid_after_steps
 
-from paceline.host.processes import command_line_of, is_alive
+from paceline.base.host.processes import command_line_of, is_alive
 
 # Never ends by itself; the test ends it.
 ENDLESS = small(max_steps=100_000, epochs=100_000)

@@ -18,7 +18,7 @@ from tests.functional.prometheus_api import Prometheus
 from tests.support.commands import start_command
 from tests.support.listeners import free_address
 
-from paceline.host.processes import end_processes
+from paceline.base.host.processes import end_processes
 
 READY_LIMIT_S = 90.0
 END_LIMIT_S = 30.0

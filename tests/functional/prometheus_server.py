@@ -14,7 +14,7 @@ from tests.functional.prometheus_api import Prometheus
 from tests.support.commands import start_command
 from tests.support.listeners import free_address
 
-from paceline.host.processes import end_processes
+from paceline.base.host.processes import end_processes
 
 LIMIT_S = 30.0
 SCRAPE_INTERVAL = "200ms"

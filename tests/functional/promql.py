@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from paceline.records.metrics import METRICS
+from paceline.measure.records.metrics import METRICS
 
 LABELS = {
     name: {

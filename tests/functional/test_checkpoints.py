@@ -10,7 +10,7 @@ import pytest
 from tests.functional.cli_runs import NO_SIDECAR, cli_in, slowed, small, trial
 from tests.support.waiting import pid_after_steps
 
-from paceline.records.files import read_jsonl
+from paceline.measure.records.files import read_jsonl
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
 

@@ -10,8 +10,8 @@ import pytest
 from tests.functional.cli_runs import LIMIT_S, slowed, small, trial
 
 from paceline.collectives.host import wait_until
-from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.tables import row_dicts
+from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.tables import row_dicts
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(600)]
 

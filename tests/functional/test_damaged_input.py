@@ -15,23 +15,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.unit.data.conftest import make_dataset
+from tests.unit.train.data.conftest import make_dataset
 
 from paceline.analysis.trial.reading import load_run, read_hosts, read_rank_samples
-from paceline.data.dataset import open_dataset
-from paceline.data.reading import FeedOptions, open_feed
-from paceline.data.row_groups import ParquetSource
-from paceline.errors import PacelineError
-from paceline.job.job import read_trial
-from paceline.plan.sample_order import SampleOrder
-from paceline.records.checkpoints import CheckpointFolder
-from paceline.records.layout import RunFiles
-from paceline.records.rows import CommunicationRow, StepRow
-from paceline.records.tables import rows
-from paceline.spec.loading import load_spec
-from paceline.telemetry.request import SidecarRequest, read_request
-from paceline.training.state import Elements, RankState
-from paceline.training.state_files import Position, StateFiles, write_state
+from paceline.base.errors import PacelineError
+from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.rows import CommunicationRow, StepRow
+from paceline.measure.records.tables import rows
+from paceline.measure.telemetry.request import SidecarRequest, read_request
+from paceline.plan.spec.loading import load_spec
+from paceline.plan.trials.sample_order import SampleOrder
+from paceline.runner.job.job import read_trial
+from paceline.train.data.dataset import open_dataset
+from paceline.train.data.reading import FeedOptions, open_feed
+from paceline.train.data.row_groups import ParquetSource
+from paceline.train.training.state import Elements, RankState
+from paceline.train.training.state_files import Position, StateFiles, write_state
 
 pytestmark = pytest.mark.functional
 
@@ -74,7 +74,7 @@ class Subject:
 
 
 def spec(folder: Path) -> Subject:
-    source = Path(__file__).parents[2] / "python/src/paceline/experiments/quickstart.toml"
+    source = Path(__file__).parents[2] / "python/src/paceline/plan/experiments/quickstart.toml"
     file = shutil.copy(source, folder / "spec.toml")
     return Subject(Path(file), lambda: load_spec(str(file)))
 

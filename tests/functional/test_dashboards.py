@@ -13,10 +13,10 @@ from tests.functional.monitored import needs_prometheus
 from tests.functional.prometheus_api import Prometheus, fill_in, numbers
 from tests.functional.promql import faults, series_in
 from tests.unit.analysis.fabricate import LAUNCHED
-from tests.unit.monitor.recorded import CPU, SENT
+from tests.unit.show.monitor.recorded import CPU, SENT
 
-from paceline.monitor import serve
-from paceline.records.metrics import METRICS
+from paceline.measure.records.metrics import METRICS
+from paceline.show.monitor import serve
 
 BEGAN, ENDED = LAUNCHED, LAUNCHED + 3030  # of the recorded run; its trials lie 1000 s apart
 TWO_HOSTS = LAUNCHED + 3015  # while the last trial trains, on two hosts

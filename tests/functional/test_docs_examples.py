@@ -11,7 +11,7 @@ from tests.support.documentation import EARLIER, PAGES, ROOT, commands_in_blocks
 from tests.support.outputs import compare_outputs, shown_outputs, without_places
 from tests.unit.analysis import fabricate
 
-from paceline.errors import ExitCode
+from paceline.base.errors import ExitCode
 
 pytestmark = pytest.mark.functional
 

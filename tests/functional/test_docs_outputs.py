@@ -25,9 +25,9 @@ from tests.support.documentation import ROOT
 from tests.support.environment import AS_ROOT
 from tests.support.outputs import WRITES, compare_outputs, shown_outputs, without_places
 from tests.support.waiting import wait_for
-from tests.unit.monitor.recorded import make_recorded_run
+from tests.unit.show.monitor.recorded import make_recorded_run
 
-from paceline.errors import ExitCode
+from paceline.base.errors import ExitCode
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ from tests.support.environment import kept_environment
 from tests.support.job_specs import NO_SIDECAR, job_words
 from tests.support.waiting import pid_after_steps, wait_for
 
-from paceline.host.processes import is_alive
+from paceline.base.host.processes import is_alive
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(200)]
 
@@ -42,7 +42,7 @@ class Training:
     def __init__(self, strategy, dataset, folder, environment):
         self.out, self.log = folder / "run", folder / "log.txt"
         keys = {"local_strategy": strategy, "data": dataset, **STRATEGIES[strategy], **ENDLESS}
-        argv = [sys.executable, "-m", "paceline.launchers.local"]
+        argv = [sys.executable, "-m", "paceline.runner.launchers.local"]
         argv += [*job_words(folder, "local", **keys), "--out", self.out]
         environment = kept_environment(**environment)
         self.process = start_command(

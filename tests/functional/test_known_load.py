@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from tests.functional.programs import known_load
 
-from paceline.records.files import read_jsonl
+from paceline.measure.records.files import read_jsonl
 
 pytestmark = pytest.mark.functional
 

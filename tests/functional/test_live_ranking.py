@@ -6,7 +6,7 @@ import pytest
 from tests.functional.cli_runs import NO_SIDECAR, THREADS, Cli, slowed, small
 from tests.support.terminal import Program
 
-from paceline.errors import ExitCode
+from paceline.base.errors import ExitCode
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 

@@ -17,9 +17,9 @@ from tests.functional.monitored import children_of, monitored, needs_prometheus
 from tests.functional.prometheus_api import numbers
 from tests.support.waiting import wait_for
 from tests.unit.analysis.fabricate import LAUNCHED
-from tests.unit.monitor.recorded import CPU, MPI, RANK_CORES, make_recorded_run
+from tests.unit.show.monitor.recorded import CPU, MPI, RANK_CORES, make_recorded_run
 
-from paceline.records.files import read_jsonl, write_json
+from paceline.measure.records.files import read_jsonl, write_json
 
 pytestmark = needs_prometheus
 SEEN_LIMIT_S = 45.0

@@ -1,6 +1,6 @@
 """The example task, as its README runs it, and a language model: certified equivalent.
 
-Every local strategy with the example: tests/unit/strategies/test_own_task.py.
+Every local strategy with the example: tests/unit/train/strategies/test_own_task.py.
 """
 
 from __future__ import annotations

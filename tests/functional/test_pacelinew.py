@@ -63,7 +63,7 @@ case "$*" in
             *" -e "*) cp "$FAKES"/programs/* "${0%/*}/" ;;
         esac ;;
     "-I -m compileall "*) echo compile >>"$FAKES/calls"; exit 1 ;;
-    "-I -m paceline.launchers.spark.class_archive") echo archive >>"$FAKES/calls"; exit 3 ;;
+    "-I -m paceline.runner.launchers.spark.class_archive") echo archive >>"$FAKES/calls"; exit 3 ;;
     *) exec "$REAL_PYTHON" "$@" ;;
 esac
 """

@@ -15,7 +15,7 @@ from tests.functional.promql import faults
 from tests.support.commands import run_command
 from tests.unit.analysis.fabricate import LAUNCHED
 
-from paceline.monitor import serve
+from paceline.show.monitor import serve
 
 MONITORING = Path(__file__).resolve().parents[2] / "monitoring"
 RULES = [

@@ -22,14 +22,14 @@ from tests.support.snapshots import SNAPSHOT, served, values
 from tests.support.waiting import wait_for
 
 from paceline.collectives.host import host_name
-from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
-from paceline.records.layout import TrialFiles
-from paceline.records.metrics import METRICS
-from paceline.records.metrics.metric import Row
-from paceline.spec import TelemetrySettings
-from paceline.telemetry import SidecarHandle, SidecarRequest
-from paceline.telemetry.exporter import MetricsServer, text_of
-from paceline.telemetry.request import remove_targets, target_text, write_targets
+from paceline.measure.records.files import JsonlWriter, read_json, read_jsonl, write_json
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.metrics import METRICS
+from paceline.measure.records.metrics.metric import Row
+from paceline.measure.telemetry import SidecarHandle, SidecarRequest
+from paceline.measure.telemetry.exporter import MetricsServer, text_of
+from paceline.measure.telemetry.request import remove_targets, target_text, write_targets
+from paceline.plan.spec import TelemetrySettings
 
 pytestmark = [pytest.mark.functional, pytest.mark.needs("prometheus")]
 

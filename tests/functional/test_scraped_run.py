@@ -16,7 +16,7 @@ from tests.functional.promql import series_in
 from tests.support.listeners import open_listeners
 from tests.support.waiting import wait_for
 
-from paceline.host.processes import command_line_of, pids_with_variable
+from paceline.base.host.processes import command_line_of, pids_with_variable
 
 pytestmark = [needs_prometheus, pytest.mark.functional]
 INTERVAL_S = 0.5
@@ -120,7 +120,7 @@ def scraped(tmp_path_factory, cache):
 
 def test_no_process_of_the_run_listens_beyond_this_host(scraped) -> None:
     for part in (
-        "paceline.telemetry.sidecar",
+        "paceline.measure.telemetry.sidecar",
         "mpi-jobs/train.py",
         "SparkSubmit",
         "pyspark.daemon",

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 from tests.support.rows import running_rank
 
-from paceline.records.files import write_json
-from paceline.records.layout import TrialFiles
-from paceline.records.metrics import METRICS
-from paceline.spec import TelemetrySettings
-from paceline.telemetry import sampler as sampler_module
-from paceline.telemetry.exporter import Snapshot, families
-from paceline.telemetry.request import SidecarRequest
-from paceline.telemetry.sampler import Sampler
-from paceline.telemetry.training import OperationTotals, TrainingProgress
+from paceline.measure.records.files import write_json
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.metrics import METRICS
+from paceline.measure.telemetry import sampler as sampler_module
+from paceline.measure.telemetry.exporter import Snapshot, families
+from paceline.measure.telemetry.request import SidecarRequest
+from paceline.measure.telemetry.sampler import Sampler
+from paceline.measure.telemetry.training import OperationTotals, TrainingProgress
+from paceline.plan.spec import TelemetrySettings
 
 pytestmark = pytest.mark.functional
 

@@ -15,10 +15,10 @@ from tests.support.waiting import wait_for
 
 from paceline.analysis.trial.host_frames import GAP_INTERVALS, gaps
 from paceline.analysis.trial.reading import read_hosts
-from paceline.host.processes import is_alive
-from paceline.records.checkpoints import CheckpointFolder
-from paceline.records.layout import RunFiles
-from paceline.records.tables import row_dicts
+from paceline.base.host.processes import is_alive
+from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.tables import row_dicts
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
 

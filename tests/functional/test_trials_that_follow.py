@@ -12,7 +12,7 @@ from tests.functional.monitored import needs_prometheus
 from tests.functional.prometheus_api import fill_in
 from tests.support.commands import run_command
 
-from paceline.records.metrics import RUN_FACTS
+from paceline.measure.records.metrics import RUN_FACTS
 
 LIMIT_S = 60
 HERE = 'host="a",run="r"'

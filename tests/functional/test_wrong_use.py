@@ -7,7 +7,7 @@ import re
 import pytest
 from tests.functional.cli_runs import SMALL, small, trial, within
 
-from paceline.host.machine import usable_cores
+from paceline.base.host.machine import usable_cores
 
 REFUSED_WITHIN_S = 5.0  # what the project promises
 pytestmark = pytest.mark.functional

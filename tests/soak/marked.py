@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support.commands import start_command
 
-from paceline.host.processes import command_line_of, pids_with_variable, send
+from paceline.base.host.processes import command_line_of, pids_with_variable, send
 
 # Sidecars get no variable whose name begins with PACELINE_.
 VARIABLE = "SOAK_COMMAND"

@@ -13,11 +13,11 @@ import pytest
 from tests.functional.cli_runs import THREADS, Cli, small
 from tests.soak.marked import MarkedCommand
 
-from paceline.records.files import read_json
-from paceline.records.layout import RunFiles
-from paceline.runner.disk import disk_uses, total_disk_use
-from paceline.runner.planning import plan
-from paceline.spec import load_spec
+from paceline.measure.records.files import read_json
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.spec import load_spec
+from paceline.runner.trials.disk import disk_uses, total_disk_use
+from paceline.runner.trials.planning import plan
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]
 

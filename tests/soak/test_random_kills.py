@@ -18,9 +18,9 @@ import pytest
 from tests.functional.cli_runs import Cli, small, trial
 from tests.soak.marked import MarkedCommand
 
+from paceline.base.errors import ExitCode
+from paceline.base.host.processes import command_line_of
 from paceline.collectives.host import wait_until
-from paceline.errors import ExitCode
-from paceline.host.processes import command_line_of
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -36,7 +36,7 @@ SPECS = {
 ROLES = {
     "exec_guarded.py": "command that starts",
     "cleaner.py": "cleaner",
-    "paceline.telemetry.sidecar": "sidecar",
+    "paceline.measure.telemetry.sidecar": "sidecar",
     "--exit-first": "paceline run",
     "prterun": "mpirun",
     "mpirun": "mpirun",
@@ -45,7 +45,7 @@ ROLES = {
     "pyspark.daemon": "Python of Spark's tasks",
     "spark-jobs/train.py": "driver of Spark",
     "mpi-jobs/train.py": "rank",
-    "paceline.launchers.local": "rank",
+    "paceline.runner.launchers.local": "rank",
 }
 TRIES = 4  # to kill before the run has ended
 

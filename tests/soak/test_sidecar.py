@@ -17,10 +17,10 @@ import pytest
 from tests.support.rows import OPERATION, STEP, running_rank
 from tests.support.sidecars import port_of
 
-from paceline.records.files import JsonlWriter, write_json
-from paceline.records.layout import TrialFiles
-from paceline.spec import TelemetrySettings
-from paceline.telemetry import SidecarHandle, SidecarRequest
+from paceline.measure.records.files import JsonlWriter, write_json
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.telemetry import SidecarHandle, SidecarRequest
+from paceline.plan.spec import TelemetrySettings
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 

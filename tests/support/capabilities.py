@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.support import hadoop_jars
 
-from paceline.lab import why_not as why_no_lab
+from paceline.runner.lab import why_not as why_no_lab
 
 REQUIRE = "PACELINE_TEST_REQUIRE"
 # Where Debian installs ip and tc; the PATH of a plain user does not contain it.

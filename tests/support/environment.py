@@ -37,8 +37,8 @@ def make_class_archives(folder: Path) -> None:
     They are made if `pacelinew` did not. Other workers wait for the lock, and a JVM that starts
     meanwhile does without the archives.
     """
-    from paceline.host.spark import find_java, find_spark
-    from paceline.launchers.spark.class_archive import archive_files, make_archives
+    from paceline.base.host.spark import find_java, find_spark
+    from paceline.runner.launchers.spark.class_archive import archive_files, make_archives
 
     base, spark = folder / "base.jsa", folder / "spark.jsa"
     with (folder / "class-archives.lock").open("w") as lock:

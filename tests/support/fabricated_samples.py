@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from tests.support import oracle
 
-from paceline.data.reading import Batch
-from paceline.plan.sample_order import sample_order_of
-from paceline.plan.trial import Trial
-from paceline.training.transforms import to_input
-from paceline.workloads.build import build_model, task_of
+from paceline.plan.trials.sample_order import sample_order_of
+from paceline.plan.trials.trial import Trial
+from paceline.train.data.reading import Batch
+from paceline.train.training.transforms import to_input
+from paceline.train.workloads.build import build_model, task_of
 
 ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
 RNG = np.random.default_rng(5)

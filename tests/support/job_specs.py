@@ -8,8 +8,8 @@ from typing import Any
 
 import tomli_w
 
-from paceline.spec.models import Limits, NetworkSettings, WorkloadRequest
-from paceline.spec.values import BASELINE
+from paceline.plan.spec.models import Limits, NetworkSettings, WorkloadRequest
+from paceline.plan.spec.values import BASELINE
 
 _TABLES = {"limits": Limits, "network": NetworkSettings}
 _OF_EXPERIMENT = ("seed", "telemetry")

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from paceline.host.processes import command_line_of
+from paceline.base.host.processes import command_line_of
 
 
 def open_listeners(pids: Iterable[int]) -> list[tuple[str, str]]:

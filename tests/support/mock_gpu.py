@@ -71,7 +71,7 @@ def load(library: Path) -> None:
     torch.library.impl("aten::batch_norm_backward_reduce", "PrivateUse1")(_backward_reduce)
     torch.Tensor.data = property(_OF_BASE.__get__, _set_data)  # type: ignore[assignment]
     torch._has_compatible_shallow_copy_type = _is_compatible
-    from paceline.training import devices
+    from paceline.train.training import devices
 
     devices._gpus = lambda _context: (NAME, _DEVICES)
 

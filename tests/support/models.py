@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
-from paceline.training.task import Task
-from paceline.workloads.convolutional import vgg
+from paceline.train.training.task import Task
+from paceline.train.workloads.convolutional import vgg
 
 TINY_VGG = f"{Path(__file__).resolve()}:TinyVGG"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.plan.trial import Trial
-from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import Outcome
+from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.rows import Outcome
+from paceline.plan.trials.trial import Trial
 
 
 class Quiet:

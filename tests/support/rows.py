@@ -8,9 +8,16 @@ from typing import Any
 
 from paceline.analysis.trial.recovery import Recovery
 from paceline.collectives.host import Process, host_name
-from paceline.records.files import write_json
-from paceline.records.layout import TrialFiles
-from paceline.records.rows import SCHEMA, CommunicationRow, Failure, Outcome, RankStatus, StepRow
+from paceline.measure.records.files import write_json
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.rows import (
+    SCHEMA,
+    CommunicationRow,
+    Failure,
+    Outcome,
+    RankStatus,
+    StepRow,
+)
 
 STEP = StepRow(
     step=0, epoch=0, started_unix_s=1000.0, samples=8, global_samples=16, loss_sum=4.0,

@@ -8,9 +8,9 @@ from typing import Any
 
 from tests.support.waiting import wait_for
 
-from paceline.errors import DataError
-from paceline.records.files import read_json
-from paceline.telemetry import SidecarHandle
+from paceline.base.errors import DataError
+from paceline.measure.records.files import read_json
+from paceline.measure.telemetry import SidecarHandle
 
 
 def port_of(handle: SidecarHandle, state: Path, limit_s: float = 60.0) -> int | None:

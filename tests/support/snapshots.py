@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.records.metrics import METRICS
-from paceline.telemetry.exporter import LatestSnapshot, Snapshot
-from paceline.telemetry.training import OperationTotals, TrainingProgress
+from paceline.measure.records.metrics import METRICS
+from paceline.measure.telemetry.exporter import LatestSnapshot, Snapshot
+from paceline.measure.telemetry.training import OperationTotals, TrainingProgress
 
 SNAPSHOT = Snapshot(
     host="node-1",

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.plan.rank_context import RankContext
-from paceline.plan.trial import Trial
-from paceline.strategies import LocalStrategy, create_strategy
-from paceline.training.strategy import TrainBatch
-from paceline.workloads.build import build_model, task_of
+from paceline.plan.trials.rank_context import RankContext
+from paceline.plan.trials.trial import Trial
+from paceline.train.strategies import LocalStrategy, create_strategy
+from paceline.train.training.strategy import TrainBatch
+from paceline.train.workloads.build import build_model, task_of
 
 
 def prepared(trial: Trial, context: RankContext, peers: Any = None) -> LocalStrategy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from paceline.errors import TimedOut
+from paceline.base.errors import TimedOut
 
 
 class ThreadNode:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.plan.rank_context import RankContext
-from paceline.plan.trial import Placement, Training, Trial
-from paceline.spec.descriptors import OptionModel
+from paceline.plan.spec.descriptors import OptionModel
+from paceline.plan.trials.rank_context import RankContext
+from paceline.plan.trials.trial import Placement, Training, Trial
 
 _OPTIONS_OF = {
     "local_strategy": "strategy_options",

@@ -10,8 +10,8 @@ import pytest
 from tests.support.job_specs import NO_SIDECAR, job_words
 from tests.support.trials import tiny_trial
 
-from paceline.job.job import Job, parse_job
-from paceline.plan.rank_context import RankContext
+from paceline.plan.trials.rank_context import RankContext
+from paceline.runner.job.job import Job, parse_job
 
 
 @pytest.fixture

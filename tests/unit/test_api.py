@@ -16,13 +16,13 @@ from tests.unit.analysis import fabricate
 import paceline
 from paceline.analysis.compare.run import compare_run
 from paceline.api import LineProgress
-from paceline.errors import DataError, NotComparable, UsageError
-from paceline.plan.trial import Trial
-from paceline.report.document import render
-from paceline.spec import load_spec
+from paceline.base.errors import DataError, NotComparable, UsageError
+from paceline.plan.spec import load_spec
+from paceline.plan.trials.trial import Trial
+from paceline.show.report.document import render
 
 HEAVY = ("torch", "pyspark", "polars", "pandas", "plotly", "pydantic", "numpy")
-DESCRIPTORS = "from paceline.spec.extensions import GROUPS as g; [e.all() for e in g.values()]"
+DESCRIPTORS = "from paceline.plan.spec.extensions import GROUPS as g; [e.all() for e in g.values()]"
 HELP = "from paceline.cli import main; main(['--help'])"
 SPEC = {
     "schema": 2,
@@ -58,11 +58,14 @@ def run(run_dir):
         ("import paceline", HEAVY),
         ("import paceline.analysis.compare.run", ("torch", "plotly", "pyspark", "mpi4py")),
         ("import paceline.cli.doctor", ("torch", "pyarrow", "plotly")),
-        ("import paceline.preflight.probe", ("torch",)),
-        ("import paceline.telemetry", ("psutil", "prometheus_client", "ssl", "torch", "numpy")),
-        ("import paceline.telemetry.sidecar", ("torch", "pyarrow", "numpy")),
+        ("import paceline.runner.preflight.probe", ("torch",)),
+        (
+            "import paceline.measure.telemetry",
+            ("psutil", "prometheus_client", "ssl", "torch", "numpy"),
+        ),
+        ("import paceline.measure.telemetry.sidecar", ("torch", "pyarrow", "numpy")),
         # pyarrow starts threads, beside which the tests' ranks cannot be forked
-        ("import paceline.workloads.build", ("pyarrow", "cv2", "plotly", "mpi4py")),
+        ("import paceline.train.workloads.build", ("pyarrow", "cv2", "plotly", "mpi4py")),
         (DESCRIPTORS, ("torch", "pyspark", "mpi4py", "numpy", "polars")),
         (HELP, ("torch", "polars", "rich", "pydantic", "numpy", "tomllib")),
     ],

@@ -13,9 +13,9 @@ import pytest
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import compare_run
-from paceline.data.batches import Feed
-from paceline.records.layout import RunFiles
-from paceline.spec.loading import shipped_experiments
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.spec.loading import shipped_experiments
+from paceline.train.data.batches import Feed
 
 BENCHMARKS = Path(__file__).parents[2] / "python" / "benchmarks"
 

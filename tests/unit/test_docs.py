@@ -15,13 +15,13 @@ from tests.support.documentation import FENCED, PAGES, ROOT
 from tests.support.outputs import form
 
 from paceline.analysis.compare.row import Row
+from paceline.base.errors import ExitCode
 from paceline.cli.app import app
-from paceline.errors import ExitCode
-from paceline.records import layout
-from paceline.spec import models
-from paceline.spec.choices import declared_keys
-from paceline.spec.extensions import GROUPS, LAUNCHERS
-from paceline.spec.tables import CheckpointSettings, FailureSettings
+from paceline.measure.records import layout
+from paceline.plan.spec import models
+from paceline.plan.spec.choices import declared_keys
+from paceline.plan.spec.extensions import GROUPS, LAUNCHERS
+from paceline.plan.spec.tables import CheckpointSettings, FailureSettings
 
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 

@@ -18,7 +18,7 @@ from tests.support.documentation import (
 )
 
 from paceline.cli.app import app
-from paceline.job.job import parse_arguments
+from paceline.runner.job.job import parse_arguments
 
 # of placeholders that stand for a number, or for one of several words
 VALUES = {"FORMAT": "csv", "NAME": "tiny", "PERCENT": "3%", "SECONDS": "1", "N": "1", "S": "1"}

@@ -38,25 +38,25 @@ def lint(package: Path) -> tuple[int, str]:
 
 # A module that is added, its content, and the line with which its contract reports it.
 FAULTS = {
-    "spec/new": ("import paceline.plan", "paceline.spec.new -> paceline.plan"),
-    "job/new": ("import paceline.launchers", "paceline.job.new -> paceline.launchers"),
-    "training/new": ("import paceline.telemetry", "paceline.training.new -> paceline.telemetry"),
+    "spec/new": ("import paceline.plan.trials", "paceline.plan.spec.new -> paceline.plan.trials"),
+    "job/new": ("import paceline.launchers", "paceline.runner.job.new -> paceline.launchers"),
+    "training/new": ("import paceline.measure.telemetry", "paceline.train.training.new -> paceline.measure.telemetry"),
     "brand_new": ("", "paceline.brand_new"),
-    "collectives/new": ("import paceline.version", "paceline.collectives.new -> paceline.version"),
-    "training/spark": ("def f():\n    import pyspark.sql", "paceline.training.spark -> pyspark"),
-    "launchers/new": ("from mpi4py import MPI", "paceline.launchers.new -> mpi4py"),
+    "collectives/new": ("import paceline.base.version", "paceline.collectives.new -> paceline.base.version"),
+    "training/spark": ("def f():\n    import pyspark.sql", "paceline.train.training.spark -> pyspark"),
+    "launchers/new": ("from mpi4py import MPI", "paceline.runner.launchers.new -> mpi4py"),
     "analysis/new": ("import psutil", "paceline.analysis.new -> psutil"),
     "telemetry/new": (
-        "import prometheus_client.core", "paceline.telemetry.new -> prometheus_client",
+        "import prometheus_client.core", "paceline.measure.telemetry.new -> prometheus_client",
     ),
-    "report/new": ("import plotly.graph_objects", "paceline.report.new -> plotly"),
+    "report/new": ("import plotly.graph_objects", "paceline.show.report.new -> plotly"),
     "runner/new": (
-        "import paceline.strategies.threads", "paceline.runner.new -> paceline.strategies.threads",
+        "import paceline.train.strategies.threads", "paceline.runner.trials.new -> paceline.train.strategies.threads",
     ),
     "lab/new": (
-        "import paceline.launchers.mpi.rank", "paceline.lab.new -> paceline.launchers.mpi.rank",
+        "import paceline.runner.launchers.mpi.rank", "paceline.runner.lab.new -> paceline.runner.launchers.mpi.rank",
     ),
-    "runner": ("import paceline.tune", "paceline.runner -> paceline.tune"),
+    "runner": ("import paceline.runner.tune", "paceline.runner.trials -> paceline.runner.tune"),
 }  # fmt: skip
 
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from paceline.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
-from paceline.spec.placement import NodeCounts
+from paceline.plan.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
+from paceline.plan.spec.placement import NodeCounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.spec.models import Experiment, TrialRequest
-    from paceline.spec.placement import Placement
+    from paceline.plan.spec.models import Experiment, TrialRequest
+    from paceline.plan.spec.placement import Placement
 
 DEFAULT_PIECES = 2
 

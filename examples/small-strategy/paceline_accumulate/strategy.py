@@ -6,18 +6,18 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from paceline.strategies.replica import ReplicaStrategy
-from paceline.training.strategy import GradientResult
+from paceline.train.strategies.replica import ReplicaStrategy
+from paceline.train.training.strategy import GradientResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor, nn
 
-    from paceline.plan.rank_context import RankContext
-    from paceline.plan.trial import Trial
-    from paceline.training.strategy import RankGroups, TrainBatch
-    from paceline.training.task import Task
+    from paceline.plan.trials.rank_context import RankContext
+    from paceline.plan.trials.trial import Trial
+    from paceline.train.training.strategy import RankGroups, TrainBatch
+    from paceline.train.training.task import Task
 
 
 class AccumulateStrategy(ReplicaStrategy):

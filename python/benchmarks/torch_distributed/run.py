@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.host.machine import machine_facts, package_versions
+from paceline.base.host.machine import machine_facts, package_versions
 
 RANK = Path(__file__).with_name("rank.py")
 MODULE = "torch.testing._internal.distributed.distributed_test"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.rank.script.step import step
-from paceline.version import __version__
+from paceline.base.version import __version__
+from paceline.train.rank.script.step import step
 
 if TYPE_CHECKING:
     from paceline.api import Plan, Run, load, run
-    from paceline.spec.tables import Target
-    from paceline.strategies.reduction.ddp_factors import with_factors
-    from paceline.training.graph_blocks import Blocks
-    from paceline.training.task import (
+    from paceline.plan.spec.tables import Target
+    from paceline.train.strategies.reduction.ddp_factors import with_factors
+    from paceline.train.training.graph_blocks import Blocks
+    from paceline.train.training.task import (
         NamedParameters,
         Sums,
         Task,
@@ -39,15 +39,15 @@ __all__ = [
 ]
 _MODULES = {
     **dict.fromkeys(("Plan", "Run", "load", "run"), "paceline.api"),
-    "Blocks": "paceline.training.graph_blocks",
-    "Target": "paceline.spec.tables",
-    "with_factors": "paceline.strategies.reduction.ddp_factors",
+    "Blocks": "paceline.train.training.graph_blocks",
+    "Target": "paceline.plan.spec.tables",
+    "with_factors": "paceline.train.strategies.reduction.ddp_factors",
 }
 
 
 def __getattr__(name: str) -> Any:
     # Every rank imports this package, so the public interfaces are imported on first use.
     if name in __all__:
-        module = _MODULES.get(name, "paceline.training.task")
+        module = _MODULES.get(name, "paceline.train.training.task")
         return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

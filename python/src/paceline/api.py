@@ -1,7 +1,7 @@
 """Paceline from Python: plan and run an experiment, and read a run directory.
 
 `import paceline` provides `Plan`, `run`, `load` and `Run`. The command line uses them, too.
-All errors are those of `paceline.errors`.
+All errors are those of `paceline.base.errors`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import PredictionRequest, Predictions, Scaling
-from paceline.errors import NotComparable, UsageError
-from paceline.export.run_data import RunData, finished_trials
-from paceline.launchers.base import launcher_for
-from paceline.plan.trial import Trial
-from paceline.records.files import write_json, write_text
-from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.rows import Outcome
-from paceline.report.document import charts, render
-from paceline.report.table import comparison_html, comparison_text
-from paceline.report.verdict import comparison_document, with_sentences
-from paceline.runner import experiment
-from paceline.runner.directory import default_run_dir
-from paceline.runner.planning import Progress, plan
-from paceline.runner.preview import Preview, preview_run
-from paceline.spec import Experiment, SpecSource, load_spec
-from paceline.tune.findings import Findings
-from paceline.tune.tune_then_run import tune_and_run
+from paceline.base.errors import NotComparable, UsageError
+from paceline.measure.records.files import write_json, write_text
+from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.rows import Outcome
+from paceline.plan.spec import Experiment, SpecSource, load_spec
+from paceline.plan.trials.trial import Trial
+from paceline.runner.launchers.base import launcher_for
+from paceline.runner.trials import experiment
+from paceline.runner.trials.directory import default_run_dir
+from paceline.runner.trials.planning import Progress, plan
+from paceline.runner.trials.preview import Preview, preview_run
+from paceline.runner.tune.findings import Findings
+from paceline.runner.tune.tune_then_run import tune_and_run
+from paceline.show.export.run_data import RunData, finished_trials
+from paceline.show.report.document import charts, render
+from paceline.show.report.table import comparison_html, comparison_text
+from paceline.show.report.verdict import comparison_document, with_sentences
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ class Plan:
     """Every trial of a spec with its exact command. Runs nothing and writes nothing.
 
     spec: a TOML file, the name of a shipped experiment, a mapping with the content of such a file,
-    or a `paceline.spec.Experiment`.
+    or a `paceline.plan.spec.Experiment`.
     Raises UsageError with every fault of the spec, also for a spec with [tune] and
     local_strategy = "best": its trials are known after the search.
     """

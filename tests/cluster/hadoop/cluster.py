@@ -24,14 +24,14 @@ from tests.support.commands import run_command, start_command
 from tests.support.environment import kept_environment
 from tests.support.hadoop_jars import class_path
 
+from paceline.base.host.processes import command_line_of, end_processes, send
+from paceline.base.host.spark import find_spark
 from paceline.collectives.host import wait_until
-from paceline.host.processes import command_line_of, end_processes, send
-from paceline.host.spark import find_spark
-from paceline.lab.network import processes_in
+from paceline.runner.lab.network import processes_in
 
 if TYPE_CHECKING:
-    from paceline.lab import Lab
-    from paceline.lab.record import Host
+    from paceline.runner.lab import Lab
+    from paceline.runner.lab.record import Host
 
 NODE_MEMORY_MIB, NODE_CORES = 4096, 4
 _START_S, _END_S, _CALL_S = 300.0, 10.0, 500.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support.commands import run_command
 from tests.support.environment import kept_environment
 
-from paceline.lab.record import Host
+from paceline.runner.lab.record import Host
 
 NAME = "LAB.EXAMPLE"
 USER = f"root@{NAME}"

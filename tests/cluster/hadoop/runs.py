@@ -12,8 +12,8 @@ from tests.cluster.lab.labs import checked_lab, hide
 from tests.functional.cli_runs import NO_SIDECAR, small
 from tests.support.environment import QUICK_JVM
 
-from paceline.host.spark import find_spark
-from paceline.lab import INTERFACE, LabSettings
+from paceline.base.host.spark import find_spark
+from paceline.runner.lab import INTERFACE, LabSettings
 
 JOBS = Path(__file__).resolve().parents[3] / "spark-jobs"
 _TRIAL = f"""

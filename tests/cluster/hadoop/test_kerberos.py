@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.hadoop.cluster import Hadoop
 from tests.cluster.hadoop.runs import hadoop_on_two_hosts, local_copy, site_conf, spec_text
 
-from paceline.host.spark import find_spark
+from paceline.base.host.spark import find_spark
 
 pytestmark = [
     pytest.mark.cluster,

@@ -26,10 +26,10 @@ from tests.cluster.hadoop.runs import (
 )
 from tests.support.waiting import wait_for
 
+from paceline.base.errors import ExitCode
+from paceline.base.host.spark import find_spark
 from paceline.collectives.host import wait_until
-from paceline.errors import ExitCode
-from paceline.host.spark import find_spark
-from paceline.lab.network import processes_in
+from paceline.runner.lab.network import processes_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "hadoop"), pytest.mark.timeout(900)]
 

@@ -22,8 +22,8 @@ import yaml
 from tests.support.commands import start_command
 from tests.support.listeners import free_address
 
+from paceline.base.host.processes import end_processes
 from paceline.collectives.host import wait_until
-from paceline.host.processes import end_processes
 
 NAMESPACE = "training"
 _PROGRAMS = {

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster.kubernetes.api_server import NAMESPACE, ApiServer, Refused, api_server
-from tests.unit.launchers.schedulers.all_launchers import SPEC, planned
+from tests.unit.runner.launchers.schedulers.all_launchers import SPEC, planned
 
-from paceline.launchers.schedulers.files import Places
-from paceline.launchers.schedulers.kubernetes import (
+from paceline.runner.launchers.schedulers.files import Places
+from paceline.runner.launchers.schedulers.kubernetes import (
     KubernetesSettings,
     render_kubernetes,
     toleration,
@@ -51,7 +51,7 @@ def pod_templates(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["two nodes", "quickstart", "transports", "strategies"])
 def test_every_object_is_accepted(server: ApiServer, name: str) -> None:
-    shipped = files("paceline").joinpath(f"experiments/{name}.toml")
+    shipped = files("paceline").joinpath(f"plan/experiments/{name}.toml")
     documents = rendered(SPEC if name == "two nodes" else shipped.read_text("utf-8"))
     kinds = {document["kind"] for document in documents}
     assert {"ConfigMap", "Job", "MPIJob", "SparkApplication"} >= kinds >= {"ConfigMap", "Job"}

@@ -7,10 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from paceline.base.host.processes import command_line_of, pids_with_variable
 from paceline.collectives.host import wait_until
-from paceline.host.processes import command_line_of, pids_with_variable
-from paceline.lab import Lab, LabSettings, network, removal
-from paceline.lab.record import NAME_VARIABLE, ROOT, Host, LabRecord, Registry, namespaces_among
+from paceline.runner.lab import Lab, LabSettings, network, removal
+from paceline.runner.lab.record import (
+    NAME_VARIABLE,
+    ROOT,
+    Host,
+    LabRecord,
+    Registry,
+    namespaces_among,
+)
 
 _LOCK_S = 120.0
 

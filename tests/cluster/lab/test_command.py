@@ -15,7 +15,7 @@ from tests.cluster.lab.labs import removing_remains, traces_of
 from tests.functional.cli_runs import Cli
 from tests.support.commands import run_command
 
-from paceline.lab.record import Registry
+from paceline.runner.lab.record import Registry
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 

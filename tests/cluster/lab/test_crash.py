@@ -18,8 +18,8 @@ from tests.functional.cli_runs import Cli
 from tests.support.commands import start_command
 
 from paceline.collectives.host import wait_until
-from paceline.lab import Lab, LabSettings
-from paceline.lab.record import LabRecord, Registry
+from paceline.runner.lab import Lab, LabSettings
+from paceline.runner.lab.record import LabRecord, Registry
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 

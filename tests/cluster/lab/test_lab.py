@@ -17,11 +17,11 @@ import pytest
 from tests.cluster.lab.labs import checked_lab, traces_of
 from tests.support.commands import run_command
 
+from paceline.base.errors import EnvironmentLacks, UsageError
+from paceline.base.host.processes import is_alive
 from paceline.collectives.host import wait_until
-from paceline.errors import EnvironmentLacks, UsageError
-from paceline.host.processes import is_alive
-from paceline.lab import INTERFACE, Host, Lab, LabSettings, network
-from paceline.lab.network import processes_in
+from paceline.runner.lab import INTERFACE, Host, Lab, LabSettings, network
+from paceline.runner.lab.network import processes_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 
@@ -73,7 +73,7 @@ peer.close()
 # A host can crash another one, as `paceline run` does.
 OUTAGE = """
 import sys
-from paceline.lab import session
+from paceline.runner.lab import session
 lab = session.own_lab()
 getattr(session, sys.argv[1])(lab, lab.hosts[1])
 """
@@ -246,7 +246,7 @@ print(child.pid, flush=True)
 def test_end_of_a_lab_ends_processes_that_would_rather_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("paceline.lab.removal._TERMINATION_S", 0.2)
+    monkeypatch.setattr("paceline.runner.lab.removal._TERMINATION_S", 0.2)
     with checked_lab(LabSettings(hosts=1)) as lab:
         pid = int(python_line(lab.hosts[0], STUBBORN))
         assert processes_in(lab.hosts[0].namespace) >= {pid}

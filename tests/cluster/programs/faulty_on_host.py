@@ -10,7 +10,7 @@ from torch import Tensor
 
 import paceline
 from paceline.collectives.host import host_name
-from paceline.workloads.convolutional import TinyAlexNet
+from paceline.train.workloads.convolutional import TinyAlexNet
 
 _GOOD_STEPS = 3
 

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 from paceline.collectives.host import host_name
-from paceline.job.job import parse_job
-from paceline.job.rank import run_rank
-from paceline.job.rendezvous import listen_on
-from paceline.job.run_directory import prepare
-from paceline.plan.rank_context import RankContext, StoreAddress
+from paceline.plan.trials.rank_context import RankContext, StoreAddress
+from paceline.runner.job.job import parse_job
+from paceline.runner.job.rank import run_rank
+from paceline.runner.job.rendezvous import listen_on
+from paceline.runner.job.run_directory import prepare
 
 _MEET_S = 30.0
 

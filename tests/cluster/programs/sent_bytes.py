@@ -29,8 +29,8 @@ import paceline.mpi
 from paceline.collectives.message_schedules import ALGORITHMS
 from paceline.collectives.mpi.message_collectives import MessageCollectives, Traffic
 from paceline.collectives.mpi.world import RankNames
-from paceline.lab import INTERFACE
-from paceline.transports.bucket_settings import FactorSetting
+from paceline.runner.lab import INTERFACE
+from paceline.train.transports.bucket_settings import FactorSetting
 
 LIMIT_S = 30.0
 

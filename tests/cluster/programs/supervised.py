@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.job.job import parse_job
-from paceline.launchers.base import launcher_for
-from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.supervise import EXIT_S, WaitLimits, supervise
-from paceline.plan.trial import Trial
-from paceline.records.files import write_json
+from paceline.measure.records.files import write_json
+from paceline.plan.trials.trial import Trial
+from paceline.runner.job.job import parse_job
+from paceline.runner.launchers.base import launcher_for
+from paceline.runner.launchers.diagnosis import diagnose
+from paceline.runner.launchers.supervise import EXIT_S, WaitLimits, supervise
 
 _LIMIT_S = 300.0
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from tests.support.commands import run_command
 from tests.support.environment import kept_environment
 
+from paceline.base.host.processes import end_processes
 from paceline.collectives.host import wait_until
-from paceline.host.processes import end_processes
 
 if TYPE_CHECKING:
-    from paceline.lab import Lab
+    from paceline.runner.lab import Lab
 
 # A busy machine starts the daemons within seconds.
 _START_S = 60.0

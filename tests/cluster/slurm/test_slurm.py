@@ -18,9 +18,9 @@ from tests.functional.cli_runs import NO_SIDECAR, small
 
 from paceline.cli import main
 from paceline.collectives.host import wait_until
-from paceline.lab import LabSettings
-from paceline.lab.network import processes_in
-from paceline.launchers.mpi.tools import find_mpirun
+from paceline.runner.lab import LabSettings
+from paceline.runner.lab.network import processes_in
+from paceline.runner.launchers.mpi.tools import find_mpirun
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(400)]
 
@@ -118,7 +118,7 @@ def test_ranks_that_srun_starts_one_by_one_are_refused(
     slurm: Slurm, launcher: str, tiny_dataset: Path, tmp_path: Path
 ) -> None:
     files = _rendered(tmp_path, tiny_dataset, ("mpi", "mpi"))
-    program = [TRAIN] if launcher == "mpi" else ["-m", "paceline.launchers.local"]
+    program = [TRAIN] if launcher == "mpi" else ["-m", "paceline.runner.launchers.local"]
     trial = next(f for f in files if f".{launcher}." in f.name).with_suffix(".json")
     job = [sys.executable, *program, "--trial", trial, "--out", tmp_path / "run"]
     ended = slurm.call("srun", "--nodes=2", "--mpi=none", *job, limit_s=_SINGLETON_S)

@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
-from paceline.rank.peers import join_peers
-from paceline.transports.bucket_settings import GradientOptions
-from paceline.transports.compression.bucket import FlatBucket, pack
-from paceline.transports.compression.sums import create_sum
+from paceline.train.rank.peers import join_peers
+from paceline.train.transports.bucket_settings import GradientOptions
+from paceline.train.transports.compression.bucket import FlatBucket, pack
+from paceline.train.transports.compression.sums import create_sum
 
 METHODS: dict[str, dict[str, Any]] = {
     "none": {},

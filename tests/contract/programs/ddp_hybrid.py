@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
 import paceline
-from paceline.errors import UsageError
-from paceline.rank.peers import open_store
+from paceline.base.errors import UsageError
+from paceline.train.rank.peers import open_store
 
 LIMIT_S = 20.0
 SAMPLES = 4  # of a rank in an optimiser step, at most

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from paceline.training.task import Task
+from paceline.train.training.task import Task
 
 CLASSES = 3
 CLIP_NORM = 0.05  # below the norm of every gradient of these trainings

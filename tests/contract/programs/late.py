@@ -19,10 +19,10 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
-from paceline.costs.factor_cost import LinearShape
-from paceline.errors import PacelineError
-from paceline.rank.peers import join_peers
-from paceline.strategies.reduction.factor_exchange import FactorExchange, open_group
+from paceline.base.errors import PacelineError
+from paceline.plan.costs.factor_cost import LinearShape
+from paceline.train.rank.peers import join_peers
+from paceline.train.strategies.reduction.factor_exchange import FactorExchange, open_group
 
 
 def exchange_factors(group: dist.ProcessGroup | None) -> None:

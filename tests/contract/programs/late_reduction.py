@@ -20,10 +20,10 @@ from paceline.collectives.torch_internals import PrefixStore
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
+from paceline.base.errors import TimedOut
 from paceline.collectives.mpi.all_reduce import AllReduce
 from paceline.collectives.mpi.world import RankNames
-from paceline.errors import TimedOut
-from paceline.rank.peers import open_store
+from paceline.train.rank.peers import open_store
 
 folder, limit_s = Path(sys.argv[2]), float(sys.argv[3])
 store = open_store(make_context(folder), 30.0)

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 import paceline.mpi  # noqa: F401  (the backend, and where the ranks meet)
+from paceline.base.errors import TimedOut
 from paceline.collectives.mpi import polling
-from paceline.errors import TimedOut
 
 polling._PYTHON_ENDS_S = 4.0  # no machine is so busy that this program ends in 20 s only
 

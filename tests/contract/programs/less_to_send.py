@@ -22,7 +22,7 @@ import strategies
 from ranks import make_context, make_trial
 from tests.support.trials import changed
 
-from paceline.rank.peers import join_peers
+from paceline.train.rank.peers import join_peers
 
 
 def run_job(

@@ -27,9 +27,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import paceline.mpi
+from paceline.base.errors import TimedOut
 from paceline.collectives import buffers
-from paceline.errors import TimedOut
-from paceline.rank.operations import recording
+from paceline.train.rank.operations import recording
 
 TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,

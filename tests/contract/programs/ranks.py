@@ -10,10 +10,10 @@ from typing import Any
 
 from tests.support.trials import tiny_trial
 
-from paceline.plan.rank_context import RankContext, StoreAddress
-from paceline.plan.trial import Trial
-from paceline.spec.extensions import TRANSPORTS
-from paceline.spec.models import Limits
+from paceline.plan.spec.extensions import TRANSPORTS
+from paceline.plan.spec.models import Limits
+from paceline.plan.trials.rank_context import RankContext, StoreAddress
+from paceline.plan.trials.trial import Trial
 
 _MEET_S = 30.0
 CORES = sorted(os.sched_getaffinity(0))

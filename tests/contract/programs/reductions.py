@@ -27,7 +27,7 @@ from paceline.collectives import message_schedules as schedules
 from paceline.collectives.mpi import all_reduce, calibration
 from paceline.collectives.mpi.all_reduce import AllReduce
 from paceline.collectives.mpi.world import RankNames
-from paceline.rank.peers import open_store
+from paceline.train.rank.peers import open_store
 
 LIMIT_S = 30.0
 LENGTHS = (0, 1, 2, 3, 7, 1000, 4099)

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from paceline.base.errors import PacelineError
 from paceline.distributed import BACKEND
-from paceline.errors import PacelineError
 
 
 def reduce_all(rank: int, ranks: int, steps: int, groups: list[dist.ProcessGroup]) -> int:

@@ -19,8 +19,8 @@ from ranks import make_context, make_trial
 from tests.support.fabricated_samples import FakeFeed, opening
 from tests.support.trials import changed
 
-from paceline.rank import train as worker
-from paceline.records.layout import TrialFiles
+from paceline.measure.records.layout import TrialFiles
+from paceline.train.rank import train as worker
 
 
 def make_feed(order: Any, *, rank: int, world_size: int, share_of_node: Any, **_: Any) -> FakeFeed:

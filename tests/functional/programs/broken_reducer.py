@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from paceline.strategies.reduction.buckets import Buckets
+from paceline.train.strategies.reduction.buckets import Buckets
 
 
 def wrong(state, bucket) -> torch.futures.Future[torch.Tensor]:

@@ -34,9 +34,9 @@ import torch._dynamo
 import torch.distributed
 import torch.nn.parallel  # noqa: F401
 
-import paceline.rank.peers
-import paceline.workloads.build  # noqa: F401
-from paceline.spec.extensions import STRATEGIES
+import paceline.train.rank.peers
+import paceline.train.workloads.build  # noqa: F401
+from paceline.plan.spec.extensions import STRATEGIES
 
 _REQUEST_BYTES, _MOST_FILES = 1 << 20, 16
 

@@ -38,10 +38,9 @@ from tests.unit.analysis.ways import (
 )
 
 from paceline.collectives.shares import share_bounds
-from paceline.plan.trial import Evaluation, Trial, trial_name
-from paceline.records.files import JsonlWriter, write_json
-from paceline.records.layout import RankFiles, RunFiles, TrialFiles
-from paceline.records.rows import (
+from paceline.measure.records.files import JsonlWriter, write_json
+from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
+from paceline.measure.records.rows import (
     SCHEMA,
     EvaluationRow,
     RankEnvironment,
@@ -54,7 +53,8 @@ from paceline.records.rows import (
     TrainingResult,
     WorkerEnvironment,
 )
-from paceline.spec.tables import Target
+from paceline.plan.spec.tables import Target
+from paceline.plan.trials.trial import Evaluation, Trial, trial_name
 
 LAUNCHED = 1_700_000_000.0
 LEARNED = 0.02  # loss lost a step

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.analysis.trial.reading import RankRecord, TrialRecord, load_trial
-from paceline.records.files import JsonlWriter
-from paceline.records.layout import TrialFiles
-from paceline.records.rows import CommunicationRow, StepRow
-from paceline.records.tables import rows
+from paceline.measure.records.files import JsonlWriter
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.rows import CommunicationRow, StepRow
+from paceline.measure.records.tables import rows
 
 EARLY_S = 0.1  # before the last gradient: when the first bucket is asked for
 FIRST_S = 0.02  # the first bucket's transfer

@@ -11,7 +11,7 @@ from tests.unit.analysis.fabricate import pair_of as pair
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.equivalence.check import check_equivalence
-from paceline.report.verdict import verdict_sentence
+from paceline.show.report.verdict import verdict_sentence
 
 WRONG = {"weights_error": 1.0, "gradient_error": 1.0}
 

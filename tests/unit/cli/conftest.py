@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from paceline.base.errors import ExitCode
 from paceline.cli import main
-from paceline.errors import ExitCode
 
 
 @pytest.fixture

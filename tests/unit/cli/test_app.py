@@ -13,12 +13,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from paceline.base.errors import DataError, ExitCode
 from paceline.cli import doctor, main
 from paceline.cli.app import app
 from paceline.cli.console import plain_console
 from paceline.cli.doctor import Finding
 from paceline.cli.signals import signals_raise
-from paceline.errors import DataError, ExitCode
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.unit.analysis import fabricate
 
+from paceline.base.errors import ExitCode
 from paceline.cli import main
-from paceline.errors import ExitCode
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from paceline.base.errors import ExitCode
 from paceline.cli import data, main
-from paceline.errors import ExitCode
 
 
 def test_ingest_says_what_it_does_and_what_it_wrote(monkeypatch, capsys) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from paceline.base.errors import UsageError
 from paceline.cli import doctor
-from paceline.errors import UsageError
 
 FACTS = {
     "usable_cores": 16, "usable_physical_cores": 8, "ram_bytes": 64 * 2**30,

@@ -17,9 +17,9 @@ from paceline.cli.findings import (
     print_findings,
     settings_text,
 )
-from paceline.tune.batch import BatchFinding, Probe
-from paceline.tune.findings import Finding, Findings
-from paceline.tune.spaces import LeftOut, Target
+from paceline.runner.tune.batch import BatchFinding, Probe
+from paceline.runner.tune.findings import Finding, Findings
+from paceline.runner.tune.spaces import LeftOut, Target
 
 PIPELINE = dataclasses.replace(
     ways.PIPELINE, ranks=3, stages=3, micro_batches=6, schedule="gpipe", split_points=(4, 9)

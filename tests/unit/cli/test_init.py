@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from paceline.base.errors import ExitCode
 from paceline.cli import main
-from paceline.errors import ExitCode
-from paceline.runner.planning import plan
-from paceline.spec import load_spec
-from paceline.spec.loading import shipped_experiments
+from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import shipped_experiments
+from paceline.runner.trials.planning import plan
 
 
 def test_written_spec_can_be_planned_and_is_never_overwritten(

@@ -7,8 +7,8 @@ from importlib.metadata import EntryPoint
 
 from paceline.cli import main
 from paceline.cli.list import KINDS
-from paceline.spec import extensions
-from paceline.spec.descriptors import TransportDescriptor
+from paceline.plan.spec import extensions
+from paceline.plan.spec.descriptors import TransportDescriptor
 
 
 class Pigeon(TransportDescriptor):

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 from tests.unit.analysis import fabricate
 
+from paceline.base.errors import ExitCode
 from paceline.cli import main, options
-from paceline.errors import ExitCode
-from paceline.records.files import write_json
-from paceline.records.layout import RunFiles
+from paceline.measure.records.files import write_json
+from paceline.measure.records.layout import RunFiles
 
 
 def given(option: Any, *words: str) -> Any:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.support.specs import spec_text
 
+from paceline.base.errors import ExitCode
 from paceline.cli import main
-from paceline.errors import ExitCode
 
 
 def text_of(*, repeats: int | str, steps: int = 20, data: str = "samples = 64") -> str:

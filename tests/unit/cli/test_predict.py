@@ -11,10 +11,10 @@ import pytest
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.predict.prediction import ShareMeasurement
+from paceline.base.errors import ExitCode
 from paceline.cli import main
 from paceline.cli.predict import node_numbers
-from paceline.errors import ExitCode
-from paceline.records.layout import RunFiles
+from paceline.measure.records.layout import RunFiles
 
 
 @pytest.fixture

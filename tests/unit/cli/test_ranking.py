@@ -20,10 +20,10 @@ from paceline.analysis.compare.run import compare_run
 from paceline.cli import ranking
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.ranking import LiveRanking
-from paceline.plan.trial import Trial
-from paceline.records.layout import RunFiles
-from paceline.records.rows import Outcome
-from paceline.report.table import comparison_text
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.rows import Outcome
+from paceline.plan.trials.trial import Trial
+from paceline.show.report.table import comparison_text
 
 WIDTHS = (80, 120)
 

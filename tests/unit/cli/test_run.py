@@ -14,15 +14,15 @@ from tests.support.rows import ENDED_WELL
 from tests.support.specs import spec_text
 from tests.unit.analysis import fabricate
 
+from paceline.base.errors import ExitCode, PacelineWarning
 from paceline.cli import main
 from paceline.cli.progress import ConsoleProgress
-from paceline.errors import ExitCode, PacelineWarning
-from paceline.records.files import write_json
-from paceline.records.layout import RunFiles
-from paceline.records.rows import Outcome
-from paceline.runner import experiment
-from paceline.spec import Spec
-from paceline.spec.loading import shipped_experiments
+from paceline.measure.records.files import write_json
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.rows import Outcome
+from paceline.plan.spec import Spec
+from paceline.plan.spec.loading import shipped_experiments
+from paceline.runner.trials import experiment
 
 FAILED = dataclasses.replace(
     ENDED_WELL, trial_id="tiny.x.r0", status="timed_out", exit_code=ExitCode.TIMED_OUT,

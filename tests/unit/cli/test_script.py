@@ -8,10 +8,10 @@ from typing import Any
 import click
 import pytest
 
+from paceline.base.errors import UsageError
 from paceline.cli import main
 from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
-from paceline.errors import UsageError
-from paceline.spec import Spec
+from paceline.plan.spec import Spec
 
 
 @pytest.fixture(autouse=True)

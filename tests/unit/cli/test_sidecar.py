@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.base.errors import ExitCode
 from paceline.cli import main, sidecar
-from paceline.errors import ExitCode
-from paceline.spec import TelemetrySettings
-from paceline.telemetry.request import SidecarRequest
+from paceline.measure.telemetry.request import SidecarRequest
+from paceline.plan.spec import TelemetrySettings
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from paceline.base.errors import ExitCode
 from paceline.cli import main, tune
-from paceline.errors import ExitCode
-from paceline.records.files import write_json
-from paceline.records.layout import RunFiles
-from paceline.spec.loading import shipped_experiments
-from paceline.tune.findings import Findings
+from paceline.measure.records.files import write_json
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.spec.loading import shipped_experiments
+from paceline.runner.tune.findings import Findings
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def main() -> None:
         assert operations == []  # nothing is reported during a step
     dist.destroy_process_group()
     try:
-        import_module("paceline.errors")
+        import_module("paceline.base.errors")
     except ImportError as refused:
         print(json.dumps({
             "summed": tensor.tolist(), "operations": operations, "refused": refused.name,

@@ -9,12 +9,12 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from paceline.base.errors import PeerLost, RankFailed, TimedOut
 from paceline.collectives import host, liveness
 from paceline.collectives.liveness import LivenessProbe, ProbeResult, with_probe_result
-from paceline.errors import PeerLost, RankFailed, TimedOut
-from paceline.job.rendezvous import listen_on
-from paceline.plan.rank_context import StoreAddress
-from paceline.rank.peers import open_again, open_store
+from paceline.plan.trials.rank_context import StoreAddress
+from paceline.runner.job.rendezvous import listen_on
+from paceline.train.rank.peers import open_again, open_store
 
 LIMIT_S = 2.0
 HOSTS = ["alpha", "beta", "gamma"]

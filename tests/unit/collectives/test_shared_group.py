@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from paceline.base.errors import PeerLost, RankFailed
 from paceline.collectives.levels import LIBRARY, Levels
 from paceline.collectives.shared_group import SharedMemoryGroup
-from paceline.errors import PeerLost, RankFailed
 
 RANKS = 3
 LIMIT_S = 30.0

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from paceline.base.errors import EnvironmentLacks, TimedOut
 from paceline.collectives.node.memory import gather
 from paceline.collectives.store import GroupStore, cut, limit_answers, store_barrier, wait_for
-from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.job.rendezvous import listen_on
-from paceline.plan.rank_context import StoreAddress
-from paceline.rank.peers import open_again, open_store
-from paceline.transports.network import GlooTransport
+from paceline.plan.trials.rank_context import StoreAddress
+from paceline.runner.job.rendezvous import listen_on
+from paceline.train.rank.peers import open_again, open_store
+from paceline.train.transports.network import GlooTransport
 
 
 def test_peer_reads_what_the_first_rank_wrote(context_of):

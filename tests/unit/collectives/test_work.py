@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
+from paceline.base.errors import RankFailed, TimedOut
 from paceline.collectives import work
 from paceline.collectives.work import PendingWork, ProgressThread
-from paceline.errors import RankFailed, TimedOut
 
 
 @pytest.mark.parametrize(

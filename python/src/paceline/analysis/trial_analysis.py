@@ -29,7 +29,7 @@ from paceline.analysis.trial.usage import (
     host_usage,
     sidecar_usage,
 )
-from paceline.records.layout import TrialFiles
+from paceline.measure.records.layout import TrialFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@ from importlib import import_module
 import click
 
 from paceline import __version__
+from paceline.base.errors import ExitCode, PacelineError
+from paceline.base.host.memory import permanent_objects
+from paceline.base.host.messages import say, show_warning
+from paceline.base.host.programs import missing_extra
 from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.cli.streams import reader_may_end
-from paceline.errors import ExitCode, PacelineError
-from paceline.host.memory import permanent_objects
-from paceline.host.messages import say, show_warning
-from paceline.host.programs import missing_extra
 
 # Set to 1, it makes Python show the stack trace of an error of the operating system.
 _TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"

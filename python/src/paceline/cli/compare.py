@@ -20,6 +20,7 @@ from paceline.analysis.between_runs.speeds import (
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row
+from paceline.base.errors import ExitCode, NotComparable
 from paceline.cli.console import markdown, plain_console, print_json
 from paceline.cli.options import (
     FILE,
@@ -30,14 +31,13 @@ from paceline.cli.options import (
     percentage,
     run_dir_argument,
 )
-from paceline.errors import ExitCode, NotComparable
-from paceline.export.run_data import RunData
-from paceline.plan.selection import matching, no_match
-from paceline.records.files import fields_of, write_text
-from paceline.records.layout import RunFiles
-from paceline.report.runs import configuration_names, gate_sentences, junit_text, runs_view
-from paceline.report.table import comparison_view
-from paceline.report.verdict import comparison_document
+from paceline.measure.records.files import fields_of, write_text
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.trials.selection import matching, no_match
+from paceline.show.export.run_data import RunData
+from paceline.show.report.runs import configuration_names, gate_sentences, junit_text, runs_view
+from paceline.show.report.table import comparison_view
+from paceline.show.report.verdict import comparison_document
 
 _MARKDOWN_WIDTH = 200  # columns, so that all figures are shown
 

@@ -13,8 +13,8 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
-from paceline.records.files import json_text
-from paceline.records.rows import SCHEMA
+from paceline.measure.records.files import json_text
+from paceline.measure.records.rows import SCHEMA
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -8,15 +8,15 @@ from typing import Any
 import click
 import yaml
 
+from paceline.base.host.messages import say
 from paceline.cli.console import print_json
 from paceline.cli.options import count, json_option, pair, seed
 from paceline.cli.progress import data_progress
-from paceline.data.dataset import inspect_dataset
-from paceline.data.ingest import ingest
-from paceline.data.register import register
-from paceline.data.synth import synthesise
-from paceline.host.messages import say
-from paceline.spec.extensions import WORKLOADS
+from paceline.plan.spec.extensions import WORKLOADS
+from paceline.train.data.dataset import inspect_dataset
+from paceline.train.data.ingest import ingest
+from paceline.train.data.register import register
+from paceline.train.data.synth import synthesise
 
 _PATH = click.Path(path_type=Path)
 _PRESETS = sorted(workload.name for workload in WORKLOADS.all() if not workload.own_samples)

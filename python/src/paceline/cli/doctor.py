@@ -13,18 +13,23 @@ from typing import Any
 
 import click
 
+from paceline.base.errors import UsageError
+from paceline.base.host.cgroups import read_limits
+from paceline.base.host.machine import (
+    default_cache_dir,
+    machine_facts,
+    package_versions,
+    torch_cuda,
+)
+from paceline.base.host.programs import Finding, how_to_install, why_it_failed
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, list_option
-from paceline.errors import UsageError
-from paceline.host.cgroups import read_limits
-from paceline.host.machine import default_cache_dir, machine_facts, package_versions, torch_cuda
-from paceline.host.programs import Finding, how_to_install, why_it_failed
-from paceline.preflight.findings import exit_code, findings_of, verdict
-from paceline.preflight.hosts import remote_shell
-from paceline.preflight.observe import document, observe
-from paceline.report.section import Column, Table, terminal_table
-from paceline.spec.extensions import LAUNCHERS, load_object
-from paceline.spec.values import bits_per_s
+from paceline.plan.spec.extensions import LAUNCHERS, load_object
+from paceline.plan.spec.values import bits_per_s
+from paceline.runner.preflight.findings import exit_code, findings_of, verdict
+from paceline.runner.preflight.hosts import remote_shell
+from paceline.runner.preflight.observe import document, observe
+from paceline.show.report.section import Column, Table, terminal_table
 
 # Tensors of two trials of the largest workload (VGG16: weights and gradient, 537 MB each) and its
 # images.

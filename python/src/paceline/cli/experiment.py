@@ -12,12 +12,12 @@ from typing import Any
 
 import click
 
+from paceline.base.errors import UsageError
 from paceline.cli.options import all_of, count, list_option, seed
-from paceline.errors import UsageError
-from paceline.spec import Spec, load_spec
-from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
-from paceline.spec.models import SCHEMA, name_of_script
-from paceline.spec.values import BASELINE
+from paceline.plan.spec import Spec, load_spec
+from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
+from paceline.plan.spec.models import SCHEMA, name_of_script
+from paceline.plan.spec.values import BASELINE
 
 _LAUNCHERS, _TRANSPORTS = ("torchrun",), ("gloo",)
 

@@ -10,16 +10,16 @@ import click
 from paceline.analysis.between_runs.explain_two_runs import explain_runs
 from paceline.analysis.compare.explain_run import explain_pair, explain_workload
 from paceline.analysis.explain.explanation import EXPLAIN_SCHEMA, Explanation
+from paceline.base.errors import NotComparable
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
     existing_run,
     json_option,
     run_dir_argument,
 )
-from paceline.errors import NotComparable
-from paceline.export.run_data import RunData
-from paceline.plan.selection import matching, no_match
-from paceline.report.explain import (
+from paceline.plan.trials.selection import matching, no_match
+from paceline.show.export.run_data import RunData
+from paceline.show.report.explain import (
     explained_runs_view,
     explanation_view,
     name_in,

@@ -8,7 +8,7 @@ import click
 
 from paceline.api import load
 from paceline.cli.options import out_option, run_dir_argument
-from paceline.export.run_data import FORMATS
+from paceline.show.export.run_data import FORMATS
 
 
 @click.command("export")

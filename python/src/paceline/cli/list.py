@@ -11,8 +11,8 @@ from rich.table import Table
 
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option
-from paceline.spec.extensions import GROUPS
-from paceline.spec.loading import shipped_experiments
+from paceline.plan.spec.extensions import GROUPS
+from paceline.plan.spec.loading import shipped_experiments
 
 _EXPERIMENTS = "experiments"
 KINDS = (_EXPERIMENTS, *GROUPS)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from paceline.base.host.messages import say
 from paceline.cli.options import run_dir_argument
-from paceline.host.messages import say
-from paceline.monitor.serve import monitor
-from paceline.records.layout import RunFiles
+from paceline.measure.records.layout import RunFiles
+from paceline.show.monitor.serve import monitor
 
 
 @click.command("monitor")

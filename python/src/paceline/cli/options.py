@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import click
 
-from paceline.host.messages import say
-from paceline.host.remote_files import how_to_fetch
-from paceline.records.layout import RunFiles
-from paceline.spec.values import REMOTE_SCHEMES, is_remote
+from paceline.base.host.messages import say
+from paceline.base.host.remote_files import how_to_fetch
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.spec.values import REMOTE_SCHEMES, is_remote
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
 Decorator = Callable[[Decorated], Decorated]

@@ -9,12 +9,12 @@ from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
 from paceline.cli.findings import print_search_plan, search_plan_json
 from paceline.cli.options import json_option
-from paceline.report.section import Column, Table, terminal_table
-from paceline.report.wording import NOT_MEASURED, megabytes, short_ids
-from paceline.runner.disk import DiskUse
-from paceline.runner.preview import ConfigurationPreview, Preview, duration
-from paceline.spec import Spec
-from paceline.tune.local import plan_local
+from paceline.plan.spec import Spec
+from paceline.runner.trials.disk import DiskUse
+from paceline.runner.trials.preview import ConfigurationPreview, Preview, duration
+from paceline.runner.tune.local import plan_local
+from paceline.show.report.section import Column, Table, terminal_table
+from paceline.show.report.wording import NOT_MEASURED, megabytes, short_ids
 
 _HOUR_S = 3600
 

@@ -19,6 +19,7 @@ from paceline.analysis.predict.prediction import (
     ShareMeasurement,
 )
 from paceline.analysis.trial.reading import load_manifest
+from paceline.base.errors import NotComparable
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
     all_of,
@@ -30,14 +31,13 @@ from paceline.cli.options import (
 )
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import continued_by, repeated_command
-from paceline.errors import NotComparable
-from paceline.export.run_data import RunData, finished_trials
-from paceline.records.files import fields_of
-from paceline.report.predict import predictions_view, refusal_sentences
-from paceline.report.wording import listed
-from paceline.runner.directory import check_machine
-from paceline.runner.measure_more import SHARE_REPEATS, run_share
-from paceline.runner.preview import duration
+from paceline.measure.records.files import fields_of
+from paceline.runner.trials.directory import check_machine
+from paceline.runner.trials.measure_more import SHARE_REPEATS, run_share
+from paceline.runner.trials.preview import duration
+from paceline.show.export.run_data import RunData, finished_trials
+from paceline.show.report.predict import predictions_view, refusal_sentences
+from paceline.show.report.wording import listed
 
 _MOST_NODES = 100_000
 _NUMBERS = re.compile(r"(\d+)(?:\.\.(\d+))?")

@@ -23,14 +23,14 @@ from rich.table import Column
 from rich.text import Text
 
 from paceline.cli.console import plain_console
-from paceline.records.layout import TrialFiles
-from paceline.records.tail import LineTail
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.tail import LineTail
 
 if TYPE_CHECKING:
     from paceline.cli.ranking import LiveRanking
-    from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles
-    from paceline.records.rows import Outcome
+    from paceline.measure.records.layout import RunFiles
+    from paceline.measure.records.rows import Outcome
+    from paceline.plan.trials.trial import Trial
 
 _POLL_S = 0.5
 _REFRESHES_PER_S = 2.0  # each takes some milliseconds of a core, which the trial needs

@@ -20,11 +20,11 @@ from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import short_name
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial_analysis import TrialAnalysis
-from paceline.errors import PacelineError
-from paceline.plan.trial import Trial
-from paceline.records.layout import RunFiles
-from paceline.report.table import ranking_view
-from paceline.runner.preview import duration
+from paceline.base.errors import PacelineError
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.trials.trial import Trial
+from paceline.runner.trials.preview import duration
+from paceline.show.report.table import ranking_view
 
 _MOST_SHARE = 0.05  # of the time of a run, for the analysis of what has finished
 # Of the display: state, running trial, empty ones, the line that was cut, the hint.

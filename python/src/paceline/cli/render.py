@@ -9,22 +9,22 @@ from typing import Any
 
 import click
 
+from paceline.base.errors import UsageError
+from paceline.base.host.messages import say
 from paceline.cli.options import all_of, count, out_option, positive, spec_argument
-from paceline.errors import UsageError
-from paceline.host.messages import say
-from paceline.launchers.schedulers.files import Places, Rendered
-from paceline.launchers.schedulers.kubernetes import (
+from paceline.measure.records.files import write_text
+from paceline.plan.spec import Experiment, load_spec
+from paceline.plan.spec.values import is_remote
+from paceline.plan.trials.trial import Trial
+from paceline.runner.launchers.schedulers.files import Places, Rendered
+from paceline.runner.launchers.schedulers.kubernetes import (
     MOUNT,
     KubernetesSettings,
     render_kubernetes,
     toleration,
 )
-from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
-from paceline.plan.trial import Trial
-from paceline.records.files import write_text
-from paceline.runner.planning import plan
-from paceline.spec import Experiment, load_spec
-from paceline.spec.values import is_remote
+from paceline.runner.launchers.schedulers.slurm import SlurmSettings, render_slurm
+from paceline.runner.trials.planning import plan
 
 _SLURM_OPTION = re.compile(r"[a-z][a-z-]*(=.+)?")
 

@@ -11,6 +11,7 @@ import click
 
 from paceline import api
 from paceline.api import Run
+from paceline.base.errors import NotComparable
 from paceline.cli.compare import print_table
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
@@ -20,18 +21,17 @@ from paceline.cli.plan import show_plan
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import continued_by
 from paceline.cli.streams import reader_may_end
-from paceline.errors import NotComparable
-from paceline.records.layout import RunFiles
-from paceline.report.verdict import comparison_document, next_commands
-from paceline.runner.copies import copied_at_end
-from paceline.runner.directory import (
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.spec import Spec
+from paceline.plan.spec.loading import shipped_experiments
+from paceline.runner.trials.copies import copied_at_end
+from paceline.runner.trials.directory import (
     default_run_dir,
     recorded_spec,
     spec_of_further_repeats,
 )
-from paceline.runner.run_trial import failure_of_all, how_to_continue
-from paceline.spec import Spec
-from paceline.spec.loading import shipped_experiments
+from paceline.runner.trials.run_trial import failure_of_all, how_to_continue
+from paceline.show.report.verdict import comparison_document, next_commands
 
 
 @click.command("run", cls=ExperimentCommand)

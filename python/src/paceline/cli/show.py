@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from paceline.spec.loading import shipped_experiments
-from paceline.spec.sentences import did_you_mean
+from paceline.plan.spec.loading import shipped_experiments
+from paceline.plan.spec.sentences import did_you_mean
 
 
 @click.command("show")

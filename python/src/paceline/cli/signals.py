@@ -19,7 +19,7 @@ from types import FrameType
 
 import click
 
-from paceline.host.processes import SIGNAL_BASE
+from paceline.base.host.processes import SIGNAL_BASE
 
 # `timeout` and some shells signal a process and then its group: that is one request, not two.
 _ONE_REQUEST_S = 1.0

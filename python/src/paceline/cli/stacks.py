@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from paceline.base.errors import ExitCode, NotComparable
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, run_dir_argument
-from paceline.errors import ExitCode, NotComparable
-from paceline.job.stacks import RankStack, read_stacks, request_stacks, stacks_sentence
-from paceline.records.documents import read_statuses
-from paceline.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.documents import read_statuses
+from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.runner.job.stacks import RankStack, read_stacks, request_stacks, stacks_sentence
 
 _FRAMES = 8  # of each rank on the terminal
 

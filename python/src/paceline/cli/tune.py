@@ -22,13 +22,13 @@ from paceline.cli.options import (
 )
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import continued_by
-from paceline.records.files import read_json
-from paceline.records.layout import RunFiles
-from paceline.runner.directory import default_run_dir, recorded_spec
-from paceline.spec import Spec, load_spec
-from paceline.tune.batch import tune_batch
-from paceline.tune.comm import tune_comm
-from paceline.tune.local import tune_local
+from paceline.measure.records.files import read_json
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.spec import Spec, load_spec
+from paceline.runner.trials.directory import default_run_dir, recorded_spec
+from paceline.runner.tune.batch import tune_batch
+from paceline.runner.tune.comm import tune_comm
+from paceline.runner.tune.local import tune_local
 
 
 @click.group("tune")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from paceline.base.errors import ExitCode
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import (
     ExperimentCommand,
@@ -16,13 +17,12 @@ from paceline.cli.experiment import (
 )
 from paceline.cli.options import count, json_option, list_option, out_option
 from paceline.cli.progress import ConsoleProgress
-from paceline.errors import ExitCode
-from paceline.records.files import fields_of
-from paceline.report.section import Cell, Column, Section, Table, terminal_view
-from paceline.runner.directory import default_run_dir
-from paceline.runner.planning import plan
-from paceline.runner.verify_script import VerifiedLayout, VerifiedScript, verify_script
-from paceline.spec import load_spec
+from paceline.measure.records.files import fields_of
+from paceline.plan.spec import load_spec
+from paceline.runner.trials.directory import default_run_dir
+from paceline.runner.trials.planning import plan
+from paceline.runner.trials.verify_script import VerifiedLayout, VerifiedScript, verify_script
+from paceline.show.report.section import Cell, Column, Section, Table, terminal_view
 
 _STEPS = 4
 _MARKS = {True: ("✓", "yes"), False: ("✗", "no"), None: ("?", "unknown")}

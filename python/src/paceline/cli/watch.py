@@ -11,18 +11,18 @@ import click
 from rich.panel import Panel
 
 from paceline import api
+from paceline.base.errors import PacelineError
+from paceline.base.host.messages import say
 from paceline.cli.console import plain_console
 from paceline.cli.options import existing_run, or_newest, out_option, poll_seconds
-from paceline.errors import PacelineError
-from paceline.host.messages import say
-from paceline.monitor.watch import watch
-from paceline.records.files import write_json
-from paceline.records.layout import RunFiles
-from paceline.report.attached import attached_section
-from paceline.report.section import detail_of, terminal_view
-from paceline.report.verdict import comparison_document
-from paceline.runner.attach import attach, name_of_command
-from paceline.runner.directory import default_run_dir
+from paceline.measure.records.files import write_json
+from paceline.measure.records.layout import RunFiles
+from paceline.runner.trials.attach import attach, name_of_command
+from paceline.runner.trials.directory import default_run_dir
+from paceline.show.monitor.watch import watch
+from paceline.show.report.attached import attached_section
+from paceline.show.report.section import detail_of, terminal_view
+from paceline.show.report.verdict import comparison_document
 
 _COMMAND = "command"  # key of the words after `--`
 _WIDTH = 100  # of the box, at most

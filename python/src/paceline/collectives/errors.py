@@ -1,6 +1,6 @@
 """Errors that the exchange of tensors raises, their base, and the exit codes of all commands.
 
-`paceline.errors` has the whole tree.
+`paceline.base.errors` has the whole tree.
 """
 
 import re

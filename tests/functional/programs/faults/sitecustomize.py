@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 
-_LOOP = "paceline.rank.loop"
-_BARRIER = "paceline.launchers.spark.barrier"
+_LOOP = "paceline.train.rank.loop"
+_BARRIER = "paceline.runner.launchers.spark.barrier"
 _CALLS = 40  # of ReLU.forward: some steps
 
 

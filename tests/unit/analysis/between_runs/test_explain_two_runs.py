@@ -14,9 +14,9 @@ from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
 from paceline.analysis.between_runs.explain_two_runs import explain_runs
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
+from paceline.base.errors import NotComparable, UsageError
 from paceline.cli import main
-from paceline.errors import NotComparable, UsageError
-from paceline.records.layout import RunFiles
+from paceline.measure.records.layout import RunFiles
 
 QUICK = dataclasses.replace(SEQUENTIAL, cpu_percent=50.0, full_trace=True)
 LABELS = ("old", "new")

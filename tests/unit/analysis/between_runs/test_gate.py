@@ -18,10 +18,10 @@ from paceline.analysis.between_runs.gate import judge
 from paceline.analysis.between_runs.same_training import BaselineTraining, why_other_training
 from paceline.analysis.between_runs.speeds import RunSpeeds, read_reference, read_speeds
 from paceline.analysis.statistics.rates import RepeatRate
+from paceline.base.errors import DataError, ExitCode
 from paceline.cli import main
-from paceline.errors import DataError, ExitCode
-from paceline.plan.trial import Trial
-from paceline.records.layout import RunFiles
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.trials.trial import Trial
 
 LIMIT = 0.03
 PAIRS = 20

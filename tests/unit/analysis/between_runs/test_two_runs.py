@@ -14,7 +14,7 @@ from paceline.analysis.between_runs.differences import machine_identity, run_dif
 from paceline.analysis.between_runs.speeds import RunSpeeds, read_speeds
 from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.statistics.rates import RepeatRate
-from paceline.plan.trial import Trial
+from paceline.plan.trials.trial import Trial
 
 
 def repeats(*log_rates: float) -> dict[int, RepeatRate]:

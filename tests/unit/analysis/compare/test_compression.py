@@ -13,10 +13,10 @@ from tests.unit.analysis.fabricate import pair_of
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.equivalence.check import check_equivalence
-from paceline.records.layout import TrialFiles
-from paceline.report.document import render
-from paceline.report.table import comparison_text
-from paceline.report.verdict import verdict_sentence
+from paceline.measure.records.layout import TrialFiles
+from paceline.show.report.document import render
+from paceline.show.report.table import comparison_text
+from paceline.show.report.verdict import verdict_sentence
 
 TOPK = {"method": "topk", "numbers": {"density": 0.01}}
 EVERY_6 = {"period_steps": 6, "start_step": 0}

@@ -9,7 +9,7 @@ from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.explain_run import explain_workload, speed_ranking
 from paceline.analysis.compare.run import compare_run
-from paceline.report.verdict import verdict_sentence
+from paceline.show.report.verdict import verdict_sentence
 
 
 @pytest.mark.parametrize("jitter", [0.03, 0.1, 0.3])

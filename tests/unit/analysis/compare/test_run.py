@@ -13,12 +13,12 @@ from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import compare_run
-from paceline.errors import DataError, NotComparable, UsageError
-from paceline.records.documents import LookRecord, Stopping, write_stopping
-from paceline.records.layout import RunFiles
-from paceline.records.phases import PHASES
-from paceline.report.verdict import comparison_document, verdict_sentence
-from paceline.report.wording import table_sentences
+from paceline.base.errors import DataError, NotComparable, UsageError
+from paceline.measure.records.documents import LookRecord, Stopping, write_stopping
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.phases import PHASES
+from paceline.show.report.verdict import comparison_document, verdict_sentence
+from paceline.show.report.wording import table_sentences
 
 # the contract of `paceline compare --json`, schema 2
 _ROW_KEYS = {

@@ -23,9 +23,9 @@ from paceline.analysis.equivalence.check import (
 from paceline.analysis.equivalence.checks import Check
 from paceline.analysis.equivalence.tensor_checks import tensor_differences
 from paceline.analysis.equivalence.tolerances import tolerance
-from paceline.errors import DataError, NotComparable
-from paceline.plan.sample_order import SampleOrder
-from paceline.records.layout import TrialFiles
+from paceline.base.errors import DataError, NotComparable
+from paceline.measure.records.layout import TrialFiles
+from paceline.plan.trials.sample_order import SampleOrder
 
 
 def _pair(

@@ -17,7 +17,7 @@ from paceline.analysis.explain.explanation import Explanation, explain_repeats
 from paceline.analysis.explain.parts import PART_NAMES, StepMeasurement, Straggler
 from paceline.analysis.statistics.intervals import Estimate
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
-from paceline.plan.trial import Trial
+from paceline.plan.trials.trial import Trial
 
 HOST_CORES = 2
 RUN_NOISE, SAMPLE_NOISE = 0.01, 0.03

@@ -26,10 +26,10 @@ from paceline.analysis.predict.node import NodeSetup, Spread, node_step, slowest
 from paceline.analysis.predict.prediction import PredictionRequest
 from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import read_steps
-from paceline.costs.link_cost import all_reduce
-from paceline.spec.descriptors import Exchange
-from paceline.spec.extensions import STRATEGIES
-from paceline.strategies.descriptors import ProcessesOptions
+from paceline.plan.costs.link_cost import all_reduce
+from paceline.plan.spec.descriptors import Exchange
+from paceline.plan.spec.extensions import STRATEGIES
+from paceline.train.strategies.descriptors import ProcessesOptions
 
 ONE = np.ones((1, 1))
 LINKS = np.ones((2, 1, 1))  # beside the computation, and after it

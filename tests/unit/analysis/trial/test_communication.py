@@ -11,8 +11,8 @@ from tests.unit.analysis import operations as made
 
 from paceline.analysis.trial.communication import TrialCommunication, trial_communication
 from paceline.analysis.trial.reading import load_trial
-from paceline.errors import DataError
-from paceline.records.files import jsonable
+from paceline.base.errors import DataError
+from paceline.measure.records.files import jsonable
 
 MEASURED = 10  # of 12 steps, 2 are warm-up
 

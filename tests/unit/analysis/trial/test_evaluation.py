@@ -18,12 +18,12 @@ from paceline.analysis.compare.run import compare_run
 from paceline.analysis.equivalence.record_checks import evaluation_check
 from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.analysis.trial.evaluation import Evaluations
-from paceline.records.compact import compact_trial
-from paceline.records.layout import RunFiles
-from paceline.report.document import render
-from paceline.report.table import comparison_text
-from paceline.report.verdict import verdict_sentence
-from paceline.spec.tables import Target
+from paceline.measure.records.compact import compact_trial
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.spec.tables import Target
+from paceline.show.report.document import render
+from paceline.show.report.table import comparison_text
+from paceline.show.report.verdict import verdict_sentence
 
 TARGET = Target(metric="accuracy", at_least=0.6)  # 12 of 20 samples: after 8 steps
 COMPRESSION = {"method": "topk"}

@@ -14,9 +14,14 @@ from paceline.analysis.trial.recovery import (
     recovery_values,
 )
 from paceline.analysis.trial.steps import GlobalSteps, resumed_steps
-from paceline.records.files import JsonlWriter
-from paceline.records.layout import TrialFiles
-from paceline.records.rows import CheckpointRow, ContinuationRow, FailureRow, InjectedFailureRow
+from paceline.measure.records.files import JsonlWriter
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.rows import (
+    CheckpointRow,
+    ContinuationRow,
+    FailureRow,
+    InjectedFailureRow,
+)
 
 # Steps of 1 s from second 100. Killed in step 8 after 8 s; the checkpoint had 5 steps.
 CONTINUED = ContinuationRow(

@@ -17,7 +17,7 @@ from paceline.analysis.trial.resource_checks import (
     shared_machine_flags,
     trial_flags,
 )
-from paceline.records.rows import RankStatus
+from paceline.measure.records.rows import RankStatus
 
 
 def test_equal_trials_have_no_flags(tmp_path: Path) -> None:

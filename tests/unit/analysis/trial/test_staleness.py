@@ -9,7 +9,7 @@ import pytest
 
 from paceline.analysis.equivalence.record_checks import update_check
 from paceline.analysis.trial.staleness import staleness
-from paceline.records.rows import UpdateRow
+from paceline.measure.records.rows import UpdateRow
 
 
 def rows_of(*rows):

@@ -21,9 +21,9 @@ from paceline.analysis.trial.steps import (
     samples_rate,
 )
 from paceline.analysis.trial.stragglers import find_straggler
-from paceline.records.files import JsonlWriter
-from paceline.records.rows import ContinuationRow, StepRow
-from paceline.records.tables import format_of
+from paceline.measure.records.files import JsonlWriter
+from paceline.measure.records.rows import ContinuationRow, StepRow
+from paceline.measure.records.tables import format_of
 
 
 def steps_of(times_s: list[float], samples: int = 8) -> GlobalSteps:

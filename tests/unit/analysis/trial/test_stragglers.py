@@ -12,7 +12,7 @@ from tests.unit.analysis import fabricate
 from paceline.analysis.trial.reading import TrialRecord, load_trial
 from paceline.analysis.trial.steps import read_steps
 from paceline.analysis.trial.stragglers import Straggling, delays_of, find_straggler
-from paceline.records.layout import TrialFiles
+from paceline.measure.records.layout import TrialFiles
 
 NO_ERROR = dict.fromkeys(range(8), 0.0)
 

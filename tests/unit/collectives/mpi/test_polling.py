@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.base.errors import TimedOut
 from paceline.collectives.mpi import polling
 from paceline.collectives.mpi.polling import AdaptivePause
-from paceline.errors import TimedOut
 
 
 class Clock:

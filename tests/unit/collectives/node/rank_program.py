@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.base.errors import PacelineError, TimedOut
 from paceline.collectives.node import memory as data_node
 from paceline.collectives.node import peer_monitor, semaphores
 from paceline.collectives.node.shared_node import SharedNode
-from paceline.errors import PacelineError, TimedOut
 
 LIMIT_S = 30.0
 SHORT_S = 1.0

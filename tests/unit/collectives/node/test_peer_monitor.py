@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from paceline.base.errors import PeerLost
 from paceline.collectives.node.peer_monitor import LOSS_BYTES, PeerMonitor
-from paceline.errors import PeerLost
 
 
 class PeerThatLeaves:

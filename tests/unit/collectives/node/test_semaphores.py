@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
+from paceline.base.errors import EnvironmentLacks
 from paceline.collectives.node import semaphores as module
 from paceline.collectives.node.semaphores import LINE_BYTES, Semaphores
-from paceline.errors import EnvironmentLacks
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from tests.support.waiting import wait_for
 from tests.unit.collectives.node.rank_program import FileShare, shared_inodes
 
+from paceline.base.errors import EnvironmentLacks
 from paceline.collectives.node.memory import SoloNode
 from paceline.collectives.node.shared_node import SharedNode
-from paceline.errors import EnvironmentLacks
 
 
 def test_one_rank_alone_meets_at_once():

@@ -16,9 +16,9 @@ from paceline.analysis.compare.explain_run import speed_ranking
 from paceline.analysis.compare.result import Comparison
 from paceline.analysis.explain.explanation import Explanation, explain
 from paceline.analysis.explain.parts import ExplainedTrials
-from paceline.errors import NotComparable
-from paceline.plan.selection import matching, no_match
-from paceline.plan.trial import Training
+from paceline.base.errors import NotComparable
+from paceline.plan.trials.selection import matching, no_match
+from paceline.plan.trials.trial import Training
 
 # Values of a training that change the work of a step. The others change how data are read, how
 # long the training is, or its result.

@@ -27,7 +27,7 @@ from paceline.analysis.statistics.intervals import (
     detectable_difference,
     holm,
 )
-from paceline.errors import ExitCode
+from paceline.base.errors import ExitCode
 
 Judgement = Literal["passed", "not equivalent", "slower", "no result"]
 # The first one that applies to any configuration decides: the speed of another training is not

@@ -18,7 +18,7 @@ from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import GlobalSteps
 
 # The types of the fields are needed at run time, because references are read from JSON, too.
-from paceline.plan.trial import Training
+from paceline.plan.trials.trial import Training
 
 _STEPS = 16  # compared at most: over more steps, rounding alone moves losses apart
 # Places, the length of the training, and what does not change a step. The losses decide about the

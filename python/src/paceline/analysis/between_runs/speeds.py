@@ -28,11 +28,11 @@ from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.evaluation import read_evaluations, target_time
 from paceline.analysis.trial.reading import TrialRecord, by_workload, load_manifest, load_run
 from paceline.analysis.trial.steps import global_steps, samples_rate
-from paceline.errors import DataError
-from paceline.plan.trial import Trial
-from paceline.records.files import document, jsonable, write_json
-from paceline.records.layout import RunFiles
-from paceline.records.rows import SCHEMA
+from paceline.base.errors import DataError
+from paceline.measure.records.files import document, jsonable, write_json
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.rows import SCHEMA
+from paceline.plan.trials.trial import Trial
 
 _MOST_REFERENCE_BYTES = 2**24
 _LARGEST_LOG = 50.0  # of a speed, either way

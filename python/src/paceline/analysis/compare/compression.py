@@ -16,7 +16,7 @@ from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import exact_form
 from paceline.analysis.trial.steps import FINAL_STEPS
 from paceline.analysis.trial_analysis import TrialAnalysis
-from paceline.plan.trial import Trial
+from paceline.plan.trials.trial import Trial
 
 Trials = Mapping[str, Sequence[TrialAnalysis]]  # by configuration
 

@@ -33,9 +33,9 @@ from paceline.analysis.trial.recovery import recovery_values
 from paceline.analysis.trial.staleness import staleness
 from paceline.analysis.trial.usage import median_usage
 from paceline.analysis.trial_analysis import TrialAnalysis
-from paceline.plan.trial import Trial
-from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES, Phases
-from paceline.records.rows import TrainingResult
+from paceline.measure.records.phases import OTHER_SPANS, PHASES, STEP_PHASES, Phases
+from paceline.measure.records.rows import TrainingResult
+from paceline.plan.trials.trial import Trial
 
 _SUPERLINEAR = 1.05  # efficiency above which a result asks for an explanation
 

@@ -12,8 +12,8 @@ from paceline.analysis.explain.parts import ExplainedTrials
 from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial_analysis import TrialAnalysis
-from paceline.errors import NotComparable, UsageError
-from paceline.plan.selection import matching, no_match
+from paceline.base.errors import NotComparable, UsageError
+from paceline.plan.trials.selection import matching, no_match
 
 _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of the time
 

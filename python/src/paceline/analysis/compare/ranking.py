@@ -20,9 +20,9 @@ from paceline.analysis.statistics.fastest import TIE_MARGIN, Fastest
 from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial_analysis import TrialAnalysis
-from paceline.plan.trial import Trial
-from paceline.records.documents import Stopping
-from paceline.spec.tables import Target
+from paceline.measure.records.documents import Stopping
+from paceline.plan.spec.tables import Target
+from paceline.plan.trials.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

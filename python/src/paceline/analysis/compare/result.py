@@ -11,9 +11,9 @@ from paceline.analysis.compare.local_global import FigureRelation, LocalGlobal
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.trial_analysis import TrialAnalysis
-from paceline.records.documents import Stopping
-from paceline.records.files import jsonable
-from paceline.records.rows import SCHEMA
+from paceline.measure.records.documents import Stopping
+from paceline.measure.records.files import jsonable
+from paceline.measure.records.rows import SCHEMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from paceline.analysis.trial.configuration import DOT
 from paceline.analysis.trial.pipeline import PipelineTimes
 from paceline.analysis.trial.staleness import Staleness
 from paceline.analysis.trial.usage import HostUsage
-from paceline.records.files import fields_of
-from paceline.records.phases import STEP_PHASES, Phases
+from paceline.measure.records.files import fields_of
+from paceline.measure.records.phases import STEP_PHASES, Phases
 
 SEPARATOR = f" {DOT} "
 NO_TRANSPORT = "none"

@@ -34,10 +34,10 @@ from paceline.analysis.trial.configuration import node_setup
 from paceline.analysis.trial.reading import TrialRecord, by_workload, load_manifest, load_run
 from paceline.analysis.trial.usage import disturbance_flags
 from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
-from paceline.errors import NotComparable
-from paceline.plan.selection import matching, no_match
-from paceline.records.documents import Stopping, read_stopping
-from paceline.records.layout import RunFiles
+from paceline.base.errors import NotComparable
+from paceline.measure.records.documents import Stopping, read_stopping
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.trials.selection import matching, no_match
 
 _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of the time
 

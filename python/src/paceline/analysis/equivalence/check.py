@@ -48,12 +48,12 @@ from paceline.analysis.trial.evaluation import read_evaluations
 from paceline.analysis.trial.reading import TrialRecord, load_trial
 from paceline.analysis.trial.staleness import read_updates
 from paceline.analysis.trial.steps import global_steps
-from paceline.errors import DataError
-from paceline.plan.sample_order import SampleOrder
-from paceline.records.comparison_points import GRADIENT
-from paceline.records.files import document, jsonable, write_json
-from paceline.records.layout import TrialFiles
-from paceline.records.rows import SCHEMA
+from paceline.base.errors import DataError
+from paceline.measure.records.comparison_points import GRADIENT
+from paceline.measure.records.files import document, jsonable, write_json
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.rows import SCHEMA
+from paceline.plan.trials.sample_order import SampleOrder
 
 Grade = Literal["whole", "start"]
 

@@ -13,8 +13,8 @@ from paceline.analysis.equivalence import sample_log as sample_logs
 from paceline.analysis.equivalence.tolerances import Tolerance
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import GlobalSteps
-from paceline.plan.sample_order import SampleOrder
-from paceline.spec.models import Overrides
+from paceline.plan.spec.models import Overrides
+from paceline.plan.trials.sample_order import SampleOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.analysis.equivalence.sample_log import some
 from paceline.analysis.equivalence.tolerances import LEAST_MISTAKE, ROOM, tolerance
-from paceline.records.observed import ComparedTensor, ModuleCall, Observed, Update
+from paceline.measure.records.observed import ComparedTensor, ModuleCall, Observed, Update
 
 _NOISE = 2.0**-13  # share of the norm of all tensors below which one tensor is noise
 _SAME_FACTOR = 0.02  # spread of the factors of tensors that were all multiplied by one number

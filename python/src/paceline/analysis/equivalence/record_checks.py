@@ -19,8 +19,8 @@ from paceline.analysis.equivalence.tolerances import Tolerance
 from paceline.analysis.statistics.intervals import CONFIDENCE, spread_of_pairs
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.analysis.trial.reading import TrialRecord
-from paceline.records.files import document
-from paceline.records.rows import RankWeights
+from paceline.measure.records.files import document
+from paceline.measure.records.rows import RankWeights
 
 REPLICAS = "replicas"  # name of a check
 _MOST_NAMED = 3  # faulty updates in a message

@@ -8,11 +8,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from paceline.errors import DataError
-from paceline.plan.sample_order import SampleOrder
-from paceline.records.layout import TrialFiles
-from paceline.records.rows import SampleLogRow
-from paceline.records.tables import read_table
+from paceline.base.errors import DataError
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.rows import SampleLogRow
+from paceline.measure.records.tables import read_table
+from paceline.plan.trials.sample_order import SampleOrder
 
 # epoch and sorted sample ids of a global step, repetitions kept
 StepSamples = tuple[int, "NDArray[np.int64]"]

@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from paceline.analysis.equivalence.checks import Check, not_decisive
 from paceline.analysis.equivalence.tolerances import Tolerance
 from paceline.analysis.trial.reading import TrialRecord
-from paceline.errors import DataError, NotComparable
-from paceline.records.comparison_points import (
+from paceline.base.errors import DataError, NotComparable
+from paceline.measure.records.comparison_points import (
     EARLY,
     EARLY_STEPS,
     FINAL,

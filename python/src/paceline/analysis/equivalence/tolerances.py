@@ -55,7 +55,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.records.comparison_points import (
+from paceline.measure.records.comparison_points import (
     EARLY_STEPS,
     FINAL,
     GRADIENT,

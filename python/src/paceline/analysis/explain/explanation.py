@@ -39,8 +39,8 @@ from paceline.analysis.statistics.intervals import (
     mean_interval,
     welch_difference,
 )
-from paceline.records.files import jsonable
-from paceline.records.phases import ALL_PHASES
+from paceline.measure.records.files import jsonable
+from paceline.measure.records.phases import ALL_PHASES
 
 Repeats = Mapping[int, StepMeasurement]
 

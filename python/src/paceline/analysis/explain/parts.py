@@ -20,9 +20,9 @@ from paceline.analysis.trial.phases import mean_of_each, median_of_each, trial_p
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import GlobalSteps, RankSteps, global_steps, read_steps
 from paceline.analysis.trial.stragglers import Straggling, find_straggler
-from paceline.errors import NotComparable
-from paceline.plan.trial import Trial
-from paceline.records.phases import LABELS
+from paceline.base.errors import NotComparable
+from paceline.measure.records.phases import LABELS
+from paceline.plan.trials.trial import Trial
 
 COMPUTATION, REMAINDER = "computation", "remainder"
 _CLOCK_S = 1e-5  # a smaller distance between two unix times is rounding

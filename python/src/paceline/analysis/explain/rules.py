@@ -35,7 +35,7 @@ from paceline.analysis.explain.evidence import FIGURES_BY_NAME, HOST_CORES, amou
 from paceline.analysis.explain.parts import CAUSE_PARTS, ON_CORES, StepMeasurement
 from paceline.analysis.trial.configuration import pipeline_counts
 from paceline.analysis.trial.pipeline import theoretical_bubble
-from paceline.records.phases import LABELS
+from paceline.measure.records.phases import LABELS
 
 CPU_TIME, ALLOCATED, AT_WORK = "cpu_time", "allocated_cores", "cores_at_work"
 # A switch itself takes 2 to 4 microseconds, and the caches are filled again after it (C. Li, C.

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import RankSteps
-from paceline.costs.link_cost import all_gather, all_reduce
-from paceline.spec.descriptors import Exchange
+from paceline.plan.costs.link_cost import all_gather, all_reduce
+from paceline.plan.spec.descriptors import Exchange
 
 REDUCES, GATHERS, SCATTERS = "allreduce", "allgather", "alltoall"
 _LEAST_RATIO = 0.01  # of a transfer that vanishes: its logarithm is needed

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
-from paceline.costs.link_cost import ALL_REDUCE, all_gather, all_reduce
-from paceline.errors import UsageError
-from paceline.spec.values import bits_per_s
+from paceline.base.errors import UsageError
+from paceline.plan.costs.link_cost import ALL_REDUCE, all_gather, all_reduce
+from paceline.plan.spec.values import bits_per_s
 
 # A TCP segment carries 1448 bytes of data in 1538 bytes on the wire: Ethernet with an MTU of 1500,
 # preamble and gap, IPv4 and TCP headers with time stamps. Between lab hosts of 100 Mbit/s, 0.91 to

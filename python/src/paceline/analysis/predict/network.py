@@ -28,8 +28,8 @@ from paceline.analysis.predict.node import (
 )
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
-from paceline.spec.descriptors import Exchange
-from paceline.spec.extensions import TRANSPORTS
+from paceline.plan.spec.descriptors import Exchange
+from paceline.plan.spec.extensions import TRANSPORTS
 
 
 def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, ...]:

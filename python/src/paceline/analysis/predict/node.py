@@ -28,9 +28,9 @@ from paceline.analysis.trial.configuration import pipeline_counts
 from paceline.analysis.trial.phases import mean_of_each, trial_phases
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import global_steps, read_steps, samples_rate
-from paceline.plan.trial import Trial
-from paceline.spec.descriptors import Exchange
-from paceline.spec.extensions import STRATEGIES, TRANSPORTS
+from paceline.plan.spec.descriptors import Exchange
+from paceline.plan.spec.extensions import STRATEGIES, TRANSPORTS
+from paceline.plan.trials.trial import Trial
 
 DRAWS = 500
 _MARGIN = 1.1  # shares up to a tenth outside of the measured ones are accepted

@@ -38,8 +38,8 @@ from paceline.analysis.predict.prediction import (
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.configuration import node_setup
 from paceline.analysis.trial.reading import TrialRecord, by_workload
-from paceline.plan.trial import Trial
-from paceline.spec.extensions import TRANSPORTS
+from paceline.plan.spec.extensions import TRANSPORTS
+from paceline.plan.trials.trial import Trial
 
 # Standard deviation of what the terms do not describe, on several nodes. Calibrated so that the
 # intervals contain 90 % of the points of two workloads of python/benchmarks/predictions.py, and

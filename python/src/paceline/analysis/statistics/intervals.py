@@ -27,7 +27,7 @@ WIDEST = 2.0  # ratio of the bounds of an interval that tells something
 _BATCH_OVER_CORRELATION = 3.0
 
 
-# JSON has no infinity: paceline.records.files writes it as null.
+# JSON has no infinity: paceline.measure.records.files writes it as null.
 Unbounded = Annotated[float, BeforeValidator(lambda bound: math.inf if bound is None else bound)]
 
 

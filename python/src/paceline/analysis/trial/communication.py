@@ -19,8 +19,8 @@ from paceline.analysis.trial.phases import mean_steps
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
 from paceline.analysis.trial.steps import RankSteps, read_steps
 from paceline.analysis.trial.stragglers import Straggling, find_straggler
-from paceline.costs.link_cost import ALL_REDUCE, all_reduce
-from paceline.records.phases import Phases
+from paceline.measure.records.phases import Phases
+from paceline.plan.costs.link_cost import ALL_REDUCE, all_reduce
 
 # Upper bounds of the sizes that are taken together, those of the fourth paper's figures, made with
 # hvprof (Awan, Jain, Chu, Subramoni and Panda: Communication Profiling and Characterization of Deep

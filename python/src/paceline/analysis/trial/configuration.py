@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from paceline.plan.trial import Trial
+from paceline.plan.trials.trial import Trial
 
 TIMES, DOT = "\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}"
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from paceline.analysis.statistics.rates import RepeatRate
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import GlobalSteps
-from paceline.records.rows import EvaluationRow
-from paceline.records.tables import read_table
+from paceline.measure.records.rows import EvaluationRow
+from paceline.measure.records.tables import read_table
 
 _FIELDS = ("steps", "epoch", "metric", "sums", "counts")
 

@@ -15,8 +15,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from paceline.analysis.trial.reading import HostTrace, read_hosts, read_rank_samples
-from paceline.records.layout import TrialFiles
-from paceline.records.metrics import HOST, METRICS, RUN_PROCESSES
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.metrics import HOST, METRICS, RUN_PROCESSES
 
 GAP_INTERVALS = 2.5  # a longer distance between two rows is a gap: the sidecar was not running
 _LEAST_INTERVAL_S = 0.05  # of a rate: the last sample may follow the last tick immediately

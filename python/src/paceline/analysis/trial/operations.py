@@ -22,8 +22,8 @@ import polars as pl
 
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
 from paceline.analysis.trial.steps import RankSteps
-from paceline.records.rows import CommunicationRow
-from paceline.records.tables import read_table
+from paceline.measure.records.rows import CommunicationRow
+from paceline.measure.records.tables import read_table
 
 # Operations that no rank can end before all have begun: an earlier end shows a clock error.
 _BLOCKING = ("allreduce", "allgather", "reduce_scatter", "alltoall", "barrier", "shared_reduce")

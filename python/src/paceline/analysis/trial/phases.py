@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
 from paceline.analysis.trial.steps import RankSteps
-from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES, Phases
+from paceline.measure.records.phases import OTHER_SPANS, PHASES, STEP_PHASES, Phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

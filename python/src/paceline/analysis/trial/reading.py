@@ -13,12 +13,11 @@ from typing import Any
 
 import polars as pl
 
-from paceline.errors import DataError
-from paceline.plan.trial import Trial
-from paceline.records.documents import read_status
-from paceline.records.files import document, read_json
-from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
-from paceline.records.rows import (
+from paceline.base.errors import DataError
+from paceline.measure.records.documents import read_status
+from paceline.measure.records.files import document, read_json
+from paceline.measure.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
+from paceline.measure.records.rows import (
     SCHEMA,
     ContinuationRow,
     Outcome,
@@ -27,8 +26,9 @@ from paceline.records.rows import (
     SpanRow,
     TrainingResult,
 )
-from paceline.records.samples import HOST_SAMPLES, RANK_SAMPLES
-from paceline.records.tables import read_header, read_table, rows
+from paceline.measure.records.samples import HOST_SAMPLES, RANK_SAMPLES
+from paceline.measure.records.tables import read_header, read_table, rows
+from paceline.plan.trials.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

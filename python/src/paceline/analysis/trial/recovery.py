@@ -19,8 +19,13 @@ import numpy as np
 from paceline.analysis.trial.phases import median_of
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import RankSteps
-from paceline.records.rows import CheckpointRow, ContinuationRow, FailureRow, InjectedFailureRow
-from paceline.records.tables import rows
+from paceline.measure.records.rows import (
+    CheckpointRow,
+    ContinuationRow,
+    FailureRow,
+    InjectedFailureRow,
+)
+from paceline.measure.records.tables import rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Launchers have different defaults: Spark exports OMP_NUM_THREADS = spark.task.cpus, torchrun sets it
 to 1, Open MPI binds ranks to cores. Without this check, a comparison would compare defaults. A rank
-itself refuses other threads or cores than planned (paceline.training.resources).
+itself refuses other threads or cores than planned (paceline.train.training.resources).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from paceline.analysis.trial.reading import TrialRecord
+from paceline.base.host.clocks import SYNCHRONISED_S
 from paceline.collectives.host import UNKNOWN_BOOT
-from paceline.host.clocks import SYNCHRONISED_S
-from paceline.plan.trial import Placement, Trial
-from paceline.records.rows import RankEnvironment
+from paceline.measure.records.rows import RankEnvironment
+from paceline.plan.trials.trial import Placement, Trial
 
 # resources that are equal on all ranks of a trial, as text for a sentence
 _SHARED: dict[str, Callable[[RankEnvironment], str]] = {

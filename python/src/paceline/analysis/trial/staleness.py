@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 
 from paceline.analysis.trial.reading import TrialRecord
-from paceline.records.rows import UpdateRow
-from paceline.records.tables import read_table
+from paceline.measure.records.rows import UpdateRow
+from paceline.measure.records.tables import read_table
 
 _PERCENTILE = 95
 

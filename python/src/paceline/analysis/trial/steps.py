@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from paceline.analysis.statistics.rates import RepeatRate, repeat_rate
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
-from paceline.plan.trial import Trial
-from paceline.records.comparison_points import kept_after
-from paceline.records.rows import EvaluationRow, StepRow
-from paceline.records.tables import read_table
+from paceline.measure.records.comparison_points import kept_after
+from paceline.measure.records.rows import EvaluationRow, StepRow
+from paceline.measure.records.tables import read_table
+from paceline.plan.trials.trial import Trial
 
 FINAL_STEPS = 10  # the final loss is the mean over the last steps: one step is too noisy
 _FIELDS = (

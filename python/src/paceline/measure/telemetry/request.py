@@ -1,0 +1,132 @@
+"""Request to a sidecar, and the files through which Prometheus finds sidecars.
+
+https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+
+from paceline.base.errors import UsageError
+from paceline.measure.records.files import write_text
+from paceline.measure.records.metrics import RUN_FACTS
+from paceline.plan.spec import TelemetrySettings
+
+EXPENSIVE_INTERVAL_S = 5.0
+DEFAULT_MAX_LIFETIME_S = 7 * 24 * 3600.0
+NO_METRICS = -1
+_LONGEST_REQUEST_BYTES = 1 << 20  # thousands of process ids
+# Below the ephemeral ports of Linux (32768 and above), which any client socket may occupy.
+_FIRST_PORT, _PORTS = 20000, 12000
+
+
+class SidecarRequest(BaseModel):
+    """Everything that a sidecar needs to know; it travels as JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: TelemetrySettings = TelemetrySettings()  # [telemetry] of the spec
+    run: str  # name of the run in metrics
+    trace: Path
+    pids: tuple[PositiveInt, ...] = ()  # roots of the process trees to watch; none: the host alone
+    cores: tuple[int, ...] = ()  # that it may use; none: those of the process that starts it
+    state: Path | None = None  # sidecar.json
+    trial_root: Path | None = None  # directory with the ranks' files
+    replicas: int = 1  # model replicas of the trial
+    run_targets: Path | None = None  # the run directory's folder for service discovery
+    facts: dict[str, str] = {}  # RUN_FACTS
+    launched_unix_s: float = Field(default_factory=time.time)
+    max_lifetime_s: float = Field(default=DEFAULT_MAX_LIFETIME_S, gt=0)
+    restarts: int = 0
+
+    @field_validator("facts")
+    @classmethod
+    def _are_known_facts(cls, facts: dict[str, str]) -> dict[str, str]:
+        if wrong := [key for key in facts if key not in RUN_FACTS]:
+            raise ValueError(f"facts: expected one of {', '.join(RUN_FACTS)}, got {wrong[0]!r}")
+        return facts
+
+    @property
+    def serves_metrics(self) -> bool:
+        return self.settings.listen_port != NO_METRICS
+
+    def ports(self, host: str) -> tuple[int, ...]:
+        """Return the ports to try, in order.
+
+        Each trial has a sidecar of its own. Without a port in the settings, the first choice
+        follows from the run directory and the host, so that Prometheus finds all trials of a run
+        at one address, without state that trials would have to share.
+        """
+        if self.settings.listen_port > 0:
+            return (self.settings.listen_port,)
+        if self.run_targets is None:
+            return (0,)
+        digest = hashlib.sha256(f"{self.run_targets}\n{host}".encode()).digest()
+        return (_FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS, 0)
+
+
+def read_request(stream: BinaryIO) -> SidecarRequest:
+    """Read a request, one line of JSON. Raises UsageError if it is none, or too long."""
+    line = stream.readline(_LONGEST_REQUEST_BYTES + 1)
+    if len(line) > _LONGEST_REQUEST_BYTES:
+        raise UsageError(
+            f"request of a sidecar: expected one line of at most {_LONGEST_REQUEST_BYTES} bytes; "
+            "let Paceline start the sidecar, or use `paceline sidecar`"
+        )
+    try:
+        return SidecarRequest.model_validate_json(line)
+    except ValidationError as error:
+        raise UsageError(f"request of a sidecar: expected JSON of this version: {error}") from error
+
+
+def target_files(request: SidecarRequest, host: str) -> list[Path]:
+    """Return the files that announce a sidecar: in the run directory, and in the directory that a
+    permanent Prometheus watches."""
+    files = []
+    if request.run_targets is not None:
+        files.append(request.run_targets / f"{host}.json")
+    if request.settings.targets_dir is not None:
+        files.append(Path(request.settings.targets_dir) / f"paceline-{host}-{request.run}.json")
+    return files
+
+
+def target_text(address: str, scheme: str) -> str:
+    """Return the content of such a file. The label `__scheme__` overrides the scheme of the scrape
+    configuration. Prometheus scrapes a target once even if several files contain it."""
+    group = {"targets": [address], "labels": {"__scheme__": scheme}}
+    return json.dumps([group], indent=1) + "\n"
+
+
+def write_targets(files: list[Path], text: str) -> None:
+    """Write each file atomically. Raises OSError."""
+    for file in files:
+        write_text(file, text)
+
+
+def remove_targets(files: list[Path], text: str | None = None) -> None:
+    """Remove the files; with `text`, only those that still have this content. Raises OSError."""
+    for file in files:
+        try:
+            if text is None or file.read_text(encoding="utf-8") == text:
+                file.unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue
+
+
+def address_of(listen_host: str, port: int, host: str) -> str:
+    """Return HOST:PORT at which a listener can be reached; `host`, the name of this host, replaces
+    an address that means all interfaces."""
+    try:
+        address = ipaddress.ip_address(listen_host.partition("%")[0])
+    except ValueError:
+        return f"{listen_host}:{port}"  # a name
+    if address.is_unspecified:
+        return f"{host}:{port}"
+    return f"[{listen_host}]:{port}" if address.version == 6 else f"{listen_host}:{port}"

@@ -1,0 +1,287 @@
+"""Load a spec: from a TOML file, by the name of a shipped experiment, or from Python values."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tomli_w
+from pydantic import ValidationError
+
+from paceline.base.errors import UsageError
+from paceline.plan.spec.models import SCHEMA, Experiment, keys_of_tables, nested_model
+from paceline.plan.spec.rules import faults_of
+from paceline.plan.spec.sentences import did_you_mean, no_such_key, sentences
+from paceline.plan.spec.transport_rules import with_common_transports
+from paceline.plan.spec.values import BASELINE
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_EXAMPLES = "training.max_steps=8, workloads.0.global_batch=16"
+
+
+def shipped_experiments() -> dict[str, str]:
+    """Return the TOML texts of the experiments in the package, by name."""
+    folder = resources.files("paceline.plan") / "experiments"
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda e: e.name)
+        if entry.name.endswith(".toml")
+    }
+
+
+class Spec(NamedTuple):
+    """A checked spec."""
+
+    experiment: Experiment
+    text: str  # TOML; with the changes from the command line
+
+
+# A TOML file, the name of a shipped experiment, the content of such a file, or a checked spec.
+SpecSource = str | os.PathLike[str] | Mapping[str, Any] | Experiment | Spec
+# Only the keys that were set, by their names in the spec.
+AS_WRITTEN: dict[str, Any] = {
+    "mode": "json",
+    "by_alias": True,
+    "exclude_unset": True,
+    "exclude_none": True,
+}
+
+
+def load_spec(source: SpecSource, settings: Sequence[str] = ()) -> Spec:
+    """Return the spec with changes: `KEY=VALUE`, a dotted key and a TOML value.
+
+    Raises UsageError that lists every fault of the spec and of the changes.
+    """
+    text, origin = _text_and_origin(source)
+    if not settings:
+        return Spec(parse_spec(text, origin), text)
+    document = _document(text, origin)
+    faults = apply_settings(document, settings)
+    text = changed_text(document, origin, settings)
+    return Spec(check_spec(document, origin, faults), text)
+
+
+def with_repeats(spec: Spec, repeats: int) -> Spec:
+    """Return the spec with a fixed number of repeats, without the keys of `repeats = "auto"`.
+
+    Raises UsageError for a number that no spec may have.
+    """
+    document = tomllib.loads(spec.text)
+    for key in ("max_repeats", "tie_margin"):
+        document.pop(key, None)
+    document.get("limits", {}).pop("run_s", None)
+    return load_spec(document, [f"repeats={repeats}"])
+
+
+def _text_and_origin(source: SpecSource) -> tuple[str, str]:
+    """Return the TOML text and its name in messages."""
+    if isinstance(source, Spec):
+        return source.text, "the spec"
+    if isinstance(source, Experiment):
+        source = source.model_dump(**AS_WRITTEN)
+    if not isinstance(source, Mapping):
+        return _read(os.fspath(source))
+    try:
+        return tomli_w.dumps(source), "the spec"
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the spec: expected values that TOML has (texts, numbers, true, false, lists, tables; "
+            f"leave out a key instead of None): {error}"
+        ) from error
+
+
+def parse_spec(text: str, origin: str) -> Experiment:
+    """Parse TOML `text`; `origin` names it in messages. Raises UsageError with every fault."""
+    return check_spec(_document(text, origin), origin)
+
+
+def _document(text: str, origin: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{origin}: not TOML: {error}") from error
+
+
+def check_spec(
+    document: dict[str, Any], origin: str, known_faults: Sequence[str] = ()
+) -> Experiment:
+    """Return the experiment of a parsed spec. Raises UsageError with every fault."""
+    faults = [*known_faults]
+    try:
+        experiment = Experiment.model_validate(document)
+    except ValidationError as error:
+        faults += sentences(error.errors(), _unknown_key)
+        faults += _rule_faults_of_the_rest(document, error.errors())
+        raise _usage_error(origin, faults) from error
+    experiment = with_common_transports(experiment)
+    faults += faults_of(experiment)
+    if faults:
+        raise _usage_error(origin, faults)
+    return experiment
+
+
+def _rule_faults_of_the_rest(document: dict[str, Any], details: list[ErrorDetails]) -> list[str]:
+    """Return the rules' faults of everything that pydantic did not refuse.
+
+    A faulty trial is replaced by the baseline, another faulty value is removed.
+    """
+    skip: set[int] = set()
+    locations = [detail["loc"] for detail in details]
+    for location in locations:
+        if not location:  # of the whole file
+            return []
+        if any(other[: len(location)] == location for other in locations if other != location):
+            continue  # a list that counts as too short, because its entries are faulty
+        if location[0] == "trials" and len(location) > 1:
+            document["trials"][location[1]] = BASELINE
+            skip.add(int(location[1]) + 1)
+        else:
+            _remove(document, location)
+    filled = {"schema": SCHEMA, "name": "unnamed", **document}
+    try:
+        return faults_of(Experiment.model_validate(filled), skip)
+    except ValidationError:
+        return []
+
+
+def _remove(document: Any, location: tuple[int | str, ...]) -> None:
+    """Remove the innermost key of `location` that the document has."""
+    for depth, part in enumerate(location):
+        inner = document.get(part) if isinstance(document, dict) else None
+        if isinstance(document, list) and isinstance(part, int) and part < len(document):
+            inner = document[part]
+        deeper = depth + 1 < len(location) and isinstance(inner, dict | list)
+        if not deeper:
+            if isinstance(document, dict):
+                document.pop(str(part), None)
+            return
+        document = inner
+
+
+def _read(name_or_path: str) -> tuple[str, str]:
+    shipped = shipped_experiments()
+    if name_or_path in shipped:
+        return shipped[name_or_path], f"shipped experiment {name_or_path!r}"
+    path = Path(name_or_path)
+    try:
+        return path.read_text(encoding="utf-8"), str(path)
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"spec {name_or_path!r}: expected a TOML file or one of the shipped experiments "
+            f"({', '.join(shipped)}); there is neither.{did_you_mean(name_or_path, shipped)}"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"spec {name_or_path!r}: expected a readable TOML file: {error}"
+        ) from error
+
+
+def _usage_error(origin: str, faults: list[str]) -> UsageError:
+    listed = "\n".join(f"  - {fault}" for fault in faults)
+    plural = "fault" if len(faults) == 1 else "faults"
+    return UsageError(f"{origin}: {len(faults)} {plural}:\n{listed}")
+
+
+def _unknown_key(location: tuple[int | str, ...]) -> str:
+    """Return what to do about an unknown key of a table."""
+    key = str(location[-1])
+    model: Any = Experiment
+    for part in location[:-1]:
+        if isinstance(part, str) and part in model.model_fields:
+            model = nested_model(model.model_fields[part].annotation) or model
+    known = (field.alias or name for name, field in model.model_fields.items())
+    return no_such_key(key, known, keys_of_tables())
+
+
+class _SettingError(ValueError):
+    """A change that cannot be applied; the text says why."""
+
+
+def apply_settings(document: dict[str, Any], settings: Sequence[str]) -> list[str]:
+    """Change the parsed spec in place; return the faults of the settings that cannot be applied.
+
+    A number in a key is the place in an array, counted from 0. Missing tables are made.
+    """
+    faults = []
+    for setting in settings:
+        try:
+            path, value = _parsed(setting)
+            _assign(document, path, value)
+        except _SettingError as fault:
+            faults.append(f"--set {setting}: {fault}")
+    return faults
+
+
+def changed_text(document: dict[str, Any], origin: str, settings: Sequence[str]) -> str:
+    """Return the changed spec as TOML; a comment in the first line names the changes."""
+    listed = "; ".join(" ".join(setting.split()) for setting in settings)
+    return f"# {origin} with {listed}\n{tomli_w.dumps(document)}"
+
+
+def _parsed(setting: str) -> tuple[list[str], Any]:
+    """Return the parts of the key and the value of `KEY=VALUE`."""
+    equal_signs = (place for place, character in enumerate(setting) if character == "=")
+    for place in equal_signs:  # a quoted part of a key may contain one
+        path = _path(setting[:place])
+        if path is not None:
+            return path, _value(setting[place + 1 :])
+    raise _SettingError(f"expected KEY=VALUE, as in {_EXAMPLES}")
+
+
+def _path(key: str) -> list[str] | None:
+    """Return the parts of a dotted key; None if it is not one key of TOML."""
+    try:
+        inner: Any = tomllib.loads(f"{key}=0")
+    except tomllib.TOMLDecodeError:
+        return None
+    path = []
+    while isinstance(inner, dict):
+        if len(inner) != 1:
+            return None
+        ((part, inner),) = inner.items()
+        path.append(part)
+    return path
+
+
+def _value(text: str) -> Any:
+    try:
+        found = tomllib.loads(f"value={text}")
+    except tomllib.TOMLDecodeError:
+        found = {}
+    if list(found) != ["value"]:
+        raise _SettingError(
+            f"expected a TOML value, got {text}; a string needs quotes, as in "
+            """'training.precision="bf16"'"""
+        )
+    return found["value"]
+
+
+def _assign(document: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    inner: Any = document
+    for depth, part in enumerate(path):
+        key = _key(inner, part, ".".join(path[:depth]))
+        if depth == len(path) - 1:
+            inner[key] = value
+        elif isinstance(inner, dict):
+            inner = inner.setdefault(key, {})
+        else:
+            inner = inner[key]
+
+
+def _key(inner: Any, part: str, place: str) -> str | int:
+    """Return the key of a table or the index of an array."""
+    if isinstance(inner, dict):
+        return part
+    if not isinstance(inner, list):
+        raise _SettingError(f"{place} is a value, expected a table or an array")
+    if not (part.isdecimal() and int(part) < len(inner)):
+        raise _SettingError(
+            f"expected a number from 0 to {len(inner) - 1} after {place}, got {part}"
+        )
+    return int(part)

@@ -1,0 +1,138 @@
+"""Values that hold a secret are refused: a spec is copied to the run directory and to the nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from paceline.plan.spec.models import Experiment
+
+# Names of secrets: the default of spark.redaction.regex (Spark 3.5,
+# core/.../internal/config/package.scala), keys of storage accounts and services, other passwords.
+_SECRET = re.compile(
+    r"(?i)secret|passwo?r?d|passphrase|token|credentials?$|authori[sz]ation|bearer|cookie|jaas"
+    r"|connection[._-]?string|(^|[._-])(pass|pwd|auth|dsn|sas)([._-]|$)|(^|[._-])key$"
+    r"|(access|account|api|client|encryption|master|private|shared|signing|storage)[._-]?key(?!provider)"
+)
+# Values that hold a secret under any name: the password of a URL, of a connection string, of JAAS
+# or of a Java option, the signature of a shared access, a private key, and tokens of services.
+_SECRET_VALUE = re.compile(
+    r"(?i)://[^/\s@]*:[^/\s@]+@|(secret|passwo?r?d|pwd|token|key|[?&]sig)\s*=\s*[^\s;&]{4,}"
+    r"|-----BEGIN|\b(bearer|basic)\s+\S{8,}"
+    r"|\b(?-i:(AKIA|ASIA)[0-9A-Z]{16}|(gh[opsu]|hf|glpat|xox[abp]|sk)[_-]\w{16,}|eyJ[\w-]{10,}\.)"
+)
+_NAMES_A_FILE = re.compile(r"(?i)(file|dir|path|application_credentials)$")
+_SWITCHES = ("", "true", "false")
+
+# Anything may be a variable or a property of Hadoop, so these are recorded only if name or value is
+# known to be harmless.
+_OPEN = re.compile(
+    r"^spark\.(hadoop|executorEnv|yarn\.appMasterEnv|kubernetes\.driverEnv)\.(?P<name>.+)"
+)
+_HARMLESS_NAME = re.compile(
+    r"^(CUBLAS|CUDA|CUDNN|FI|GLOO|GOMP|KMP|LC|LD|MALLOC|MKL|NCCL|NUMEXPR|NVIDIA|OMP|OMPI|OPENBLAS|PMIX"
+    r"|PACELINE|PRTE|PSM2?|PYTHON|PYTORCH|SLURM|TF|TORCH|TORCHINDUCTOR|TRITON|UCC|UCX|XLA)_"
+    r"|^(HOME|LANG|PATH|PYTHON\w*|TMPDIR|TZ|USER)$"
+    r"|(?i:[._](algorithm|bucket|class|codec|defaultfs|endpoint|group|hosts?|impl|mode|nameservices"
+    r"|policy|principal|project|protocol|provider|proxy|region|type|user|version)s?)$"
+)
+# Numbers with units, paths, URLs without a query, names of Java's classes, and short words.
+_HARMLESS_VALUE = re.compile(
+    r"[\d.,:\s-]+\s?[a-zA-Z%]{0,3}|[.~]{0,2}/[^=]*|[a-z][a-z\d+]*://[^?@\s]*|[a-z]+(\.[A-Za-z_]\w*){2,}"
+    r"|.{0,11}"
+)
+# Options of pyarrow's file systems that hold a secret.
+_URL_OPTIONS = ("access_key", "secret_key", "session_token")
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return whether the name of a setting or its value says that the value is a secret."""
+    if value.lower() in _SWITCHES:
+        return False
+    if _SECRET_VALUE.search(value) is not None:
+        return True
+    return _SECRET.search(name) is not None and _NAMES_A_FILE.search(name) is None
+
+
+def without_secrets(text: str) -> str:
+    """Return the text, for a record, without the secrets in options of Java (`-DNAME=VALUE`)."""
+    return _JAVA_OPTION.sub(_shown_option, text)
+
+
+_JAVA_OPTION = re.compile(r"-D([\w.-]+)=(\S+)")
+
+
+def _shown_option(option: re.Match[str]) -> str:
+    name, value = option.groups()
+    return f"-D{name}=(hidden)" if is_secret(name, value) else option[0]
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    """Return whether the value of a variable or a property of Hadoop can be recorded."""
+    return (
+        _HARMLESS_NAME.search(name) is not None
+        or _NAMES_A_FILE.search(name) is not None
+        or _HARMLESS_VALUE.fullmatch(value) is not None
+    )
+
+
+def holds_secret(url: str) -> bool:
+    """Return whether a URL has a user, a password or an option that holds a secret."""
+    parts = urlsplit(url)
+    is_hdfs_user = parts.scheme == "hdfs" and parts.password is None
+    has_user = "@" in parts.netloc and not is_hdfs_user
+    return has_user or any(name in _URL_OPTIONS for name, _ in parse_qsl(parts.query))
+
+
+def secret_faults(experiment: Experiment) -> Iterator[str]:
+    """Yield why a spec must not hold a value; the value itself is not repeated."""
+    for place, workload in enumerate(experiment.workloads, start=1):
+        if workload.data is not None and holds_secret(workload.data):
+            yield (
+                f"workloads[{place}].data: a URL must not contain a secret, because it is written "
+                "to the run directory; expected a URL without user, password and keys: set the "
+                "variables of the storage instead (AWS_SECRET_ACCESS_KEY, "
+                "GOOGLE_APPLICATION_CREDENTIALS)"
+            )
+    tables = dict(experiment.model_extra or {})
+    for place, trial in enumerate(experiment.trials, start=1):
+        own = {"arguments": trial.arguments, "environment": trial.environment}
+        tables[f"trials[{place}]"] = {**own, **(trial.model_extra or {})}
+    for where, name, value, is_open in _settings(tables):
+        if is_secret(name, value):
+            why = "a spec must not contain a secret"
+        elif is_open and not _is_harmless(name, value):
+            why = "a spec must not contain a long value under a name that Paceline does not know"
+        else:
+            continue
+        yield (
+            f"{where}: {why}, because it is written to the run directory and to every node; remove "
+            "it, and set it where Paceline does not read it: spark-defaults.conf in the folder "
+            "$SPARK_CONF_DIR, or an environment variable"
+        )
+
+
+def _settings(
+    table: Mapping[str, Any], where: str = "", *, is_open: bool = False
+) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield place, name and value of each text, and whether its name may be any.
+
+    NAME=VALUE in a list is a setting as well, after `-x` that of a variable.
+    """
+    for name, value in table.items():
+        place = f"{where}{name}"
+        if isinstance(value, str):
+            family = _OPEN.match(name)
+            own = name if family is None else family["name"]
+            yield place, own, value, is_open or family is not None
+        elif isinstance(value, Mapping):
+            yield from _settings(value, f"{place}.", is_open=name == "environment")
+        elif isinstance(value, Iterable):
+            before = ""
+            for number, entry in enumerate(value):
+                if isinstance(entry, str) and "=" in entry:
+                    given, _, text = entry.partition("=")
+                    yield f"{place}[{number}]", given, text, before == "-x"
+                before = entry

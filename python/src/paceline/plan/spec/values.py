@@ -1,0 +1,132 @@
+"""Types and words of spec values, and what they mean: rates, learning rates, names of data sets.
+
+Light to import. Extensions add words of their own; the glossary explains all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import unquote, urlsplit
+
+from pydantic import Field
+
+from paceline.base.errors import UsageError
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Count = PositiveInt | Literal["auto"]  # "auto": as the local strategy decides
+FROM_LIST: Any = Field(strict=False)  # for tuples: TOML's arrays are lists
+
+Device = Literal["cpu", "cuda"]
+Precision = Literal["fp32", "bf16", "fp16"]
+MatmulPrecision = Literal["highest", "high", "medium"]
+MemoryFormat = Literal["contiguous", "channels_last"]
+BatchNorm = Literal["global", "per-replica"]
+ReadingMode = Literal["memory", "stream"]
+BEST = "best"  # a local strategy that a search has to find first
+# The trial that every speedup is relative to: one process, one thread, no launcher.
+BASELINE = {"launcher": "local", "local_strategy": "sequential"}
+DEFAULT_EPOCHS = 1
+
+
+def is_baseline(
+    launcher: str, local_strategy: str, arguments: tuple[str, ...], environment: Mapping[str, str]
+) -> bool:
+    """Return whether it is the sequential process that every speedup is relative to."""
+    named = {"launcher": launcher, "local_strategy": local_strategy}
+    return named == BASELINE and not (arguments or environment)
+
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?) ?([kmg]?)(?:bit|bps|bit/s|b/s)")
+_BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+
+
+def bits_per_s(rate: str, option: str = "bandwidth") -> float:
+    """Parse a rate such as `1gbit`, `1 Gbit/s` or `1gbps`.
+
+    option: its name in messages. Raises UsageError for others, and below 64 kbit.
+    """
+    found = _RATE.fullmatch(rate.strip().lower())
+    bits = float(found[1]) * _BITS[found[2]] if found else 0.0
+    if bits < 64e3:
+        raise UsageError(
+            f'{option}: expected a rate such as "1gbit" or "100 Mbit/s" of at least 64kbit, '
+            f"got {rate!r}"
+        )
+    return bits
+
+
+LearningRateScaling = Literal["none", "linear", "sqrt"]
+_EXPONENTS: dict[LearningRateScaling, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
+# Keys of [training] and [[workloads]] beside `learning_rate`.
+LEARNING_RATE_KEYS = ("learning_rate_scaling", "reference_batch", "learning_rate_warmup_steps")
+
+
+def scaled_learning_rate(
+    learning_rate: float, scaling: LearningRateScaling, global_batch: int, reference_batch: int
+) -> float:
+    """Return the rate for a global batch.
+
+    learning_rate: for `reference_batch` samples. Linear: in proportion to the batch (Goyal et al.,
+    arXiv:1706.02677); sqrt: to its square root (Krizhevsky, arXiv:1404.5997).
+    """
+    factor: float = (global_batch / reference_batch) ** _EXPONENTS[scaling]
+    return learning_rate * factor
+
+
+def warmup_factor(step: int, warmup_steps: int) -> float:
+    """Return the factor of the rate in `step` (from 0): it grows linearly to 1 in `warmup_steps`.
+
+    Step s of a warm-up of n steps has the factor (s + 1) / n.
+    """
+    return min(1.0, (step + 1) / max(1, warmup_steps))
+
+
+def training_steps(samples: int, global_batch: int, epochs: int, max_steps: int | None) -> int:
+    """Return the steps of a training; the last batch of an epoch may be smaller."""
+    whole = -(-samples // global_batch) * epochs
+    return whole if max_steps is None else min(whole, max_steps)
+
+
+REMOTE_SCHEMES = ("s3", "gs", "hdfs")
+_URL_RESERVED = "#?;"
+
+
+def is_remote(name: str) -> bool:
+    """Return whether the name is a URL of a remote place."""
+    return name.partition("://")[0] in REMOTE_SCHEMES and "://" in name
+
+
+def local_path(path: str | Path) -> Path:
+    """Return the local folder that a path or file:// URL names.
+
+    Raises UsageError for another scheme, and for characters that Petastorm would cut off because
+    it reads paths as URLs.
+    """
+    text = str(path)
+    parts = urlsplit(text)
+    if "://" in text and parts.scheme == "file":
+        text = unquote(parts.path)
+    elif "://" in text:
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # no password
+        raise UsageError(
+            f"{place}: expected a folder that every node sees, or a URL that begins with file://, "
+            f"{', '.join(f'{scheme}://' for scheme in REMOTE_SCHEMES)}, got {parts.scheme}://; "
+            "copy the data set to such a place first"
+        )
+    if any(character in text for character in _URL_RESERVED):
+        raise UsageError(
+            f"{text}: the path of a data set must not contain any of {' '.join(_URL_RESERVED)} "
+            "(Petastorm reads paths as URLs); choose another folder"
+        )
+    return Path(text).absolute()
+
+
+def absolute_name(name: str | Path) -> str:
+    """Return a URL unchanged, and a path as an absolute path."""
+    return str(name) if "://" in str(name) else str(Path(name).resolve())

@@ -1,0 +1,1 @@
+"""From spec to trials: who runs where, in which order, on which samples. Arithmetic only."""

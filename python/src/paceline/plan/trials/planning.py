@@ -1,0 +1,249 @@
+"""Plan the trials of a spec, in the order in which they run.
+
+Repeats are blocks: each block holds every trial once, in an order drawn from the seed. So slow
+drifts of the machine affect all trials alike, and a run that is cut short has whole blocks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.base.errors import UsageError
+from paceline.collectives.host import LOOPBACK
+from paceline.plan.spec.counts import batch_per_replica, counts_on_node
+from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
+from paceline.plan.spec.models import TRIAL_VALUES, Experiment, TrialRequest, WorkloadRequest
+from paceline.plan.spec.placement import NodeCounts
+from paceline.plan.spec.rules import first_given, known_steps
+from paceline.plan.spec.tables import EVALUATION_KEYS, CheckpointSettings
+from paceline.plan.spec.transport_rules import transport_of
+from paceline.plan.spec.trial_rules import applies, open_count_faults
+from paceline.plan.spec.values import DEFAULT_EPOCHS, scaled_learning_rate
+from paceline.plan.spec.workloads import reads_dataset, task_target, task_values, workload_of
+from paceline.plan.trials.task_rules import planned_faults, undivided_for_batch_norm
+from paceline.plan.trials.trial import Evaluation, Placement, Script, Training, Trial, trial_name
+
+DEFAULT_WARMUP_STEPS = 3
+
+
+class _PlanError(UsageError):
+    """A trial that cannot be planned, for one or several reasons."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
+
+
+_OF_SCRIPTS = ("max_steps", "warmup_steps")  # the values of [training] that apply to scripts
+# values of a spec whose defaults are those of `Training`
+_AS_GIVEN = (*TRIAL_VALUES, "learning_rate_warmup_steps", "dropout", "reading")
+
+
+def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int) -> list[Trial]:
+    """Return all trials of `experiment`, interleaved.
+
+    datasets: path or URL of the data set of each workload that reads one, by its name.
+    cores: cores of this node that ranks may use.
+    Raises UsageError where a trial cannot be placed, all of them at once.
+    """
+    faults: list[str] = []
+    blocks: list[Trial] = []
+    for workload in experiment.workloads:
+        for place, request in enumerate(experiment.trials, start=1):
+            if not applies(request, workload):
+                continue
+            try:
+                dataset = datasets[workload.name] if reads_dataset(workload) else ""
+                trial = _trial(experiment, workload, request, dataset, cores)
+                _check_new(trial, blocks)
+                blocks.append(trial)
+            except UsageError as error:
+                found = error.faults if isinstance(error, _PlanError) else [str(error)]
+                faults += [f"  - trials[{place}], workload {workload.name}: {f}" for f in found]
+    if faults:
+        raise UsageError(f"experiment {experiment.name!r} cannot be planned:\n" + "\n".join(faults))
+    return _interleaved(experiment, blocks)
+
+
+def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset: str) -> Training:
+    """Return a workload's training values: its own, else [training]'s, else the defaults."""
+    defaults = workload_of(workload)
+
+    def value(name: str, otherwise: Any) -> Any:
+        of_script = workload.script is not None and name not in _OF_SCRIPTS
+        given = None if of_script else first_given(name, workload, experiment)
+        return otherwise if given is None else given
+
+    batch = value("global_batch", defaults.global_batch)
+    max_steps = value("max_steps", None)
+    # max_steps alone decides: an epoch has a step at least
+    usual_epochs = DEFAULT_EPOCHS if workload.script is not None else max_steps or DEFAULT_EPOCHS
+    steps = known_steps(workload, experiment)
+    usual_warmup = DEFAULT_WARMUP_STEPS if steps is None else min(DEFAULT_WARMUP_STEPS, steps - 1)
+    return Training(
+        workload=workload.name,
+        **task_values(workload),
+        dataset=dataset,
+        seed=experiment.seed,
+        image_size=value("image_size", defaults.image_size),
+        global_batch=batch,
+        epochs=value("epochs", usual_epochs),
+        max_steps=max_steps,
+        warmup_steps=value("warmup_steps", usual_warmup),
+        learning_rate=scaled_learning_rate(
+            value("learning_rate", defaults.learning_rate),
+            value("learning_rate_scaling", "none"),
+            batch,
+            value("reference_batch", None) or defaults.global_batch or 1,  # 0: a script
+        ),
+        momentum=value("momentum", defaults.momentum),
+        **{name: given for name in _AS_GIVEN if (given := value(name, None)) is not None},
+        cache=None if workload.cache is None else str(Path(workload.cache).absolute()),
+        script=None if workload.script is None else _script(workload.script, workload),
+        evaluation=_evaluation(experiment, workload),
+    )
+
+
+def _evaluation(experiment: Experiment, workload: WorkloadRequest) -> Evaluation | None:
+    """Return the evaluations of a training; by default one after each epoch."""
+    if workload.script is not None:
+        return None
+    given = {name: first_given(name, workload, experiment) for name in EVALUATION_KEYS}
+    samples, every_steps = given["held_out_samples"], given["evaluate_every_steps"]
+    if samples is None:
+        return None
+    return Evaluation(
+        held_out_samples=samples,
+        split_seed=experiment.seed,
+        every_steps=every_steps,
+        every_epochs=None if every_steps is not None else given["evaluate_every_epochs"] or 1,
+        target=given["target"] or task_target(workload),
+    )
+
+
+def _script(path: str, workload: WorkloadRequest) -> Script:
+    return Script(
+        path=str(Path(path).absolute()),
+        arguments=workload.arguments,
+        directory=str(Path.cwd()),
+        samples_per_step=workload.samples_per_step,
+    )
+
+
+def resolve_placement(request: TrialRequest, counts: NodeCounts, cores: int) -> Placement:
+    """Return the counts as a placement; allocated cores are known on a single node only."""
+    shared = request.oversubscribe and request.nodes == 1 and counts.threads > cores
+    return Placement(
+        nodes=request.nodes,
+        ranks_per_node=counts.ranks,
+        threads_per_rank=counts.threads_per_rank,
+        replicas_per_node=counts.replicas,
+        stages=counts.stages,
+        oversubscribe=request.oversubscribe,
+        allocated_cores=cores if shared else None,
+    )
+
+
+def _trial(
+    experiment: Experiment,
+    workload: WorkloadRequest,
+    request: TrialRequest,
+    dataset: str,
+    cores: int,
+) -> Trial:
+    # A search was to find open counts.
+    _refuse([f"{f}, or run `paceline tune local SPEC`" for f in open_count_faults(request)])
+    training = resolve_training(experiment, workload, dataset)
+    counts = counts_on_node(request, cores)
+    strategy = STRATEGIES.get(request.local_strategy)
+    replica_batch = batch_per_replica(training.global_batch, request.nodes * counts.replicas)
+    _refuse(strategy.batch_faults(request, counts, replica_batch, workload_of(workload)))
+    transport = transport_of(request)
+    if transport is None:
+        raise UsageError("transport: no installed transport can join these ranks")
+    if workload.script is None:
+        options = strategy.options(request, counts, replica_batch, transport)
+    else:
+        options = strategy.Options()  # a script has its own training
+    own = {
+        name: getattr(request, name) for name in TRIAL_VALUES if getattr(request, name) is not None
+    }
+    options = undivided_for_batch_norm(workload, strategy, request, options)
+    if request.nodes * counts.replicas == 1 and getattr(options, "micro_batches", 1) == 1:
+        own["batch_norm"] = "global"  # the same
+    training = training.model_copy(update=own)
+    trial = Trial(
+        id="unnamed",
+        experiment=experiment.name,
+        repeat=0,
+        launcher=request.launcher,
+        transport=transport,
+        local_strategy=request.local_strategy,
+        placement=resolve_placement(request, counts, cores),
+        training=training,
+        strategy_options=options,
+        transport_options=TRANSPORTS.get(transport).options(request),
+        launcher_options=LAUNCHERS.get(request.launcher).options(request, experiment),
+        device=request.device,
+        interface=experiment.network.interface or LOOPBACK,
+        telemetry=experiment.telemetry,
+        limits=experiment.limits,
+        checkpoint=_checkpoint(experiment, workload, transport),
+        restarts=experiment.restarts,
+        failures=experiment.failures,
+        arguments=request.arguments,
+        environment=request.environment,
+    )
+    _refuse(planned_faults(workload, trial))
+    return trial
+
+
+def _refuse(faults: Iterable[str]) -> None:
+    """Raise _PlanError if there are faults."""
+    if found := list(faults):
+        raise _PlanError(found)
+
+
+def _checkpoint(
+    experiment: Experiment, workload: WorkloadRequest, transport: str
+) -> CheckpointSettings | None:
+    """Return when a trial writes checkpoints; None if its own training does not.
+
+    A script writes its own checkpoints. The driver of rounds of tasks has the state after each.
+    """
+    if workload.script is not None or TRANSPORTS.get(transport).averages_weights:
+        return None
+    return experiment.checkpoint
+
+
+def _check_new(trial: Trial, earlier: list[Trial]) -> None:
+    """Raise UsageError if a trial, once planned, is one that is there already."""
+    if trial.configuration in {t.configuration for t in earlier}:
+        raise UsageError(
+            f"with all defaults filled in it is {trial.configuration}, as an earlier one; leave "
+            "one out, and use `repeats` to repeat"
+        )
+
+
+def _interleaved(experiment: Experiment, block: list[Trial]) -> list[Trial]:
+    order = random.Random(experiment.seed)  # noqa: S311  (an order, not a secret)
+    trials: list[Trial] = []
+    for repeat in range(experiment.planned_repeats):
+        shuffled = list(block)
+        order.shuffle(shuffled)
+        if not repeat or experiment.vary_seed:  # the others replay steps from a baseline's states
+            shuffled.sort(key=lambda trial: not trial.is_baseline)
+        trials += [repeated(t, repeat, vary_seed=experiment.vary_seed) for t in shuffled]
+    return trials
+
+
+def repeated(trial: Trial, repeat: int, *, vary_seed: bool = False) -> Trial:
+    """Return a repeat of a trial, from 0: of the same training, or of one with another seed."""
+    training = trial.training
+    if vary_seed:
+        training = training.model_copy(update={"seed": training.seed + repeat})
+    name = trial_name(trial.configuration, repeat)
+    return trial.model_copy(update={"repeat": repeat, "id": name, "training": training})

@@ -1,0 +1,264 @@
+"""Refuse configurations that cannot train a user's task, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from paceline.plan.spec.descriptors import OptionModel, StrategyDescriptor
+from paceline.plan.spec.extensions import STRATEGIES, TRANSPORTS, quoted
+from paceline.plan.spec.model_facts import ModelFacts
+from paceline.plan.spec.models import TrialRequest, WorkloadRequest
+from paceline.plan.spec.workloads import workload_of
+from paceline.plan.trials.trial import Training, Trial
+
+
+def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
+    """Yield why a planned trial cannot train the task of an entry of [[workloads]]."""
+    strategy, training = STRATEGIES.get(trial.local_strategy), trial.training
+    workload, checkpointing = workload_of(request), trial.training.activation_checkpointing
+    if workload.needs_facts:
+        yield from _task_faults(workload.facts(), workload.model, strategy, trial)
+        yield from _method_faults(workload.facts(), workload.model, strategy, trial)
+    yield from strategy.task_faults(
+        workload,
+        trial.placement,
+        trial.strategy_options,
+        activation_checkpointing=checkpointing,
+    )
+    yield from _batch_norm_faults(request, trial)
+    yield from _checkpointing_faults(request, requested=checkpointing)
+    yield from _arithmetic_faults(strategy, trial)
+    yield from _accumulation_faults(request, strategy, trial)
+    if TRANSPORTS.get(trial.transport).averages_weights:
+        yield from _round_faults(training, trial.transport)
+    if training.evaluation is not None and not strategy.holds_whole_model:
+        yield (
+            "held_out_samples: evaluations need the whole model on each rank, and "
+            f'"{strategy.name}" has no room for it; remove it, or use another local_strategy'
+        )
+
+
+def _task_faults(
+    facts: ModelFacts, model: str, strategy: StrategyDescriptor, trial: Trial
+) -> Iterator[str]:
+    """Yield why a strategy cannot train the task."""
+    options = trial.strategy_options
+    if strategy.is_pipelined and facts.splitting_fault is not None:
+        yield f'local_strategy "{strategy.name}": {facts.splitting_fault}'
+    sharding_fault = facts.sharding_fault
+    if facts.unused_parameter is not None and not strategy.updates_by_part(options):
+        sharding_fault = _without_gradient(facts.unused_parameter)
+    if strategy.divides_updates(trial.transport, options) and sharding_fault is not None:
+        yield (
+            f'local_strategy "{strategy.name}" divides the update of {model} among '
+            f"workers, but {sharding_fault}; or use a strategy and transport in which each "
+            "replica updates all parameters"
+        )
+    fault = micro_batch_fault(facts.batch_norms, model, trial)
+    if fault is not None:
+        yield fault
+    if TRANSPORTS.get(trial.transport).averages_weights and facts.optimizer != "SGD":
+        yield (
+            f'transport "{trial.transport}" averages weights and the momentum of SGD; {model} '
+            f"has the optimiser {facts.optimizer}; use another transport"
+        )
+
+
+def _method_faults(
+    facts: ModelFacts, model: str, strategy: StrategyDescriptor, trial: Trial
+) -> Iterator[str]:
+    """Yield what a task needs that local SGD or updates with a part of the gradient lack."""
+    options, is_global = trial.strategy_options, trial.training.batch_norm == "global"
+    averages_weights = TRANSPORTS.get(trial.transport).averages_weights
+    is_averaged = getattr(options, "averaging", None) is not None
+    if is_averaged and not averages_weights and is_global:
+        yield from _statistics_faults(facts, model, "local SGD", "remove averaging_period_steps")
+    if is_averaged and averages_weights and facts.batch_norms:
+        yield (
+            f'transport "{trial.transport}" sends weights only, but layer '
+            f"{facts.batch_norms[0]} of {model} has running statistics; use another transport"
+        )
+    if not strategy.updates_by_part(options):
+        return
+    name = f'"{strategy.name}"'
+    if facts.clip_norm is not None:
+        yield (
+            f"clip_norm: {model} limits the norm of the whole gradient, which {name} does "
+            "not know when it updates a part; set clip_norm = None in the task, or use another "
+            "local_strategy"
+        )
+    if facts.unused_parameter is not None:
+        yield (
+            f"local_strategy {name} updates every parameter of {model}, but "
+            f"{_without_gradient(facts.unused_parameter)}"
+        )
+    if trial.placement.replicas > 1 and is_global:
+        yield from _statistics_faults(facts, model, name, "use another local_strategy")
+
+
+def _statistics_faults(facts: ModelFacts, model: str, method: str, remedy: str) -> Iterator[str]:
+    """Yield why replicas cannot compute a batch's samples at different times."""
+    if facts.batch_norms:
+        yield (
+            f"batch_norm: layer {facts.batch_norms[0]} of {model} normalises over the "
+            f"whole batch, but {method} computes its parts at different times; use batch_norm = "
+            f'"per-replica", or {remedy}'
+        )
+
+
+def _round_faults(training: Training, transport: str) -> Iterator[str]:
+    """Yield values of a training that rounds of tasks cannot have."""
+    if training.evaluation is not None:
+        yield (
+            f'held_out_samples: transport "{transport}" trains in rounds of tasks, which cannot '
+            "evaluate; use another transport"
+        )
+    if training.learning_rate_warmup_steps:
+        yield (
+            f'learning_rate_warmup_steps: transport "{transport}" keeps no count of steps between '
+            "its tasks; remove it, or use another transport"
+        )
+
+
+def _batch_norm_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
+    """Yield why a model cannot normalise within each replica."""
+    if trial.training.batch_norm != "per-replica":
+        return
+    model, facts = workload_of(request).model, workload_of(request).facts()
+    if not facts.batch_norms:
+        yield (
+            f'batch_norm: {model} has no batch normalisation, so "per-replica" has no meaning; '
+            "remove it"
+        )
+    parts = trial.micro_batches
+    for batch in _batch_sizes(trial.training) if facts.batch_norms_of_several else ():
+        # The smallest part of a replica's samples, which are divided as equally as possible.
+        if max(1, batch // trial.placement.replicas) < 2 * parts:
+            yield (
+                f"batch_norm: layer {facts.batch_norms_of_several[0]} of {model} cannot normalise "
+                f"a single sample, but a batch of {batch} leaves one to some of "
+                f"{trial.placement.replicas} replicas with {parts} micro-batch(es); use another "
+                'global_batch, fewer replicas, or batch_norm = "global"'
+            )
+            return
+
+
+def _batch_sizes(training: Training) -> Iterator[int]:
+    """Yield the sizes of batches that the training has, as far as its samples are known."""
+    yield training.global_batch
+    if training.items is None:
+        return
+    held_out = 0 if training.evaluation is None else training.evaluation.held_out_samples
+    whole, last = divmod(training.items - held_out, training.global_batch)
+    if last and (training.max_steps is None or training.max_steps > whole):
+        yield last
+
+
+def _checkpointing_faults(request: WorkloadRequest, *, requested: bool) -> Iterator[str]:
+    """Yield why activations of a model cannot be computed again in segments."""
+    workload = workload_of(request)
+    if requested and workload.needs_facts:
+        fault = workload.facts().splitting_fault
+        if fault is not None:
+            yield f"activation_checkpointing: it needs the blocks of the model, but {fault}"
+
+
+def _arithmetic_faults(strategy: StrategyDescriptor, trial: Trial) -> Iterator[str]:
+    """Yield ways to compute that a strategy does not have, or that exclude each other."""
+    training, options = trial.training, trial.strategy_options
+    if training.compile and not strategy.can_compile:
+        able = quoted(tuple(s.name for s in STRATEGIES.all() if s.can_compile))
+        yield (
+            f'compile: "{strategy.name}" calls or changes parts of the model by itself, which '
+            f"torch.compile would prevent; use local_strategy = {able}, or remove it"
+        )
+    if training.compile and training.activation_checkpointing:
+        yield (
+            "compile: activation_checkpointing computes blocks again outside of compiled code; use "
+            "one of the two"
+        )
+    averages = getattr(options, "averaging", None) is not None
+    if training.precision == "fp16" and (averages or not strategy.can_scale_loss):
+        able = quoted(tuple(s.name for s in STRATEGIES.all() if s.can_scale_loss))
+        what = "averages weights" if averages else f'is "{strategy.name}"'
+        yield (
+            f"precision: fp16 scales the loss, and all updates of a step must use one scale, but "
+            f'the trial {what}; use local_strategy = {able} without averaging, or "bf16"'
+        )
+    if training.precision == "fp16" and getattr(trial.transport_options, "compression", None):
+        yield (
+            "compression: keeps the errors of earlier gradients, whose scale changes under "
+            'precision = "fp16"; use one of the two'
+        )
+    if training.float32_matmul_precision != "highest" and training.precision != "fp32":
+        yield (
+            "float32_matmul_precision: applies to matrix products of float32, and "
+            f'precision = "{training.precision}" has none; use one of the two'
+        )
+    if training.cudnn_autotuning and trial.device == "cpu":
+        yield (
+            'cudnn_autotuning: cuDNN computes on GPUs, expected device = "cuda", got "cpu"; remove '
+            "it"
+        )
+
+
+def _accumulation_faults(
+    request: WorkloadRequest, strategy: StrategyDescriptor, trial: Trial
+) -> Iterator[str]:
+    """Yield why a worker cannot divide its samples as the spec says."""
+    steps, workload = trial.training.accumulation_steps, workload_of(request)
+    if steps is None or steps == 1:
+        return
+    if strategy.is_pipelined:
+        yield (
+            f'accumulation_steps: "{strategy.name}" divides the samples by micro_batches; use that '
+            "key, or remove this"
+        )
+    if not strategy.can_accumulate:
+        yield (
+            f'accumulation_steps: all ranks of "{strategy.name}" take part in each pass of one, '
+            f"expected 1, got {steps}; remove it, or use another local_strategy"
+        )
+    samples = trial.placement.samples_of_a_replica(trial.training.global_batch)
+    if steps > samples:
+        yield (
+            f"accumulation_steps: a replica has {samples} sample(s) of a step, expected at most as "
+            f"many parts, got {steps}; use {samples}, or a larger global_batch"
+        )
+    if workload.needs_facts and workload.facts().batch_norms:
+        yield (
+            f"accumulation_steps: layer {workload.facts().batch_norms[0]} of {workload.model} "
+            f"normalises over the whole batch, so it cannot be divided: expected 1, got {steps}"
+        )
+
+
+def undivided_for_batch_norm(
+    request: WorkloadRequest,
+    strategy: StrategyDescriptor,
+    trial: TrialRequest,
+    options: OptionModel,
+) -> OptionModel:
+    """Return the options without micro-batches if the task's model normalises over the batch and
+    the trial does not request their number."""
+    workload = workload_of(request)
+    if workload.needs_facts and strategy.is_pipelined and workload.facts().batch_norms:
+        return strategy.undivided(trial, options)
+    return options
+
+
+def micro_batch_fault(batch_norms: Sequence[str], model: str, trial: Trial) -> str | None:
+    """Return why a trial cannot divide the batch, if layers normalise over the whole one."""
+    if not batch_norms or trial.micro_batches == 1 or trial.training.batch_norm != "global":
+        return None
+    return (
+        f"micro_batches: layer {batch_norms[0]} of {model} normalises over the whole batch, so "
+        f"expected 1, got {trial.micro_batches}; or use "
+        'batch_norm = "per-replica", with which each micro-batch has its own statistics'
+    )
+
+
+def _without_gradient(parameter: str) -> str:
+    return (
+        f"parameter {parameter} gets no gradient from the model's output; use it in the forward, "
+        "remove it, or set requires_grad=False"
+    )

@@ -1,0 +1,121 @@
+"""One rank from start to end, the same under every launcher."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+from paceline.base.errors import ExitCode, PacelineError, TimedOut
+from paceline.base.host.memory import permanent_objects
+from paceline.base.host.messages import say
+from paceline.base.host.processes import die_with_parent
+from paceline.base.host.programs import missing_extra
+from paceline.measure.records.attempts import begin_attempt
+from paceline.plan.trials.rank_context import RankContext
+from paceline.plan.trials.trial import Trial
+from paceline.runner.job.checks import check_inputs
+from paceline.runner.job.failure_words import rank_failed
+from paceline.runner.job.job import Job
+from paceline.runner.job.rank_status import (
+    RankEnd,
+    RankStatusFile,
+    log_of,
+    terminated,
+    trial_limit,
+    trial_timed_out,
+)
+from paceline.runner.job.sidecars import host_sidecar
+from paceline.runner.job.stacks import answer_requests, request_stacks, write_error
+from paceline.runner.job.unshared import check_shared
+
+# A rank that only lost a peer ends later than that peer. Launchers report and act on the first end,
+# so they see the cause first.
+_CAUSE_FIRST_S = 2.0
+
+
+def run_rank(
+    job: Job,
+    context: RankContext,
+    watched_pids: Sequence[int] = (),
+    *,
+    parent_is_launcher: bool = True,
+) -> RankEnd:
+    """Train as one rank and write its status; never raises a PacelineError or Exception.
+
+    watched_pids: roots of the process trees on this node that a sidecar observes, if this rank has
+    to start one. parent_is_launcher: this rank ends with its parent process; False if that is a
+    shell, which may end first.
+    """
+    if parent_is_launcher:
+        die_with_parent(os.getppid())
+    end = _run(job, context, watched_pids)
+    if end.secondary:
+        time.sleep(_CAUSE_FIRST_S)
+    if job.supervised and end.error is not None and not end.secondary:
+        # The rank's own log has this line already; this one is for readers of the launcher's log.
+        say(rank_failed(end.error, job.trial.placement.ranks))
+    return end
+
+
+def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd:
+    begin_attempt(job.files.rank(context.rank))
+    answer_requests(job.files.rank(context.rank))
+    status = RankStatusFile(job, context)
+
+    def expire() -> None:
+        try:
+            status.failed(trial_timed_out(job.trial))
+        finally:  # even if the status cannot be written
+            os._exit(ExitCode.TIMED_OUT)  # the main thread may be in a call that does not return
+
+    with log_of(job, context), terminated(status), trial_limit(job, expire):
+        try:
+            check_shared(job, context.host)
+            status.write("running")
+            status.log("starts")
+            with host_sidecar(job, context, watched_pids):
+                _train(job, context)
+        except PacelineError as error:
+            write_error(job.files.rank(context.rank), error)
+            if isinstance(error, TimedOut):  # its end lets launchers end the other ranks
+                request_stacks(job.files)
+            return status.failed(error)
+        except Exception as error:  # noqa: BLE001  (the log and the status report it)
+            missing = missing_extra(error) if isinstance(error, ImportError) else None
+            if missing is not None:
+                return status.failed(missing)
+            traceback.print_exc()
+            return status.failed(error)
+        status.write("done")
+        status.log("is done")
+        return RankEnd(rank=context.rank)
+
+
+def _train(job: Job, context: RankContext) -> None:
+    prepare_process(job, context)
+    import_train(job.trial).train(job.trial, context, job.files)
+
+
+def prepare_process(job: Job, context: RankContext) -> None:
+    """Check the data set, and set threads and cores. Call it before torch is imported.
+
+    Torch reads the settings at its import. Raises EnvironmentLacks.
+    """
+    from paceline.train.training.resources import apply_resources  # noqa: PLC0415
+
+    if job.trial.placement.nodes > 1 or not job.supervised:
+        check_inputs(job.trial)  # else preflight has checked it on this node
+    apply_resources(context, job.trial)
+
+
+def import_train(trial: Trial) -> ModuleType:
+    """Import the module whose `train` does the work of a rank, and torch with it."""
+    script = trial.training.script
+    with permanent_objects():
+        return import_module(
+            "paceline.train.rank.train" if script is None else "paceline.train.rank.script.train"
+        )

@@ -1,0 +1,104 @@
+"""`torchrun`: PyTorch's own launcher as a reference, on one node."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from paceline.base.errors import EnvironmentLacks
+from paceline.base.host.programs import Finding, Tool, tool_finding
+from paceline.measure.records.layout import TrialFiles
+from paceline.plan.trials.trial import Trial
+from paceline.runner.job.checks import check_cores, check_inputs
+from paceline.runner.job.context import rank_environment
+from paceline.runner.launchers.base import Command, first_named
+from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
+from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
+
+_FAILURES = (
+    re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL),
+    re.compile(r"failed \(exitcode: [^)]*\) local_rank: (\d+)"),
+)
+# Otherwise the agent opens a store for the workers to share, on every interface.
+ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+_MODULE = ["-m", "paceline.runner.launchers.torchrun"]
+
+
+class TorchrunLauncher:
+    """`python -m torch.distributed.run` with a rendezvous over a file instead of a port.
+
+    With a port, the agent's TCPStore would listen on every interface (pytorch/pytorch#173909).
+    """
+
+    def preflight(self, trial: Trial) -> None:
+        find_torchrun()
+        check_inputs(trial)
+        check_cores(trial)
+
+    def command(self, trial: Trial, files: TrialFiles) -> Command:
+        rendezvous = files.root.resolve() / "torchrun.rendezvous"
+        rendezvous.unlink(missing_ok=True)  # of an attempt that was stopped
+        argv = [str(find_torchrun().path), *agent_arguments(trial, trial.id, str(rendezvous))]
+        argv += ["-m", "paceline.runner.launchers.torchrun", "--trial", str(files.trial)]
+        return Command(argv=tuple(argv), environment={**rank_environment(trial), **ENVIRONMENT})
+
+    def failed_rank(self, log_text: str) -> int | None:
+        return first_named(_FAILURES, log_text)
+
+
+def agent_arguments(trial: Trial, run_id: str, rendezvous: str) -> list[str]:
+    """Return the interpreter's arguments for torchrun; rendezvous: path of a file."""
+    return [
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=1",
+        f"--nproc-per-node={trial.placement.ranks}",
+        f"--max-restarts={trial.restarts}",
+        f"--rdzv-id={run_id}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={rendezvous}",
+        "--rdzv-conf=store_type=file",
+        "--local-addr=127.0.0.1",
+    ]
+
+
+def find_torchrun() -> Tool:
+    """Return this Python, which runs torchrun as a module.
+
+    Raises EnvironmentLacks if torch is not installed.
+    """
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError as error:
+        raise EnvironmentLacks(
+            f"torchrun: expected torch in {sys.prefix}, found none; `pip install torch` brings it"
+        ) from error
+    return Tool(path=Path(sys.executable), version=version, why="torch of this Python")
+
+
+def checks() -> list[Finding]:
+    """Return what `paceline doctor` shows about this launcher."""
+    return [tool_finding("torchrun", find_torchrun)]
+
+
+def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
+    """Return one task, torchrun's agent, that starts all ranks."""
+    # torch unpickles the file of the rendezvous, so only this user may create it. Unquoted: the
+    # shell has to replace the variables.
+    agent = agent_arguments(trial, "$SLURM_JOB_ID", '"$rendezvous"/store')
+    command = " ".join([shlex.quote(settings.python), *agent, *_MODULE])
+    return SlurmStep(
+        command=command,
+        cpus_per_task=trial.placement.cores_per_node,
+        environment=ENVIRONMENT,
+        preparation=("rendezvous=$(mktemp -d)", "trap 'rm -rf \"$rendezvous\"' EXIT"),
+    )
+
+
+def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
+    agent = agent_arguments(trial, "paceline", "/tmp/paceline.rendezvous")  # noqa: S108
+    return single_pod_job([*agent, *_MODULE], trial, settings)

@@ -1,0 +1,44 @@
+"""An all-reduce of Gloo between probes. It imports torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from paceline.collectives.store import connect_store
+from paceline.plan.trials.rank_context import RankContext
+
+_FLOAT_BYTES = 4
+
+
+def all_reduce_s(
+    context: RankContext, interface: str, payload_bytes: int, repeats: int, limit_s: float
+) -> float:
+    """Return the seconds of the fastest all-reduce; collective.
+
+    Raises TimedOut if the store does not answer, RuntimeError if Gloo fails or takes longer.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    address, rank, ranks = context.store, context.rank, context.world_size
+    assert address is not None
+    host, port, listen_fd = address.host, address.port, address.listen_fd
+    dist.init_process_group(
+        "gloo",
+        store=connect_store(host, port, rank, ranks, limit_s, listen_fd),
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=limit_s),
+    )
+    values = torch.ones(max(1, payload_bytes // _FLOAT_BYTES))
+    took_s = []
+    for _ in range(repeats):
+        dist.barrier()
+        began_s = time.perf_counter()
+        dist.all_reduce(values)
+        took_s.append(time.perf_counter() - began_s)
+    dist.destroy_process_group()
+    return min(took_s)

@@ -1,0 +1,219 @@
+"""The run directory: new, resumed, or refused."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.analysis.between_runs.differences import machine_identity
+from paceline.base.errors import NotComparable, UsageError
+from paceline.base.host.machine import machine_facts
+from paceline.measure.records.documents import only_writer, read_stopping
+from paceline.measure.records.files import read_json
+from paceline.measure.records.layout import RunFiles
+from paceline.plan.spec import Experiment
+from paceline.plan.spec.loading import Spec, parse_spec, with_repeats
+from paceline.runner.trials.run_trial import is_finished
+
+
+def check_machine(manifest: Mapping[str, Any], run_dir: Path) -> None:
+    """Raise NotComparable if a run with this manifest was measured on another machine."""
+    names = [machine_identity(each) for each in (manifest, {"host": machine_facts()})]
+    if manifest.get("host") and names[0] != names[1]:
+        before, now = (", ".join(each) for each in names)
+        raise NotComparable(
+            f"{run_dir}: expected a run of this machine ({now}), got one of another ({before}); "
+            "measure on the machine of the run"
+        )
+
+
+def default_run_dir(experiment_name: str) -> Path:
+    """Return `runs/<name>-<local date and time>` under the current directory."""
+    return Path("runs") / f"{experiment_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def recorded_spec(run_dir: Path) -> Spec:
+    """Return the spec of a run, with the changes that it was started with.
+
+    Before the first trial of a spec with [tune], that is the spec of the search.
+    Raises UsageError if the directory contains none.
+    """
+    files = RunFiles(run_dir)
+    manifest = files.manifest if files.manifest.exists() else files.tune.manifest
+    text = read_json(manifest).get("spec_toml") if manifest.exists() else None
+    if not isinstance(text, str):
+        raise UsageError(
+            f"{run_dir}: expected a run to resume, found no spec in {files.manifest.name}; start "
+            "the run again without --resume"
+        )
+    return Spec(parse_spec(text, str(manifest)), text)
+
+
+def spec_of_further_repeats(run_dir: Path, repeats: int) -> Spec:
+    """Return the spec of a run with a higher number of repeats.
+
+    The number may be that of the run, if it has failed or missing trials: then these run.
+    Raises UsageError if the directory contains no run that has begun, or nothing would run;
+    NotComparable if the run was measured on another machine.
+    """
+    files = RunFiles(run_dir)
+    recorded = recorded_spec(run_dir)
+    if not files.manifest.exists():
+        raise UsageError(
+            f"{run_dir}: expected a run that has begun, found only its search; complete it first "
+            f"with `paceline run --resume {run_dir}`"
+        )
+    spec = with_repeats(recorded, repeats)
+    _check_resumed(files, spec)
+    if recorded.experiment.repeats == repeats and _is_complete(files):
+        raise _no_further_repeats(files, repeats, repeats)
+    return spec
+
+
+def _is_complete(files: RunFiles) -> bool:
+    return all(is_finished(files.trial(name)) for name in read_json(files.manifest)["trials"])
+
+
+def _no_further_repeats(files: RunFiles, has: int, asked: int) -> UsageError:
+    return UsageError(
+        f"{files.root}: expected more repeats than the {has} of this run, got {asked}; give a "
+        f"higher number, or leave out --repeats: `paceline run --resume {files.root}` runs the "
+        "failed and missing trials"
+    )
+
+
+def gets_further_repeats(files: RunFiles, experiment: Experiment) -> bool:
+    """Tell whether a spec that may resume a run has more repeats than the run."""
+    return recorded_spec(files.root).experiment.repeats != experiment.repeats
+
+
+def check_run_dir(files: RunFiles, spec: Spec, *, resume: bool) -> None:
+    """Raise UsageError unless `files` is a run of this spec to resume, or may become one.
+
+    A run to resume may have fewer repeats; raise NotComparable if it is one of another machine.
+    """
+    with _unusable(files.root):
+        has_run = files.manifest.exists()
+    if not resume:
+        check_new(files)
+    elif has_run:
+        _check_resumed(files, spec)
+    else:
+        raise UsageError(
+            f"{files.root}: expected a run to resume, found no {files.manifest.name}; "
+            "leave out --resume to start one"
+        )
+
+
+def check_new(files: RunFiles) -> None:
+    """Raise UsageError unless a run may begin here."""
+    with _unusable(files.root):
+        has_run = files.manifest.exists()
+        others = [path for path in files.root.glob("*") if not _may_be_first(path, files)]
+    if has_run:
+        raise UsageError(
+            f"{files.root}: holds a run already; complete it with `paceline run --resume "
+            f"{files.root}`, or choose another directory with --out"
+        )
+    if others:
+        raise UsageError(
+            f"{files.root}: expected a new or empty directory; choose another with --out"
+        )
+
+
+def _may_be_first(path: Path, files: RunFiles) -> bool:
+    """Return whether a path in a run directory may be there before the run.
+
+    A search and the place of a copy may be, and what a run leaves that was killed before it had
+    written its manifest.
+    """
+    left = (files.lock.name, f".{files.manifest.name}.")
+    return path in (files.tune.root, files.copy) or path.name.startswith(left)
+
+
+def _check_resumed(files: RunFiles, spec: Spec) -> None:
+    manifest = read_json(files.manifest)
+    text = manifest.get("spec_toml")
+    if text == spec.text:
+        return
+    before = parse_spec(text, str(files.manifest)) if isinstance(text, str) else None
+    if before == spec.experiment:
+        return
+    repeats = spec.experiment.repeats
+    if before is None or repeats == "auto" or not _differ_in_repeats_only(before, spec.experiment):
+        raise UsageError(
+            f"{files.root}: holds a run of another spec; resume it with its own spec (spec_toml in "
+            f"{files.manifest.name}), as `paceline run --resume {files.root}` does, or start a new "
+            "run with --out"
+        )
+    has = _repeats_of(files, before)
+    if repeats <= has:
+        raise _no_further_repeats(files, has, repeats)
+    check_machine(manifest, files.root)
+
+
+def _differ_in_repeats_only(first: Experiment, second: Experiment) -> bool:
+    ours, theirs = (
+        each.model_dump(
+            exclude={"repeats": True, "max_repeats": True, "tie_margin": True, "limits": {"run_s"}}
+        )
+        for each in (first, second)
+    )
+    return ours == theirs
+
+
+def _repeats_of(files: RunFiles, experiment: Experiment) -> int:
+    """Return how many repeats a run has: those of its spec, or those after which it last looked."""
+    if experiment.repeats != "auto":
+        return experiment.repeats
+    stopping = read_stopping(files)
+    return stopping.looks[-1].repeats if stopping is not None and stopping.looks else 1
+
+
+@contextmanager
+def made_run_dir(run_dir: Path) -> Iterator[None]:
+    """Make the directory, so that a wrong path fails at once; remove it again after an error."""
+    existed = run_dir.exists()
+    with _unusable(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            with suppress(OSError):  # it is not empty
+                run_dir.rmdir()
+        raise
+
+
+@contextmanager
+def only_runner(run_dir: Path) -> Iterator[None]:
+    """Lock the run directory; refuse a second `paceline run` on it instead of waiting.
+
+    At a good end, the states from which trials replay steps are removed: no trial needs them.
+    """
+    with ExitStack() as stack:
+        with _unusable(run_dir):
+            is_ours = stack.enter_context(only_writer(RunFiles(run_dir)))
+        if not is_ours:
+            raise UsageError(
+                f"{run_dir}: another `paceline run` is writing here; wait for it, or choose "
+                "another directory with --out"
+            )
+        yield
+        shutil.rmtree(RunFiles(run_dir).replay, ignore_errors=True)
+
+
+@contextmanager
+def _unusable(run_dir: Path) -> Iterator[None]:
+    """Raise UsageError if the file system does not allow to use `run_dir`."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{run_dir}: expected a directory that can be written, got: {error.strerror or error}; "
+            "choose another with --out"
+        ) from error

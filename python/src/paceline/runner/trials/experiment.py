@@ -1,0 +1,144 @@
+"""The stages of a run, in order."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from paceline.base.errors import PacelineWarning
+from paceline.measure.records.attempts import set_aside
+from paceline.measure.records.files import read_json, write_json
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.rows import Outcome
+from paceline.plan.spec import Spec
+from paceline.plan.trials.trial import Trial
+from paceline.runner.launchers.base import launcher_for
+from paceline.runner.trials.directory import (
+    check_run_dir,
+    gets_further_repeats,
+    made_run_dir,
+    only_runner,
+)
+from paceline.runner.trials.disk import warn_of_small_disk
+from paceline.runner.trials.equivalence import check_equivalences
+from paceline.runner.trials.failure_injection import check_failures
+from paceline.runner.trials.planning import (
+    Planned,
+    Progress,
+    make_datasets,
+    manifest_of,
+    planned_trials,
+)
+from paceline.runner.trials.preview import preview_run
+from paceline.runner.trials.repeats import AutomaticRepeats
+from paceline.runner.trials.run_trial import failure_of, is_finished, run_followed
+
+
+def run(
+    spec: Spec,
+    run_dir: Path,
+    *,
+    resume: bool,
+    progress: Progress,
+    keep_going: bool | None = None,
+) -> list[Outcome]:
+    """Run every trial of `spec` into `run_dir`; return the outcomes of the trials that failed.
+
+    resume: run the failed and missing trials of a run. Its spec may differ in a higher number of
+    repeats, which the run gets, as if it had been started with them.
+    keep_going: run the other trials after one has failed. False: raise RankFailed or TimedOut, with
+    all earlier trials intact. None: go on if the plan has several configurations.
+    Raises UsageError, EnvironmentLacks, DataError or NotComparable before anything runs.
+    """
+    files = RunFiles(run_dir)
+    check_run_dir(files, spec, resume=resume)
+    with made_run_dir(run_dir):
+        planned = planned_trials(spec, make_datasets(spec.experiment, progress))
+        preview = preview_run(planned, run_dir.parent)
+        preview.check()
+        preflight(planned.trials)
+        warn_of_small_disk(preview.disk, spec.experiment.limits.trial_s, run_dir)
+        for text in preview.warnings:
+            warnings.warn(text, PacelineWarning, stacklevel=2)
+        progress.planned(preview.summary, planned.trials, preview.expected_trials_s)
+    if keep_going is None:
+        keep_going = len({trial.configuration for trial in planned.trials}) > 1
+    with only_runner(run_dir):
+        _write_plan(planned, files)
+        return _run_trials(planned, files, progress, keep_going=keep_going)
+
+
+def _write_plan(planned: Planned, files: RunFiles) -> None:
+    """Write the manifest of a new run; give that of an earlier one its further repeats."""
+    if not files.manifest.exists():
+        write_json(files.manifest, manifest_of(planned))
+    elif gets_further_repeats(files, planned.experiment):
+        files.repeats.unlink(missing_ok=True)  # a fixed number follows no looks
+        plan = {"spec_toml": planned.spec_text, "trials": [trial.id for trial in planned.trials]}
+        write_json(files.manifest, {**read_json(files.manifest), **plan})
+
+
+def preflight(trials: Iterable[Trial]) -> None:
+    """Check every configuration before any trial runs. Raises EnvironmentLacks, UsageError."""
+    first_of_each = {trial.configuration: trial for trial in reversed(list(trials))}
+    check_failures(first_of_each.values())
+    for trial in reversed(first_of_each.values()):
+        launcher_for(trial.launcher).preflight(trial)
+
+
+def _run_trials(
+    planned: Planned, files: RunFiles, progress: Progress, *, keep_going: bool
+) -> list[Outcome]:
+    total = len(planned.trials)
+    failed: list[Outcome] = []
+    hopeless: set[str] = set()
+    rule = None
+    if planned.experiment.repeats == "auto":
+        rule = AutomaticRepeats(planned.experiment, planned.trials, files)
+    repeat = 0
+    progress.between_trials(files)
+    for number, trial in enumerate(_in_order(planned.trials, files), start=1):
+        if trial.repeat > repeat:  # all trials of the repeats before have ended
+            repeat = trial.repeat
+            if rule is not None and not rule.another(repeat):
+                return failed
+        trial_files = files.trial(trial.id)
+        if trial.configuration in hopeless or is_finished(trial_files):
+            continue
+        set_aside(files, trial)
+        outcome = run_followed(trial, trial_files, progress, number, total)
+        if outcome.status == "ok":
+            check_equivalences(planned.trials, files, keep_tensors=planned.experiment.keep_tensors)
+        elif not keep_going or outcome.status == "interrupted":
+            raise failure_of(outcome, files)
+        else:
+            failed.append(outcome)
+            if _is_hopeless(trial, planned.trials, files):
+                hopeless.add(trial.configuration)
+        progress.between_trials(files)
+    if rule is not None:
+        rule.ended(repeat + 1)
+    return failed
+
+
+def _in_order(trials: Sequence[Trial], files: RunFiles) -> list[Trial]:
+    """Return the trials with the next baselines before the others of their repeat if states lack.
+
+    The others replay steps from states of a baseline, which the good end of a run removes.
+    """
+    if files.replay.exists():
+        return list(trials)
+    left = (t.repeat for t in trials if t.is_baseline and not is_finished(files.trial(t.id)))
+    first = min(left, default=None)
+    return sorted(trials, key=lambda t: (t.repeat, t.repeat == first and not t.is_baseline))
+
+
+def _is_hopeless(failed: Trial, trials: Iterable[Trial], files: RunFiles) -> bool:
+    """Return whether the other repeats of a failed trial would probably fail, too.
+
+    That is a configuration of which no trial has finished. Without a baseline nothing can be
+    ranked, so each repeat of a baseline is tried.
+    """
+    repeats = (t for t in trials if t.configuration == failed.configuration)
+    return not failed.is_baseline and not any(is_finished(files.trial(t.id)) for t in repeats)

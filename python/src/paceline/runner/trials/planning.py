@@ -1,0 +1,186 @@
+"""The data sets and the trials of a spec."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.base.errors import DataError, EnvironmentLacks, UsageError
+from paceline.base.host.machine import all_packages, machine_facts, package_versions, usable_cores
+from paceline.base.host.programs import repository_state
+from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.rows import SCHEMA, Outcome
+from paceline.plan.spec import Experiment, Spec, WorkloadRequest
+from paceline.plan.spec.values import absolute_name, training_steps
+from paceline.plan.spec.workloads import workload_of
+from paceline.plan.trials.planning import plan_trials
+from paceline.plan.trials.selection import selected_trials
+from paceline.plan.trials.trial import Training, Trial
+from paceline.train.data.catalogue import (
+    ensure_dataset,
+    expected_datasets,
+    samples_of,
+    with_dataset,
+)
+
+if TYPE_CHECKING:
+    from paceline.train.data.dataset import Dataset
+
+
+class Progress(Protocol):
+    """Receives the progress of a run; all methods but `between_trials` return at once."""
+
+    def stage(self, text: str) -> None: ...
+    def planned(
+        self, summary: str, trials: Sequence[Trial], expected_s: Mapping[str, float]
+    ) -> None:
+        """Receive the plan. expected_s: duration of a repeat, by configuration, where known."""
+
+    def data(self, done: int, total: int) -> None: ...
+    def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None: ...
+    def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
+
+    def between_trials(self, run: RunFiles) -> None:
+        """Receive the run before the first trial and after each one, while nothing is timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """An experiment with its data sets and its trials in order."""
+
+    experiment: Experiment
+    spec_text: str
+    datasets: dict[str, str]
+    trials: list[Trial]
+
+
+def plan(spec: Spec, cores: int | None = None) -> Planned:
+    """Return what `run` would do. Writes nothing; the data sets need not exist yet.
+
+    cores: of a node; None: those of this machine.
+    """
+    return planned_trials(spec, expected_datasets(spec.experiment), cores)
+
+
+def planned_trials(spec: Spec, datasets: dict[str, str], cores: int | None = None) -> Planned:
+    """Plan the trials that the spec selects."""
+    experiment = spec.experiment
+    trials = plan_trials(experiment, datasets, cores or usable_cores())
+    return Planned(
+        experiment=experiment,
+        spec_text=spec.text,
+        datasets=datasets,
+        trials=selected_trials(trials, experiment.only, experiment.baseline),
+    )
+
+
+def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
+    """Return the data set of each workload by its name; synthesise the missing ones.
+
+    Raises UsageError if one lacks a field of its task, EnvironmentLacks if one is missing or cannot
+    be reached, DataError if one is damaged.
+    """
+    datasets: dict[str, str] = {}
+    for workload in with_dataset(experiment):
+        if workload.data is not None:
+            path = absolute_name(workload.data)
+            _check_fields(_opened(path), workload)
+        else:
+            progress.stage(f"data set for {workload.name}")
+            made = ensure_dataset(
+                workload.name,
+                images=samples_of(experiment, workload),
+                seed=experiment.seed,
+                progress=progress.data,
+            )
+            path = str(made)
+        datasets[workload.name] = path
+    return datasets
+
+
+def check_dataset(planned: Planned, workload_name: str) -> None:
+    """Raise UsageError, EnvironmentLacks or DataError if a workload's given data set is unusable.
+
+    A data set that is synthesised by the run need not exist yet.
+    """
+    [workload] = [w for w in planned.experiment.workloads if w.name == workload_name]
+    if workload.data is not None:
+        _check_fields(_opened(planned.datasets[workload_name]), workload)
+
+
+def _opened(name: str) -> Dataset:
+    # A script needs no data set, so it runs without the libraries that read one.
+    from paceline.train.data.dataset import open_dataset  # noqa: PLC0415
+
+    return open_dataset(name)
+
+
+def _check_fields(dataset: Dataset, workload: WorkloadRequest) -> None:
+    """Raise UsageError if the data set lacks a field of the workload's task."""
+    input_field, target_field = workload_of(workload).fields
+    dataset.field(input_field)
+    target = dataset.field(target_field)
+    if not workload_of(workload).own_samples and target.classes is None:
+        raise UsageError(
+            f"{dataset.name}: {workload.name} classifies images, so it needs class indices from 0 "
+            f"in the field {target.describe()}; use such a data set, or a task of your own"
+        )
+
+
+def manifest_of(planned: Planned) -> dict[str, Any]:
+    """Return the manifest of a run directory."""
+    return {
+        "schema": SCHEMA,
+        "name": planned.experiment.name,
+        "description": planned.experiment.description,
+        "spec_toml": planned.spec_text,
+        "baseline": planned.experiment.baseline,
+        "trials": [trial.id for trial in planned.trials],
+        "data": planned.datasets,
+        **provenance(),
+    }
+
+
+def provenance() -> dict[str, Any]:
+    """Return what every manifest says: when, where and with which versions the run began."""
+    return {
+        "created_unix_s": time.time(),
+        "git": repository_state(Path.cwd()),
+        "versions": package_versions(),
+        "packages": all_packages(),
+        "host": machine_facts(),
+    }
+
+
+def known_samples(planned: Planned, training: Training) -> int | None:
+    """Return the number of samples to train on; None if it is not known.
+
+    A data set that cannot be read has no number: making the data sets reports it.
+    """
+    [workload] = [w for w in planned.experiment.workloads if w.name == training.workload]
+    if workload.script is not None:
+        return None
+    known = workload_of(workload)
+    if workload.data is None and not known.own_samples:
+        return workload.samples or known.samples
+    if workload.data is None:
+        samples = known.facts().items
+    else:
+        try:
+            samples = _opened(planned.datasets[workload.name]).samples
+        except (EnvironmentLacks, DataError):
+            return None
+    if samples is None:
+        return None
+    held_out = 0 if training.evaluation is None else training.evaluation.held_out_samples
+    return max(0, samples - held_out)
+
+
+def planned_steps(training: Training, samples: int | None) -> int | None:
+    """Return the number of steps; None for a script, which decides itself when it ends."""
+    if samples is None:
+        return training.max_steps
+    return training_steps(samples, training.global_batch, training.epochs, training.max_steps)

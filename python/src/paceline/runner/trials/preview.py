@@ -1,0 +1,245 @@
+"""Preview of a run before its first trial: steps, duration, disk, faults and warnings."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.analysis.trial.reading import load_manifest
+from paceline.base.errors import DataError, EnvironmentLacks, UsageError
+from paceline.measure.records.files import document
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.rows import Outcome
+from paceline.plan.trials.trial import Training, task_facts
+from paceline.runner.trials.disk import DiskUse, disk_uses, total_disk_use
+from paceline.runner.trials.planning import Planned, check_dataset, known_samples, planned_steps
+
+_MINUTE_S, _HOUR_S = 60, 3600
+_FEW_STEPS = 10  # fewer measured steps give wide intervals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationPreview:
+    """A configuration before it runs. None: not known."""
+
+    configuration: str
+    workload: str
+    nodes: int
+    ranks: int
+    global_batch: int
+    samples: int | None  # to train on
+    steps: int | None
+    warmup_steps: int
+    repeats: int  # at most, with `repeats = "auto"`
+    trial_s: float | None  # expected for one repeat, as in the latest run of the same spec
+    disk_bytes: float  # kept by one repeat, without the traces of its sidecars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A run before it starts."""
+
+    configurations: tuple[ConfigurationPreview, ...]  # of each workload, the baseline first
+    disk: DiskUse
+    faults: tuple[str, ...]  # each once, although it would hit every trial
+    warnings: tuple[str, ...]
+
+    @property
+    def trials(self) -> int:
+        return sum(each.repeats for each in self.configurations)
+
+    @property
+    def expected_s(self) -> float | None:
+        """Expected duration of all trials; None unless all configurations are known."""
+        known_s = [c.repeats * c.trial_s for c in self.configurations if c.trial_s is not None]
+        return sum(known_s) if len(known_s) == len(self.configurations) else None
+
+    @property
+    def expected_trials_s(self) -> dict[str, float]:
+        """Expected duration of one repeat of each configuration that is known."""
+        known = ((each.configuration, each.trial_s) for each in self.configurations)
+        return {name: trial_s for name, trial_s in known if trial_s is not None}
+
+    @property
+    def summary(self) -> str:
+        """The size of the run as one line."""
+        trials, configurations = self.trials, len(self.configurations)
+        counted = (
+            f"{trials} trial{'s' if trials != 1 else ''} of "
+            f"{configurations} configuration{'s' if configurations != 1 else ''}, "
+            f"{self.disk.kept_bytes / 1e6:.0f} MB on disk"
+        )
+        if self.expected_s is None:
+            return f"{counted}; duration unknown, because no earlier run of this spec was found"
+        return (
+            f"{counted}; about {duration(self.expected_s)}, {self.expected_s / trials:.1f} s for "
+            "a trial, as in the latest run of this spec"
+        )
+
+    def check(self) -> None:
+        """Raise UsageError with all faults that would make every trial fail or useless."""
+        if self.faults:
+            raise UsageError("\n".join(self.faults))
+
+
+def duration(seconds: float) -> str:
+    """Format an expected duration with its unit."""
+    if seconds < 2 * _MINUTE_S:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    return f"{seconds / _HOUR_S:.1f} h"
+
+
+def preview_run(planned: Planned, former_runs: Path) -> Preview:
+    """Return what a run would do; takes 1 to 2 s for each model.
+
+    former_runs: the folder with run directories in which a run of the same spec is sought.
+    """
+    durations_s = _durations_s(planned.spec_text, former_runs)
+    samples = {name: known_samples(planned, each) for name, each in _trainings(planned).items()}
+    repeats = Counter(trial.configuration for trial in planned.trials)
+    first_of_each = {trial.configuration: trial for trial in reversed(planned.trials)}
+    uses = disk_uses(planned)
+    disk_bytes = {
+        t.configuration: use.kept_bytes
+        for t, use in zip(reversed(planned.trials), reversed(uses), strict=True)
+    }
+    workloads = list(samples)
+    in_order = sorted(
+        first_of_each.values(),
+        key=lambda t: (workloads.index(t.training.workload), not t.is_baseline, t.configuration),
+    )
+    configurations = tuple(
+        ConfigurationPreview(
+            configuration=trial.configuration,
+            workload=trial.training.workload,
+            nodes=trial.placement.nodes,
+            ranks=trial.placement.ranks,
+            global_batch=trial.training.global_batch,
+            samples=samples[trial.training.workload],
+            steps=planned_steps(trial.training, samples[trial.training.workload]),
+            warmup_steps=trial.training.warmup_steps,
+            repeats=repeats[trial.configuration],
+            trial_s=durations_s.get(trial.configuration),
+            disk_bytes=disk_bytes[trial.configuration],
+        )
+        for trial in in_order
+    )
+    return Preview(
+        configurations=configurations,
+        disk=total_disk_use(uses),
+        faults=tuple(_faults(planned)),
+        warnings=tuple(_warnings(planned)),
+    )
+
+
+def _faults(planned: Planned) -> Iterator[str]:
+    """Yield the faults of each workload: its data set, script or loss, and number of steps."""
+    for training in _trainings(planned).values():
+        try:
+            check_dataset(planned, training.workload)
+        except (UsageError, EnvironmentLacks, DataError) as error:
+            yield f"workload {training.workload}: {error}"
+            continue
+        if training.script is None:
+            fault = task_facts(training).loss_fault
+        else:
+            fault = _script_fault(training.script.path)
+        if fault is not None:
+            yield f"workload {training.workload}: {fault}"
+        samples = known_samples(planned, training)
+        if samples is not None:
+            yield from _step_faults(training, samples)
+
+
+def _script_fault(path: str) -> str | None:
+    """Return why this interpreter cannot run a script; None if its syntax is right."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # each rank says them, too
+            compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    except FileNotFoundError:
+        return f"{path}: expected a Python file, found none"
+    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        return f"{path}: expected Python, got {error}"
+    return None
+
+
+def _step_faults(training: Training, samples: int) -> Iterator[str]:
+    """Yield why no step would be measured."""
+    steps = planned_steps(training, samples)
+    if steps is None or steps > training.warmup_steps:
+        return
+    counted = f"{training.epochs} epoch{'s' if training.epochs > 1 else ''}"
+    made = f"{steps} step{'s' if steps != 1 else ''}"
+    if training.max_steps is not None and steps == training.max_steps:
+        advice = f"Set max_steps to at least {training.warmup_steps + 2 * _FEW_STEPS}."
+    else:
+        in_an_epoch = max(1, -(-samples // training.global_batch))
+        epochs = -(-(training.warmup_steps + 2 * _FEW_STEPS - 3) // in_an_epoch)
+        advice = f"Set epochs = {epochs}, or a smaller global_batch."
+    yield (
+        f"workload {training.workload}: {samples} samples, global batch {training.global_batch}, "
+        f"{counted} = {made}; {training.warmup_steps} are warm-up, so nothing would be measured. "
+        f"{advice}"
+    )
+
+
+def _warnings(planned: Planned) -> Iterator[str]:
+    for training in _trainings(planned).values():
+        samples = known_samples(planned, training)
+        steps = planned_steps(training, samples)
+        if samples is None or steps is None:
+            continue
+        if training.global_batch > samples:
+            yield (
+                f"workload {training.workload}: global_batch = {training.global_batch}, but there "
+                f"are only {samples} samples; each step trains {samples}"
+            )
+        if training.max_steps is not None and steps < training.max_steps:
+            yield (
+                f"workload {training.workload}: trains {steps} of max_steps = "
+                f"{training.max_steps} steps, because epochs = {training.epochs} ends it"
+            )
+        measured = steps - training.warmup_steps
+        if 0 < measured < _FEW_STEPS:
+            yield (
+                f"workload {training.workload}: only {measured} "
+                f"step{'s' if measured != 1 else ''} would be measured; "
+                f"{_FEW_STEPS} or more give narrower intervals"
+            )
+
+
+def _trainings(planned: Planned) -> dict[str, Training]:
+    """Return the training of each workload, in the order of the spec."""
+    found = {trial.training.workload: trial.training for trial in reversed(planned.trials)}
+    names = [workload.name for workload in planned.experiment.workloads]
+    return {name: found[name] for name in names if name in found}
+
+
+def _durations_s(spec_text: str, former_runs: Path) -> Mapping[str, float]:
+    """Return the median duration of each configuration in the latest run of the same spec."""
+    manifests = sorted(
+        former_runs.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
+    for path in manifests:
+        run = RunFiles(path.parent)
+        try:
+            if load_manifest(run).get("spec_toml") != spec_text:
+                continue
+            found: dict[str, list[float]] = {}
+            for name, files in run.trials():
+                outcome = document(files.outcome, Outcome)
+                if outcome is not None and outcome.status == "ok":
+                    duration_s = outcome.ended_unix_s - outcome.launched_unix_s
+                    found.setdefault(name.rpartition(".r")[0], []).append(duration_s)
+        except DataError:
+            continue  # a damaged run says nothing about this one
+        if found:
+            return {name: statistics.median(times) for name, times in found.items()}
+    return {}

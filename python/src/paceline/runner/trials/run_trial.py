@@ -1,0 +1,219 @@
+"""One trial: command, supervision, outcome, and the work after a good end."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+import shutil
+import time
+from collections.abc import Sequence
+
+from paceline.base.errors import ExitCode, PacelineError, RankFailed, TimedOut
+from paceline.collectives.host import host_name
+from paceline.measure.records.attempts import keep_log, leave_attempt
+from paceline.measure.records.compact import compact_trial
+from paceline.measure.records.documents import write_trial
+from paceline.measure.records.files import read_json, write_json, write_text
+from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.rows import FailureRow, Outcome
+from paceline.measure.telemetry import SidecarHandle
+from paceline.plan.spec.extensions import LAUNCHERS
+from paceline.plan.trials.trial import Trial
+from paceline.runner.job.context import SIDECAR_HOST_VARIABLE
+from paceline.runner.job.first_failure import RESTARTED_CODES
+from paceline.runner.job.sidecars import watch
+from paceline.runner.launchers.base import launcher_for
+from paceline.runner.launchers.diagnosis import diagnose
+from paceline.runner.launchers.supervise import (
+    EXIT_S,
+    NOTICE_S,
+    WaitLimits,
+    launched,
+    write_last_checkpoint,
+)
+from paceline.runner.trials.failure_injection import failing
+from paceline.runner.trials.nodes import collect, collect_after_signal, published
+from paceline.runner.trials.planning import Progress
+
+
+def is_finished(files: TrialFiles) -> bool:
+    """Return whether the trial has ended well."""
+    return files.outcome.exists() and read_json(files.outcome)["status"] == "ok"
+
+
+def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
+    """Run one trial, with new starts after failures as `restarts` allows; record the outcome."""
+    write_trial(trial, files)
+    attempts = 1 if LAUNCHERS.get(trial.launcher).restarts_ranks else 1 + trial.restarts
+    started_s = time.monotonic()
+    launched_unix_s: float | None = None
+    with failing(trial, files):
+        while True:
+            limit_s = max(0.0, trial.limits.trial_s - (time.monotonic() - started_s))
+            outcome, failure = _run_attempt(trial, files, limit_s)
+            launched_unix_s = launched_unix_s or outcome.launched_unix_s
+            attempts -= 1
+            if attempts == 0 or failure is None:
+                break
+            leave_attempt(files, failure)
+            keep_log(files)
+    outcome = dataclasses.replace(outcome, launched_unix_s=launched_unix_s)
+    write_json(files.outcome, outcome)
+    if outcome.status == "ok":
+        _after_good_end(trial, files)
+    return outcome
+
+
+def run_followed(
+    trial: Trial, files: TrialFiles, progress: Progress, number: int, of: int
+) -> Outcome:
+    """Run one trial, and tell the progress of its start and its end. number: from 1."""
+    progress.trial_started(trial, files, number, of)
+    outcome = run_trial(trial, files)
+    progress.trial_ended(trial, outcome)
+    return outcome
+
+
+def run_all(
+    trials: Sequence[tuple[Trial, TrialFiles]], progress: Progress, start: int, of: int
+) -> None:
+    """Run trials in this order. start, of: number of the first one, and of all.
+
+    Raises RankFailed or TimedOut if one fails.
+    """
+    for number, (trial, files) in enumerate(trials, start=start):
+        outcome = run_followed(trial, files, progress, number, of)
+        if outcome.status != "ok":
+            raise failure_of(outcome)
+
+
+def _run_attempt(
+    trial: Trial, files: TrialFiles, limit_s: float
+) -> tuple[Outcome, FailureRow | None]:
+    """Launch the trial with its sidecar and wait for its end.
+
+    The second result is the failure of a rank, after which a new start may help.
+    """
+    launcher = launcher_for(trial.launcher)
+    place = published(trial, files)
+    of_run = {SIDECAR_HOST_VARIABLE: host_name(), **({} if place is None else place.environment())}
+    command = launcher.command(trial, files).with_variables(of_run)
+    write_text(files.command, command.shell_line() + "\n")
+    # Without a shared run directory, ranks of other nodes are perhaps seen at the end only.
+    limits = _wait_limits(trial, limit_s, sees_ranks=place is None)
+    sidecars: list[SidecarHandle] = []
+    try:
+        with launched(command, files) as started:
+            sidecars += watch(trial, files, host_name(), (started.pid,))
+            try:
+                started.wait(limits)
+            except (KeyboardInterrupt, SystemExit):
+                if trial.checkpoint is not None:
+                    write_last_checkpoint(files)  # the ranks still run
+                raise
+    except (KeyboardInterrupt, SystemExit):
+        if place is not None:
+            collect_after_signal(place, files)
+        raise
+    finally:
+        for sidecar in sidecars:
+            sidecar.stop()
+    ended = started.ended
+    missing = None if place is None else collect(place, files)
+    outcome = diagnose(trial, files, ended, launcher)
+    if missing is not None and outcome.message is not None:
+        outcome = dataclasses.replace(outcome, message=f"{outcome.message}\n{missing}")
+    # A rank that waits for a lost host too long has timed out; the limit of the trial is final.
+    if ended.timed_out or outcome.exit_code not in RESTARTED_CODES:
+        return outcome, None
+    return outcome, FailureRow(
+        detected_unix_s=ended.trouble_unix_s or ended.ended_unix_s,
+        ended_unix_s=time.time(),
+        failed_rank=outcome.failed_rank,
+        message=outcome.reason,
+    )
+
+
+def _wait_limits(trial: Trial, limit_s: float, *, sees_ranks: bool) -> WaitLimits:
+    """Return the limits of an attempt that may take `limit_s`."""
+    launcher, limits = LAUNCHERS.get(trial.launcher), trial.limits
+    replaces_ranks = launcher.restarts_ranks and trial.restarts > 0
+    return WaitLimits(
+        trial_s=limit_s,
+        start_s=limits.rendezvous_s if launcher.needs_start_limit and sees_ranks else math.inf,
+        ranks=trial.placement.ranks,
+        notice_s=limits.rendezvous_s if replaces_ranks else NOTICE_S,
+        replaces_ranks=replaces_ranks,
+        exit_s=EXIT_S + (0.0 if sees_ranks else limits.collective_s),
+    )
+
+
+def _after_good_end(trial: Trial, files: TrialFiles) -> None:
+    """Compact the rows of a trial that has ended well, and remove its checkpoints."""
+    compact_trial(files)
+    if trial.checkpoint is not None and not trial.checkpoint.keep:
+        shutil.rmtree(files.checkpoints, ignore_errors=True)
+
+
+def failure_of(outcome: Outcome, resumable: RunFiles | None = None) -> PacelineError:
+    """Return the error with which a command ends after such a trial.
+
+    resumable: the directory of the run or of the search, if it can be continued.
+    """
+    advice = "" if resumable is None else f"\n{how_to_continue(resumable)}"
+    return _error(outcome, f"{outcome.message}{advice}")
+
+
+def failure_of_all(outcomes: Sequence[Outcome], files: RunFiles) -> PacelineError:
+    """Return the error with which a run ends that went on after its failed trials.
+
+    Its exit code is that of a failed rank if a rank failed in any of them, otherwise that of the
+    first one. outcomes: at least one, none of them good.
+    """
+    if len(outcomes) == 1:
+        return failure_of(outcomes[0], files)
+    decisive = next((o for o in outcomes if _code(o) is ExitCode.RANK_FAILED), outcomes[0])
+    message = f"{len(outcomes)} trials failed:{_listed(outcomes)}\nlogs: {files.root / 'trials'}\n"
+    return _error(decisive, message + how_to_continue(files))
+
+
+def _listed(outcomes: Sequence[Outcome]) -> str:
+    """Return a line for each reason, with all trials that it ended."""
+    same: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        # Trials differ in the number, the host and the process id of the rank in the reason.
+        text = outcome.reason.removeprefix(f"trial {outcome.trial_id}: ")
+        same.setdefault(text if outcome.error is None else str(outcome.error), []).append(outcome)
+    lines = ""
+    for first, *others in same.values():
+        more = f" (also {', '.join(each.trial_id for each in others)})" if others else ""
+        lines += f"\n  - {first.reason}{more}"
+    return lines
+
+
+def how_to_continue(files: RunFiles) -> str:
+    """Return how many trials of a run are done, and the command that runs the others."""
+    planned = read_json(files.manifest)["trials"] if files.manifest.exists() else []
+    done = sum(is_finished(files.trial(trial_id)) for trial_id in planned)
+    state = f"{done} of {len(planned)} trials done. " if planned else ""
+    return f"{state}Continue with: paceline run --resume {shlex.quote(str(files.root))}"
+
+
+def _code(outcome: Outcome) -> ExitCode:
+    if outcome.status == "timed_out":
+        return ExitCode.TIMED_OUT
+    if outcome.exit_code in set(ExitCode) - {ExitCode.OK}:
+        return ExitCode(outcome.exit_code)
+    return ExitCode.RANK_FAILED
+
+
+def _error(outcome: Outcome, message: str) -> PacelineError:
+    code = _code(outcome)
+    if code is ExitCode.TIMED_OUT:
+        return TimedOut(message)
+    if code is ExitCode.RANK_FAILED:
+        return RankFailed(message, outcome.failed_rank)
+    error = PacelineError(message)
+    error.exit_code = code
+    return error

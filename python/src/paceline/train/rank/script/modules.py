@@ -1,0 +1,130 @@
+"""Names of the parameters of a script: those of the modules that it calls.
+
+An optimiser knows parameters, but not their names. The outermost modules that the script calls are
+its models. Wrappers of torch (DistributedDataParallel, FSDP, `torch.compile`, checkpoints) add
+words to names, which are removed, so that a parameter has one name in every layout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from paceline.base.torch_internals.flat_parameters import FlatParameter
+from paceline.base.torch_internals.flat_parameters import flat_parameters as of_model
+
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+class CalledModules:
+    """The modules that were called, in the order of their first call."""
+
+    def __init__(self) -> None:
+        self._called: dict[int, nn.Module] = {}
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note calls while the context is active; `stop` ends it before."""
+        self._handle = register_module_forward_pre_hook(self._note)
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        self._handle.remove()
+
+    def _note(self, module: nn.Module, _inputs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._called.setdefault(id(module), module)
+
+    def models(self) -> dict[str, nn.Module]:
+        """Return the outermost modules that have parameters, without wrappers, by a prefix.
+
+        The prefix is empty if there is one, otherwise its class, with a number where it repeats.
+        """
+        inner = {
+            id(each)
+            for module in self._called.values()
+            for each in module.modules()
+            if each is not module
+        }
+        outermost = [
+            _unwrapped(module)
+            for key, module in self._called.items()
+            if key not in inner and next(module.parameters(), None) is not None
+        ]
+        if len(outermost) == 1:
+            return {"": outermost[0]}
+        counts: Counter[str] = Counter()
+        models = {}
+        for module in outermost:
+            kind = type(module).__name__
+            counts[kind] += 1
+            models[f"{kind}{counts[kind] if counts[kind] > 1 else ''}."] = module
+        return models
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while isinstance(module, DistributedDataParallel | DataParallel):
+        module = module.module
+    return module
+
+
+def without_wrappers(name: str) -> str:
+    return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
+
+
+def parameter_names(models: dict[str, nn.Module]) -> dict[int, list[str]]:
+    """Return all names of each parameter, by its id; tied parameters have several."""
+    names: dict[int, list[str]] = {}
+    for prefix, model in models.items():
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(prefix + without_wrappers(name))
+    return names
+
+
+def named_parameters(
+    optimizers: Sequence[Optimizer], names: dict[int, list[str]]
+) -> dict[str, Tensor]:
+    """Return the parameters of the optimisers by name.
+
+    One that belongs to no called module is numbered: the same script lists it in the same place.
+    """
+    return {
+        names.get(id(parameter), [_numbered(optimizer, group, place)])[0]: parameter
+        for optimizer, each in enumerate(optimizers)
+        for group, values in enumerate(each.param_groups)
+        for place, parameter in enumerate(values["params"])
+    }
+
+
+def _numbered(optimizer: int, group: int, place: int) -> str:
+    first = f"optimizer{optimizer}." if optimizer else ""
+    return f"{first}group{group}.parameter{place}"
+
+
+def flat_parameters(models: dict[str, nn.Module]) -> list[FlatParameter]:
+    """Return the flat parameters of FSDP 1, with the names of the original parameters."""
+    return [
+        replace(flat, names=[prefix + without_wrappers(name) for name in flat.names])
+        for prefix, model in models.items()
+        for flat in of_model(model)
+    ]
+
+
+def named_buffers(models: dict[str, nn.Module]) -> dict[str, Tensor]:
+    return {
+        prefix + without_wrappers(name): buffer
+        for prefix, model in models.items()
+        for name, buffer in model.named_buffers()
+    }

@@ -1,0 +1,328 @@
+"""Observe a script's training for `paceline verify`: samples, gradients, weights, modules.
+
+Every optimiser is followed. The reference keeps its tensors as files; all others compare theirs
+with them at once, rank by rank, and keep numbers. Sharded tensors (DTensor, flat parameters of
+FSDP 1) are put together first.
+A reference that is trained once more with outputs that differ by roundings shows how much roundings
+matter for each tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from paceline.base.torch_internals import DataLoaderIterator
+from paceline.base.torch_internals.flat_parameters import FlatParameter
+from paceline.collectives.recorder import Recorder
+from paceline.measure.records.files import write_json
+from paceline.measure.records.layout import RankFiles, TrialFiles
+from paceline.measure.records.observed import ComparedTensor, ModuleCall, Observed, Update
+from paceline.plan.trials.rank_context import RankContext
+from paceline.plan.trials.trial import Observation
+from paceline.train.rank.script.batches import checksums, tensors_in
+from paceline.train.rank.script.modules import (
+    CalledModules,
+    flat_parameters,
+    named_buffers,
+    named_parameters,
+    parameter_names,
+    without_wrappers,
+)
+from paceline.train.rank.script.phases import replaced
+from paceline.train.rank.script.tensors import gradient_of, whole, whole_of
+from paceline.train.training.tensors import save_tensors, sha256_of
+
+# Relative change of the outputs of a first module: 16 units of roundoff of fp32, and one of the
+# types with less precision.
+_CHANGE = {torch.float32: 2.0**-20, torch.float64: 2.0**-20}
+_CHANGE_LOW_PRECISION = 2.0**-8
+_LOW_PRECISION = {torch.bfloat16, torch.float16}
+# Elements that are compared at once: their copies in float64 stay in a core's cache, which makes
+# the comparison of 17 million elements nine times as fast as with whole copies.
+_PART = 2**16
+
+
+class Observer:
+    """Observes what happens in this process while `observing` is active."""
+
+    def __init__(
+        self,
+        observation: Observation,
+        context: RankContext,
+        files: TrialFiles,
+        own: RankFiles,
+        operations: Recorder,
+    ) -> None:
+        self._observation = observation
+        self._keeps = observation.reference is None
+        self._reference = TrialFiles(files.root.parent / (observation.reference or files.root.name))
+        self._own = own
+        self._operations = operations
+        self._random = torch.Generator().manual_seed(1)
+        self._found = Observed()
+        self._modules = CalledModules()
+        self._models: dict[str, nn.Module] = {}
+        self._names: dict[int, list[str]] = {}
+        self._flat: list[FlatParameter] = []
+        self._optimizers: list[Optimizer] = []
+        self._steps: list[int] = []  # of each optimiser
+        self._before: dict[str, Tensor] = {}  # weights before the step that is under way
+        self._gradient: dict[str, Tensor] | None = None
+        self._batch: list[str] | None = None  # checksums of the samples of the last batch
+        self._samples: list[str] = []  # of all batches since the last step
+        self._losses: list[float] = []
+        self._calls: list[tuple[int, nn.Module, list[str], list[list[float]], list[Any]]] = []
+        self._is_rounding = observation.rounded  # the next output of a module
+        self._clipped_unix_s: float | None = None
+        self._context = context
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Observe while the context is active, and write what was seen at its end."""
+        with ExitStack() as stack:
+            stack.callback(self._write)
+            stack.enter_context(self._modules.noting())
+            stack.enter_context(replaced(DataLoaderIterator, "__next__", self._next_batch))
+            stack.enter_context(replaced(torch.autograd, "backward", self._backward))
+            for name in ("clip_grad_norm_", "clip_grad_value_"):
+                stack.enter_context(replaced(torch.nn.utils, name, self._clip))
+            for handle in (
+                register_module_forward_pre_hook(self._before_forward),
+                register_module_forward_hook(self._after_forward),
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            ):
+                stack.callback(handle.remove)
+            yield
+
+    # --- samples, losses, clipping ---
+
+    def _next_batch(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        batch = function(*arguments)
+        self._take(batch)
+        return batch
+
+    def _take(self, batch: Any) -> None:
+        self._batch = checksums(batch)
+        self._samples += self._batch or []
+
+    def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        tensors = arguments[0] if arguments else named.get("tensors")
+        first = tensors if isinstance(tensors, Tensor) else next(iter(tensors or ()), None)
+        if first is not None and first.numel() == 1:
+            self._losses.append(float(first.detach()))
+        result = function(*arguments, **named)
+        self._is_rounding = self._observation.rounded
+        return result
+
+    def _clip(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self._clipped_unix_s = time.time()
+        return function(*arguments, **named)
+
+    # --- modules ---
+
+    def _before_forward(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not torch.compiler.is_compiling() and self._batch is None:
+            self._take(inputs)
+
+    def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> Any:
+        """Note the numbers of a module's output; return another output where it is rounded."""
+        if torch.compiler.is_compiling():
+            return None
+        first = outputs if isinstance(outputs, Tensor) else next(tensors_in(outputs), None)
+        if first is None or isinstance(first, DTensor) or not first.is_floating_point():
+            return None
+        changed = None
+        if self._is_rounding and first is outputs:
+            self._is_rounding = False
+            changed = first = self._rounded(first)
+        if first.dtype in _LOW_PRECISION:
+            self._found.low_precision = True
+        if _is_layer(module) and self._batch:
+            numbers = per_sample(first, len(self._batch))
+            if numbers is not None:
+                gradient: list[Any] = []
+                step = max(self._steps, default=0)
+                self._calls.append((step, module, self._batch, numbers, gradient))
+                if first.requires_grad:
+                    note = partial(_note_gradient, gradient, len(self._batch))
+                    first.register_hook(note)  # type: ignore[no-untyped-call]
+        return changed
+
+    def _rounded(self, tensor: Tensor) -> Tensor:
+        change = _CHANGE.get(tensor.dtype, _CHANGE_LOW_PRECISION)
+        noise = torch.randn(tensor.shape, generator=self._random).to(tensor)
+        return tensor * (1 + change * noise)
+
+    # --- optimisers ---
+
+    def _before_step(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+            self._steps.append(0)
+            self._models = self._modules.models()
+            self._names = parameter_names(self._models)
+            self._flat = flat_parameters(self._models)
+        weights = self._weights(optimizer)
+        number = self._optimizers.index(optimizer)
+        if not self._steps[number]:
+            self._found.initial += self._compared(f"initial-{number}", weights, hashed=False)
+        self._before = {name: tensor.clone() for name, tensor in weights.items()}
+        has_closure = len(arguments) > 1 or named.get("closure") is not None
+        self._gradient = None if has_closure else self._gradients(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
+        number = self._optimizers.index(optimizer)
+        gradient = self._gradients(optimizer) if self._gradient is None else self._gradient
+        weights = self._weights(optimizer)
+        change = {name: weights[name] - tensor for name, tensor in self._before.items()}
+        step = self._steps[number]
+        place = f"{number}-{step}"
+        reduced = [each.arrived_unix_s for each in self._operations.ended()]
+        clipped = self._clipped_unix_s
+        self._found.updates.append(
+            Update(
+                step=step,
+                optimizer=number,
+                samples=self._samples or None,
+                losses=self._losses,
+                gradient=self._compared(f"gradient-{place}", gradient),
+                weights=self._compared(f"weights-{place}", {**weights, **self._float_buffers()}),
+                change=self._compared(f"change-{place}", change, hashed=False),
+                clipped=clipped is not None and max(reduced, default=0.0) > clipped,
+            )
+        )
+        self._steps[number] += 1
+        self._batch, self._samples, self._losses = None, [], []
+        self._clipped_unix_s = None
+        self._before = {}
+
+    def _parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        return named_parameters([optimizer], self._names)
+
+    def _weights(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        return whole_of(self._parameters(optimizer), self._flat, Tensor.detach)
+
+    def _gradients(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        found = whole_of(self._parameters(optimizer), self._flat, gradient_of)
+        return {name: tensor.clone() for name, tensor in found.items()}
+
+    def _float_buffers(self) -> dict[str, Tensor]:
+        buffers = named_buffers(self._models)
+        return {n: whole(b) for n, b in buffers.items() if b.is_floating_point()}
+
+    # --- comparison ---
+
+    def _compared(
+        self, point: str, tensors: Mapping[str, Tensor], *, hashed: bool = True
+    ) -> list[ComparedTensor]:
+        """Compare tensors with the reference's at a point of the training, or keep them for it.
+
+        hashed: whether the checksums of ranks are compared with each other.
+        """
+        path = self._reference.weights_at(f"observed-{point}")
+        if self._keeps:
+            if self._context.is_first:
+                save_tensors(path, tensors)
+            theirs = dict(tensors)
+        else:
+            theirs = load_file(path) if path.exists() else {}
+        sharded = self._sharded()
+        hashed = hashed and self._context.world_size > 1
+        found = []
+        for name, ours in tensors.items():
+            reference = theirs.get(name)
+            if reference is None or reference.shape != ours.shape:
+                if name not in self._found.unknown:
+                    self._found.unknown.append(name)
+                continue
+            found.append(compared(name, ours, reference, hashed=hashed and name not in sharded))
+        return found
+
+    def _sharded(self) -> set[str]:
+        every = {**named_parameters(self._optimizers, self._names), **named_buffers(self._models)}
+        names = {name for name, tensor in every.items() if isinstance(tensor, DTensor)}
+        return names.union(*(each.names for each in self._flat))
+
+    def _write(self) -> None:
+        names: dict[int, str] = {}
+        for prefix, model in self._models.items():
+            for name, module in model.named_modules():
+                names.setdefault(id(module), prefix + without_wrappers(name))
+        self._found.calls = [
+            ModuleCall(
+                step=step,
+                name=names[id(module)],
+                kind=type(module).__name__,
+                samples=samples,
+                forward=forward,
+                backward=backward[0] if backward else None,
+            )
+            for step, module, samples, forward, backward in self._calls
+            if id(module) in names
+        ]
+        self._found.tied = [each for each in self._names.values() if len(each) > 1]
+        write_json(self._own.observed, self._found)
+
+
+def per_sample(tensor: Tensor, samples: int) -> list[list[float]] | None:
+    """Return the L2 norm of each sample and its projection on a fixed direction.
+
+    None if the first dimension does not divide into the samples.
+    """
+    if not tensor.dim() or len(tensor) % samples or not tensor.numel():
+        return None
+    rows = tensor.detach().reshape(samples, -1).to("cpu", torch.float32)
+    direction = torch.cos(torch.arange(rows.shape[1], dtype=torch.float32))
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return torch.stack([norms, (rows @ direction).double()], dim=1).tolist()
+
+
+def _note_gradient(found: list[Any], samples: int, gradient: Tensor) -> None:
+    if not isinstance(gradient, DTensor):
+        found.append(per_sample(gradient, samples))
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Return whether a module computes something itself: it has parameters or no parts."""
+    own = next(module.parameters(recurse=False), None)
+    return own is not None or next(module.children(), None) is None
+
+
+def compared(name: str, ours: Tensor, reference: Tensor, *, hashed: bool) -> ComparedTensor:
+    """Compare a tensor with the reference's, both as float32 on the CPU."""
+    theirs_2 = difference_2 = product = 0.0
+    flat = (ours.reshape(-1), reference.reshape(-1))
+    parts = zip(*(torch.split(each, _PART) for each in flat), strict=True)
+    for a, b in ((ours_part.double(), part.double()) for ours_part, part in parts):
+        theirs_2 += float(torch.dot(b, b))
+        product += float(torch.dot(a, b))
+        difference = a - b
+        difference_2 += float(torch.dot(difference, difference))
+    return ComparedTensor(
+        name=name,
+        l2=math.sqrt(theirs_2),
+        difference_l2=_finite(math.sqrt(difference_2)),
+        factor=_finite(product) / theirs_2 if theirs_2 else None,
+        sha256=sha256_of({"": ours}) if hashed else None,
+    )
+
+
+def _finite(number: float) -> float:
+    return number if math.isfinite(number) else math.inf

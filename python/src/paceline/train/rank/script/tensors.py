@@ -1,0 +1,150 @@
+"""Tensors of a script's training that are compared with the baseline's.
+
+Parameters have the names of their modules. Sharded parameters (DTensor, flat parameters of FSDP 1)
+are gathered, collectively, and so are those of the stages of a pipeline; other parameters that
+differ between ranks cannot be compared.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from paceline.base.torch_internals.flat_parameters import FlatParameter
+from paceline.measure.records.layout import TrialFiles
+from paceline.train.rank.script.modules import named_parameters
+from paceline.train.training.tensors import save_tensors, sha256_by_name, sha256_of, update_l2
+
+Final = tuple[dict[str, str], dict[str, float]]
+
+
+class ParameterRecord:
+    """The parameters of an optimiser, from the first step to the end of the script.
+
+    names: of each parameter, by its id. flat: all flat parameters. files: where the first
+    rank keeps tensors; None keeps only checksums.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        names: dict[int, list[str]],
+        files: TrialFiles | None,
+        flat: Sequence[FlatParameter] = (),
+    ) -> None:
+        self._files = files
+        self._parameters = named_parameters([optimizer], names)
+        self._flat = flat
+        self._is_staged = _has_stages()
+        self._is_sharded = bool(
+            self._is_staged
+            or flat
+            or any(isinstance(p, DTensor) for p in self._parameters.values())
+        )
+        # Without any, a comparison of first gradients would compare zeros.
+        self.has_gradient = any(p.grad is not None for p in self._parameters.values())
+        self._final: Final | None = None
+        weights = self._weights()
+        self.count = sum(p.numel() for p in weights.values())
+        self.initial_sha256 = sha256_of(dict(sorted(weights.items())))
+        if files is not None:
+            save_tensors(files.initial_weights, weights)
+            save_tensors(files.gradient, self._gradients())
+        elif self._is_sharded:
+            self._gradients()  # to gather them is collective
+
+    def keep_sharded(self) -> None:
+        """Take the final weights now if they are sharded, while ranks can still gather them."""
+        if self._is_sharded:
+            self._final = self._take_final()
+
+    def final(self) -> Final:
+        """Return the checksum of each final tensor, and the L2 norm by which it has changed.
+
+        The norms are empty without files. Collective for sharded parameters.
+        """
+        return self._final or self._take_final()
+
+    def _take_final(self) -> Final:
+        weights = self._weights()
+        moved: dict[str, float] = {}
+        if self._files is not None:
+            save_tensors(self._files.weights, weights)
+            moved = update_l2(weights, load_file(self._files.initial_weights))
+            self._files.initial_weights.unlink()
+        return sha256_by_name(weights), moved
+
+    def _weights(self) -> dict[str, Tensor]:
+        return self._of_all_stages(whole_of(self._parameters, self._flat, Tensor.detach))
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Return the gradients; zeros for parameters that the loss does not depend on."""
+        return self._of_all_stages(whole_of(self._parameters, self._flat, gradient_of))
+
+    def _of_all_stages(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
+        return gathered(tensors, device) if self._is_staged else tensors
+
+
+def _has_stages() -> bool:
+    """Return whether ranks may have stages of a pipeline; only then the module is loaded."""
+    loaded = "torch.distributed.pipelining.stage" in sys.modules
+    return loaded and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def gathered(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return the tensors of all ranks by name; each has that of the first rank that has it.
+
+    Tensors are float32 on the CPU. device: of the tensors of the group. Collective.
+    """
+    shapes: list[dict[str, torch.Size]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(shapes, {name: each.shape for name, each in tensors.items()})
+    found: dict[str, Tensor] = {}
+    for rank, those in enumerate(shapes):
+        for name, shape in those.items():
+            if name not in found:
+                own = tensors[name] if rank == dist.get_rank() else torch.empty(shape)
+                sent = own.to(device).contiguous()
+                dist.broadcast(sent, rank)
+                found[name] = sent.cpu()
+    return found
+
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    """Return the gradient of a parameter; zeros where it has none."""
+    found = parameter.grad
+    return torch.zeros_like(parameter).detach() if found is None else found.detach()
+
+
+def whole_of(
+    parameters: Mapping[str, Tensor],
+    flat: Sequence[FlatParameter],
+    of: Callable[[Tensor], Tensor],
+) -> dict[str, Tensor]:
+    """Return something of each parameter as `whole` does, those of flat ones by their own names."""
+    owners = {id(parameter): each for each in flat for parameter in each.parameters}
+    found: dict[str, Tensor] = {}
+    gathered_flat: set[int] = set()
+    for name, parameter in parameters.items():
+        owner = owners.get(id(parameter))
+        if owner is None:
+            found[name] = whole(of(parameter))
+        elif id(owner) not in gathered_flat:
+            gathered_flat.add(id(owner))
+            found.update({each: whole(part) for each, part in owner.whole(of).items()})
+    return found
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor as float32 on the CPU, gathered if it is sharded."""
+    found: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if found.layout != torch.strided:
+        found = found.to_dense()
+    return found.to("cpu", torch.float32)

@@ -1,0 +1,166 @@
+"""One rank of a trial whose task is a script of the user, from rendezvous to result.
+
+The launcher's job side calls `train` here in place of `paceline.train.rank.train`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from functools import partial
+
+from torch.optim import Optimizer
+
+from paceline.base.errors import UsageError
+from paceline.base.torch_internals.compiler import import_now
+from paceline.collectives.recorder import Recorder
+from paceline.measure.records.attempts import continue_rows
+from paceline.measure.records.layout import TrialFiles
+from paceline.plan.trials.rank_context import RankContext
+from paceline.plan.trials.trial import Trial
+from paceline.train.rank.operations import recording
+from paceline.train.rank.peers import Peers, join_peers
+from paceline.train.rank.result import (
+    End,
+    write_environment,
+    write_rank_weights,
+    write_script_result,
+)
+from paceline.train.rank.script.modules import CalledModules, flat_parameters, parameter_names
+from paceline.train.rank.script.observer import Observer
+from paceline.train.rank.script.process_group import ProcessGroups
+from paceline.train.rank.script.program import failure_of, run_script, torchrun_variables
+from paceline.train.rank.script.recorder import TrainingRecorder
+from paceline.train.rank.script.tensors import ParameterRecord
+from paceline.train.rank.spans import Spans
+from paceline.train.training.resources import set_threads
+
+# The first optimiser imports it anyway, which takes a second or more; here it counts as import time
+# under every launcher.
+import_now()
+
+
+def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
+    """Run the trial's script as the rank `context`, and write the records to `files`.
+
+    Raises PacelineErrors: UsageError if the script does not train as expected, RankFailed with file
+    and line if it fails (PeerLost if another rank is the cause), EnvironmentLacks, TimedOut.
+    """
+    assert trial.training.script is not None
+    own = files.rank(context.rank)
+    # A script counts its steps from zero, whatever it restores by itself.
+    continue_rows(
+        own, 0, process_started_unix_s=context.process_started_unix_s, restored_unix_s=time.time()
+    )
+    with Spans(own.spans) as spans, recording(own.communication, own.operations) as operations:
+        spans.ended("imports", context.process_started_unix_s)
+        set_threads(trial.placement.threads_per_worker)
+        with spans("rendezvous"):
+            peers = join_peers(context, trial, open_transport=False)
+        with peers.leaving(partial(failure_of, trial.training.script)):
+            _ScriptRank(trial, context, files, spans, peers, operations).run()
+
+
+class _ScriptRank:
+    """The work of a rank between joining and leaving its peers."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        context: RankContext,
+        files: TrialFiles,
+        spans: Spans,
+        peers: Peers,
+        operations: Recorder,
+    ) -> None:
+        assert trial.training.script is not None
+        self._trial = trial
+        self._script = trial.training.script
+        self._context = context
+        self._files = files
+        self._spans = spans
+        self._peers = peers
+        self._groups = ProcessGroups(trial, context, peers)
+        self._training = TrainingRecorder(
+            trial.training, context, files.rank(context.rank), operations, self._first_step
+        )
+        self._modules = CalledModules()
+        self._parameters: ParameterRecord | None = None
+        self._observer: Observer | None = None
+        if self._script.observe is not None:
+            own = files.rank(context.rank)
+            self._observer = Observer(self._script.observe, context, files, own, operations)
+
+    def run(self) -> None:
+        os.environ.update(torchrun_variables(self._trial, self._context))
+        started_unix_s = time.time()
+        try:
+            with ExitStack() as stack:
+                if self._observer is not None:  # it sees each step before the last one ends all
+                    stack.enter_context(self._observer.observing())
+                stack.enter_context(self._modules.noting())
+                stack.enter_context(self._groups.answering())
+                stack.enter_context(self._training.recording())
+                run_script(self._script, self._trial.arguments)
+        finally:
+            self._training.record_spans(self._spans, started_unix_s)
+        with self._spans("bookkeeping"):
+            self._finish()
+
+    def _first_step(self, optimizer: Optimizer) -> None:
+        """Check and record what is known when the first gradient is complete."""
+        self._check_group()
+        self._modules.stop()
+        models = self._modules.models()
+        names = parameter_names(models)
+        keeps = self._trial.save_tensors and self._context.is_first
+        self._parameters = ParameterRecord(
+            optimizer, names, self._files if keeps else None, flat_parameters(models)
+        )
+        self._groups.before_destroy = self._parameters.keep_sharded
+        write_environment(
+            self._context,
+            self._trial,
+            self._files.rank(self._context.rank),
+            self._parameters.initial_sha256,
+            self._peers.clock,
+            first_batch_sha256=self._training.first_batch_sha256,
+        )
+
+    def _check_group(self) -> None:
+        """Raise UsageError if several ranks train without a process group."""
+        ranks = self._context.world_size
+        if ranks > 1 and not self._groups.opened:
+            raise UsageError(
+                f"script {self._script.path}: expected it to call "
+                f"torch.distributed.init_process_group, because the trial has {ranks} ranks; it "
+                "trains alone on each of them. Call it where WORLD_SIZE is above 1, or use "
+                "local_strategy sequential or intraop"
+            )
+
+    def _finish(self) -> None:
+        """Write the result, after the script has ended well."""
+        if self._parameters is None:
+            raise UsageError(
+                f"script {self._script.path}: expected a training, but it ended without a step of "
+                "an optimiser of torch.optim; check its arguments (they follow `--`)"
+            )
+        sums, moved = self._parameters.final()
+        sha256 = write_rank_weights(self._files.rank(self._context.rank), [sums])
+        if not self._context.is_first:
+            return
+        reason = None
+        if not self._parameters.has_gradient:
+            reason = "no parameter had a gradient when the first step of the optimiser began"
+        end = End(
+            steps=self._training.steps, weights_sha256=sha256, transport=self._peers.describe()
+        )
+        write_script_result(
+            self._trial,
+            self._files,
+            end,
+            parameters=self._parameters.count,
+            moved=moved,
+            not_compared=reason,
+        )

@@ -1,0 +1,217 @@
+"""Buckets of gradients, the interface of sums over ranks, and collectives of bytes.
+
+Gradients are summed, never averaged: each rank's gradients are already its part of the global mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.measure.records.communication import CompressionResult, StrategyResult
+from paceline.plan.costs.link_cost import all_reduce_bytes
+
+Numbers = Mapping[str, int | float]  # of a method, as its descriptor returns them
+
+
+class Bucket(Protocol):
+    """Gradients that are summed together. torch's GradBucket implements it."""
+
+    def index(self) -> int:
+        """Return the index of the bucket within the step, from 0; equal on all ranks."""
+
+    def buffer(self) -> Tensor:
+        """Return all gradients, shape (elements,), float32; the sum replaces them."""
+
+    def gradients(self) -> list[Tensor]:
+        """Return views of the buffer with the shapes of the parameters."""
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters of the gradients: the same objects in every step."""
+
+    def is_last(self) -> bool:
+        """Return whether this is the last bucket of the step."""
+
+
+class GradientSum(Protocol):
+    """Sums buckets over the ranks of a group, beside the other work of the rank."""
+
+    def start(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
+        """Begin to sum a bucket in place, and return at once. All ranks pass the same buckets in
+        the same order.
+
+        The future holds the buffer with the sum, bit-identical on all ranks.
+        """
+
+    def describe(self) -> StrategyResult:
+        """Return settings and traffic; see `Meter`."""
+
+    def close(self, *, failed: bool) -> None:
+        """End background threads without waiting for peers; a second call does nothing."""
+
+
+class Compressor(Protocol):
+    """Sums a bucket by sending less than its gradients.
+
+    A method's implementation is called with its numbers, a seed for what is drawn at random, and
+    the process group (None: all ranks), and returns one.
+    """
+
+    name: str
+
+    def sum(self, bucket: Bucket) -> float:
+        """Sum a bucket in place over the group; blocks. Return the bytes that this rank sent."""
+
+    def describe(self) -> CompressionResult:
+        """Return the settings."""
+
+
+class Meter:
+    """Bytes that a rank sent in the last complete step.
+
+    They are the bytes that a network would transfer with algorithms that send no byte twice (see
+    `costs.link_cost`). Bytes that ranks of one host write into shared memory are counted
+    alike.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._sent = self._uncompressed = 0.0
+        self._last: tuple[float, float] | None = None
+
+    def count(self, bucket: Bucket, sent_bytes: float | None = None) -> None:
+        """Count a bucket. sent_bytes: None means those of an uncompressed all-reduce."""
+        whole = all_reduce_bytes(bucket.buffer().nbytes, self._ranks)
+        self._sent += whole if sent_bytes is None else sent_bytes
+        self._uncompressed += whole
+        if bucket.is_last():
+            self._last = self._sent, self._uncompressed
+            self._sent = self._uncompressed = 0.0
+
+    def describe(self) -> StrategyResult:
+        if self._last is None:
+            return {}
+        sent, uncompressed = self._last
+        return {
+            "sent_bytes_per_step": round(sent),
+            "uncompressed_bytes_per_step": round(uncompressed),
+        }
+
+
+def only_tensor(future: torch.futures.Future[Sequence[Tensor]]) -> Tensor:
+    """Return the result of a work on one tensor."""
+    return future.value()[0]
+
+
+def all_to_all(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Send row k of `parts`, shape (ranks, n), to rank k. Return the received rows by sender."""
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return received
+
+
+def all_gather(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Gather `own`, shape (n,), with the same n on all ranks. Return shape (ranks, n)."""
+    gathered = own.new_empty((dist.get_world_size(group), own.numel()))
+    dist.all_gather(list(gathered.unbind()), own, group=group)
+    return gathered
+
+
+class FlatBucket:
+    """Gradients of several tensors that DistributedDataParallel does not bucket itself.
+
+    They are in one buffer that is reused in every step.
+    """
+
+    def __init__(self, index: int, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        self._index = index
+        self._buffer = torch.zeros(sum(sizes), device=device)
+        parts = torch.split(self._buffer, sizes)
+        self._parts = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        self._last = False
+
+    def index(self) -> int:
+        return self._index
+
+    def buffer(self) -> Tensor:
+        return self._buffer
+
+    def gradients(self) -> list[Tensor]:
+        return self._parts
+
+    def parameters(self) -> list[Tensor]:
+        """Return the places of the gradients, which stay the same like parameters."""
+        return self._parts
+
+    def is_last(self) -> bool:
+        return self._last
+
+    def mark_last(self) -> None:
+        self._last = True
+
+    def fill(self, tensors: Sequence[Tensor]) -> None:
+        """Copy gradients in; each has shape (elements,) or the shape of its place."""
+        for part, tensor in zip(self._parts, tensors, strict=True):
+            part.copy_(tensor.view_as(part))
+
+    def empty_into(self, tensors: Sequence[Tensor]) -> None:
+        """Copy the content back to tensors like those of `fill`."""
+        for part, tensor in zip(self._parts, tensors, strict=True):
+            tensor.view_as(part).copy_(part)
+
+
+def pack(
+    shapes: Sequence[tuple[int, ...]], most_bytes: float, device: torch.device
+) -> list[FlatBucket]:
+    """Return buckets of float32 tensors with these shapes, in order, each of at most `most_bytes`
+    or of one tensor."""
+    groups: list[list[tuple[int, ...]]] = []
+    room = 0.0
+    for shape in shapes:
+        size = 4 * torch.Size(shape).numel()
+        if not groups or size > room:
+            groups.append([])
+            room = most_bytes
+        groups[-1].append(shape)
+        room -= size
+    buckets = [FlatBucket(index, group, device) for index, group in enumerate(groups)]
+    if buckets:
+        buckets[-1].mark_last()
+    return buckets
+
+
+class Residuals:
+    """Compression errors of a rank's gradients, to be sent with those of the next step.
+
+    Error feedback: Seide et al.: 1-Bit Stochastic Gradient Descent (Interspeech 2014). Convergence
+    of biased compression with error feedback: Stich, Cordonnier, Jaggi: Sparsified SGD with Memory
+    (NeurIPS 2018). One residual for every gradient element, initially zero.
+
+    They belong to parameters, not to buckets, because DistributedDataParallel rebuilds its buckets
+    after the first step.
+    """
+
+    def __init__(self) -> None:
+        self._flat: dict[int, tuple[tuple[int, ...], Tensor]] = {}  # by bucket, with parameters
+        self._parts: dict[int, Tensor] = {}  # by parameter: views of those
+
+    def of(self, bucket: Bucket) -> Tensor:
+        """Return the residuals of a bucket, shape (elements,), in its order; to be changed in
+        place."""
+        parameters = tuple(id(parameter) for parameter in bucket.parameters())
+        known = self._flat.get(bucket.index())
+        if known is not None and known[0] == parameters:
+            return known[1]
+        flat = torch.zeros_like(bucket.buffer())
+        sizes = [gradient.numel() for gradient in bucket.gradients()]
+        for parameter, part in zip(parameters, torch.split(flat, sizes), strict=True):
+            if parameter in self._parts:
+                part.copy_(self._parts[parameter])
+            self._parts[parameter] = part
+        self._flat[bucket.index()] = parameters, flat
+        return flat

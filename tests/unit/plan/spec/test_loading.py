@@ -1,0 +1,171 @@
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.support.specs import spec_text
+
+from paceline.base.errors import UsageError
+from paceline.plan.spec import load_spec, shipped_experiments
+from paceline.plan.spec.loading import parse_spec
+
+GOOD = spec_text()
+
+
+def faults_of(text: str) -> str:
+    with pytest.raises(UsageError) as raised:
+        parse_spec(text, "mine.toml")
+    assert raised.value.exit_code == 2
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_experiments()))
+def test_shipped_experiment_is_valid(name):
+    experiment, text = load_spec(name)
+    assert experiment.name == name
+    assert text == shipped_experiments()[name]
+
+
+def test_python_values_give_the_spec_that_their_toml_gives():
+    document = tomllib.loads(GOOD)
+    experiment, text = load_spec(document)
+    assert experiment == parse_spec(GOOD, "mine.toml")
+    assert tomllib.loads(text) == document
+    assert load_spec(experiment) == (experiment, text)
+    assert load_spec(load_spec(document)) == (experiment, text)
+
+
+def test_faults_of_python_values_are_reported():
+    document = tomllib.loads(GOOD)
+    with pytest.raises(UsageError, match=r"the spec: 1 fault:\n  - sede: no such key\. Did you"):
+        load_spec({**document, "sede": 1})
+    with pytest.raises(UsageError, match="leave out a key instead of None"):
+        load_spec({**document, "tune": None})
+    with pytest.raises(UsageError, match=r"workloads: .* at least 1 item"):
+        load_spec({**document, "workloads": []})
+
+
+def test_shipped_experiments_are_those_documented():
+    assert {"quickstart", "lerat2022-distributed", "strategies"} <= set(shipped_experiments())
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "docs/reference/spec.md",
+        "docs/tutorials/first-comparison.md",
+        *(f"docs/how-to/{name}.md" for name in ("clusters", "lab", "own-script")),
+    ],
+)
+def test_whole_specs_in_the_documentation_are_valid(page):
+    text = (Path(__file__).parents[4] / page).read_text("utf-8")
+    specs = re.findall(r"```toml\n(schema = .*?)```", text, re.DOTALL)
+    assert specs
+    for spec in specs:
+        parse_spec(spec, page)
+
+
+def test_unknown_name_lists_shipped_and_guesses():
+    with pytest.raises(UsageError, match='Did you mean "quickstart"'):
+        load_spec("quikstart")
+
+
+def test_directory_as_spec_is_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="readable TOML"):
+        load_spec(str(tmp_path))
+
+
+def test_broken_toml_names_file_and_line():
+    message = faults_of("schema = = 1")
+    assert "mine.toml: not TOML" in message
+    assert "line 1" in message
+
+
+def test_every_fault_is_reported_at_once():
+    message = faults_of(
+        """
+        schema = 2
+        name = "a b"
+        repeets = 3
+        [training]
+        presicion = "fp32"
+        global_batch = "many"
+        [[workloads]]
+        name = "tinyy"
+        [[trials]]
+        launcher = "mpi"
+        local_strategy = "sequential"
+        ranks_per_node = 0
+        """
+    )
+    assert "6 faults" in message
+    for part in (
+        "name: expected letters",
+        'repeets: no such key. Did you mean "repeats"?',
+        'training.presicion: no such key. Did you mean "precision"?',
+        "training.global_batch: input should be a valid integer, got 'many'",
+        'workloads[1].name: expected one of "complex-small", "simple-big", "tiny", "cifar-cnn", ',
+        'got "tinyy". Did you mean "tiny"?',
+        "trials[1].ranks_per_node",
+    ):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD.replace("schema = 2", "schema = 1"), "schema: expected one of 2, got 1"),
+        (GOOD.replace("schema = 2", ""), "schema: expected, but missing"),
+        (GOOD.replace("[[trials]]", "[[trials]]\nthreads_per_rank = 2"), '"intraop"'),
+        (GOOD.replace("sequential", "intraop"), "expected the baseline"),
+        (GOOD + '[[workloads]]\nname = "tiny"\n', "each name once"),
+        (GOOD + "[training]\nmax_steps = 4\nwarmup_steps = 4\n", "leaves nothing to measure"),
+        (GOOD + "[training]\nevaluate_every_steps = 4\n", "needs samples to evaluate on"),
+        (GOOD + "[failures]\nmean_s = 5\n", "expected restarts >= 1, got restarts = 0"),
+        (GOOD + "[telemetry]\ntls_key = 'k'\n", "tls_certificate and tls_key go together"),
+        (GOOD + "[telemetry]\ntls_client_ca = 'c'\n", "needs tls_certificate and tls_key"),
+        (GOOD + "[telemetry]\nbasic_auth_file = 'b'\nbearer_token_file = 't'\n", "got both"),
+        (
+            GOOD + "[training]\nheld_out_samples = 4\n"
+            "evaluate_every_steps = 4\nevaluate_every_epochs = 4\n",
+            "evaluate_every_steps or evaluate_every_epochs, got both",
+        ),
+        (
+            GOOD + '[training]\nheld_out_samples = 4\ntarget = { metric = "loss" }\n',
+            "expected either at_least or at_most",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_reason(text, expected):
+    assert expected in faults_of(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD + "[training]\nmax_stepz = 1\nmax_steps = 4\nwarmup_steps = 9\n",
+        GOOD.replace("[[trials]]", "samples = 1\nmax_steps = 4\nwarmup_steps = 9\n[[trials]]"),
+    ],
+)
+def test_other_values_of_a_faulty_table_are_checked_too(text):
+    message = faults_of(text)
+    assert "2 faults" in message
+    assert "warmup_steps = 9 leaves nothing to measure of 4 steps; use at most 3" in message
+
+
+def test_numbers_are_not_made_from_text():
+    assert "seed" in faults_of(GOOD.replace("schema = 2", 'schema = 2\nseed = "1"'))
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("max_steps=3", 'max_steps: no such key. Did you mean "training.max_steps"?'),
+        ("run_s=3", 'run_s: no such key. Did you mean "limits.run_s"?'),
+        ("every_steps=3", 'every_steps: no such key. Did you mean "checkpoint.every_steps"?'),
+        ("trials.0.max_steps=3", 'max_steps: no such key. Did you mean "training.max_steps"?'),
+    ],
+)
+def test_key_of_another_table_is_answered_with_its_place(setting, expected):
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        load_spec(tomllib.loads(GOOD), [setting])

@@ -1,0 +1,93 @@
+import pytest
+from tests.support.specs import spec_text, trials_text
+
+from paceline.base.errors import UsageError
+from paceline.plan.spec.loading import parse_spec
+
+SPEC = spec_text('launcher = "mpi"; local_strategy = "best"')
+
+
+def fault_of(text):
+    with pytest.raises(UsageError) as raised:
+        parse_spec(text, "mine.toml")
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "steps = 0",
+        "warmup_steps = 0",
+        "reduction_factor = 1",
+        "repeats = 0",
+        "timeout_s = 0",
+        "strategies = []",
+    ],
+)
+def test_values_that_leave_nothing_to_search_are_refused(line):
+    assert f"tune.{line.split()[0]}" in fault_of(SPEC + f"[tune]\n{line}\n")
+
+
+def test_strategy_to_search_must_be_one():
+    assert "tune.strategies[1]" in fault_of(SPEC + '[tune]\nstrategies = ["best"]\n')
+
+
+SENDS = trials_text(
+    'launcher = "mpi"; transport = "mpi"; local_strategy = "processes"; ranks_per_node = 2'
+)
+ONE_PROCESS = SPEC.replace('"best"', '"intraop"')
+
+
+def test_lists_of_what_is_tried_are_read():
+    tune = """
+buckets_mb = [1, 2.5, "model"]
+buckets_in_flight = [2, "unbounded"]
+algorithms = ["ring"]
+compressions = ["bf16", "topk"]
+mpi_parameters = [{btl_tcp_sndbuf = "1048576", btl_tcp_rcvbuf = "1048576"}, {smsc = "^cma"}]
+"""
+    found = parse_spec(SPEC + SENDS + "[tune]" + tune, "mine.toml").tune
+    assert found.buckets_mb == (1, 2.5, "model")
+    assert found.buckets_in_flight == (2, "unbounded")
+    assert found.algorithms == ("ring",)
+    assert found.compressions == ("bf16", "topk")
+    assert found.mpi_parameters == (
+        {"btl_tcp_sndbuf": "1048576", "btl_tcp_rcvbuf": "1048576"},
+        {"smsc": "^cma"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("buckets_mb = [0]", "tune.buckets_mb[1]: input should be greater than 0"),
+        ('buckets_mb = ["whole"]', "tune.buckets_mb[1]: "),
+        ("buckets_in_flight = [1, 0]", "tune.buckets_in_flight[2]: input should be"),
+        ('algorithms = ["rings"]', "tune.algorithms[1]: expected one of"),
+        ('compressions = ["zip"]', "tune.compressions[1]: expected one of"),
+        ("mpi_parameters = [{}]", "tune.mpi_parameters[1]: "),
+        ("mpi_parameters = [{smsc = 1}]", "tune.mpi_parameters[1].smsc: "),
+    ],
+)
+def test_value_that_cannot_be_tried_is_refused_with_its_place(line, place):
+    assert place in fault_of(SPEC + SENDS + f"[tune]\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("buckets_mb = [5]", "bucket_mb"),
+        ("buckets_in_flight = [2]", "buckets_in_flight"),
+        ('algorithms = ["ring"]', "algorithm"),
+        ('compressions = ["bf16"]', "compression"),
+        ('mpi_parameters = [{smsc = "^cma"}]', "mpi_parameters"),
+    ],
+)
+def test_list_that_no_trial_has_a_use_for_is_refused(line, told):
+    fault = fault_of(ONE_PROCESS + f"[tune]\n{line}\n")
+    assert f"tune.{line.split()[0]}: expected a trial that can use {told}, found none" in fault
+    parse_spec(ONE_PROCESS + SENDS + f"[tune]\n{line}\n", "mine.toml")
+
+
+def test_empty_list_leaves_out_what_nobody_could_use():
+    assert parse_spec(ONE_PROCESS + "[tune]\nalgorithms = []\n", "mine.toml").tune.algorithms == ()

@@ -1,0 +1,138 @@
+"""The observer of `paceline verify` in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.trials import rank_context
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.collectives.recorder import Recorder
+from paceline.measure.records.files import document
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.observed import Observed
+from paceline.plan.trials.trial import Observation
+from paceline.train.rank.script.batches import checksums
+from paceline.train.rank.script.observer import Observer, per_sample
+
+
+def observed(folder, train, *, rank=0, reference=None, rounded=False):
+    """Run a training under an observer, as the trial that its folder is named after."""
+    files = TrialFiles(folder)
+    own = files.rank(rank)
+    own.root.mkdir(parents=True)
+    observation = Observation(reference=reference, rounded=rounded)
+    context = rank_context(rank, ranks=2)
+    observer = Observer(observation, context, files, own, Recorder(lambda _: None))
+    with observer.observing():
+        train()
+    found = document(own.observed, Observed)
+    assert found is not None
+    return found
+
+
+def training(steps=2, scale=1.0, share=slice(None)):
+    """A training of a small network; share: of the samples of each step."""
+
+    def train():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        inputs, labels = torch.randn(8 * steps, 4), torch.randint(0, 2, (8 * steps,))
+        for step in range(steps):
+            rows = slice(8 * step, 8 * step + 8)
+            data = TensorDataset(inputs[rows][share], labels[rows][share])
+            for samples, targets in DataLoader(data, batch_size=len(data)):
+                optimizer.zero_grad()
+                (scale * nn.functional.cross_entropy(model(samples), targets)).backward()
+                optimizer.step()
+
+    return train
+
+
+def test_the_reference_describes_itself(tmp_path):
+    found = observed(tmp_path / "reference", training())
+    assert [each.name for each in found.initial] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert [(update.step, update.optimizer) for update in found.updates] == [(0, 0), (1, 0)]
+    for update in found.updates:
+        assert len(set(update.samples)) == 8
+        assert len(update.losses) == 1
+        for each in (*update.gradient, *update.change):
+            assert each.difference_l2 == 0
+            assert each.factor == pytest.approx(1)
+    assert [call.name for call in found.calls] == 2 * ["0", "1", "2"]
+    assert found.calls[0].samples == found.updates[0].samples
+
+
+def test_another_trial_is_compared_with_it_tensor_by_tensor(tmp_path):
+    observed(tmp_path / "reference", training())
+    found = observed(tmp_path / "other", training(scale=2.0), reference="reference")
+    assert all(each.difference_l2 == 0 for each in found.initial)
+    assert [each.factor for each in found.updates[0].gradient] == pytest.approx(4 * [2.0])
+    assert [each.factor for each in found.updates[0].change] == pytest.approx(4 * [2.0], rel=1e-4)
+    assert not found.unknown
+
+
+def test_rounding_changes_little_but_something(tmp_path):
+    observed(tmp_path / "reference", training())
+    found = observed(tmp_path / "rounded", training(), reference="reference", rounded=True)
+    for update in found.updates:
+        relative = [each.difference_l2 / each.l2 for each in update.gradient if each.l2]
+        assert 0 < max(relative) < 1e-3
+
+
+def test_a_share_has_checksums_of_the_same_samples(tmp_path):
+    whole = observed(tmp_path / "reference", training())
+    half = observed(tmp_path / "half", training(share=slice(4, 8)), rank=1, reference="reference")
+    assert half.updates[0].samples == whole.updates[0].samples[4:]
+    by_sample = dict(zip(whole.calls[0].samples, whole.calls[0].forward, strict=True))
+    for sample, numbers in zip(half.calls[0].samples, half.calls[0].forward, strict=True):
+        assert numbers == pytest.approx(by_sample[sample], rel=1e-5)
+
+
+def test_tied_weights_and_two_optimisers_are_followed(tmp_path):
+    def train():
+        torch.manual_seed(1)
+        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+        second.weight = first.weight
+        optimizers = [torch.optim.SGD(first.parameters()), torch.optim.SGD([second.bias])]
+        second(first(torch.ones(2, 4))).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    found = observed(tmp_path / "reference", train)
+    assert found.tied == [["Linear.weight", "Linear2.weight"]]
+    assert [update.optimizer for update in found.updates] == [0, 1]
+    assert [each.name for each in found.updates[1].gradient] == ["Linear2.bias"]
+    again = observed(tmp_path / "again", train, reference="reference")
+    assert not again.unknown
+    assert {each.name: each.difference_l2 for each in again.initial} == {
+        "Linear.weight": 0, "Linear.bias": 0, "Linear2.bias": 0,
+    }  # fmt: skip
+
+
+def test_a_script_that_fails_leaves_what_was_seen(tmp_path):
+    def train():
+        training(steps=1)()
+        raise RuntimeError("later")
+
+    with pytest.raises(RuntimeError, match="later"):
+        observed(tmp_path / "reference", train)
+    found = document(TrialFiles(tmp_path / "reference").rank(0).observed, Observed)
+    assert len(found.updates) == 1
+
+
+def test_samples_of_nested_batches_have_checksums():
+    batch = {"ids": torch.tensor([[1, 2], [3, 4]]), "label": [torch.tensor([5, 6])]}
+    first, second = checksums(batch) or ("", "")
+    assert first != second
+    assert checksums({"ids": torch.tensor([[3, 4]]), "label": [torch.tensor([6])]}) == [second]
+    assert checksums("no tensor") is None
+
+
+def test_numbers_of_samples_are_norms_and_projections():
+    norms = per_sample(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), 2) or []
+    assert norms[0][0] == pytest.approx(5)
+    assert norms[1] == [0, 0]
+    assert per_sample(torch.ones(3, 2), 2) is None
