@@ -53,17 +53,19 @@ class Package:
 
 PACKAGES = {
     # `spec` checks what users write, `plan` what follows from it: their tests are not apart.
-    "plan": Package(("plan/*.py",), ("unit/plan", "unit/spec")),
+    "plan": Package(("plan/trials/*.py",), ("unit/plan",)),
     "statistics": Package(("analysis/statistics/*.py",), ("unit/analysis/statistics",)),
     # What all strategies share is tested by training with them, too.
-    "training": Package(("training/*.py",), ("unit/training", "unit/strategies")),
-    "records": Package(("records/*.py",), ("unit/records",)),
-    "spec": Package(("spec/*.py",), ("unit/spec", "unit/plan")),
+    "training": Package(
+        ("train/training/*.py",), ("unit/train/training", "unit/train/strategies"),
+    ),
+    "records": Package(("measure/records/*.py",), ("unit/measure/records",)),
+    "spec": Package(("plan/spec/*.py",), ("unit/plan",)),
     "telemetry": Package(
-        tuple(f"telemetry/{name}.py" for name in (
+        tuple(f"measure/telemetry/{name}.py" for name in (
             "gpus", "host_reading", "kernel", "processes", "rank_finder", "training",
         )),
-        ("unit/telemetry",),
+        ("unit/measure/telemetry",),
     ),
     "reduction": Package(
         (
@@ -73,12 +75,12 @@ PACKAGES = {
             "collectives/shared_memory.py",
             "train/transports/compression/*.py",
         ),
-        ("unit/collectives", "unit/transports"),
+        ("unit/collectives", "unit/train/transports"),
     ),
     # Sums over several nodes need several processes.
-    "train/strategies/reduction": Package(
+    "strategies/reduction": Package(
         ("train/strategies/reduction/*.py",),
-        ("unit/strategies", "contract/test_factors.py", "contract/test_zero.py"),
+        ("unit/train/strategies", "contract/test_factors.py", "contract/test_zero.py"),
     ),
 }  # fmt: skip
 

@@ -1,9 +1,9 @@
 """An executor that dies or is cut off, or a rank that freezes, while Spark trains on two hosts.
 
-The hosts are network namespaces (paceline.runner.lab) with a standalone cluster; master and driver are on
-the first. Ranks that communicate must detect the fault by themselves, within twice the limit of a
-collective, and name the lost rank; in rounds only the driver can do that, and the whole command
-ends within the same time. In all cases the outcome names a lost rank and its host, and all
+The hosts are network namespaces (paceline.runner.lab) with a standalone cluster; master and driver
+are on the first. Ranks that communicate must detect the fault by themselves, within twice the limit
+of a collective, and name the lost rank; in rounds only the driver can do that, and the whole
+command ends within the same time. In all cases the outcome names a lost rank and its host, and all
 processes end on both hosts. Those that the driver cannot reach end by themselves.
 """
 

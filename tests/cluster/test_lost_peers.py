@@ -1,7 +1,7 @@
 """A peer that dies, or a link that drops, in the middle of a training on two hosts.
 
-The hosts are network namespaces (paceline.runner.lab). No launcher ends the ranks: they must detect the
-fault by themselves, within twice the limit of a collective, and name the lost rank.
+The hosts are network namespaces (paceline.runner.lab). No launcher ends the ranks: they must detect
+the fault by themselves, within twice the limit of a collective, and name the lost rank.
 """
 
 from __future__ import annotations

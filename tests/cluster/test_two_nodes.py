@@ -1,9 +1,9 @@
 """Local strategies on each of two nodes, under mpirun and under Spark.
 
-The nodes are network namespaces of this machine (paceline.runner.lab) and share its cores. The tests check
-that the training is equivalent, not its speed. Here two configurations run under mpirun and two
-under Spark; tests/contract/test_strategies.py has all strategies, transports and reductions with
-nodes that are processes.
+The nodes are network namespaces of this machine (paceline.runner.lab) and share its cores. The
+tests check that the training is equivalent, not its speed. Here two configurations run under mpirun
+and two under Spark; tests/contract/test_strategies.py has all strategies, transports and reductions
+with nodes that are processes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The reference training: torch alone, one process, one model, the whole batch in one pass.
 
 Nothing here comes from the code that it judges. The order of the samples and the dropout masks are
-computed from their documented definition (docs/reference/run-directory.md, plan/trials/sample_order.py),
-in other code than the product's.
+computed from their documented definition (docs/reference/run-directory.md,
+plan/trials/sample_order.py), in other code than the product's.
 """
 
 from __future__ import annotations

@@ -38,25 +38,47 @@ def lint(package: Path) -> tuple[int, str]:
 
 # A module that is added, its content, and the line with which its contract reports it.
 FAULTS = {
-    "spec/new": ("import paceline.plan.trials", "paceline.plan.spec.new -> paceline.plan.trials"),
-    "job/new": ("import paceline.launchers", "paceline.runner.job.new -> paceline.launchers"),
-    "training/new": ("import paceline.measure.telemetry", "paceline.train.training.new -> paceline.measure.telemetry"),
+    "plan/spec/new": (
+        "import paceline.plan.trials", "paceline.plan.spec.new -> paceline.plan.trials",
+    ),
+    "runner/job/new": (
+        "import paceline.runner.launchers", "paceline.runner.job.new -> paceline.runner.launchers",
+    ),
+    "train/training/new": (
+        "import paceline.runner.job", "paceline.train.training.new -> paceline.runner.job",
+    ),
+    "measure/telemetry/new": (
+        "import paceline.analysis", "paceline.measure.telemetry.new -> paceline.analysis",
+    ),
+    "collectives/new": (
+        "import paceline.base.host", "paceline.collectives.new -> paceline.base.host",
+    ),
     "brand_new": ("", "paceline.brand_new"),
-    "collectives/new": ("import paceline.base.version", "paceline.collectives.new -> paceline.base.version"),
-    "training/spark": ("def f():\n    import pyspark.sql", "paceline.train.training.spark -> pyspark"),
-    "launchers/new": ("from mpi4py import MPI", "paceline.runner.launchers.new -> mpi4py"),
-    "analysis/new": ("import psutil", "paceline.analysis.new -> psutil"),
-    "telemetry/new": (
-        "import prometheus_client.core", "paceline.measure.telemetry.new -> prometheus_client",
+    "train/brand_new": ("", "paceline.train.brand_new"),
+    "train/training/spark": (
+        "def f():\n    import pyspark.sql", "paceline.train.training.spark -> pyspark",
     ),
-    "report/new": ("import plotly.graph_objects", "paceline.show.report.new -> plotly"),
-    "runner/new": (
-        "import paceline.train.strategies.threads", "paceline.runner.trials.new -> paceline.train.strategies.threads",
+    "runner/launchers/new": (
+        "from mpi4py import MPI", "paceline.runner.launchers.new -> mpi4py",
     ),
-    "lab/new": (
-        "import paceline.runner.launchers.mpi.rank", "paceline.runner.lab.new -> paceline.runner.launchers.mpi.rank",
+    "analysis/statistics/new": ("import psutil", "paceline.analysis.statistics.new -> psutil"),
+    "measure/records/new": (
+        "import prometheus_client.core", "paceline.measure.records.new -> prometheus_client",
     ),
-    "runner": ("import paceline.runner.tune", "paceline.runner.trials -> paceline.runner.tune"),
+    "show/report/new": (
+        "import plotly.graph_objects", "paceline.show.report.new -> plotly",
+    ),
+    "runner/trials/new": (
+        "import paceline.train.strategies.threads",
+        "paceline.runner.trials.new -> paceline.train.strategies.threads",
+    ),
+    "runner/lab/new": (
+        "import paceline.runner.launchers.mpi.rank",
+        "paceline.runner.lab.new -> paceline.runner.launchers.mpi.rank",
+    ),
+    "runner/trials/__init__": (
+        "import paceline.runner.tune", "paceline.runner.trials -> paceline.runner.tune",
+    ),
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from paceline.base import torch_internals
 from paceline.base.torch_internals import FakeTensor, FakeTensorMode, GradBucket, HashStore
 
 PACKAGE = Path(paceline.__file__).parent
-HOMES = (PACKAGE / "torch_internals", PACKAGE / "collectives" / "torch_internals.py")
+HOMES = (PACKAGE / "base" / "torch_internals", PACKAGE / "collectives" / "torch_internals.py")
 LIMIT = timedelta(seconds=30)
 
 

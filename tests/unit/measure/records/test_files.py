@@ -159,7 +159,8 @@ def test_row_is_written_whole_however_little_each_write_takes(tmp_path, monkeypa
 def test_documents_honour_the_umask(tmp_path, umask, mode):
     path = tmp_path / "document.json"
     code = (
-        "import sys; from pathlib import Path; from paceline.measure.records.files import write_json\n"
+        "import sys; from pathlib import Path\n"
+        "from paceline.measure.records.files import write_json\n"
         "path = Path(sys.argv[1]); write_json(path, {}); print(oct(path.stat().st_mode)[-4:])"
     )
     found = subprocess.run(

@@ -23,6 +23,7 @@ from typing import Any
 from paceline.base.errors import EnvironmentLacks
 
 JOBS_VARIABLE = "PACELINE_JOBS"
+PACKAGE = Path(__file__).parents[2]  # the folder of `paceline`; in an archive on a cluster
 # Modules of packages that only an extra of Paceline's installs.
 _EXTRA_OF = {
     "mpi4py": "mpi",
@@ -166,7 +167,7 @@ def own_module(name: str) -> tuple[list[str], dict[str, str]]:
     trial's variables.
     """
     # The caller may have found the package in an archive or through sys.path; so must the helper.
-    home = str(Path(__file__).resolve().parents[2])
+    home = str(PACKAGE.resolve().parent)
     search = dict.fromkeys([home, *(str(Path(entry).absolute()) for entry in sys.path if entry)])
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PACELINE_")}
     # -P: no module of the working directory can replace one of the library
@@ -179,7 +180,7 @@ def job_script(folder: str, name: str, environment: Mapping[str, str] = os.envir
     It is in $PACELINE_JOBS, the source tree, or the installation; raises EnvironmentLacks if not.
     """
     roots = [
-        Path(__file__).resolve().parents[4],
+        PACKAGE.resolve().parents[2],
         Path(sysconfig.get_path("data"), "share/paceline"),
     ]
     if environment.get(JOBS_VARIABLE):

@@ -1,8 +1,8 @@
 """The sidecar process: samples one host for one trial until the trial ends.
 
-It runs as `python -m paceline.measure.telemetry.sidecar` with a `SidecarRequest` as one line of JSON on
-standard input. It ends when standard input is closed, when its parent has ended, when all watched
-processes have ended, on SIGTERM or SIGINT, or after its longest lifetime.
+It runs as `python -m paceline.measure.telemetry.sidecar` with a `SidecarRequest` as one line of
+JSON on standard input. It ends when standard input is closed, when its parent has ended, when all
+watched processes have ended, on SIGTERM or SIGINT, or after its longest lifetime.
 """
 
 from __future__ import annotations

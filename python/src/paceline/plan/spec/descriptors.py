@@ -290,8 +290,8 @@ class Compression:
 class LauncherDescriptor(Descriptor):
     """A launcher: what starts the ranks.
 
-    The implementation is the command side, a paceline.runner.launchers.base.Launcher. `Settings` is the
-    spec table with the launcher's name, for all of its trials.
+    The implementation is the command side, a paceline.runner.launchers.base.Launcher. `Settings` is
+    the spec table with the launcher's name, for all of its trials.
     """
 
     provides: ClassVar[frozenset[str]] = frozenset()  # capabilities that transports may need

@@ -1,8 +1,9 @@
 """The job side of a launcher: what runs in the processes that a launcher starts.
 
-A launcher has two sides. The command side (`paceline.runner.launchers.base.Launcher`) turns a trial into a
-command. The job side is the program of that command. It finds out rank and peers and calls the one
-worker. This is the interface for the job side, the same for built-in and third-party launchers:
+A launcher has two sides. The command side (`paceline.runner.launchers.base.Launcher`) turns a trial
+into a command. The job side is the program of that command. It finds out rank and peers and calls
+the one worker. This is the interface for the job side, the same for built-in and third-party
+launchers:
 
 1. `parse_job(NAME, PROG)` reads the command line: `--trial trial.json`, or `SPEC --only PATTERN`.
 2. `prepare(job)` makes the trial's directory. Call it in one process, before any rank starts.
@@ -18,8 +19,8 @@ worker. This is the interface for the job side, the same for built-in and third-
    itself. `end.exit_code` is the program's exit code.
 7. `run_guarded(main)` runs the program and turns a PacelineError into a message and an exit code.
 
-`paceline.runner.launchers.local` is the shortest example. README.md of the package explains how to add a
-launcher.
+`paceline.runner.launchers.local` is the shortest example. README.md of the package explains how to
+add a launcher.
 """
 
 from paceline.base.host.messages import say

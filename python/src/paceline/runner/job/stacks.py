@@ -21,6 +21,7 @@ from pathlib import Path
 
 from paceline.base.errors import DataError
 from paceline.base.host.processes import STACKS_SIGNAL, send
+from paceline.base.host.programs import PACKAGE
 from paceline.collectives.host import host_name, wait_until
 from paceline.measure.records.documents import read_statuses
 from paceline.measure.records.files import read_json
@@ -35,7 +36,7 @@ _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (.*)$', re.MULTILINE)
 _OF_A_RANK = "runner/job/rank.py"  # is in the stack of the thread that trains
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    | {str(Path(__file__).parents[1]), sys.prefix, "<frozen"}
+    | {str(PACKAGE), sys.prefix, "<frozen"}
 )
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import paceline
 from paceline.base.errors import ExitCode
 from paceline.base.host.processes import SIGNAL_BASE, guarded, shell_status
+from paceline.base.host.programs import PACKAGE
 from paceline.measure.records.compact import compact_trial
 from paceline.measure.records.documents import read_statuses
 from paceline.measure.records.files import write_json, write_text
@@ -32,10 +32,9 @@ from paceline.runner.job.first_failure import first_failure
 from paceline.runner.trials.directory import check_new, made_run_dir, only_runner
 from paceline.runner.trials.planning import provenance
 
-_FOLDER_VARIABLE = (
-    "PACELINE_ATTACH"  # of the trial; runner/attach/startup/sitecustomize.py reads it
-)
-_STARTUP = Path(paceline.__file__).parent / "attach" / "startup"
+# of the trial; runner/attach/startup/sitecustomize.py reads it
+_FOLDER_VARIABLE = "PACELINE_ATTACH"
+_STARTUP = PACKAGE / "runner" / "attach" / "startup"
 _POLL_S = 1.0
 
 

@@ -1,4 +1,4 @@
-"""`python -m paceline.runner.launchers.local` by hand: one rank here, or one child process per rank."""
+"""`python -m paceline.runner.launchers.local` by hand: one rank here, or a process per rank."""
 
 import pytest
 from tests.support.job_specs import job_words

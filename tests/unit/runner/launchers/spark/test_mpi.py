@@ -94,7 +94,7 @@ def test_daemon_beside_this_hosts_mpirun_is_taken(tmp_path):
 
 def test_environment_forgets_other_jobs_and_finds_python_and_package(job, monkeypatch):
     monkeypatch.setattr("sys.executable", "/container/7/bin/python")
-    monkeypatch.setattr("paceline.__file__", "/spark/files/paceline.zip/paceline/__init__.py")
+    monkeypatch.setattr(spark_mpirun, "PACKAGE", Path("/spark/files/paceline.zip/paceline"))
     own = {
         "PATH": "/usr/bin", "PYTHONPATH": "/spark/pyspark.zip", "HOME": "/root",
         "SLURM_JOB_ID": "9", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",

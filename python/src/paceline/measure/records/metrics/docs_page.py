@@ -11,7 +11,10 @@ from pathlib import Path
 
 from paceline.measure.records.metrics import METRICS, Metric, Scope
 
-BEGIN = "<!-- tables: python -m paceline.measure.records.metrics.docs_page docs/reference/metrics.md -->\n"
+BEGIN = (
+    "<!-- tables: python -m paceline.measure.records.metrics.docs_page "
+    "docs/reference/metrics.md -->\n"
+)
 END = "<!-- end of tables -->"
 
 

@@ -55,7 +55,8 @@ def torchrun_place(environment: Mapping[str, str] = os.environ) -> tuple[int, in
     if "TORCHELASTIC_RUN_ID" not in environment:
         raise UsageError(
             "expected torchrun to start this process; use `torchrun --nproc-per-node N -m "
-            "paceline.runner.launchers.torchrun`, or start ranks with `python -m paceline.runner.launchers.local`"
+            "paceline.runner.launchers.torchrun`, or start ranks with `python -m "
+            "paceline.runner.launchers.local`"
         )
     ranks, on_node = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
     if ranks != on_node:

@@ -1,6 +1,6 @@
 """A user's own training script as the task of a trial: run it unchanged, record what it does.
 
-- `train`: one rank of such a trial from start to end, the counterpart of `paceline.train.rank.train`;
+- `train`: one rank of such a trial from start to end, as `paceline.train.rank.train` of a task;
 - `program`: set the variables of torchrun, run the file as Python would, and translate its end;
 - `process_group`: answer `torch.distributed.init_process_group` with the trial's transport;
 - `recorder`, `phases`: steps and their times, from torch's global optimiser hooks;

@@ -1,7 +1,7 @@
-"""`python -m paceline.runner.launchers.spark.mpi.agent HOST COMMAND…`: mpirun calls it in place of ssh.
+"""`python -m paceline.runner.launchers.spark.mpi.agent HOST COMMAND…`, called in place of ssh.
 
-It passes the start of PRRTE's daemon to the barrier task that leads HOST, and lives as long as the
-daemon, but no longer than mpirun. Its exit status is the daemon's.
+mpirun calls it. It passes the start of PRRTE's daemon to the barrier task that leads HOST, and
+lives as long as the daemon, but no longer than mpirun. Its exit status is the daemon's.
 
 Tasks and agents exchange lines of JSON over TCP. Each carries a code (HMAC, RFC 2104) of its text,
 of a number that the accepting side chose for this connection, and of the token of the stage, which

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-import paceline
 from paceline.base.errors import EnvironmentLacks, RankFailed, TimedOut
 from paceline.base.host.processes import end_processes, guarded
+from paceline.base.host.programs import PACKAGE
 from paceline.measure.records.documents import read_reported, read_statuses
 from paceline.measure.records.rows import RankStatus
 from paceline.plan.trials.trial import Trial
@@ -100,7 +100,7 @@ def environment_of_ranks(
         for name, value in own.items()
         if name.startswith(_CHOICES) or not name.startswith(_OF_OTHER_JOBS)
     }
-    package = str(Path(paceline.__file__).parents[1])
+    package = str(PACKAGE.parent)
     return {
         **kept,
         **rank_environment(trial),
