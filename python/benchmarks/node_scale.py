@@ -48,7 +48,7 @@ from paceline.plan.trials.rank_context import RankContext, StoreAddress
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.rendezvous import close_listener, listen_on
 from paceline.train.rank import train as rank
-from paceline.train.strategies.processes import ProcessesStrategy
+from paceline.train.strategies.shared_shards import SharedShardsStrategy
 from paceline.train.training.resources import apply_resources
 
 SPEC = """
@@ -98,7 +98,7 @@ class Watched:
         self._posts = 0
 
     def install(self) -> None:
-        node, barrier, strategy = SharedNode, Barrier, ProcessesStrategy
+        node, barrier, strategy = SharedNode, Barrier, SharedShardsStrategy
         semaphores, replace = Semaphores, _replace
         for name in ("__init__", "memory", "memories", "barrier"):
             replace(node, name, self._opening)

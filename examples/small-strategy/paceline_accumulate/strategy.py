@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from paceline.train.strategies.replica import ReplicaStrategy
+from paceline.train.strategies.ddp import DdpStrategy
 from paceline.train.training.strategy import GradientResult
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.train.training.task import Task
 
 
-class AccumulateStrategy(ReplicaStrategy):
+class AccumulateStrategy(DdpStrategy):
     """One model; `gradient` sums the gradients of the pieces, everything else is inherited.
 
     Every piece divides its loss by the number of samples of the whole global batch, so the sum of

@@ -7,7 +7,7 @@ from tests.unit.measure.telemetry.fake_processes import Table
 
 from paceline.collectives.host import Process
 from paceline.measure.telemetry import processes
-from paceline.measure.telemetry.processes import ProcessTree, Usage
+from paceline.measure.telemetry.processes import ProcessTree, ProcessUsage
 
 
 def tree(table: Table, *roots: int, excluded: tuple[int, ...] = ()) -> ProcessTree:
@@ -27,13 +27,13 @@ def identity(table: Table, pid: int) -> Process:
     return Process(pid, table.now[pid].started_ticks)
 
 
-def read(found: ProcessTree, *, expensive: bool = False) -> Usage:
+def read(found: ProcessTree, *, expensive: bool = False) -> ProcessUsage:
     found.read(expensive=expensive)
     return found.run
 
 
-def one_process(cpu_s: float) -> Usage:
-    return Usage(
+def one_process(cpu_s: float) -> ProcessUsage:
+    return ProcessUsage(
         processes=1, threads=1, rss_bytes=1000, cpu_seconds=cpu_s, read_bytes=0, written_bytes=0
     )
 
@@ -44,7 +44,7 @@ def test_root_and_its_descendants_are_summed(table: Table) -> None:
     table.add(11, 10, threads=3, rss_bytes=7)
     table.add(12, 11, threads=4, rss_bytes=11)
     table.add(20, 1, threads=100)
-    assert tree(table, 10).run == Usage(
+    assert tree(table, 10).run == ProcessUsage(
         processes=3, threads=9, rss_bytes=23, read_bytes=0, written_bytes=0
     )
 
@@ -151,14 +151,14 @@ def test_end_of_the_root_takes_nothing_away(table, found) -> None:
     table.now[10].cpu_s = 3.0
     read(found)
     table.end(10)
-    assert read(found) == Usage(cpu_seconds=3.0, read_bytes=0, written_bytes=0)
+    assert read(found) == ProcessUsage(cpu_seconds=3.0, read_bytes=0, written_bytes=0)
     assert not found.any_alive()
 
 
 def test_zombie_has_no_threads_and_no_memory(table, found) -> None:
     root = table.now[10]
     root.is_zombie, root.cpu_s = True, 2.0
-    assert read(found) == Usage(cpu_seconds=2.0, read_bytes=0, written_bytes=0)
+    assert read(found) == ProcessUsage(cpu_seconds=2.0, read_bytes=0, written_bytes=0)
     assert not found.any_alive()
 
 
@@ -292,7 +292,7 @@ def test_rank_that_starts_again_goes_on_counting(table, found) -> None:
 
 def test_missing_roots_are_no_error(table: Table) -> None:
     found = tree(table, 99)
-    assert found.run == Usage()
+    assert found.run == ProcessUsage()
     assert not found.any_alive()
 
 

@@ -14,7 +14,7 @@ from paceline.measure.records.documents import write_trial
 from paceline.measure.records.files import read_json, write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.train.rank import train as worker
-from paceline.train.strategies.replica import ReplicaStrategy
+from paceline.train.strategies.ddp import DdpStrategy
 from paceline.train.training.optimizers import TaskOptimizer
 
 SHORT, LONG = 20, 100  # steps
@@ -103,7 +103,7 @@ def double_late_gradients(plain, strategy, batch):
         (LONG, TaskOptimizer, "_step_with", lose_one_update, "in step 17: an update was lost"),
         (LONG, TaskOptimizer, "_step_with", halve_late_rates, "the distance that training moved"),
         (LONG, TaskOptimizer, "_end_step", stop_schedule, "98 steps 0.weight had learning rate"),
-        (LONG, ReplicaStrategy, "gradient", double_late_gradients, "times its gradient's norm"),
+        (LONG, DdpStrategy, "gradient", double_late_gradients, "times its gradient's norm"),
     ],
 )
 def test_wrong_step_after_the_first_is_found(run, monkeypatch, steps, owner, name, fault, word):

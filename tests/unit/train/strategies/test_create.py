@@ -4,24 +4,24 @@ import pytest
 from tests.support.trials import changed
 
 from paceline.train.strategies import create_strategy
+from paceline.train.strategies.ddp import DdpStrategy
 from paceline.train.strategies.pipeline.descriptor import PipelineOptions
-from paceline.train.strategies.processes import ProcessesStrategy
-from paceline.train.strategies.replica import ReplicaStrategy
+from paceline.train.strategies.shared_shards import SharedShardsStrategy
 from paceline.train.strategies.threads import ThreadsStrategy
 
 
 @pytest.mark.parametrize(
     ("name", "transport", "reduction", "kind"),
     [
-        ("sequential", "none", None, ReplicaStrategy),
-        ("intraop", "gloo", None, ReplicaStrategy),
+        ("sequential", "none", None, DdpStrategy),
+        ("intraop", "gloo", None, DdpStrategy),
         ("threads", "none", None, ThreadsStrategy),
         ("threads", "mpi", None, ThreadsStrategy),
-        ("processes", "shared", None, ProcessesStrategy),
-        ("processes", "gloo", None, ReplicaStrategy),
-        ("processes", "gloo", "flat", ReplicaStrategy),
-        ("processes", "mpi", "hierarchical", ProcessesStrategy),
-        ("processes", "gloo", "zero-1", ProcessesStrategy),
+        ("processes", "shared", None, SharedShardsStrategy),
+        ("processes", "gloo", None, DdpStrategy),
+        ("processes", "gloo", "flat", DdpStrategy),
+        ("processes", "mpi", "hierarchical", SharedShardsStrategy),
+        ("processes", "gloo", "zero-1", SharedShardsStrategy),
     ],
 )
 def test_strategy_is_chosen_by_name_transport_and_reduction(

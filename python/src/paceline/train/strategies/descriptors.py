@@ -52,7 +52,7 @@ def without_all_reduce(request: TrialRequest, setting: str, instead: str) -> Ite
 class ReplicaPerNode(StrategyDescriptor):
     """One process on a node with one replica."""
 
-    implementation = "paceline.train.strategies.replica:ReplicaStrategy"
+    implementation = "paceline.train.strategies.ddp:DdpStrategy"
     runs_scripts = True
     can_compile = True
     can_scale_loss = True
@@ -268,7 +268,7 @@ class Processes(ProcessPerReplica):
     name = "processes"
     summary = "a process per replica of the model"
     position = 40
-    implementation = "paceline.train.strategies.processes:ProcessesStrategy"
+    implementation = "paceline.train.strategies.shared_shards:SharedShardsStrategy"
     Keys = ProcessesKeys
     Options = ProcessesOptions
     can_reduce_flat = True
@@ -334,7 +334,7 @@ class Processes(ProcessPerReplica):
             return "paceline.train.strategies.local_sgd:LocalSgdStrategy"
         if reduces_in_shared_memory(transport, options):
             return self.implementation
-        return "paceline.train.strategies.replica:ReplicaStrategy"
+        return "paceline.train.strategies.ddp:DdpStrategy"
 
     def divides_updates(self, transport: str, options: ProcessesOptions) -> bool:
         return options.averaging is None and reduces_in_shared_memory(transport, options)

@@ -73,7 +73,7 @@ from paceline.train.transports.bucket_settings import gradient_options_of
 _ZERO_MESSAGE_MB = 4.0
 
 
-class ProcessesStrategy(ShardedStrategy):
+class SharedShardsStrategy(ShardedStrategy):
     """One of the replicas of a node, each in its own process."""
 
     def __init__(self) -> None:

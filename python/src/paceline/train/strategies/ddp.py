@@ -60,7 +60,7 @@ from paceline.train.transports.compression.sums import create_sum
 _REST_BUCKET_MB = 2.0
 
 
-class ReplicaStrategy(LocalStrategy):
+class DdpStrategy(LocalStrategy):
     """One model, wrapped in DistributedDataParallel if there are peers."""
 
     def __init__(self) -> None:
