@@ -17,7 +17,7 @@ from paceline.base.errors import DataError, ExitCode
 from paceline.cli import doctor, main
 from paceline.cli.app import app
 from paceline.cli.console import plain_console
-from paceline.cli.doctor import Finding
+from paceline.cli.doctor import MachineFinding
 from paceline.cli.signals import signals_raise
 
 
@@ -163,7 +163,9 @@ def test_brackets_and_colons_are_printed_as_they_are(capsys) -> None:
 
 
 def test_doctor_prints_spec_keys_in_brackets(monkeypatch, capsys) -> None:
-    missing = Finding(what="[bold]MPI", ok=False, found="missing", why="set [mpi] mpirun or PATH")
+    missing = MachineFinding(
+        what="[bold]MPI", ok=False, found="missing", why="set [mpi] mpirun or PATH"
+    )
     monkeypatch.setattr("paceline.cli.doctor.examine", lambda: [missing])
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["doctor"]) == ExitCode.ENVIRONMENT

@@ -17,9 +17,9 @@ from paceline.cli.findings import (
     print_findings,
     settings_text,
 )
-from paceline.runner.tune.batch import BatchFinding, Probe
-from paceline.runner.tune.findings import Finding, Findings
-from paceline.runner.tune.spaces import LeftOut, Target
+from paceline.runner.tune.batch import BatchFinding, BatchProbe
+from paceline.runner.tune.findings import Findings, TargetResult
+from paceline.runner.tune.spaces import LeftOut, SearchTarget
 
 PIPELINE = dataclasses.replace(
     ways.PIPELINE, ranks=3, stages=3, micro_batches=6, schedule="gpipe", split_points=(4, 9)
@@ -38,7 +38,7 @@ def exactly(value):
 def finding(**changes):
     default, fastest = make_trial_value(SEQUENTIAL), make_trial_value(INTRAOP)
     values = {
-        "target": Target(workload="tiny", name="intraop"),
+        "target": SearchTarget(workload="tiny", name="intraop"),
         "default": default,
         "default_samples_per_s": exactly(20.0),
         "fastest": fastest,
@@ -50,7 +50,7 @@ def finding(**changes):
         "failures": {},
         "cut_short": False,
     }
-    return Finding(**{**values, **changes})
+    return TargetResult(**{**values, **changes})
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_default_and_best_have_a_row_each_with_the_ratio(shown):
 
 def test_strategy_that_may_be_as_fast_as_the_best_is_marked(shown):
     slower = finding(
-        target=Target(workload="tiny", name="threads"),
+        target=SearchTarget(workload="tiny", name="threads"),
         fastest_samples_per_s=exactly(29.0),
         near_best=True,
     )
@@ -131,7 +131,7 @@ def best_trial(**changes):
 
 def of_communication(**changes):
     values = {
-        "target": Target(workload="tiny", name="trials[2]"),
+        "target": SearchTarget(workload="tiny", name="trials[2]"),
         "default": default_trial(),
         "fastest": best_trial(),
         "candidates": 9,
@@ -178,7 +178,7 @@ def test_lossy_winner_is_no_longer_the_same_training(shown_communication):
 
 def test_trials_that_were_left_alone_are_named_with_the_reason(shown_communication):
     alone = of_communication(
-        target=Target(workload="tiny", name="trials[3]"),
+        target=SearchTarget(workload="tiny", name="trials[3]"),
         **NOTHING,
         candidates=0,
         left_out=(LeftOut(what="all", reason="ranks share memory, " + "really " * 12),),
@@ -206,8 +206,8 @@ def test_table_shows_memory_speed_and_what_does_not_fit(capsys):
         largest_batch=188,
         limited_by="memory",
         probes=[
-            Probe(global_batch=188, private_bytes=[2258 * 2**20], samples_per_s=25.1),
-            Probe(global_batch=222, fits=False, reason="too much"),
+            BatchProbe(global_batch=188, private_bytes=[2258 * 2**20], samples_per_s=25.1),
+            BatchProbe(global_batch=222, fits=False, reason="too much"),
         ],
     )
     print_batch_findings([found])

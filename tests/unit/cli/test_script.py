@@ -10,7 +10,7 @@ import pytest
 
 from paceline.base.errors import UsageError
 from paceline.cli import main
-from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
+from paceline.cli.experiment import ExperimentCommand, ExperimentRequest, takes_experiment
 from paceline.plan.spec import Spec
 
 
@@ -20,14 +20,14 @@ def script(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("", "utf-8")
 
 
-def parsed(*words: str) -> Request:
+def parsed(*words: str) -> ExperimentRequest:
     """Parse as `paceline run` does."""
-    found: list[Request] = []
+    found: list[ExperimentRequest] = []
 
     @click.command(cls=ExperimentCommand)
     @takes_experiment
     @click.option("--out")
-    def command(request: Request, out: str | None) -> None:
+    def command(request: ExperimentRequest, out: str | None) -> None:
         del out
         found.append(request)
 

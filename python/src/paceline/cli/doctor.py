@@ -21,7 +21,7 @@ from paceline.base.host.machine import (
     package_versions,
     torch_cuda,
 )
-from paceline.base.host.programs import Finding, how_to_install, why_it_failed
+from paceline.base.host.programs import MachineFinding, how_to_install, why_it_failed
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, list_option
 from paceline.plan.spec.extensions import LAUNCHERS, load_object
@@ -42,13 +42,13 @@ with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 4) as memory:
 """
 _IMPORT_LIMIT_S = 120.0
 _ATTACH_LIMIT_S = 30
-_COLUMNS: tuple[Column[Finding], ...] = (
+_COLUMNS: tuple[Column[MachineFinding], ...] = (
     Column("", lambda finding: "ok" if finding.ok else "--", "name"),
     Column("what", lambda finding: finding.what, "text"),
     Column("in use", lambda finding: finding.found, "text"),
     Column("why, or how to get it", lambda finding: finding.why, "text"),
 )
-_BETWEEN_HOSTS: tuple[Column[Finding], ...] = (
+_BETWEEN_HOSTS: tuple[Column[MachineFinding], ...] = (
     *_COLUMNS[:2],
     Column("found", lambda finding: finding.found, "name"),
     Column("why, or how to correct it", lambda finding: finding.why, "text"),
@@ -121,8 +121,8 @@ def _require_none(*options: object) -> None:
 
 
 def _show(
-    columns: Sequence[Column[Finding]],
-    findings: Sequence[Finding],
+    columns: Sequence[Column[MachineFinding]],
+    findings: Sequence[MachineFinding],
     more: Mapping[str, Any],
     *,
     as_json: bool,
@@ -158,7 +158,7 @@ def parse_hosts(words: Sequence[str]) -> dict[str, int | None]:
     return found
 
 
-def examine() -> list[Finding]:
+def examine() -> list[MachineFinding]:
     """Examine everything that a trial may need. This changes nothing."""
     facts = machine_facts()
     return [
@@ -174,19 +174,19 @@ def examine() -> list[Finding]:
     ]
 
 
-def _machine(facts: Mapping[str, Any]) -> Finding:
+def _machine(facts: Mapping[str, Any]) -> MachineFinding:
     threads, cores = facts["usable_cores"], facts["usable_physical_cores"]
     siblings = "" if threads == cores else f" (hardware threads of {cores})"
-    return Finding(
+    return MachineFinding(
         what="machine",
         found=f"{threads} cores{siblings}, {facts['ram_bytes'] / 2**30:.0f} GiB",
         why=f"{facts['cpu_model']}, {facts['kernel']}",
     )
 
 
-def _numa(numa_cores: Mapping[str, Sequence[int]]) -> Finding:
+def _numa(numa_cores: Mapping[str, Sequence[int]]) -> MachineFinding:
     sizes = [len(cores) for cores in numa_cores.values()]
-    return Finding(
+    return MachineFinding(
         what="NUMA nodes",
         found=f"{len(sizes)} of {', '.join(map(str, sizes))} cores" if sizes else "unknown",
         why="the cores of a rank are on one node if they fit"
@@ -195,10 +195,10 @@ def _numa(numa_cores: Mapping[str, Sequence[int]]) -> Finding:
     )
 
 
-def _gpus(models: Sequence[str], cuda: str | None) -> Finding:
+def _gpus(models: Sequence[str], cuda: str | None) -> MachineFinding:
     if not models:
-        return Finding(what="GPUs", found="none", why='only device = "cpu" works')
-    return Finding(
+        return MachineFinding(what="GPUs", found="none", why='only device = "cpu" works')
+    return MachineFinding(
         what="GPUs",
         ok=cuda is not None,
         found=", ".join(f"{count} x {model}" for model, count in Counter(models).items()),
@@ -209,7 +209,7 @@ def _gpus(models: Sequence[str], cuda: str | None) -> Finding:
     )
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> MachineFinding:
     """Check that one process can map the memory of another; local strategies need it."""
     fault = None
     try:
@@ -225,7 +225,7 @@ def _shared_memory() -> Finding:
         fault = error.stderr.strip().rpartition("\n")[2]
     except (OSError, subprocess.TimeoutExpired) as error:
         fault = str(error)
-    return Finding(
+    return MachineFinding(
         what="shared memory",
         ok=fault is None,
         found="works" if fault is None else "fails",
@@ -237,12 +237,12 @@ def _shared_memory() -> Finding:
     )
 
 
-def _limits() -> Finding:
+def _limits() -> MachineFinding:
     found = read_limits().words or "no limit"
-    return Finding(what="cgroup", found=found, why="limits of this container")
+    return MachineFinding(what="cgroup", found=found, why="limits of this container")
 
 
-def _python() -> Finding:
+def _python() -> MachineFinding:
     versions = package_versions()
     fault = _import_fault("torch") if "torch" in versions else None
     if "torch" not in versions:
@@ -251,7 +251,7 @@ def _python() -> Finding:
         why = f"torch {versions['torch']} cannot be imported: {fault}; reinstall it"
     else:
         why = f"torch {versions['torch']}"
-    return Finding(
+    return MachineFinding(
         what="Python",
         ok=sys.version_info[:2] >= (3, 11) and "torch" in versions and fault is None,
         found=versions["python"],
@@ -259,10 +259,10 @@ def _python() -> Finding:
     )
 
 
-def _data_sets() -> Finding:
+def _data_sets() -> MachineFinding:
     versions = package_versions()
     found = [f"{name} {versions[name]}" for name in ("petastorm", "pyarrow") if name in versions]
-    return Finding(
+    return MachineFinding(
         what="data sets",
         ok=len(found) == 2,
         found=", ".join(found) or "missing",
@@ -284,23 +284,23 @@ def _import_fault(module: str) -> str | None:
     return None if ended.returncode == 0 else why_it_failed(ended)
 
 
-def _launchers() -> list[Finding]:
+def _launchers() -> list[MachineFinding]:
     """Return the findings of every installed launcher, each under its own name."""
     paths = [launcher.checks for launcher in LAUNCHERS.all() if launcher.checks is not None]
     return [finding for path in paths for finding in load_object(path)()]
 
 
-def _cluster(master: str, slots: int) -> list[Finding]:
+def _cluster(master: str, slots: int) -> list[MachineFinding]:
     """Return the findings of the launchers that know clusters."""
     paths = [each.cluster_checks for each in LAUNCHERS.all() if each.cluster_checks is not None]
     return [finding for path in paths for finding in load_object(path)(master, slots)]
 
 
-def _disk() -> Finding:
+def _disk() -> MachineFinding:
     cache = default_cache_dir()
     existing = next(path for path in (cache, *cache.parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    return Finding(
+    return MachineFinding(
         what="disk",
         ok=free >= _WANTED_DISK_BYTES,
         found=f"{free / 1e9:.0f} GB free",

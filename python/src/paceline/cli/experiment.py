@@ -110,7 +110,7 @@ def _provided(launcher: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ExperimentRequest:
     """An experiment as the command line asks for it."""
 
     spec: str | None
@@ -241,8 +241,8 @@ def takes_experiment(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def with_request(**values: Any) -> Any:
         options = {field.name: values.pop(field.name) for field in fields(ScriptOptions)}
-        own = {f.name: values.pop(f.name) for f in fields(Request) if f.name != "script"}
-        return function(Request(**own, script=ScriptOptions(**options)), **values)
+        own = {f.name: values.pop(f.name) for f in fields(ExperimentRequest) if f.name != "script"}
+        return function(ExperimentRequest(**own, script=ScriptOptions(**options)), **values)
 
     decorated: Callable[..., Any] = _takes_options(with_request)
     return decorated

@@ -21,7 +21,7 @@ from paceline.train.transports.bucket_settings import gradient_options_of
 if TYPE_CHECKING:
     from paceline.analysis.statistics.intervals import Interval
     from paceline.runner.tune.batch import BatchFinding
-    from paceline.runner.tune.findings import Finding, Findings
+    from paceline.runner.tune.findings import Findings, TargetResult
 
 LEGEND = "k replicas, s stages, t threads each, m micro-batches; split before these layers"
 NO_GAIN = "no gain: not shown to be faster than the default (5 %), which is kept"
@@ -107,7 +107,7 @@ def settings_text(trial: Trial) -> str:
     return " ".join([*parts, *trial.details])
 
 
-def _rows(found: Finding, findings: Findings) -> list[tuple[str, str, str, str, str]]:
+def _rows(found: TargetResult, findings: Findings) -> list[tuple[str, str, str, str, str]]:
     name, settings = found.target.name, communication_text
     if findings.compares_targets:
         is_best = found is findings.best(found.target.workload)
@@ -130,14 +130,14 @@ def speed_text(interval: Interval | None) -> str:
     return f"{interval.median:.0f}" if interval.median >= 100 else f"{interval.median:.3g}"
 
 
-def ratio_text(found: Finding) -> str:
+def ratio_text(found: TargetResult) -> str:
     if found.ratio is None:
         return ""
     text = with_bounds(found.ratio)
     return f"{text} no gain" if found.keeps_default else text
 
 
-def _remarks(found: Sequence[Finding], findings: Findings) -> list[str]:
+def _remarks(found: Sequence[TargetResult], findings: Findings) -> list[str]:
     """Return the legend of the table, and remarks on each result."""
     if not findings.compares_targets:
         lines = [f"{f.target.name}: {_place(f.default)}" for f in found if f.default is not None]
@@ -159,7 +159,7 @@ def _place(trial: Trial) -> str:
     )
 
 
-def _remarks_on(found: Finding) -> Iterator[str]:
+def _remarks_on(found: TargetResult) -> Iterator[str]:
     if found.fastest is not None and found.fastest == found.default and found.candidates > 1:
         yield f"the default is the fastest of {found.candidates} candidates"
     compression = None if found.chosen is None else found.chosen.option("compression")

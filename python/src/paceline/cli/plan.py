@@ -6,7 +6,7 @@ import click
 
 from paceline.api import Plan
 from paceline.cli.console import plain_console, print_json
-from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
+from paceline.cli.experiment import ExperimentCommand, ExperimentRequest, takes_experiment
 from paceline.cli.findings import print_search_plan, search_plan_json
 from paceline.cli.options import json_option
 from paceline.plan.spec import Spec
@@ -23,7 +23,7 @@ _HOUR_S = 3600
 @takes_experiment
 @click.option("--commands", is_flag=True, help="Show the exact command of each trial.")
 @json_option
-def command(request: Request, commands: bool, as_json: bool) -> None:
+def command(request: ExperimentRequest, commands: bool, as_json: bool) -> None:
     """Show what a run would do; run nothing.
 
     It takes the same arguments and options as `paceline run`.

@@ -14,7 +14,7 @@ from paceline.api import Run
 from paceline.base.errors import NotComparable
 from paceline.cli.compare import print_table
 from paceline.cli.console import plain_console, print_json
-from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
+from paceline.cli.experiment import ExperimentCommand, ExperimentRequest, takes_experiment
 from paceline.cli.findings import print_findings
 from paceline.cli.options import existing_run, json_option, out_option
 from paceline.cli.plan import show_plan
@@ -61,7 +61,7 @@ from paceline.show.report.verdict import comparison_document, next_commands
 @click.option("-v", "--verbose", is_flag=True, help="Show where the log of each trial is.")
 @json_option
 def command(
-    request: Request,
+    request: ExperimentRequest,
     out: Path | str | None,
     resume: Path | None,
     dry_run: bool,
@@ -96,7 +96,7 @@ def command(
         _show(finished, as_json=as_json)
 
 
-def _resumed(run_dir: Path, request: Request, out: Path | str | None) -> Spec:
+def _resumed(run_dir: Path, request: ExperimentRequest, out: Path | str | None) -> Spec:
     """Return the spec of a run to resume, with the repeats that it gets."""
     if request.has_own_spec or out is not None:
         raise click.UsageError(

@@ -3,15 +3,15 @@ import pytest
 from paceline.plan.costs.factor_cost import (
     Cost,
     EmbeddingShape,
+    FactorSpeeds,
     LinearShape,
-    Speeds,
     all_reduce_cost,
     factor_cost,
 )
 
 # AlexNet's first fully connected layer.
 FC6 = LinearShape(inputs=9216, outputs=4096)
-SPEEDS = Speeds(
+SPEEDS = FactorSpeeds(
     latency_s=1e-3,
     all_reduce_bytes_per_s=1e8,
     all_gather_bytes_per_s=5e7,

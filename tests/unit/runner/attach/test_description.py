@@ -8,11 +8,11 @@ from paceline.base.errors import UsageError
 from paceline.collectives.gloo_group import BACKEND
 from paceline.measure.records.layout import TrialFiles
 from paceline.runner.attach.description import planned_trial, trial_as_found
-from paceline.runner.attach.place import Place
+from paceline.runner.attach.place import AttachedRank
 
 
 def trial(folder, launcher="torchrun", ranks=2):
-    place = Place(launcher=launcher, rank=0, ranks=ranks)
+    place = AttachedRank(launcher=launcher, rank=0, ranks=ranks)
     return planned_trial(TrialFiles(folder / "train.r0"), place, 4)
 
 

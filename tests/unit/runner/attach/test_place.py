@@ -8,7 +8,7 @@ import pytest
 
 from paceline.base.errors import EnvironmentLacks
 from paceline.runner.attach import place as place_module
-from paceline.runner.attach.place import Place, own_place
+from paceline.runner.attach.place import AttachedRank, own_place
 from paceline.runner.attach.startup import sitecustomize
 
 TORCHRUN = {
@@ -24,12 +24,12 @@ OPEN_MPI = {
 @pytest.mark.parametrize(
     ("environment", "place"),
     [
-        ({}, Place(launcher="local", rank=0, ranks=1)),
-        (TORCHRUN, Place(launcher="torchrun", rank=1, ranks=2)),
-        (OPEN_MPI, Place(launcher="mpi", rank=2, ranks=3)),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, Place(launcher="mpi", rank=0, ranks=2)),
-        ({"RANK": "1", "WORLD_SIZE": "4"}, Place(launcher="local", rank=1, ranks=4)),
-        ({**OPEN_MPI, **TORCHRUN}, Place(launcher="torchrun", rank=1, ranks=2)),
+        ({}, AttachedRank(launcher="local", rank=0, ranks=1)),
+        (TORCHRUN, AttachedRank(launcher="torchrun", rank=1, ranks=2)),
+        (OPEN_MPI, AttachedRank(launcher="mpi", rank=2, ranks=3)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, AttachedRank(launcher="mpi", rank=0, ranks=2)),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, AttachedRank(launcher="local", rank=1, ranks=4)),
+        ({**OPEN_MPI, **TORCHRUN}, AttachedRank(launcher="torchrun", rank=1, ranks=2)),
     ],
 )
 def test_a_rank_is_found_by_the_variables_of_its_launcher(environment, place):

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import ExitCode
-from paceline.runner.preflight.answers import Facts, Link, Seen, Stream
+from paceline.runner.preflight.answers import Facts, ProbedLink, Seen, Stream
 from paceline.runner.preflight.findings import exit_code, findings_of, verdict
 from paceline.runner.preflight.hosts import NoAnswer
-from paceline.runner.preflight.observe import AllReduce, Folder, Observed
+from paceline.runner.preflight.observe import Folder, ProbeAnswers, ProbedAllReduce
 
 NAMES = ["a", "b", "c"]
 PAIRS = list(permutations(range(3), 2))
 GBIT = 1e9 / 8
-LINK = Link(latency_s=50e-6, offset_s=0.0, offset_error_s=60e-6)
+LINK = ProbedLink(latency_s=50e-6, offset_s=0.0, offset_error_s=60e-6)
 
 
 def facts(number: int) -> Facts:
@@ -36,14 +36,14 @@ def facts(number: int) -> Facts:
     )
 
 
-HEALTHY = Observed(
+HEALTHY = ProbeAnswers(
     names=NAMES,
     interface="eth0",
     facts={n: facts(n) for n in range(3)},
     faults={},
     links=dict.fromkeys(PAIRS, LINK),
     streams=dict.fromkeys(PAIRS, Stream(bytes_per_s=GBIT)),
-    all_reduce=AllReduce(payload_bytes=2**20, seconds=0.02, limit_s=0.012),
+    all_reduce=ProbedAllReduce(payload_bytes=2**20, seconds=0.02, limit_s=0.012),
     folder=Folder(
         path=Path("/shared"),
         faults={},
@@ -52,18 +52,18 @@ HEALTHY = Observed(
 )
 
 
-def faults_of(seen: Observed, slots=None, rate=None) -> dict[str, tuple[str, str]]:
+def faults_of(seen: ProbeAnswers, slots=None, rate=None) -> dict[str, tuple[str, str]]:
     findings = findings_of(seen, slots or {}, rate)
     return {each.what: (each.found, each.why) for each in findings if not each.ok}
 
 
-def changed(number: int, **values) -> Observed:
+def changed(number: int, **values) -> ProbeAnswers:
     return replace(
         HEALTHY, facts={**HEALTHY.facts, number: replace(HEALTHY.facts[number], **values)}
     )
 
 
-def looking(**values) -> Observed:
+def looking(**values) -> ProbeAnswers:
     """Let host c see another shared folder."""
     seen = {**HEALTHY.folder.seen, 2: replace(HEALTHY.folder.seen[2], **values)}
     return replace(HEALTHY, folder=replace(HEALTHY.folder, seen=seen))
@@ -104,7 +104,7 @@ def test_healthy_hosts_have_no_fault():
         (replace(HEALTHY, streams={**HEALTHY.streams, (2, 1): NoAnswer("reset")}),
          "ports", "c -> b: reset"),
         (replace(HEALTHY, all_reduce=NoAnswer("Gloo fails")), "all-reduce", "Gloo fails"),
-        (replace(HEALTHY, all_reduce=AllReduce(payload_bytes=8, seconds=1.1, limit_s=0.1)),
+        (replace(HEALTHY, all_reduce=ProbedAllReduce(payload_bytes=8, seconds=1.1, limit_s=0.1)),
          "all-reduce", "other work"),
         (changed(1, versions={"python": "3.11.7", "torch": "2.9.0", "paceline": "0.3.0"}),
          "versions", "torch 2.13.0 on a, c, 2.9.0 on b;"),
@@ -126,7 +126,7 @@ def test_fault_is_named(seen, what, text):
     assert text in found[what][1]
 
 
-def slower(pairs, share: float) -> Observed:
+def slower(pairs, share: float) -> ProbeAnswers:
     slow = dict.fromkeys(pairs, Stream(bytes_per_s=GBIT * share))
     return replace(HEALTHY, streams={**HEALTHY.streams, **slow})
 
@@ -159,7 +159,7 @@ def test_wrong_clock_is_that_which_differs_from_most(ahead_s, wrong):
 
 
 def test_clock_within_its_uncertainty_is_no_fault():
-    links = dict.fromkeys(PAIRS, Link(latency_s=1.0, offset_s=0.5, offset_error_s=0.41))
+    links = dict.fromkeys(PAIRS, ProbedLink(latency_s=1.0, offset_s=0.5, offset_error_s=0.41))
     assert faults_of(replace(HEALTHY, links=links)) == {}
 
 

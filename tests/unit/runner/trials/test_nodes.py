@@ -25,7 +25,7 @@ from paceline.plan.trials.trial import Trial
 from paceline.runner.job import unshared
 from paceline.runner.job.delivery import deliver
 from paceline.runner.job.job import Job, parse_job, read_trial
-from paceline.runner.job.place import Order, Place
+from paceline.runner.job.place import Order, RemotePlace
 from paceline.runner.job.unshared import Delivery, in_folder, new_folder
 from paceline.runner.launchers.base import Command
 from paceline.runner.trials import nodes
@@ -54,7 +54,7 @@ def job(make_job: Callable[..., Job]) -> Job:
 
 
 @pytest.fixture(params=["url", "hdfs_url"])
-def place(request: pytest.FixtureRequest, job: Job) -> Place:
+def place(request: pytest.FixtureRequest, job: Job) -> RemotePlace:
     """Publish the trial."""
     write_json(run_of(job).copy, {"url": request.getfixturevalue(request.param)})
     return made_place(job)
@@ -72,20 +72,20 @@ def run_of(job: Job) -> RunFiles:
     return RunFiles(job.files.root.parents[1])
 
 
-def made_place(job: Job) -> Place:
+def made_place(job: Job) -> RemotePlace:
     made = published(job.trial, job.files)
     assert made is not None
     return made
 
 
-def elsewhere(job: Job, place: Place | None, **changes: Any) -> Job:
+def elsewhere(job: Job, place: RemotePlace | None, **changes: Any) -> Job:
     """Return the job on a host that does not see the run directory; changes: of the trial."""
     files = TrialFiles(Path("/nowhere/run/trials", job.trial.id))
     trial = job.trial.model_copy(update=changes)
     return dataclasses.replace(job, trial=trial, files=files, place=place)
 
 
-def on_node(job: Job, place: Place, ranks: int = 1) -> tuple[Job, Delivery]:
+def on_node(job: Job, place: RemotePlace, ranks: int = 1) -> tuple[Job, Delivery]:
     """Return the job and the delivery of the node's first rank."""
     far = elsewhere(job, place)
     own, delivery = in_folder(far, new_folder(far, HOST), HOST, ranks=ranks, is_first=True)
@@ -94,7 +94,7 @@ def on_node(job: Job, place: Place, ranks: int = 1) -> tuple[Job, Delivery]:
 
 
 def test_what_a_node_writes_comes_to_the_run_directory(
-    job: Job, place: Place, temporary: Path
+    job: Job, place: RemotePlace, temporary: Path
 ) -> None:
     own, delivery = on_node(job, place)
     assert own.files.root.is_relative_to(temporary)
@@ -110,7 +110,7 @@ def test_what_a_node_writes_comes_to_the_run_directory(
 
 
 def test_records_of_a_killed_rank_are_sent(
-    job: Job, place: Place, sleeper: subprocess.Popen[bytes]
+    job: Job, place: RemotePlace, sleeper: subprocess.Popen[bytes]
 ) -> None:
     own, delivery = on_node(job, place)
     write_status(own.files, 1, pid=sleeper.pid)
@@ -123,7 +123,7 @@ def test_records_of_a_killed_rank_are_sent(
 
 
 def test_ranks_that_never_started_do_not_hold_up_the_others(
-    job: Job, place: Place, sleeper: subprocess.Popen[bytes], tmp_path: Path
+    job: Job, place: RemotePlace, sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     first = Process.of(sleeper.pid)
     assert first is not None
@@ -140,7 +140,7 @@ def test_ranks_that_never_started_do_not_hold_up_the_others(
 
 
 def test_node_that_sends_nothing_is_named_and_others_are_kept(
-    job: Job, place: Place, monkeypatch: pytest.MonkeyPatch
+    job: Job, place: RemotePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote_folder(place.host("lost")).make()
     own, delivery = on_node(job, place)
@@ -154,7 +154,10 @@ def test_node_that_sends_nothing_is_named_and_others_are_kept(
 
 
 def test_signal_in_a_trial_lets_it_fetch_what_nodes_have_sent(
-    job: Job, place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: Job,
+    place: RemotePlace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     @contextmanager
     def interrupted(command: Command, _files: TrialFiles) -> Iterator[None]:
@@ -179,7 +182,10 @@ def test_signal_in_a_trial_lets_it_fetch_what_nodes_have_sent(
 
 
 def test_copies_after_a_signal_have_a_limit(
-    job: Job, place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: Job,
+    place: RemotePlace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     own, delivery = on_node(job, place)
     write_status(own.files, 1, "done")
@@ -192,7 +198,7 @@ def test_copies_after_a_signal_have_a_limit(
     assert [path.name for path in job.files.root.iterdir()] == ["trial.json"]
 
 
-def test_other_ranks_of_the_node_use_the_folder_of_the_first(job: Job, place: Place) -> None:
+def test_other_ranks_of_the_node_use_the_folder_of_the_first(job: Job, place: RemotePlace) -> None:
     far = elsewhere(job, place)
     far = dataclasses.replace(far, trial=limited(far.trial, 0.1))
     folder = new_folder(far, HOST)
@@ -211,7 +217,7 @@ def limited(trial: Trial, trial_s: float) -> Trial:
     return trial.model_copy(update={"limits": limits})
 
 
-def test_states_of_the_baseline_are_sent_once(job: Job, place: Place) -> None:
+def test_states_of_the_baseline_are_sent_once(job: Job, place: RemotePlace) -> None:
     replay = run_of(job).replay / "training"
     write_json(replay / "step-000000000" / "state", {"sent": 1})
     made_place(job)
@@ -228,7 +234,7 @@ def test_states_of_the_baseline_are_sent_once(job: Job, place: Place) -> None:
 
 
 def test_rank_0_on_such_a_node_reads_the_trial_from_the_place(
-    job: Job, place: Place, monkeypatch: pytest.MonkeyPatch
+    job: Job, place: RemotePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in place.environment().items():
         monkeypatch.setenv(name, value)
@@ -236,7 +242,7 @@ def test_rank_0_on_such_a_node_reads_the_trial_from_the_place(
     assert parse_job("mpi", "train.py", ["--trial", str(path)]) == elsewhere(job, place)
 
 
-def test_node_that_sees_the_run_directory_uses_it(job: Job, place: Place) -> None:
+def test_node_that_sees_the_run_directory_uses_it(job: Job, place: RemotePlace) -> None:
     near = dataclasses.replace(job, place=place)
     assert new_folder(near, "a") is None
     assert in_folder(near, None, "a", ranks=1, is_first=True) == (near, None)
@@ -253,7 +259,7 @@ def test_node_that_sees_the_run_directory_uses_it(job: Job, place: Place) -> Non
 def test_trial_that_continues_needs_the_run_directory(
     job: Job, changes: dict[str, object], message: str
 ) -> None:
-    far = elsewhere(job, Place(url="s3://bucket/run", attempt="a"), **changes)
+    far = elsewhere(job, RemotePlace(url="s3://bucket/run", attempt="a"), **changes)
     with pytest.raises(EnvironmentLacks, match=message) as caught:
         new_folder(far, HOST)
     assert "storage that all nodes share, under the same path, because" in str(caught.value)

@@ -11,7 +11,7 @@ from tests.support.specs import spec_text
 from paceline.analysis.statistics.rates import repeat_rate
 from paceline.plan.spec.loading import parse_spec
 from paceline.runner.tune.local import LOCAL_SEARCH
-from paceline.runner.tune.measurement import Measurement
+from paceline.runner.tune.measurement import MeasuredRate
 from paceline.runner.tune.method import RoundSearch
 from paceline.runner.tune.spaces import SearchContext, short_experiment
 
@@ -52,10 +52,10 @@ class FakeMeasurer:
         self.asked.append(trial.id)
         speed = self.speeds.get(trial.configuration)
         if speed is None:
-            return Measurement(samples_per_s=None, failure="it was made to fail")
+            return MeasuredRate(samples_per_s=None, failure="it was made to fail")
         wave = np.array([1.0, 1 + self.jitter, 1 - self.jitter, 1.0, 1 + self.jitter])
         drift = 1 + self.jitter * (-1) ** (trial.repeat + zlib.crc32(trial.configuration.encode()))
-        return Measurement(samples_per_s=repeat_rate(speed * drift * wave, np.ones(len(wave))))
+        return MeasuredRate(samples_per_s=repeat_rate(speed * drift * wave, np.ones(len(wave))))
 
 
 @pytest.fixture

@@ -122,7 +122,9 @@ def test_ranks_share_the_bound(find):
 def test_part_of_a_rank_follows_from_the_largest_batch_that_fits():
     finding = search.BatchSearch(usual=32, most=100, replicas=2, bound_bytes=1000 * MIB)
     finding.probes.append(
-        search.Probe(global_batch=8, private_bytes=[300 * MIB, 100 * MIB], shared_bytes=200 * MIB)
+        search.BatchProbe(
+            global_batch=8, private_bytes=[300 * MIB, 100 * MIB], shared_bytes=200 * MIB
+        )
     )
     assert finding.rank_limit_mib() == 600  # three quarters of what shared memory leaves
 

@@ -7,7 +7,7 @@ import pytest
 from paceline.analysis.statistics.rates import RepeatRate
 from paceline.plan.spec import TuneSettings
 from paceline.runner.tune.search import Bracket, Measurements
-from paceline.runner.tune.spaces import Target
+from paceline.runner.tune.spaces import SearchTarget
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def run(speeds, *, keep=2, repeats=4, names=None):
     """The rungs: what was alive at each, by the measurements wanted."""
     trials = [SimpleNamespace(configuration=name) for name in names or speeds]
     settings = TuneSettings(repeats=repeats, reduction_factor=keep)
-    bracket = Bracket(Target(workload="tiny", name="x"), trials, settings)
+    bracket = Bracket(SearchTarget(workload="tiny", name="x"), trials, settings)
     measured, rungs = Measurements(), {}
     while not bracket.finished:
         due = bracket.due(measured)

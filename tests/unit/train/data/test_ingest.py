@@ -16,16 +16,16 @@ from paceline.train.data.dataset import open_dataset
 from paceline.train.data.folders import ImageFile, ImageFolder
 from paceline.train.data.images import ImageInfo
 from paceline.train.data.ingest import ingest, plan_row_groups, row_group_count
-from paceline.train.data.ingest_spark import Target
-from paceline.train.data.ingest_tasks import Finding, examine, rows_of
+from paceline.train.data.ingest_spark import NewDataset
+from paceline.train.data.ingest_tasks import ImageFinding, examine, rows_of
 from paceline.train.data.manifest import ImageStats, SkippedImage
 from paceline.train.data.synth import image_bytes
 
 
-def folder_of(samples: int) -> tuple[ImageFolder, list[Finding]]:
+def folder_of(samples: int) -> tuple[ImageFolder, list[ImageFinding]]:
     images = tuple(ImageFile(f"c{i % 3}/{i}.jpg", i % 3) for i in range(samples))
     info = ImageInfo("JPEG", 10, 10, verbatim=True)
-    findings = [Finding(i, 1000, f"{i:064x}", info, "") for i in range(samples)]
+    findings = [ImageFinding(i, 1000, f"{i:064x}", info, "") for i in range(samples)]
     return ImageFolder(Path("/images"), ("c0", "c1", "c2"), images), findings
 
 
@@ -148,4 +148,4 @@ class Denied:
 @pytest.mark.parametrize("session", [Connected(), Denied()])
 def test_spark_without_access_to_its_jvm_is_refused(session, tmp_path) -> None:
     with pytest.raises(EnvironmentLacks, match=r"does not give access to them .* Spark Connect"):
-        Target(session, tmp_path / "new")
+        NewDataset(session, tmp_path / "new")

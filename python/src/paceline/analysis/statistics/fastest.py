@@ -36,7 +36,7 @@ _MOST_FURTHER = 1000  # repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Standing:
     """One configuration in comparison with the fastest measured one.
 
     Neither separated nor a tie: undecided.
@@ -54,13 +54,13 @@ class Fastest:
     """The fastest measured configuration, and the places of all candidates."""
 
     leader: str | None = None  # None if nothing was measured
-    places: tuple[Place, ...] = ()
+    places: tuple[Standing, ...] = ()
     # ratio - 1 that this run separates with a probability of 80 %; infinite: more than tenfold
     detectable: float | None = None
     further_repeats: int | None = None  # expected number to decide; None: nothing or unknown
 
     @property
-    def separated(self) -> tuple[Place, ...]:
+    def separated(self) -> tuple[Standing, ...]:
         return tuple(place for place in self.places if place.is_separated)
 
     @property
@@ -112,7 +112,7 @@ def find_fastest(
 
 def _place(
     layout: Layout, tests: _Tests | None, leader: int, index: int, level: float, margin: float
-) -> Place:
+) -> Standing:
     ratio = log_ratio(layout, leader, index)
     p_value, most_behind = 1.0, math.inf
     if tests is not None and ratio is not None:
@@ -120,7 +120,7 @@ def _place(
         p_value, most_behind = float(tests.p_values[position]), float(tests.bounds[position])
     is_other = index != leader and ratio is not None
     limit = math.log1p(margin)
-    return Place(
+    return Standing(
         name=layout.names[index],
         log_ratio=ratio,
         # The second condition keeps the decision in agreement with the interval that is shown.
@@ -131,7 +131,7 @@ def _place(
 
 
 def _further(
-    layout: Layout, tests: _Tests, places: Mapping[int, Place], leader: int, margin: float
+    layout: Layout, tests: _Tests, places: Mapping[int, Standing], leader: int, margin: float
 ) -> int | None:
     """Return the repeats that would decide all places if the measured distances are true."""
     needed = 0.0

@@ -47,7 +47,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class MachineFinding:
     """One result of `paceline doctor`; `why` says where it was found, or how to get it."""
 
     what: str
@@ -56,13 +56,13 @@ class Finding:
     why: str
 
 
-def tool_finding(what: str, find: Callable[[], Tool]) -> Finding:
+def tool_finding(what: str, find: Callable[[], Tool]) -> MachineFinding:
     """Return the finding about a program; `find` raises EnvironmentLacks if it is missing."""
     try:
         tool = find()
     except EnvironmentLacks as error:
-        return Finding(what=what, ok=False, found="missing", why=str(error))
-    return Finding(what=what, found=tool.version, why=f"{tool.why}: {tool.path}")
+        return MachineFinding(what=what, ok=False, found="missing", why=str(error))
+    return MachineFinding(what=what, found=tool.version, why=f"{tool.why}: {tool.path}")
 
 
 def first_program(

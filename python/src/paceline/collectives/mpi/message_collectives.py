@@ -126,17 +126,17 @@ class MessageCollectives:
         sent: Sequence[NDArray[Any]],
         channel: int,
         traffic: Traffic,
-    ) -> list[Message]:
+    ) -> list[MessageInFlight]:
         """Start the messages of a step. targets, sent: their bytes, in the order of the step."""
         messages = []
         for receive, target in zip(step.receives, targets, strict=True):
             request = self._comm.Irecv(target, receive.peer, channel)
-            messages.append(Message(request, channel, receive.peer, "receive from"))
+            messages.append(MessageInFlight(request, channel, receive.peer, "receive from"))
         for send, part in zip(step.sends, sent, strict=True):
             traffic.messages += 1
             traffic.bytes += part.nbytes
             request = self._comm.Isend(part, send.peer, channel)
-            messages.append(Message(request, channel, send.peer, "send to"))
+            messages.append(MessageInFlight(request, channel, send.peer, "send to"))
         return messages
 
     def _reduce_chunk(
@@ -176,7 +176,7 @@ class MessageCollectives:
                 targets.append(chunk[receive.span.slice])
         return targets
 
-    def _explained(self, pending: list[Message], operation: str, what: str) -> str:
+    def _explained(self, pending: list[MessageInFlight], operation: str, what: str) -> str:
         missing = sorted({f"{message.verb} {self._names(message.peer)}" for message in pending})
         own = self._names.world_ranks[self._rank]
         return (
@@ -199,7 +199,7 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class Message:
+class MessageInFlight:
     """One message in flight."""
 
     request: MPI.Request
@@ -209,4 +209,4 @@ class Message:
 
 
 # Yields the messages of a step; resumed when all of them have ended.
-Channel = Generator[list[Message], None, None]
+Channel = Generator[list[MessageInFlight], None, None]

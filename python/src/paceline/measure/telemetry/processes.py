@@ -18,7 +18,7 @@ from paceline.measure.telemetry.kernel import read_process_io, read_thread_switc
 
 
 @dataclass(slots=True, kw_only=True)
-class Usage:
+class ProcessUsage:
     """Sums over the processes of a run or of a rank; the names are columns of the trace.
 
     Gauges are of the last pass; counters grow from the first one. None: not read in this pass, or
@@ -92,7 +92,7 @@ class _Watched:
 class _Group:
     """Totals of the run or of a rank."""
 
-    usage: Usage = field(default_factory=Usage)
+    usage: ProcessUsage = field(default_factory=ProcessUsage)
     grown: list[float] = field(default_factory=_nothing)
     was_alive: bool = False
 
@@ -159,12 +159,12 @@ class ProcessTree:
             self._finish_pass(group, expensive=expensive)
 
     @property
-    def run(self) -> Usage:
+    def run(self) -> ProcessUsage:
         """Sums over all processes as of the last pass."""
         return self._run.usage
 
     @property
-    def ranks(self) -> dict[int, tuple[int, Usage]]:
+    def ranks(self) -> dict[int, tuple[int, ProcessUsage]]:
         """(process id, sums) of each rank that has a process, or had one in the pass before."""
         return {
             rank: (self._rank_pids[rank], group.usage)
@@ -279,7 +279,7 @@ class ProcessTree:
 
 def _start_pass(group: _Group) -> None:
     group.was_alive = group.usage.processes > 0
-    group.usage = Usage()
+    group.usage = ProcessUsage()
 
 
 def _read(pid: int, watched: _Watched, *, expensive: bool) -> _Reading | None:

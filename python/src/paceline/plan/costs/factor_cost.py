@@ -22,7 +22,7 @@ _INDEX_BYTES = 8  # int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
+class FactorSpeeds:
     """Measured speeds of the slowest rank; see `strategies.reduction.factor_choice`."""
 
     latency_s: float  # of one step of a collective
@@ -98,7 +98,7 @@ class Cost:
     seconds: float | None  # None: the speeds were not measured
 
 
-def all_reduce_cost(shape: FactorShape, ranks: int, speeds: Speeds | None) -> Cost:
+def all_reduce_cost(shape: FactorShape, ranks: int, speeds: FactorSpeeds | None) -> Cost:
     """Return what the gradient of the layer adds to the all-reduce of others, in a ring.
 
     Its latency is not counted: gradients of several layers share a message.
@@ -111,7 +111,7 @@ def all_reduce_cost(shape: FactorShape, ranks: int, speeds: Speeds | None) -> Co
 
 
 def factor_cost(
-    shape: FactorShape, samples: int, item_bytes: int, ranks: int, speeds: Speeds | None
+    shape: FactorShape, samples: int, item_bytes: int, ranks: int, speeds: FactorSpeeds | None
 ) -> Cost:
     """Return the cost of gathering the factors in two messages, one of each factor, and of the
     part of the product that an all-reduce would not need: that of the other ranks' samples.

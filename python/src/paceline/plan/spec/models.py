@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from paceline.plan.spec.tables import CheckpointSettings, FailureSettings, Table, Target
+from paceline.plan.spec.tables import CheckpointSettings, FailureSettings, SpecTable, Target
 from paceline.plan.spec.values import (
     FROM_LIST,
     BatchNorm,
@@ -39,7 +39,7 @@ def name_of_script(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(path).stem).lstrip("._-")[:64] or "script"
 
 
-class Overrides(Table):
+class Overrides(SpecTable):
     """Training values that may be set for all, for a workload, or for a trial."""
 
     precision: Precision | None = None
@@ -151,7 +151,7 @@ class TrialRequest(Overrides):
         return model.model_validate({k: v for k, v in own.items() if k in model.model_fields})
 
 
-class TuneSettings(Table):
+class TuneSettings(SpecTable):
     """[tune]: the searches for each local strategy's best layout on this node
     (`paceline tune local`), and for the fastest communication (`paceline tune comm`).
 
@@ -181,7 +181,7 @@ class TuneSettings(Table):
     mpi_parameters: Annotated[tuple[McaParameters, ...], FROM_LIST] | None = None
 
 
-class TelemetrySettings(Table):
+class TelemetrySettings(SpecTable):
     """[telemetry]: the sidecar. Port 0 takes any free one; -1 serves no metrics.
 
     Files hold one secret each and may be read by their owner alone: basic_auth_file a line
@@ -217,7 +217,7 @@ class TelemetrySettings(Table):
         return self
 
 
-class Limits(Table):
+class Limits(SpecTable):
     """[limits]: how long anything may take, in seconds, and how much memory a rank may have."""
 
     run_s: PositiveFloat | None = None  # with repeats = "auto", no repeat starts later
@@ -228,7 +228,7 @@ class Limits(Table):
     rank_memory_mib: PositiveInt | None = None  # private memory of a rank; more is an error
 
 
-class NetworkSettings(Table):
+class NetworkSettings(SpecTable):
     """[network]: the interface that ranks use; None is loopback, for one node only."""
 
     interface: str | None = None
@@ -252,7 +252,7 @@ def keys_of_tables() -> list[str]:
     ]
 
 
-class Experiment(Table):
+class Experiment(SpecTable):
     """A whole spec file. Tables of launchers, such as [mpi], are extras of this model."""
 
     model_config = ConfigDict(extra="allow")

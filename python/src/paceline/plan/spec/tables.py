@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from paceline.plan.spec.values import PositiveFloat, PositiveInt
 
 
-class Table(BaseModel):
+class SpecTable(BaseModel):
     """A table of a spec: no unknown keys, and no value is converted silently."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class CheckpointSettings(Table):
+class CheckpointSettings(SpecTable):
     """[checkpoint]: a checkpoint every so many steps.
 
     keep: keep the newest checkpoints of a trial that has ended well.
@@ -28,7 +28,7 @@ class CheckpointSettings(Table):
 FailureKind = Literal["rank", "executor", "host"]
 
 
-class FailureSettings(Table):
+class FailureSettings(SpecTable):
     """[failures]: a part of each trial gets SIGKILL at random times, drawn from the seed.
 
     mean_s: mean of the exponential time from a step of all ranks to the next failure; the times
@@ -48,7 +48,7 @@ EVALUATION_KEYS = ("held_out_samples", "evaluate_every_steps", "evaluate_every_e
 Bound = Annotated[float, Field(strict=False, allow_inf_nan=False)]
 
 
-class Target(Table):
+class Target(SpecTable):
     """A bound of a metric of `Task.evaluate`: `{ metric = "accuracy", at_least = 0.9 }`."""
 
     metric: Annotated[str, Field(min_length=1)]

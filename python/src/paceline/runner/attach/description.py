@@ -14,7 +14,7 @@ from paceline.plan.spec.models import SCHEMA, name_of_script
 from paceline.plan.spec.values import BASELINE
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import Trial
-from paceline.runner.attach.place import Place
+from paceline.runner.attach.place import AttachedRank
 
 _GLOO = "gloo"
 # The transport of a back end of torch.distributed that has another name.
@@ -22,7 +22,7 @@ _OTHER_NAMES = {BACKEND: _GLOO, "mpi4py": "mpi"}
 _OF_CUDA = "nccl"  # where a group has a back end for each device; that of the CPU is gloo
 
 
-def planned_trial(files: TrialFiles, place: Place, cores: int) -> Trial:
+def planned_trial(files: TrialFiles, place: AttachedRank, cores: int) -> Trial:
     """Return this process's script as a trial, before its training begins.
 
     Transport, device and threads are guesses; `trial_as_found` corrects them. cores: that its ranks

@@ -17,7 +17,7 @@ _VARIABLES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class AttachedRank:
     """A rank among the ranks of a command."""
 
     launcher: str
@@ -25,7 +25,7 @@ class Place:
     ranks: int
 
 
-def own_place(environment: Mapping[str, str] = os.environ) -> Place:
+def own_place(environment: Mapping[str, str] = os.environ) -> AttachedRank:
     """Return the place of this process; rank 0 of 1 if no launcher has given it one.
 
     Raises EnvironmentLacks if the ranks are on several hosts.
@@ -39,8 +39,10 @@ def own_place(environment: Mapping[str, str] = os.environ) -> Place:
                 f"expected all ranks on this host, found {here} of {count}; use `paceline run` "
                 "for several hosts"
             )
-        return Place(launcher=_launcher(environment), rank=int(environment[rank]), ranks=count)
-    return Place(launcher="local", rank=0, ranks=1)
+        return AttachedRank(
+            launcher=_launcher(environment), rank=int(environment[rank]), ranks=count
+        )
+    return AttachedRank(launcher="local", rank=0, ranks=1)
 
 
 def _launcher(environment: Mapping[str, str]) -> str:

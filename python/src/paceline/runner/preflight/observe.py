@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from paceline.measure.records.files import jsonable
 from paceline.plan.costs.link_cost import all_reduce
-from paceline.runner.preflight.answers import Address, Facts, Link, Seen, Stream
+from paceline.runner.preflight.answers import Address, Facts, ProbedLink, Seen, Stream
 from paceline.runner.preflight.hosts import NoAnswer, Probes
 
 _Value = TypeVar("_Value")
@@ -29,7 +29,7 @@ _LEAST_PAYLOAD_BYTES, _MOST_PAYLOAD_BYTES = 2**16, 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce:
+class ProbedAllReduce:
     """An all-reduce over all hosts. limit_s: what the slowest link needs for it."""
 
     payload_bytes: int
@@ -47,20 +47,20 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class ProbeAnswers:
     """Answers of all probes, by the numbers of hosts; all_reduce: None if it was not tried."""
 
     names: Sequence[str]
     interface: str
     facts: Mapping[int, Facts]
     faults: Mapping[int, NoAnswer]  # of hosts without facts
-    links: Mapping[Pair, Link | NoAnswer]
+    links: Mapping[Pair, ProbedLink | NoAnswer]
     streams: Mapping[Pair, Stream | NoAnswer]
-    all_reduce: AllReduce | NoAnswer | None
+    all_reduce: ProbedAllReduce | NoAnswer | None
     folder: Folder
 
 
-def observe(names: Sequence[str], agent: str, interface: str | None, folder: Path) -> Observed:
+def observe(names: Sequence[str], agent: str, interface: str | None, folder: Path) -> ProbeAnswers:
     """Start probes on all hosts and ask them everything. Raises EnvironmentLacks.
 
     interface: None takes that by which the first host sends to the second one.
@@ -73,7 +73,7 @@ def observe(names: Sequence[str], agent: str, interface: str | None, folder: Pat
         facts = {n: found for n, found in answers.items() if isinstance(found, Facts)}
         links, streams = _measure_links(probes, facts, interface)
         used = _use_folder(probes, folder, sorted(facts))
-        return Observed(
+        return ProbeAnswers(
             names=names,
             interface=interface,
             facts=facts,
@@ -85,7 +85,7 @@ def observe(names: Sequence[str], agent: str, interface: str | None, folder: Pat
         )
 
 
-def document(seen: Observed) -> dict[str, Any]:
+def document(seen: ProbeAnswers) -> dict[str, Any]:
     """Return the measurements as JSON values, with the names of the hosts."""
     links = [
         {
@@ -118,18 +118,18 @@ def _to_all(probes: Probes, arguments: Mapping[str, Any]) -> dict[int, Mapping[s
 
 def _measure_links(
     probes: Probes, facts: Mapping[int, Facts], interface: str
-) -> tuple[dict[Pair, Link | NoAnswer], dict[Pair, Stream | NoAnswer]]:
+) -> tuple[dict[Pair, ProbedLink | NoAnswer], dict[Pair, Stream | NoAnswer]]:
     """Measure each pair in both directions.
 
     At any time each host sends to one host and receives from one, as in a ring. A link that seems
     slow is measured again with less beside it: hosts may have been busy.
     """
     targets = _targets(probes, facts, interface)
-    links: dict[Pair, Link | NoAnswer] = {}
+    links: dict[Pair, ProbedLink | NoAnswer] = {}
     streams: dict[Pair, Stream | NoAnswer] = {}
     for turn in _turns(sorted(targets)):
-        links |= _measure(probes, Link, "messages", turn, targets)
-        reached = [pair for pair in turn if isinstance(links[pair], Link)]
+        links |= _measure(probes, ProbedLink, "messages", turn, targets)
+        reached = [pair for pair in turn if isinstance(links[pair], ProbedLink)]
         streams |= _measure(probes, Stream, "stream", reached, targets)
     fastest = max((_rate(stream) for stream in streams.values()), default=0.0)
     for turn in _turns(sorted(targets)):
@@ -185,14 +185,14 @@ def _rate(stream: Stream | NoAnswer | None) -> float:
 def _measure_all_reduce(
     probes: Probes,
     interface: str,
-    links: Mapping[Pair, Link | NoAnswer],
+    links: Mapping[Pair, ProbedLink | NoAnswer],
     streams: Mapping[Pair, Stream | NoAnswer],
-) -> AllReduce | NoAnswer | None:
+) -> ProbedAllReduce | NoAnswer | None:
     """Time an all-reduce of all hosts; None if they do not all reach each other."""
     count = len(probes.names)
     pairs = list(permutations(range(count), 2))
     rates = [s.bytes_per_s for s in map(streams.get, pairs) if isinstance(s, Stream)]
-    latencies = [link.latency_s for link in links.values() if isinstance(link, Link)]
+    latencies = [link.latency_s for link in links.values() if isinstance(link, ProbedLink)]
     if len(rates) < len(pairs):
         return None
     slowest = min(rates)
@@ -217,7 +217,7 @@ def _measure_all_reduce(
     faults = [found for found in answers.values() if isinstance(found, NoAnswer)]
     if faults:
         return faults[0]
-    return AllReduce(
+    return ProbedAllReduce(
         payload_bytes=payload_bytes,
         seconds=max(found for found in answers.values() if isinstance(found, float)),
         limit_s=all_reduce("ring", count).seconds(

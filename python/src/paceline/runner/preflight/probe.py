@@ -38,7 +38,7 @@ from paceline.measure.records.files import jsonable, write_text
 from paceline.plan.trials.rank_context import StoreAddress
 from paceline.runner.job.context import THREAD_VARIABLES, rank_context
 from paceline.runner.job.rendezvous import listen_on
-from paceline.runner.preflight.answers import Address, Facts, Link, Seen, Stream
+from paceline.runner.preflight.answers import Address, Facts, ProbedLink, Seen, Stream
 
 MARK = "paceline-probe "  # a login shell may print lines of its own
 CONNECT_S = 3.0
@@ -97,7 +97,7 @@ class Probe:
         threading.Thread(target=_serve, args=(listener, token.encode()), daemon=True).start()
         return Address(host=address.host, port=address.port)
 
-    def messages(self, own: str, host: str, port: int, token: str) -> Link:
+    def messages(self, own: str, host: str, port: int, token: str) -> ProbedLink:
         """Measure latency and clock between this host's address `own` and a listening probe."""
         with _connected(own, host, port, token) as peer:
             rounds, trips_s = [], []
@@ -108,7 +108,7 @@ class Probe:
                 rounds.append((asked, theirs, time.time()))
                 trips_s.append(time.perf_counter() - began_s)
         offset = best_offset(rounds)
-        return Link(
+        return ProbedLink(
             latency_s=min(trips_s) / 2, offset_s=offset.offset_s, offset_error_s=offset.error_s
         )
 

@@ -18,7 +18,7 @@ from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.plan.spec.extensions import LAUNCHERS
 from paceline.plan.trials.trial import Trial
-from paceline.runner.job.place import Place
+from paceline.runner.job.place import RemotePlace
 from paceline.runner.job.unshared import needs_run_directory
 from paceline.train.data.remote_folder import remote_folder, url_below
 
@@ -29,7 +29,7 @@ _COPY_AFTER_SIGNAL_S = 10.0
 _POLL_S = 1.0
 
 
-def published(trial: Trial, files: TrialFiles) -> Place | None:
+def published(trial: Trial, files: TrialFiles) -> RemotePlace | None:
     """Put what other nodes need to the run's remote place, before an attempt at a trial.
 
     None if the run has no such place, if the trial runs on this host only, or if all nodes have to
@@ -39,7 +39,7 @@ def published(trial: Trial, files: TrialFiles) -> Place | None:
     if not (run.copy.exists() and _leaves_this_host(trial)) or needs_run_directory(trial):
         return None
     attempt = f"{trial.id}-{secrets.token_hex(4)}"
-    place = Place(url=str(read_json(run.copy)["url"]), attempt=attempt)
+    place = RemotePlace(url=str(read_json(run.copy)["url"]), attempt=attempt)
     try:
         _upload(files.root, place.trial)
         if trial.is_replayed:
@@ -73,7 +73,7 @@ def _upload_missing(replay: Path, url: str) -> None:
                 _upload(state, url_below(place, state.name))
 
 
-def collect(place: Place, files: TrialFiles) -> str | None:
+def collect(place: RemotePlace, files: TrialFiles) -> str | None:
     """Copy the records that nodes have sent, or still send, into the trial's directory.
 
     Return a message about the nodes whose records are missing.
@@ -81,7 +81,7 @@ def collect(place: Place, files: TrialFiles) -> str | None:
     return _collect(place, files, _DELIVERY_S, math.inf)
 
 
-def collect_after_signal(place: Place, files: TrialFiles) -> None:
+def collect_after_signal(place: RemotePlace, files: TrialFiles) -> None:
     """Copy the records that nodes have sent, or send soon, and say so."""
     say(
         f"fetching the records of other nodes from {place.url}, for at most "
@@ -95,7 +95,7 @@ def collect_after_signal(place: Place, files: TrialFiles) -> None:
     )
 
 
-def _collect(place: Place, files: TrialFiles, limit_s: float, copy_s: float) -> str | None:
+def _collect(place: RemotePlace, files: TrialFiles, limit_s: float, copy_s: float) -> str | None:
     """limit_s: until the nodes have sent their records. copy_s: further time for the copies."""
     until_s = time.monotonic() + limit_s + copy_s
     try:

@@ -43,7 +43,7 @@ _MOST_PROBES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class BatchProbe:
     """A short trial with one batch size."""
 
     global_batch: int
@@ -76,7 +76,7 @@ class BatchFinding:
     configuration: str
     largest_batch: int | None  # that was measured to fit
     limited_by: str  # "memory", or "samples" of the data set
-    probes: list[Probe] = field(default_factory=list)  # by batch size
+    probes: list[BatchProbe] = field(default_factory=list)  # by batch size
 
 
 class BatchSearch:
@@ -88,10 +88,10 @@ class BatchSearch:
         self._bound_bytes = bound_bytes
         self.most = self._rounded(most)
         self._first = self._rounded(min(usual * _FIRST, most)) or replicas
-        self.probes: list[Probe] = []
+        self.probes: list[BatchProbe] = []
 
     @property
-    def largest(self) -> Probe | None:
+    def largest(self) -> BatchProbe | None:
         """The largest batch that fits."""
         fitting = [probe for probe in self.probes if probe.fits]
         return max(fitting, key=lambda probe: probe.global_batch, default=None)
@@ -260,7 +260,7 @@ class _TrialSearch:
             probes=sorted(search.probes, key=lambda probe: probe.global_batch),
         )
 
-    def _probe(self, batch: int, limit_mib: int, files: RunFiles, progress: Progress) -> Probe:
+    def _probe(self, batch: int, limit_mib: int, files: RunFiles, progress: Progress) -> BatchProbe:
         trial = self.trial(batch)
         limits = trial.limits.model_copy(update={"rank_memory_mib": limit_mib})
         trial = trial.model_copy(update={"limits": limits})
@@ -269,10 +269,12 @@ class _TrialSearch:
         if outcome.status != "ok":
             if outcome.exit_code != ExitCode.ENVIRONMENT:  # that of too little memory
                 raise failure_of(outcome)
-            return Probe(global_batch=batch, fits=False, reason=outcome.message or outcome.status)
+            return BatchProbe(
+                global_batch=batch, fits=False, reason=outcome.message or outcome.status
+            )
         measured = [read_json(rank.memory) for _, rank in places.ranks()]
         speed = trial_speed(load_trial(places))
-        probe = Probe(
+        probe = BatchProbe(
             global_batch=batch,
             private_bytes=[rank["peak_private_bytes"] for rank in measured],
             shared_bytes=sum(rank["shared_bytes"] for rank in measured),

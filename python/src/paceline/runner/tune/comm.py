@@ -27,7 +27,7 @@ from paceline.runner.launchers.mpi.tools import find_mpirun, unknown_parameters
 from paceline.runner.tune.findings import Findings
 from paceline.runner.tune.method import Choices, Searched, SearchMethod
 from paceline.runner.tune.session import run_search
-from paceline.runner.tune.spaces import SearchContext, Target, changed
+from paceline.runner.tune.spaces import SearchContext, SearchTarget, changed
 from paceline.train.transports.bucket_settings import DEFAULT_BUCKET_MB, gradient_options_of
 
 Keys = dict[str, Any]  # of a [[trials]] entry
@@ -222,7 +222,7 @@ def _searched(context: SearchContext) -> list[Searched]:
             raise EnvironmentLacks(f"tune.mpi_parameters: {unknown}")
     return [
         Searched(
-            target=Target(workload=workload.name, name=f"trials[{place}]"),
+            target=SearchTarget(workload=workload.name, name=f"trials[{place}]"),
             request=request,
             not_searched=why_left_alone(request),
         )
@@ -236,7 +236,7 @@ def _filled_in(
     request: TrialRequest, workload: WorkloadRequest, experiment: Experiment, findings: Findings
 ) -> TrialRequest:
     place = experiment.trials.index(request) + 1
-    found = findings.of(Target(workload=workload.name, name=f"trials[{place}]"))
+    found = findings.of(SearchTarget(workload=workload.name, name=f"trials[{place}]"))
     if found is None or found.chosen is None or found.chosen == found.default:
         return request
     return with_communication(request, found.chosen)

@@ -14,16 +14,16 @@ from paceline.analysis.statistics.rates import RunRates
 from paceline.measure.records.files import jsonable
 from paceline.plan.trials.trial import Trial
 from paceline.runner.tune.search import Bracket, Measurements
-from paceline.runner.tune.spaces import LeftOut, Space, Target
+from paceline.runner.tune.spaces import LeftOut, SearchTarget, Space
 
 SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class TargetResult:
     """Result for one target. None means that it could not be measured."""
 
-    target: Target
+    target: SearchTarget
     default: Trial | None
     default_samples_per_s: Interval | None
     fastest: Trial | None  # as measured; after a final bracket, the winner that it confirms
@@ -75,13 +75,13 @@ class Finding:
 class Findings:
     """Results for all targets."""
 
-    found: tuple[Finding, ...]
+    found: tuple[TargetResult, ...]
     compares_targets: bool = True  # whether the targets of a workload are alternatives
 
-    def of(self, target: Target) -> Finding | None:
+    def of(self, target: SearchTarget) -> TargetResult | None:
         return next((found for found in self.found if found.target == target), None)
 
-    def best(self, workload: str) -> Finding | None:
+    def best(self, workload: str) -> TargetResult | None:
         """Return the workload's fastest target; None if none could be measured."""
         measured = [
             (found.chosen_samples_per_s.median, found)
@@ -145,10 +145,10 @@ class _Rates:
         self._rounds = _rates([b for b in brackets if not b.is_final], measured)
         self._decided_by_final = {b.target for b in brackets if b.is_final and b.best is not None}
 
-    def of(self, target: Target) -> RunRates:
+    def of(self, target: SearchTarget) -> RunRates:
         return self._finals if target in self._decided_by_final else self._rounds
 
-    def is_near_best(self, one: Finding, findings: Sequence[Finding]) -> bool:
+    def is_near_best(self, one: TargetResult, findings: Sequence[TargetResult]) -> bool:
         """Tell whether a target is not the fastest of its workload, and not separated from it."""
         chosen = [
             each.chosen.configuration
@@ -171,7 +171,7 @@ def _rates(brackets: Sequence[Bracket], measured: Measurements) -> RunRates:
 
 def _finding(
     space: Space, brackets: Sequence[Bracket], measured: Measurements, of_workload: _Rates
-) -> Finding:
+) -> TargetResult:
     target, default = space.target, space.default
     rates = of_workload.of(target)
     ours = [bracket for bracket in brackets if bracket.target == target]
@@ -181,7 +181,7 @@ def _finding(
     names = configuration_of(fastest) or "", configuration_of(default) or ""
     ratio = None if names[0] == names[1] else rates.ratio(*names)
     repeats = [set(rates.repeats.get(name, {})) for name in names]
-    return Finding(
+    return TargetResult(
         target=target,
         default=default,
         default_samples_per_s=rates.rate(names[1]),

@@ -23,7 +23,7 @@ from paceline.plan.trials.trial import Trial
 from paceline.runner.tune.findings import Findings
 from paceline.runner.tune.method import Searched, SearchMethod
 from paceline.runner.tune.session import plan_search, run_search
-from paceline.runner.tune.spaces import BASELINE, SearchContext, Target, changed, cores_wanted
+from paceline.runner.tune.spaces import BASELINE, SearchContext, SearchTarget, changed, cores_wanted
 
 
 def _layouts(
@@ -55,7 +55,7 @@ def _moved_split_points(
 def _searched(context: SearchContext) -> list[Searched]:
     """Return every strategy on each workload, and the baseline."""
     targets = [
-        Target(workload=workload.name, name=strategy)
+        SearchTarget(workload=workload.name, name=strategy)
         for workload in context.short.workloads
         for strategy in searched_strategies(context.experiment, context.settings)
     ]
@@ -76,7 +76,7 @@ def _filled_in(
         if found is None:
             return None
     else:
-        found = findings.of(Target(workload=workload.name, name=request.local_strategy))
+        found = findings.of(SearchTarget(workload=workload.name, name=request.local_strategy))
     chosen = None if found is None else found.chosen
     if chosen is None or has_layout(request):
         return request
@@ -119,7 +119,7 @@ def searched_strategies(experiment: Experiment, settings: TuneSettings) -> list[
     ]
 
 
-def _requests(target: Target, context: SearchContext) -> list[TrialRequest]:
+def _requests(target: SearchTarget, context: SearchContext) -> list[TrialRequest]:
     """Return the default of a strategy first, then every other division of this node's cores."""
     workload = context.short_workload(target.workload)
     training = resolve_training(context.short, workload, context.dataset(target.workload))

@@ -20,7 +20,7 @@ from paceline.runner.trials.run_trial import failure_of, is_finished, run_follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class MeasuredRate:
     """Samples per second of the steady steps, or the reason why there are none."""
 
     samples_per_s: RepeatRate | None
@@ -53,7 +53,7 @@ class TrialMeasurer:
         self._progress = progress
         self._deadline_s = None if limit_s is None else time.monotonic() + limit_s
 
-    def measure(self, trial: Trial, number: int, of: int) -> Measurement | None:
+    def measure(self, trial: Trial, number: int, of: int) -> MeasuredRate | None:
         """Return the measurement, made only if there is none yet; None if the time budget is
         spent."""
         files = self._files.trial(trial.id)
@@ -72,17 +72,17 @@ class TrialMeasurer:
         files = self._files.trial(trial.id)
         return is_finished(files) if trial.is_baseline else files.outcome.exists()
 
-    def _read(self, trial: Trial) -> Measurement:
+    def _read(self, trial: Trial) -> MeasuredRate:
         record = load_trial(self._files.trial(trial.id))
         if not record.finished:
             reason = None if record.outcome is None else record.outcome.message
-            return Measurement(samples_per_s=None, failure=reason or "it left no reason")
+            return MeasuredRate(samples_per_s=None, failure=reason or "it left no reason")
         different = _difference(record.files.equivalence) if trial.is_exact else None
         if different is not None:
-            return Measurement(samples_per_s=None, failure=different)
+            return MeasuredRate(samples_per_s=None, failure=different)
         found = trial_speed(record)
         failure = None if found is not None else "it recorded no steady step"
-        return Measurement(samples_per_s=found, failure=failure)
+        return MeasuredRate(samples_per_s=found, failure=failure)
 
 
 def _difference(equivalence: Path) -> str | None:

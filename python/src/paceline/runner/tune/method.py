@@ -14,7 +14,14 @@ from paceline.plan.spec import Experiment, TrialRequest, WorkloadRequest
 from paceline.plan.trials.trial import Trial
 from paceline.runner.tune.findings import Findings
 from paceline.runner.tune.search import Bracket, FinalBracket
-from paceline.runner.tune.spaces import LeftOut, SearchContext, Space, Target, reason_of, space_of
+from paceline.runner.tune.spaces import (
+    LeftOut,
+    SearchContext,
+    SearchTarget,
+    Space,
+    reason_of,
+    space_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +37,7 @@ class SearchPlan:
 class Searched:
     """A target with its default, or the reason why it is not searched."""
 
-    target: Target
+    target: SearchTarget
     request: TrialRequest
     not_searched: str | None = None
 
@@ -135,6 +142,6 @@ class RoundSearch:
         return space_of(searched.target, requests, self._context, round_number=number)
 
 
-def _nothing(target: Target, reason: str) -> Space:
+def _nothing(target: SearchTarget, reason: str) -> Space:
     left_out = (LeftOut(what="all", reason=reason),)
     return Space(target=target, candidates=(), has_default=False, left_out=left_out)

@@ -13,8 +13,8 @@ from paceline.analysis.statistics.rates import RepeatRate
 from paceline.plan.spec import TuneSettings
 from paceline.plan.trials.planning import repeated
 from paceline.plan.trials.trial import Trial
-from paceline.runner.tune.measurement import Measurement, TrialMeasurer
-from paceline.runner.tune.spaces import Target
+from paceline.runner.tune.measurement import MeasuredRate, TrialMeasurer
+from paceline.runner.tune.spaces import SearchTarget
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Measurements:
     rates: dict[str, dict[int, RepeatRate]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
-    def add(self, trial: Trial, measured: Measurement) -> None:
+    def add(self, trial: Trial, measured: MeasuredRate) -> None:
         if measured.samples_per_s is None:
             self.failures[trial.configuration] = measured.failure or "it failed"
         else:
@@ -55,7 +55,7 @@ class Bracket:
 
     def __init__(
         self,
-        target: Target,
+        target: SearchTarget,
         candidates: Sequence[Trial],
         settings: TuneSettings,
         *,
@@ -110,7 +110,9 @@ class FinalBracket(Bracket):
 
     is_final = True
 
-    def __init__(self, target: Target, candidates: Sequence[Trial], settings: TuneSettings) -> None:
+    def __init__(
+        self, target: SearchTarget, candidates: Sequence[Trial], settings: TuneSettings
+    ) -> None:
         """candidates: the winner is the last one."""
         super().__init__(target, candidates, settings)
         self._repeats = self.counted = range(settings.repeats, 2 * settings.repeats)

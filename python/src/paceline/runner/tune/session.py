@@ -28,7 +28,13 @@ from paceline.runner.tune.findings import Findings, findings_of
 from paceline.runner.tune.measurement import TrialMeasurer
 from paceline.runner.tune.method import RoundSearch, SearchMethod, SearchPlan
 from paceline.runner.tune.search import Bracket, Measurements, search
-from paceline.runner.tune.spaces import BASELINE, SearchContext, Target, changed, short_experiment
+from paceline.runner.tune.spaces import (
+    BASELINE,
+    SearchContext,
+    SearchTarget,
+    changed,
+    short_experiment,
+)
 from paceline.train.data.catalogue import expected_datasets
 
 _HEADER = """\
@@ -218,7 +224,7 @@ def _search(rounds: RoundSearch, plan: SearchPlan, measurer: TrialMeasurer) -> F
     settings, seed = plan.context.settings, plan.context.experiment.seed
     # the baselines come first, because every other trial is compared with them
     first = [
-        Bracket(Target(workload=workload, name=trial.local_strategy), [trial], settings)
+        Bracket(SearchTarget(workload=workload, name=trial.local_strategy), [trial], settings)
         for workload, trial in plan.baselines.items()
     ]
     known = {bracket.target for bracket in first}

@@ -32,7 +32,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class SearchTarget:
     """The object of a search: a strategy for `tune local`, a trial of the spec for `tune comm`."""
 
     workload: str
@@ -43,7 +43,7 @@ class Target:
 class Space:
     """The candidates of a target as trials, the default first if it is one of them."""
 
-    target: Target
+    target: SearchTarget
     candidates: tuple[Trial, ...]
     has_default: bool
     left_out: tuple[LeftOut, ...]
@@ -91,7 +91,7 @@ def short_experiment(experiment: Experiment, settings: TuneSettings) -> Experime
 
 
 def space_of(
-    target: Target,
+    target: SearchTarget,
     requests: Sequence[TrialRequest],
     context: SearchContext,
     *,

@@ -27,14 +27,14 @@ from paceline.collectives.shares import share_bounds
 from paceline.plan.spec.sentences import first_of
 from paceline.train.data.folders import ImageFolder, printable, scan
 from paceline.train.data.ingest_spark import (
-    Target,
+    NewDataset,
     counted,
     local_session,
     prepare_place,
     reported,
     spark_failures,
 )
-from paceline.train.data.ingest_tasks import Assignment, Finding, examine, rows_of
+from paceline.train.data.ingest_tasks import Assignment, ImageFinding, examine, rows_of
 from paceline.train.data.manifest import (
     DataFile,
     DatasetManifest,
@@ -94,7 +94,7 @@ def ingest(
             spark = stack.enter_context(local_session(len(os.sched_getaffinity(0))))
         counter = stack.enter_context(reported(spark, 2 * len(folder.images), progress))
         stack.enter_context(spark_failures())
-        target = Target(spark, out_dataset)
+        target = NewDataset(spark, out_dataset)
         good, skipped = _judge(folder, _examine(spark, folder, counter), on_bad_image)
         plan = plan_row_groups(folder, good, seed, row_group_rows)
         # Last, because tasks of an own session write until it ends.
@@ -113,7 +113,7 @@ def _left_out(folder: ImageFolder) -> str:
 
 
 def plan_row_groups(
-    folder: ImageFolder, good: Sequence[Finding], seed: int, row_group_rows: int | None
+    folder: ImageFolder, good: Sequence[ImageFinding], seed: int, row_group_rows: int | None
 ) -> list[list[Assignment]]:
     """Return the samples of each row group; group sizes differ by at most one."""
     total_bytes = sum(finding.size_bytes for finding in good)
@@ -137,12 +137,12 @@ def row_group_count(samples: int, total_bytes: int, row_group_rows: int | None) 
     return min(samples, wanted, largest)
 
 
-def _examine(spark: SparkSession, folder: ImageFolder, counter: Any) -> list[Finding]:
+def _examine(spark: SparkSession, folder: ImageFolder, counter: Any) -> list[ImageFinding]:
     """First pass: decode every image in a task; only the findings come to the driver."""
     root = str(folder.root)
     work = [(index, image.path) for index, image in enumerate(folder.images)]
     tasks = max(1, len(work) // _EXAMINED_PER_TASK)
-    findings: list[Finding] = (
+    findings: list[ImageFinding] = (
         spark.sparkContext.parallelize(work, tasks)
         .mapPartitions(lambda images: counted(counter, examine(root, images)))
         .collect()
@@ -155,8 +155,8 @@ def _examine(spark: SparkSession, folder: ImageFolder, counter: Any) -> list[Fin
 
 
 def _judge(
-    folder: ImageFolder, findings: Sequence[Finding], on_bad_image: str
-) -> tuple[list[Finding], list[SkippedImage]]:
+    folder: ImageFolder, findings: Sequence[ImageFinding], on_bad_image: str
+) -> tuple[list[ImageFinding], list[SkippedImage]]:
     good = [finding for finding in findings if finding.info is not None]
     bad = [
         SkippedImage(path=printable(folder.images[finding.index].path), reason=finding.reason)
@@ -289,9 +289,9 @@ def _read_back(
 
 def _manifest(
     spark: SparkSession,
-    target: Target,
+    target: NewDataset,
     folder: ImageFolder,
-    good: Sequence[Finding],
+    good: Sequence[ImageFinding],
     skipped: Sequence[SkippedImage],
     plan: list[list[Assignment]],
     seed: int,

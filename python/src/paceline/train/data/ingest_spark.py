@@ -289,7 +289,7 @@ def _classes_of_hadoop() -> Iterator[None]:
         ) from error
 
 
-class Target:
+class NewDataset:
     """The place of a new data set, which appears there complete or not at all.
 
     The data set is written beside it under a temporary name and then renamed. Hadoop's classes in

@@ -15,7 +15,7 @@ Row = tuple[int, int, bytearray, str, str]  # in the order of the columns of ing
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ImageFinding:
     """Result of the first pass: `info` of a good image or `reason` of a bad one."""
 
     index: int  # in the scanned folder
@@ -35,19 +35,19 @@ class Assignment:
     sha256: str  # of the file in the first pass
 
 
-def examine(root: str, images: Iterable[tuple[int, str]]) -> Iterator[Finding]:
+def examine(root: str, images: Iterable[tuple[int, str]]) -> Iterator[ImageFinding]:
     """Decode (index, path) images fully, one in memory at a time."""
     for index, path in images:
         try:
             data = _read(root, path)
         except OSError as error:
-            yield Finding(index, 0, "", None, f"cannot be read: {error.strerror or error}")
+            yield ImageFinding(index, 0, "", None, f"cannot be read: {error.strerror or error}")
             continue
         digest = hashlib.sha256(data).hexdigest()
         try:
-            yield Finding(index, len(data), digest, inspect(data), "")
+            yield ImageFinding(index, len(data), digest, inspect(data), "")
         except BadImage as error:
-            yield Finding(index, len(data), digest, None, str(error))
+            yield ImageFinding(index, len(data), digest, None, str(error))
 
 
 def rows_of(root: str, assignments: Iterable[Assignment]) -> Iterator[Row]:

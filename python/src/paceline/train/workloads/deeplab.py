@@ -86,7 +86,7 @@ _NOISE = 40.0  # standard deviation of a pixel: colours overlap, so shapes matte
 _STRIDE = 16  # of the feature maps that the pyramid gets
 
 
-class Options(TaskOptions):
+class DeepLabOptions(TaskOptions):
     """folder: of images and masks, in place of synthetic ones. width: channels after the first
     layer of a ResNet, to which all others are proportional."""
 
@@ -104,7 +104,7 @@ class Options(TaskOptions):
 class DeepLab(Task):
     """Classify each pixel. Images have a side that is a multiple of 16 pixels."""
 
-    Options = Options
+    DeepLabOptions = DeepLabOptions
     input_field, target_field = "image", "mask"
 
     def dataset(self) -> MapStyleDataset:
@@ -244,7 +244,7 @@ class _Network(nn.Module):
         high: nn.Module,
         channels: tuple[int, int],
         side: int,
-        options: Options,
+        options: DeepLabOptions,
     ) -> None:
         super().__init__()
         width = 4 * options.width

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.plan.spec.descriptors import WorkloadDescriptor
 
 
-class ComplexSmall(WorkloadDescriptor):
+class ComplexSmallWorkload(WorkloadDescriptor):
     """A large model and few images.
 
     Model, number of images, transforms and optimiser are those of Lerat, Mahmoudi, Mahmoudi:
@@ -25,7 +25,7 @@ class ComplexSmall(WorkloadDescriptor):
     shorter_side = (480, 1080)
 
 
-class SimpleBig(WorkloadDescriptor):
+class SimpleBigWorkload(WorkloadDescriptor):
     """A small model and many images.
 
     From the same paper as `complex-small`, sections 3.1 and 3.2; the batch size is ours.
@@ -43,7 +43,7 @@ class SimpleBig(WorkloadDescriptor):
     shorter_side = (480, 864)
 
 
-class Tiny(WorkloadDescriptor):
+class TinyWorkload(WorkloadDescriptor):
     """A workload that trains within seconds."""
 
     name = "tiny"
@@ -59,7 +59,7 @@ class Tiny(WorkloadDescriptor):
     shorter_side = (120, 200)
 
 
-class CifarCnn(WorkloadDescriptor):
+class CifarCnnWorkload(WorkloadDescriptor):
     """A small network on images of the size of CIFAR-10; `image_size = 64` is that of
     ImageNet-64."""
 
@@ -76,7 +76,7 @@ class CifarCnn(WorkloadDescriptor):
     shorter_side = (120, 200)
 
 
-class ResNet101(WorkloadDescriptor):
+class ResNet101Workload(WorkloadDescriptor):
     """A deep residual network on images of 64x64 pixels, as ImageNet-64."""
 
     name = "resnet101"
@@ -91,7 +91,7 @@ class ResNet101(WorkloadDescriptor):
     shorter_side = (120, 200)
 
 
-class DeepLab(WorkloadDescriptor):
+class DeepLabWorkload(WorkloadDescriptor):
     """Segmentation, from two of the papers: DeepLabV3+ with Horovod on several nodes."""
 
     name = "deeplab"
@@ -107,7 +107,7 @@ class DeepLab(WorkloadDescriptor):
     learning_rate = 0.05
 
 
-class East(WorkloadDescriptor):
+class EastWorkload(WorkloadDescriptor):
     """Text detection with a branched network, from one of the papers (pipelines and placement)."""
 
     name = "east"
@@ -123,7 +123,7 @@ class East(WorkloadDescriptor):
     learning_rate = 0.003
 
 
-class GptSmall(WorkloadDescriptor):
+class GptSmallWorkload(WorkloadDescriptor):
     """A language model in the shape of GPT-2."""
 
     name = "gpt-small"

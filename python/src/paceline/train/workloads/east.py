@@ -22,7 +22,7 @@ from paceline.train.workloads.resnet import convolution
 _STRIDE, _CELL = 32, 4  # pixels of the smallest feature map's cells, and of the outputs' cells
 
 
-class Options(TaskOptions):
+class EastOptions(TaskOptions):
     """width: channels of the first stage; 64 is that of the paper's PVANet."""
 
     width: int = 16
@@ -65,7 +65,7 @@ class Boxes:
 class East(Task):
     """Find boxes of text. Images have a side that is a multiple of 32 pixels."""
 
-    Options = Options
+    EastOptions = EastOptions
     input_field, target_field = "image", "boxes"
 
     def dataset(self) -> Boxes:

@@ -16,7 +16,7 @@ from paceline.train.training.task import NamedParameters, Sums, Task, TaskOption
 Tokens = NDArray[np.int64]
 
 
-class Options(TaskOptions):
+class GptOptions(TaskOptions):
     """GPT-2 small has 50257, 1024, 768, 12 and 12."""
 
     vocabulary: int = 256
@@ -79,7 +79,7 @@ class TokenFile:
 class GPT(Task):
     """Predict the next token of each position. A data set has one field with length + 1 tokens."""
 
-    Options = Options
+    GptOptions = GptOptions
     input_field = target_field = "tokens"
     clip_norm = 1.0
 
@@ -132,7 +132,7 @@ class _Block(nn.Module):
 class _Network(nn.Module):
     """A model that is no sequence: pipelines find by themselves where to split it."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: GptOptions) -> None:
         super().__init__()
         self.token = nn.Embedding(options.vocabulary, options.width)
         self.position = nn.Parameter(0.02 * torch.randn(options.length, options.width))

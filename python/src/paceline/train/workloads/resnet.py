@@ -15,7 +15,7 @@ EXPANSION = 4  # channels of a block's output over those of its inner convolutio
 DEPTHS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
-class Options(TaskOptions):
+class ResNetOptions(TaskOptions):
     """depth: convolutions and linear layers. width: channels after the first one."""
 
     depth: Literal[26, 50, 101, 152] = 101
@@ -25,7 +25,7 @@ class Options(TaskOptions):
 class ResNet(Task):
     """44,549,160 parameters with 1000 classes and depth 101; images from 32x32 pixels."""
 
-    Options = Options
+    ResNetOptions = ResNetOptions
 
     def model(self) -> nn.Module:
         width = self.options.width

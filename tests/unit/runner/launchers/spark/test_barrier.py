@@ -13,13 +13,13 @@ from tests.support.rows import failure, write_status
 from paceline.base.errors import EnvironmentLacks
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import TERMINATED
-from paceline.runner.job.place import Place
+from paceline.runner.job.place import RemotePlace
 from paceline.runner.job.rank_status import RankEnd
 from paceline.runner.job.run_directory import prepare
 from paceline.runner.launchers.spark import barrier
 from paceline.runner.launchers.spark.barrier import (
+    BarrierStage,
     BarrierTaskFailed,
-    Stage,
     failed_stage,
     run_barrier_rank,
     task_failed,
@@ -45,8 +45,8 @@ def job(prepared):
     return prepared()
 
 
-def stage(all_gather, *, in_one_executor: bool = False) -> Stage:
-    return Stage(all_gather=all_gather, in_one_executor=in_one_executor, token="secret")
+def stage(all_gather, *, in_one_executor: bool = False) -> BarrierStage:
+    return BarrierStage(all_gather=all_gather, in_one_executor=in_one_executor, token="secret")
 
 
 def test_ranks_on_more_nodes_than_recorded_are_refused(prepared):
@@ -143,7 +143,7 @@ def test_tasks_meet_once_at_rank_0s_socket(job, monkeypatch, in_one_executor):
 
 def test_tasks_of_a_node_without_the_run_directory_use_one_folder(job, monkeypatch):
     """They meet by allGather, because they cannot leave an address in the run directory."""
-    place = Place(url="s3://bucket/run", attempt="a")
+    place = RemotePlace(url="s3://bucket/run", attempt="a")
     far = dataclasses.replace(job, run=None, place=place, files=TrialFiles(Path("/nowhere/x/y/z")))
     used = {}
 
@@ -169,7 +169,7 @@ def test_tasks_of_a_node_without_the_run_directory_use_one_folder(job, monkeypat
 def test_mpi_ranks_without_the_run_directory_are_refused(prepared):
     job = prepared(transport="mpi")
     job.files.trial.unlink()
-    job = dataclasses.replace(job, place=Place(url="s3://bucket/run", attempt="a"))
+    job = dataclasses.replace(job, place=RemotePlace(url="s3://bucket/run", attempt="a"))
     with pytest.raises(BarrierTaskFailed, match="with transport gloo a remote place is enough"):
         run_barrier_rank(job, 0, stage(pytest.fail, in_one_executor=True))
 

@@ -10,9 +10,9 @@ from tests.unit.runner.tune.comm.conftest import BASELINE, entry
 from paceline.base.errors import EnvironmentLacks, NotComparable, UsageError
 from paceline.plan.spec.loading import parse_spec
 from paceline.runner.tune.local import tune_local
-from paceline.runner.tune.spaces import Target
+from paceline.runner.tune.spaces import SearchTarget
 
-SECOND = Target(workload="simple-big", name="trials[2]")
+SECOND = SearchTarget(workload="simple-big", name="trials[2]")
 TUNE = """[tune]
 repeats = 2
 buckets_mb = [5, 25]
@@ -134,7 +134,7 @@ def test_trials_are_searched_each_on_its_own(machine):
 
 def test_trial_that_sends_nothing_is_noted(machine):
     findings = machine.tune(spec(entry(), entry("local", "shared")))
-    third = findings.of(Target(workload="simple-big", name="trials[3]"))
+    third = findings.of(SearchTarget(workload="simple-big", name="trials[3]"))
     assert (third.candidates, third.chosen) == (0, None)
     assert "memory" in third.left_out[0].reason
 

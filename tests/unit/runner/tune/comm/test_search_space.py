@@ -10,7 +10,7 @@ from tests.unit.runner.tune.conftest import local_context
 from paceline.plan.trials.planning import plan_trials
 from paceline.runner.tune.comm import COMM_SEARCH, communication_of, why_left_alone
 from paceline.runner.tune.method import Searched
-from paceline.runner.tune.spaces import Target
+from paceline.runner.tune.spaces import SearchTarget
 
 MANY = {"nodes": 2}
 
@@ -21,7 +21,9 @@ def tried(name, *keys, values=None, tune="", trial_values=None, **where):
     request = experiment.trials[1]
     trial = planned(experiment)
     trial = changed(trial, **(trial_values or {}))
-    searched = Searched(target=Target(workload="simple-big", name="trials[2]"), request=request)
+    searched = Searched(
+        target=SearchTarget(workload="simple-big", name="trials[2]"), request=request
+    )
     found = COMM_SEARCH.rounds[name](searched, trial, local_context(experiment, 4))
     return [tuple(getattr(r, key, None) for key in keys) for r in found]
 

@@ -12,10 +12,10 @@ from paceline.plan.spec import WorkloadRequest
 from paceline.plan.spec.loading import parse_spec
 from paceline.plan.trials.planning import plan_trials
 from paceline.runner.tune import session
-from paceline.runner.tune.findings import Finding, Findings
+from paceline.runner.tune.findings import Findings, TargetResult
 from paceline.runner.tune.local import LOCAL_SEARCH
 from paceline.runner.tune.session import tuned_text
-from paceline.runner.tune.spaces import Target
+from paceline.runner.tune.spaces import SearchTarget
 
 TWO_WORKLOADS = SPEC + '[[workloads]]\nname = "simple-big"\nglobal_batch = 64\n'
 CORES = 4
@@ -32,7 +32,7 @@ class Case:
 
     def __init__(self, text):
         self.experiment = parse_spec(text + "[tune]\noversubscribe = true\n", "mine.toml")
-        self.found: list[Finding] = []
+        self.found: list[TargetResult] = []
 
     def wins(self, workload_name, strategy, number, speed=10.0):
         """The candidate of that number (0 is the default) is the fastest, certainly."""
@@ -41,8 +41,8 @@ class Case:
         winner = space.candidates[number]
         default = number == 0
         self.found.append(
-            Finding(
-                target=Target(workload=workload_name, name=strategy),
+            TargetResult(
+                target=SearchTarget(workload=workload_name, name=strategy),
                 default=space.default,
                 default_samples_per_s=interval if default else interval.scaled(0.5),
                 fastest=winner,

@@ -9,7 +9,7 @@ from torch import nn
 
 from paceline.base.errors import RankFailed
 from paceline.train.strategies.parameter_server.descriptor import ParameterServerOptions
-from paceline.train.strategies.parameter_server.messages import Request
+from paceline.train.strategies.parameter_server.messages import RequestHeader
 from paceline.train.strategies.parameter_server.server import ServerShard
 from paceline.train.strategies.reduction.flat_layout import FlatLayout
 from paceline.train.training.state import RankState
@@ -30,7 +30,7 @@ def make_shard(update_mode="asynchronous", bound_steps=None):
 
 
 def push(shard, worker, step, gradient=1.0, *, sequence=None, version=0, share=0.5):
-    request = Request(
+    request = RequestHeader(
         pushes=True, pushed=step if sequence is None else sequence, clock=step + 1,
         version=version, share=share,
     )  # fmt: skip
@@ -38,10 +38,10 @@ def push(shard, worker, step, gradient=1.0, *, sequence=None, version=0, share=0
 
 
 def test_request_arrives_as_it_was_sent():
-    request = Request(
+    request = RequestHeader(
         pushes=True, leaves=True, pushed=3, clock=2**40 + 1, needed_clock=7, version=11, share=0.25
     )
-    assert Request.decoded(request.encoded()) == request
+    assert RequestHeader.decoded(request.encoded()) == request
 
 
 def test_asynchronous_update_is_applied_at_once():

@@ -14,7 +14,7 @@ from torch import nn
 
 from paceline.base.errors import RankFailed, TimedOut
 from paceline.train.strategies.parameter_server.descriptor import ParameterServerOptions
-from paceline.train.strategies.parameter_server.messages import Request
+from paceline.train.strategies.parameter_server.messages import RequestHeader
 from paceline.train.strategies.parameter_server.server import Server, ServerShard, place_of
 from paceline.train.strategies.parameter_server.strategy import ServerClient
 from paceline.train.strategies.reduction.flat_layout import FlatLayout
@@ -109,7 +109,9 @@ def train(client, weights, *, needed=lambda step: 0, before_step=lambda step: No
         before_step(step)
         is_last = step == STEPS - 1
         clock = STEPS if is_last else needed(step)
-        request = Request(pushes=True, fetches=True, clock=step + 1, needed_clock=clock, share=1.0)
+        request = RequestHeader(
+            pushes=True, fetches=True, clock=step + 1, needed_clock=clock, share=1.0
+        )
         client.send(request, torch.ones(ELEMENTS))
         missed.append(client.receive(weights, clock))
     client.leave(STEPS)
@@ -185,7 +187,7 @@ def test_fast_worker_stops_at_the_bound_until_the_slow_one_follows():
 
 def test_wait_without_progress_names_the_slowest_worker():
     server, client = start(Network(2), 0, limit_s=0.3)
-    request = Request(pushes=True, fetches=True, clock=1, needed_clock=1, share=1.0)
+    request = RequestHeader(pushes=True, fetches=True, clock=1, needed_clock=1, share=1.0)
     client.send(request, torch.ones(ELEMENTS))
     with pytest.raises(TimedOut, match="for rank 1 to finish step 0"):
         client.receive(torch.zeros(ELEMENTS), 1)

@@ -13,8 +13,8 @@ from tests.unit.train.strategies.pipeline.node import layers_of, pipeline_trial
 
 from paceline.train.strategies.pipeline.partition import (
     Activation,
+    LayerProfile,
     LayerTimes,
-    Profile,
     balanced_split_points,
     layer_bytes,
     profile_layers,
@@ -114,7 +114,7 @@ def times(forward_s, backward_s, copy_s):
 
 
 def test_costs_of_a_step_lie_on_the_layers_that_a_stage_can_begin_with():
-    profile = Profile([0, 2], [times(1, 2, 0.125), times(3, 4, 9)], 4, replicas=2)
+    profile = LayerProfile([0, 2], [times(1, 2, 0.125), times(3, 4, 9)], 4, replicas=2)
     assert profile.layer_costs_s(3) == [4 * 3 + 0.5 + 0.125, 0, 4 * 7 + 0.5 + 0.125]
     assert profile.crossing_costs_s(3) == [0, 0, 4 * 0.125]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.unit.train.strategies.pipeline.node import batch_of, layers_of, pipeline_trial
 
-from paceline.train.strategies.pipeline.links import Link, SplitPoint
+from paceline.train.strategies.pipeline.links import SplitPoint, StageLink
 from paceline.train.strategies.pipeline.partition import trace
 from paceline.train.strategies.pipeline.schedules import actions
 from paceline.train.strategies.pipeline.stage import Stage
@@ -45,7 +45,8 @@ def last_stage():
     activation = trace(task, layers, trial.training)[CUT - 1]
     size = 4 * activation.bytes_per_sample
     links = [
-        Link(FakeSlots(name, calls, 2, size), activation) for name in ("activations", "gradients")
+        StageLink(FakeSlots(name, calls, 2, size), activation)
+        for name in ("activations", "gradients")
     ]
     stage = Stage(
         task, layers[CUT:], actions("1f1b", 1, 2, 2), SplitPoint(*links), None, trial.training

@@ -9,16 +9,16 @@ import torch
 from tests.support.trials import changed
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.plan.costs.factor_cost import LinearShape, Speeds
+from paceline.plan.costs.factor_cost import FactorSpeeds, LinearShape
 from paceline.train.strategies.reduction import factor_choice
 from paceline.train.strategies.reduction.factor_choice import ChoiceContext, choose, setting_of
 
 LARGE = LinearShape(inputs=4096, outputs=4096)
 SMALL = LinearShape(inputs=256, outputs=3)
-SLOW_LINK = Speeds(
+SLOW_LINK = FactorSpeeds(
     latency_s=1e-4, all_reduce_bytes_per_s=1e7, all_gather_bytes_per_s=1e7, product_flop_per_s=5e10
 )
-SLOW_CORE = Speeds(
+SLOW_CORE = FactorSpeeds(
     latency_s=1e-4, all_reduce_bytes_per_s=1e10, all_gather_bytes_per_s=1e10, product_flop_per_s=1e9
 )
 
@@ -206,7 +206,7 @@ def test_speeds_are_those_of_the_slowest_of_three_ranks(monkeypatch, other_check
         monkeypatch.setattr(factor_choice, name, fake)
     speeds, bits_are_equal = factor_choice.measure(None, None, LARGE, 64, torch.float32)
     # a ring gathers in 2 rounds and twice the bytes, and reduces by sending 4/3 of them
-    assert speeds == Speeds(
+    assert speeds == FactorSpeeds(
         latency_s=2.0, all_gather_bytes_per_s=6000.0, all_reduce_bytes_per_s=4000.0,
         product_flop_per_s=4e9,
     )  # fmt: skip

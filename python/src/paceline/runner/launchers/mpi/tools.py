@@ -17,7 +17,7 @@ from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.machine import default_cache_dir, package_versions
 from paceline.base.host.programs import (
     VERSION_LIMIT_S,
-    Finding,
+    MachineFinding,
     Tool,
     first_program,
     how_to_install,
@@ -159,17 +159,17 @@ def _release(text: str) -> tuple[int, ...]:
     return () if found is None else tuple(map(int, found[0].split(".")))
 
 
-def checks() -> list[Finding]:
+def checks() -> list[MachineFinding]:
     """Return what `paceline doctor` shows about this launcher."""
     return [tool_finding("MPI", find_mpirun), _mpi4py()]
 
 
-def _mpi4py() -> Finding:
+def _mpi4py() -> MachineFinding:
     try:
         mismatch = mpi_mismatch(find_mpirun())
     except EnvironmentLacks:
-        return Finding(what="mpi4py", ok=False, found="no mpirun", why="see MPI above")
-    return Finding(
+        return MachineFinding(what="mpi4py", ok=False, found="no mpirun", why="see MPI above")
+    return MachineFinding(
         what="mpi4py",
         ok=mismatch is None,
         found=package_versions().get("mpi4py", "missing"),

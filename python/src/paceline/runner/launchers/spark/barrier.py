@@ -59,7 +59,7 @@ class BarrierTaskFailed(Exception):  # noqa: N818  (it appears only inside Spark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class BarrierStage:
     """A barrier stage, as one of its tasks sees it."""
 
     all_gather: Callable[[str], list[str]]  # of the barrier task; a call takes about a second
@@ -67,7 +67,7 @@ class Stage:
     token: str  # a secret by which the tasks recognise each other
 
 
-def run_barrier_rank(job: Job, rank: int, stage: Stage) -> int:
+def run_barrier_rank(job: Job, rank: int, stage: BarrierStage) -> int:
     """Train as task `rank` of the stage; return the rank.
 
     Raises BarrierTaskFailed for the driver, after the rank's status has been written.

@@ -16,7 +16,7 @@ from importlib import metadata as package_metadata
 from typing import Any
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.base.host.programs import Finding, job_script, tool_finding, why_it_failed
+from paceline.base.host.programs import MachineFinding, job_script, tool_finding, why_it_failed
 from paceline.base.host.spark import (
     QUICK_JVM,
     find_java,
@@ -174,17 +174,17 @@ def _check_local_slots(trial: Trial) -> None:
         )
 
 
-def checks() -> list[Finding]:
+def checks() -> list[MachineFinding]:
     """Return what `paceline doctor` shows about this launcher."""
     return [tool_finding("Java", find_java_for_spark), tool_finding("Spark", find_spark)]
 
 
-def cluster_checks(master: str, slots: int) -> list[Finding]:
+def cluster_checks(master: str, slots: int) -> list[MachineFinding]:
     """Return what `paceline doctor --master` shows about a cluster that should have free slots."""
     return [_free_slots(master, slots)]
 
 
-def _free_slots(master: str, wanted: int) -> Finding:
+def _free_slots(master: str, wanted: int) -> MachineFinding:
     argv = [sys.executable, "-m", "paceline.runner.launchers.spark.slots", master, str(wanted)]
     what = "Spark slots"
     try:
@@ -195,13 +195,13 @@ def _free_slots(master: str, wanted: int) -> Finding:
             timeout=_DRIVER_S, check=False,
         )  # fmt: skip
     except (EnvironmentLacks, subprocess.TimeoutExpired) as error:
-        return Finding(what=what, ok=False, found="not counted", why=str(error))
+        return MachineFinding(what=what, ok=False, found="not counted", why=str(error))
     if ended.returncode != 0:
         why = f"{why_it_failed(ended)}; look at the address and the log of the master {master}"
-        return Finding(what=what, ok=False, found="not counted", why=why)
+        return MachineFinding(what=what, ok=False, found="not counted", why=why)
     counted = ended.stdout.split()[-1]
     ok = not counted.isdigit() or int(counted) >= wanted
-    return Finding(
+    return MachineFinding(
         what=what,
         ok=ok,
         found=f"{counted} of {wanted}",

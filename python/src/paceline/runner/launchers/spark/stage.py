@@ -25,7 +25,7 @@ from paceline.runner.job.first_failure import RESTARTED_CODES
 from paceline.runner.job.job import Job, parse_job
 from paceline.runner.job.rank_status import RankEnd
 from paceline.runner.job.run_directory import finish, prepare
-from paceline.runner.launchers.spark.barrier import Stage, failed_stage, run_barrier_rank
+from paceline.runner.launchers.spark.barrier import BarrierStage, failed_stage, run_barrier_rank
 from paceline.runner.launchers.spark.mpi.agent import new_token
 from paceline.runner.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.runner.launchers.spark.rounds.round_task import run_round_task
@@ -139,7 +139,9 @@ def _task(job: Job) -> Callable[[Iterable[int]], Iterable[int]]:
     def run(_partition: Iterable[int]) -> Iterable[int]:
         task = BarrierTaskContext.get()
         executors = {info.address for info in task.getTaskInfos()}
-        stage = Stage(all_gather=task.allGather, in_one_executor=len(executors) == 1, token=token)
+        stage = BarrierStage(
+            all_gather=task.allGather, in_one_executor=len(executors) == 1, token=token
+        )
         yield run_barrier_rank(job, task.partitionId(), stage)
 
     return run

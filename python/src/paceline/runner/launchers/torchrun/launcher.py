@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.base.host.programs import Finding, Tool, tool_finding
+from paceline.base.host.programs import MachineFinding, Tool, tool_finding
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.checks import check_cores, check_inputs
@@ -80,7 +80,7 @@ def find_torchrun() -> Tool:
     return Tool(path=Path(sys.executable), version=version, why="torch of this Python")
 
 
-def checks() -> list[Finding]:
+def checks() -> list[MachineFinding]:
     """Return what `paceline doctor` shows about this launcher."""
     return [tool_finding("torchrun", find_torchrun)]
 

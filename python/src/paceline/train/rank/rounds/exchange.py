@@ -80,7 +80,7 @@ def steps_of_round(number: int, period: int, steps: int) -> range:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class RoundExchange:
     """The exchange at the end of a round: weights go to the driver and return averaged."""
 
     number: int  # of the round before it
@@ -89,7 +89,7 @@ class Exchange:
     ended_unix_s: float  # this rank has received the averaged state
 
 
-def write_exchange(files: RankFiles, step: StepRow, exchange: Exchange) -> None:
+def write_exchange(files: RankFiles, step: StepRow, exchange: RoundExchange) -> None:
     """Complete the round's last step, which includes the exchange, and record the operation.
 
     The exchange lasts from the end of the step's own work, on this clock, until the next task has

@@ -35,10 +35,10 @@ from paceline.train.rank.result import (
 )
 from paceline.train.rank.rounds.exchange import (
     Carry,
-    Exchange,
     Orders,
     RankReport,
     Report,
+    RoundExchange,
     State,
     set_clock,
     steps_of_round,
@@ -202,7 +202,7 @@ class RoundWorker:
             write_exchange(
                 self._files.rank(rank),
                 carry.last_step,
-                Exchange(
+                RoundExchange(
                     number=orders.number - 1,
                     ranks=self._trial.placement.ranks,
                     state_bytes=state_bytes(self._replica),

@@ -23,7 +23,7 @@ _HEADER, _GRADIENT, _VERSION, _WEIGHTS = range(1, 5)  # tags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class RequestHeader:
     """Header of a worker's request to one server.
 
     pushed: number of updates that the worker has pushed before. clock: steps that it has finished.
@@ -46,14 +46,14 @@ class Request:
         return torch.tensor(astuple(self), dtype=torch.float64)
 
     @classmethod
-    def decoded(cls, header: Tensor) -> Request:
+    def decoded(cls, header: Tensor) -> RequestHeader:
         values = dict(zip(_FIELDS, header.tolist(), strict=True))
         share = values.pop("share")
         others: dict[str, Any] = {name: int(value) for name, value in values.items()}
         return cls(**others, share=share)
 
 
-_FIELDS = [field.name for field in fields(Request)]
+_FIELDS = [field.name for field in fields(RequestHeader)]
 
 
 def open_group(trial: Trial) -> Any:
@@ -71,12 +71,12 @@ class Messages:
         self._sending: dict[int, list[tuple[Any, Tensor]]] = {}  # tensors live until they are sent
         self.sent_bytes = 0
 
-    def next_request(self) -> tuple[int, Request]:
+    def next_request(self) -> tuple[int, RequestHeader]:
         """Wait for a request of any other rank; return its rank and the request."""
         header = torch.empty(len(_FIELDS), dtype=torch.float64)
         work = self._group.recv_anysource([header], _HEADER)
         work.wait()
-        return source_rank(work), Request.decoded(header)
+        return source_rank(work), RequestHeader.decoded(header)
 
     def receive_gradient(self, worker: int, into: Tensor) -> None:
         self._receive(into, worker, _GRADIENT)
@@ -90,7 +90,7 @@ class Messages:
         self._send(torch.tensor([version], dtype=torch.float64), worker, _VERSION)
         self._send(weights, worker, _WEIGHTS)
 
-    def request(self, server: int, request: Request, gradient: Tensor | None) -> None:
+    def request(self, server: int, request: RequestHeader, gradient: Tensor | None) -> None:
         """Send a request without waiting. gradient: must not change before `finish`."""
         self._send(request.encoded(), server, _HEADER)
         if gradient is not None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from paceline.base.errors import RankFailed
 from paceline.measure.records.rows import UpdateRow
 from paceline.train.strategies.parameter_server.descriptor import ParameterServerOptions
-from paceline.train.strategies.parameter_server.messages import Messages, Request
+from paceline.train.strategies.parameter_server.messages import Messages, RequestHeader
 from paceline.train.strategies.reduction.flat_layout import FlatLayout, ParameterShard
 from paceline.train.strategies.reduction.flat_replica import too_slow
 from paceline.train.strategies.reduction.optimizer_shard import OptimizerShard
@@ -65,11 +65,11 @@ class ServerShard:
         self.clocks = [0] * workers
         self._pushed = [0] * workers
         self._rows: list[UpdateRow] = []
-        self._collected: dict[int, tuple[Request, Tensor]] = {}
+        self._collected: dict[int, tuple[RequestHeader, Tensor]] = {}
         self._gradient = torch.zeros_like(self.weights)
         self._shard = OptimizerShard(layout, shards, self.weights, task, first=self.place.start)
 
-    def push(self, worker: int, request: Request, gradient: Tensor) -> None:
+    def push(self, worker: int, request: RequestHeader, gradient: Tensor) -> None:
         """Take a worker's gradient of the mean loss over the batch, shape (elements,).
 
         It is the part of its own samples, so those of all workers add up to the gradient of the
@@ -210,7 +210,7 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="parameter-server", daemon=True)
         self._thread.start()
 
-    def request(self, request: Request, gradient: Tensor | None) -> None:
+    def request(self, request: RequestHeader, gradient: Tensor | None) -> None:
         """Take a request of the worker of this rank; see `Messages.request`."""
         with self._changed:
             self._raise_failure()
@@ -273,7 +273,7 @@ class Server:
                 self._failure = error
                 self._changed.notify_all()
 
-    def _take(self, worker: int, request: Request, gradient: Tensor | None) -> None:
+    def _take(self, worker: int, request: RequestHeader, gradient: Tensor | None) -> None:
         if gradient is not None:
             self._shard.push(worker, request, gradient)
         pushed = request.pushed + (gradient is not None)

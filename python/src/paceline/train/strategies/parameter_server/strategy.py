@@ -39,7 +39,7 @@ from paceline.plan.costs.link_cost import all_reduce_bytes
 from paceline.plan.trials.rank_context import RankContext
 from paceline.plan.trials.trial import Trial
 from paceline.train.strategies.parameter_server.descriptor import ParameterServerOptions
-from paceline.train.strategies.parameter_server.messages import Messages, Request, open_group
+from paceline.train.strategies.parameter_server.messages import Messages, RequestHeader, open_group
 from paceline.train.strategies.parameter_server.server import Server, ServerShard, place_of
 from paceline.train.strategies.reduction.flat_replica import FlatReplica
 from paceline.train.strategies.reduction.replicate_group import all_reduce_tensors
@@ -70,7 +70,7 @@ class ServerClient:
         self._pushed = self._pushed_before_fetch = 0
         self._rows: list[UpdateRow] = []
 
-    def send(self, request: Request, gradient: Tensor | None = None) -> None:
+    def send(self, request: RequestHeader, gradient: Tensor | None = None) -> None:
         """Send a request to every server, with the numbers of this worker filled in.
 
         gradient: of the whole model, flat, if it pushes; it must not change until all is sent.
@@ -115,7 +115,7 @@ class ServerClient:
     def leave(self, clock: int) -> None:
         """Notify the servers that no request will follow."""
         for server in self._others:
-            leaving = Request(leaves=True, clock=clock, pushed=self._pushed)
+            leaving = RequestHeader(leaves=True, clock=clock, pushed=self._pushed)
             self.messages.request(server, leaving, None)
         self.messages.finish()
         self.has_left = True
@@ -227,7 +227,7 @@ class ParameterServerStrategy(LocalStrategy):
         if self._client.has_left:
             return self.state_dict()
         weights = torch.zeros_like(self._replica.weights)
-        fetch = Request(fetches=True, clock=self._steps, needed_clock=self._steps)
+        fetch = RequestHeader(fetches=True, clock=self._steps, needed_clock=self._steps)
         self._client.send(fetch)
         self._client.receive(weights, fetch.needed_clock, trains=False)
         return self._replica.state_dict(weights)
@@ -307,7 +307,7 @@ class ParameterServerStrategy(LocalStrategy):
         """
         payload_bytes = 4 * self._replica.layout.elements * (pushes + fetches)
         operation = begin_operation(self._name, 1, "exchange", payload_bytes)
-        request = Request(
+        request = RequestHeader(
             pushes=pushes,
             fetches=fetches,
             clock=self._steps,

@@ -18,10 +18,10 @@ from paceline.train.training.devices import CPU, InputMover
 
 if TYPE_CHECKING:
     from paceline.collectives.node.shared_node import SharedNode
-    from paceline.train.strategies.pipeline.partition import Activation, Place
+    from paceline.train.strategies.pipeline.partition import Activation, GridPosition
 
 
-class Link:
+class StageLink:
     """Transfer of tensors of one kind through the slots of a channel; slot i holds micro-batch i.
 
     The sender calls `begin` once a step, then `send` for each micro-batch. The receiver calls
@@ -71,13 +71,13 @@ class Link:
 class SplitPoint:
     """Both directions across one split point of one replica."""
 
-    activations: Link
-    gradients: Link
+    activations: StageLink
+    gradients: StageLink
 
 
 def open_split_points(
     shared: SharedNode,
-    place: Place,
+    place: GridPosition,
     crossing: Sequence[Activation],
     samples: int,
     slots: int,
@@ -99,7 +99,7 @@ def open_split_points(
                 for channel in channels:
                     _pin(channel, slots, device)
                 opened[stage] = SplitPoint(
-                    *(Link(channel, activation, device) for channel in channels)
+                    *(StageLink(channel, activation, device) for channel in channels)
                 )
     return opened
 

@@ -153,7 +153,7 @@ class LayerTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class LayerProfile:
     """Times of all layers with which a stage can begin, including the first layer."""
 
     indexes: list[int]
@@ -189,7 +189,7 @@ def profile_layers(
     micro_batches: int,
     replicas: int,
     device: torch.device = CPU,
-) -> Profile:
+) -> LayerProfile:
     """Time the layers on random inputs. `samples` is the size of one micro-batch.
 
     The weights keep their values; the gradients are discarded. A GPU has the tensors of one block
@@ -214,7 +214,7 @@ def profile_layers(
                 break
     for buffer, before in buffers:  # running statistics
         buffer.copy_(before)
-    return Profile(
+    return LayerProfile(
         [0, *legal_split_points(layers)],
         [block.times() for block in blocks],
         micro_batches,
@@ -330,7 +330,7 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GridPosition:
     """Position of a worker on its node."""
 
     replica: int

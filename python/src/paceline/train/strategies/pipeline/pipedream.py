@@ -29,7 +29,7 @@ from paceline.plan.trials.rank_context import RankContext
 from paceline.plan.trials.trial import Training, Trial
 from paceline.train.strategies.pipeline.descriptor import PipelineOptions
 from paceline.train.strategies.pipeline.links import SplitPoint
-from paceline.train.strategies.pipeline.partition import Layers, Place, settings_of
+from paceline.train.strategies.pipeline.partition import GridPosition, Layers, settings_of
 from paceline.train.strategies.pipeline.schedules import Forward, drain_actions, stream_actions
 from paceline.train.strategies.pipeline.stage import Pass, StageLayers, StageTimer
 from paceline.train.strategies.pipeline.stage_weights import StageWeights
@@ -93,7 +93,7 @@ class StreamStage(StageLayers):
         self,
         task: Task,
         layers: Layers,
-        place: Place,
+        place: GridPosition,
         settings: PipelineOptions,
         before: SplitPoint | None,
         after: SplitPoint | None,
@@ -265,7 +265,7 @@ class PipeDreamStrategy(PipelineStrategy):
     def _open_stage(
         self,
         layers: Layers,
-        place: Place,
+        place: GridPosition,
         before: SplitPoint | None,
         after: SplitPoint | None,
         trial: Trial,

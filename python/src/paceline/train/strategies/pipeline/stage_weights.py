@@ -34,7 +34,7 @@ from paceline.train.training.state import persistent_buffers
 from paceline.train.training.task import Task
 
 if TYPE_CHECKING:
-    from paceline.train.strategies.pipeline.partition import Layers, Place
+    from paceline.train.strategies.pipeline.partition import GridPosition, Layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class StageReplicas:
     barrier: Barrier
 
     @classmethod
-    def open(cls, shared: SharedNode, place: Place, layouts: Sequence[FlatLayout]) -> Self:
+    def open(cls, shared: SharedNode, place: GridPosition, layouts: Sequence[FlatLayout]) -> Self:
         """Open what the replicas of this worker's stage share; collective over the node.
 
         layouts: of all stages.
@@ -186,7 +186,7 @@ class TiedGradients:
         shared: SharedNode,
         ownership: Ownership,
         parameters: Mapping[str, nn.Parameter],
-        place: Place,
+        place: GridPosition,
     ) -> None:
         """parameters: of the whole model, still with their shapes. Collective over the node."""
         self._parameters, self._exist = parameters, ownership.has_ties

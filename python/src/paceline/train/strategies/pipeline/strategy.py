@@ -33,8 +33,8 @@ from paceline.plan.trials.trial import Trial
 from paceline.train.strategies.pipeline.deferred import is_deferred
 from paceline.train.strategies.pipeline.links import SplitPoint, open_split_points
 from paceline.train.strategies.pipeline.partition import (
+    GridPosition,
     Layers,
-    Place,
     micro_batch_samples,
     partition_model,
     settings_of,
@@ -81,7 +81,7 @@ class PipelineStrategy(ShardedStrategy):
         fault = micro_batch_fault(list(batch_norms(model)), "the model", trial)
         if fault is not None:
             raise UsageError(fault)
-        layers, place = task.blocks(model), Place.of(context, trial.placement.stages)
+        layers, place = task.blocks(model), GridPosition.of(context, trial.placement.stages)
         if trial.training.batch_norm == "per-replica":
             normalise_alone(model)
         self._siblings = f"node {context.node_index} stage {place.stage}"
@@ -128,7 +128,7 @@ class PipelineStrategy(ShardedStrategy):
     def _open_stage(
         self,
         layers: Layers,
-        place: Place,
+        place: GridPosition,
         before: SplitPoint | None,
         after: SplitPoint | None,
         trial: Trial,
@@ -140,7 +140,7 @@ class PipelineStrategy(ShardedStrategy):
         self._stage = Stage(self._task, layers, order, before, after, trial.training, device)
 
     def _gather_factors(
-        self, model: nn.Module, trial: Trial, place: Place, layers: Layers, own: Layers
+        self, model: nn.Module, trial: Trial, place: GridPosition, layers: Layers, own: Layers
     ) -> None:
         """Choose the linear layers whose factors cross the network; collective over all ranks."""
         nodes = self._node_factors = NodeFactors(trial)
@@ -156,7 +156,7 @@ class PipelineStrategy(ShardedStrategy):
     def _share_weights(
         self,
         parameters: dict[str, nn.Parameter],
-        place: Place,
+        place: GridPosition,
         ownership: Ownership,
         device: torch.device,
     ) -> None:

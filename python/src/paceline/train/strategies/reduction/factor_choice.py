@@ -22,8 +22,8 @@ from paceline.measure.records.communication import FactorResult, StrategyResult
 from paceline.plan.costs.factor_cost import (
     Cost,
     FactorShape,
+    FactorSpeeds,
     LinearShape,
-    Speeds,
     all_reduce_cost,
     factor_cost,
 )
@@ -92,7 +92,7 @@ class FactorChoice:
 
     setting: FactorSetting
     layers: tuple[LayerChoice, ...] = ()
-    speeds: Speeds | None = None  # None: not measured, because no layer depends on them
+    speeds: FactorSpeeds | None = None  # None: not measured, because no layer depends on them
     reason: str | None = None  # why no layer sends factors although its costs are lower
 
     @property
@@ -173,7 +173,7 @@ def choose(shapes: Mapping[str, FactorShape], context: ChoiceContext) -> FactorC
 
 
 def _choices(
-    shapes: Mapping[str, FactorShape], context: ChoiceContext, speeds: Speeds | None
+    shapes: Mapping[str, FactorShape], context: ChoiceContext, speeds: FactorSpeeds | None
 ) -> tuple[LayerChoice, ...]:
     """Return both costs of each layer. Without speeds no layer sends factors."""
     found = []
@@ -199,7 +199,7 @@ def measure(
     largest: LinearShape,
     samples: int,
     dtype: torch.dtype,
-) -> tuple[Speeds, bool]:
+) -> tuple[FactorSpeeds, bool]:
     """Return the speeds, and whether all ranks compute bit-identical products; collective over all
     ranks.
 
@@ -223,7 +223,7 @@ def measure(
     gather_bytes, gather_s = _long_enough(gather)
     reduce_bytes, reduce_s = _long_enough(reduce)
     flop_per_s, checksum = _product(largest, samples, dtype)
-    speeds = Speeds(
+    speeds = FactorSpeeds(
         latency_s=latency_s,
         all_gather_bytes_per_s=all_gather_bytes(gather_bytes, ranks) / gather_s,
         all_reduce_bytes_per_s=all_reduce_bytes(reduce_bytes, ranks) / reduce_s,

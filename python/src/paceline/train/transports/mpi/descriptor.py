@@ -17,7 +17,7 @@ from paceline.train.transports.bucket_settings import (
 )
 
 
-class MpiKeys(GradientKeys):
+class MpiTransportKeys(GradientKeys):
     """Keys of transport `mpi`."""
 
     algorithm: Algorithm | None = None
@@ -39,14 +39,14 @@ class MpiOptions(GradientOptions):
             yield self.algorithm
 
 
-class Mpi(GradientTransport):
+class MpiTransportDescriptor(GradientTransport):
     """MPI between the ranks of one MPI job."""
 
     name = "mpi"
     summary = "MPI, in a job that the launcher joins"
     position = 40
     implementation = "paceline.train.transports.mpi.transport:MpiTransport"
-    Keys = MpiKeys
+    Keys = MpiTransportKeys
     Options = MpiOptions
     needs = "mpi job"
     serves_scripts = True
@@ -64,5 +64,5 @@ class Mpi(GradientTransport):
         return (options.algorithm,) if options.algorithm in ALL_REDUCE else ()
 
     def options(self, request: TrialRequest) -> MpiOptions:
-        algorithm = request.keys(MpiKeys).algorithm or "auto"
+        algorithm = request.keys(MpiTransportKeys).algorithm or "auto"
         return MpiOptions(**planned_options(request), algorithm=algorithm)

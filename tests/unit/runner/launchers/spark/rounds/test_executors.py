@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.runner.launchers.spark.rounds import executors as module
-from paceline.runner.launchers.spark.rounds.executors import Executors, Place, own_executor
+from paceline.runner.launchers.spark.rounds.executors import ExecutorPlace, Executors, own_executor
 from paceline.train.rank.rounds.exchange import RankReport
 
 
@@ -49,7 +49,7 @@ def test_place_is_that_of_the_last_round():
     ours = Executors(set)
     ours.saw(reports(rank0="0", rank1="0"))
     ours.saw(reports(rank1="0"))
-    assert ours.place("0") == Place("host-0", (1,))
+    assert ours.place("0") == ExecutorPlace("host-0", (1,))
 
 
 @pytest.mark.parametrize(

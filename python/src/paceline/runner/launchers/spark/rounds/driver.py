@@ -22,8 +22,8 @@ from paceline.runner.job.rank_status import RankEnd, trial_limit, trial_timed_ou
 from paceline.runner.launchers.spark.barrier import failed_stage
 from paceline.runner.launchers.spark.rounds.claims import Claims
 from paceline.runner.launchers.spark.rounds.executors import (
+    ExecutorPlace,
     Executors,
-    Place,
     Stragglers,
     lost_executor,
 )
@@ -173,7 +173,7 @@ def failed_round(job: Job, number: int, message: str, executors: Executors) -> R
     address, name, why = gone.groups()
     # An executor that was lost in its first round has no known place.
     host = next((s.host for s in statuses if s.rank == rank), address)
-    place = executors.place(name) or Place(host, (rank,))
+    place = executors.place(name) or ExecutorPlace(host, (rank,))
     return RankEnd.of(lost_executor(name, place, why))
 
 

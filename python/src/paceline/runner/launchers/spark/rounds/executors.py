@@ -39,7 +39,7 @@ def own_executor() -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ExecutorPlace:
     """The host of an executor that ran tasks, and the ranks of those tasks."""
 
     host: str
@@ -52,7 +52,7 @@ class Executors:
     def __init__(self, alive: Callable[[], Collection[str]] | None = None) -> None:
         """alive: returns the executors that Spark has; None with a local master."""
         self._alive = alive
-        self._seen: dict[str, Place] = {}
+        self._seen: dict[str, ExecutorPlace] = {}
 
     def saw(self, reports: Mapping[int, RankReport]) -> None:
         """Record where the tasks of a round ran; executors without a task keep their ranks."""
@@ -62,9 +62,11 @@ class Executors:
             if rank_report.executor is not None:
                 ranks.setdefault(rank_report.executor, []).append(rank)
                 hosts[rank_report.executor] = rank_report.host
-        self._seen |= {name: Place(hosts[name], tuple(those)) for name, those in ranks.items()}
+        self._seen |= {
+            name: ExecutorPlace(hosts[name], tuple(those)) for name, those in ranks.items()
+        }
 
-    def place(self, name: str) -> Place | None:
+    def place(self, name: str) -> ExecutorPlace | None:
         """Return the place of an executor; None if it has not run a task yet."""
         return self._seen.get(name)
 
@@ -79,7 +81,7 @@ class Executors:
         return None
 
 
-def lost_executor(name: str, place: Place, why: str) -> RankFailed:
+def lost_executor(name: str, place: ExecutorPlace, why: str) -> RankFailed:
     """Return the error about a lost executor; it names the executor's first rank."""
     text = failure_words.executor_lost(name, place.host, place.ranks, why)
     return RankFailed(text, place.ranks[0])
