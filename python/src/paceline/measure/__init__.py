@@ -1,4 +1,4 @@
-"""What is written down: rows, files and the sidecar.
+"""Records of a run: rows, files and the sidecar.
 
 1. a rank appends rows (`records.rows`) to its files, between two steps;
 2. the sidecar (`telemetry.sidecar`) samples host and processes, and serves Prometheus if asked;

@@ -1,4 +1,4 @@
-"""What one rank does.
+"""The work of one rank.
 
 1. `rank.train` opens the transport, builds the task (`workloads`) and the strategy (`strategies`);
 2. `data` delivers the samples of each global step, in the order of `plan`;

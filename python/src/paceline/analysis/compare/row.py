@@ -94,7 +94,7 @@ _WORTH_NAMING = 0.1  # of a step: a smaller cost beside the computation is not t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSetup:
-    """What a configuration consists of."""
+    """Parts of a configuration."""
 
     launcher: str
     transport: str
@@ -107,7 +107,7 @@ class RowSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlacement:
-    """How many ranks and threads run where."""
+    """Numbers of nodes, ranks and threads."""
 
     nodes: int
     ranks: int
@@ -145,7 +145,7 @@ class RowSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTimes:
-    """Where the time of a trial and of a step goes."""
+    """Times of a trial and of a step, by phase."""
 
     time_to_first_step_s: float | None = None
     wall_s: float | None = None
@@ -169,7 +169,7 @@ class RowWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
-    """How the training went and ended."""
+    """Course and end of the training."""
 
     final_loss: float | None = None
     # each failure that a repeat survived: seconds by part, and steps
@@ -190,7 +190,7 @@ class RowGoal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowEquivalence:
-    """Whether it trains the same as the baseline."""
+    """Result of the comparison with the training of the baseline."""
 
     equivalent: bool | None = None
     equivalence_grade: Grade | None = None  # how much of the training that covers, if it is

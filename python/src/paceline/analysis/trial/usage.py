@@ -56,7 +56,7 @@ class HostUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarUsage:
-    """What the sidecars of one trial cost, and how complete their traces are."""
+    """Cost of the sidecars of one trial, and completeness of their traces."""
 
     core_percent: float | None  # of one core, on the host with the highest cost
     rss_peak_bytes: int | None

@@ -94,7 +94,7 @@ class Ended(Watched):
 
 
 class Watch:
-    """What is known about the processes of a trial since they were started."""
+    """Knowledge about the processes of a trial since they were started."""
 
     def __init__(self, limits: WaitLimits, now_s: float) -> None:
         """now_s: of a clock that is never set, as in `look`."""
