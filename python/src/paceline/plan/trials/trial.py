@@ -29,6 +29,7 @@ from paceline.plan.spec.values import (
 __all__ = ["Placement", "Training", "Trial", "trial_name"]
 
 _SECONDS_OF_0_3 = {"every_s", "mtbf_s"}  # keys of [checkpoint]
+_WORKLOADS, _WORKLOADS_OF_0_3 = "paceline.train.workloads.", "paceline.workloads."
 OptionsT = TypeVar("OptionsT", bound=OptionModel)
 
 
@@ -109,6 +110,14 @@ class Training(_Value):
     options: dict[str, Any] = {}  # of the task
     items: int | None = None  # samples of the task's own map-style data set
     cache: str | None = None  # folder on each node that keeps files of a remote data set
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _task_here(cls, given: Any) -> Any:
+        """Find the built-in task of a trial of 0.3.0, whose workloads were in another package."""
+        if not isinstance(given, str) or not given.startswith(_WORKLOADS_OF_0_3):
+            return given
+        return _WORKLOADS + given.removeprefix(_WORKLOADS_OF_0_3)
 
     @property
     def arithmetic(self) -> str:
