@@ -189,7 +189,8 @@ def spark_failures() -> Iterator[None]:
         yield
     except Py4JError as error:
         text = str(error)
-        in_task = re.search(r"paceline\.errors\.DataError: (.+)", text)
+        name = f"{DataError.__module__}.{DataError.__qualname__}"  # as Python's trace prints it
+        in_task = re.search(rf"{re.escape(name)}: (.+)", text)
         if in_task:
             raise DataError(in_task.group(1)) from None
         causes = re.findall(r"Caused by: (.+)", text) or [text.strip().splitlines()[-1]]
