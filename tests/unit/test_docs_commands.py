@@ -26,7 +26,8 @@ _VERB_OF_SCRIPT = re.compile(r"^    (\w+)\)$", re.MULTILINE)
 SCRIPT_VERBS = set(_VERB_OF_SCRIPT.findall((ROOT / "pacelinew").read_text("utf-8")))
 
 _JOB_SCRIPT = re.compile(
-    r"(?:(?:mpi|spark)-jobs/train\.py|-m paceline\.runner\.launchers\.(?:local|torchrun)) (?P<words>.*)"
+    r"(?:(?:mpi|spark)-jobs/train\.py|-m paceline\.runner\.launchers\.(?:local|torchrun))"
+    r" (?P<words>.*)"
 )
 
 
