@@ -57,7 +57,7 @@ def test_stage_without_samples_takes_part_in_the_statistics():
 
 @pytest.mark.parametrize("name", ["threads-2", "processes-2", "hybrid-2x2"])
 def test_batch_norm_of_each_replica_alone_is_found(name, resnet_by_hand, monkeypatch):
-    for module in ("threads", "processes", "pipeline.stage"):
+    for module in ("threads", "shared_shards", "pipeline.stage"):
         monkeypatch.setattr(f"paceline.train.strategies.{module}.synchronise", lambda *_: None)
     # equal shares of at least two samples, so that every replica has statistics of its own
     found = train(resnet_trial(name), RESNET_SIZES[:1])

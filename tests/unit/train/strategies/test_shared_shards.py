@@ -48,7 +48,7 @@ def test_failing_process_ends_the_others_at_once(run_ranks):
 @pytest.mark.parametrize(
     ("name", "module"),
     [
-        ("processes-3", "processes"),
+        ("processes-3", "shared_shards"),
         ("hybrid-2x2", "pipeline.stage_weights"),
         ("threads-3", "threads"),
     ],

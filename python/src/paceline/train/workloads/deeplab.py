@@ -104,7 +104,7 @@ class DeepLabOptions(TaskOptions):
 class DeepLab(Task):
     """Classify each pixel. Images have a side that is a multiple of 16 pixels."""
 
-    DeepLabOptions = DeepLabOptions
+    Options = DeepLabOptions
     input_field, target_field = "image", "mask"
 
     def dataset(self) -> MapStyleDataset:

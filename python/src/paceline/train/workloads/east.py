@@ -65,7 +65,7 @@ class Boxes:
 class East(Task):
     """Find boxes of text. Images have a side that is a multiple of 32 pixels."""
 
-    EastOptions = EastOptions
+    Options = EastOptions
     input_field, target_field = "image", "boxes"
 
     def dataset(self) -> Boxes:

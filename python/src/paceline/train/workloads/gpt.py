@@ -79,7 +79,7 @@ class TokenFile:
 class GPT(Task):
     """Predict the next token of each position. A data set has one field with length + 1 tokens."""
 
-    GptOptions = GptOptions
+    Options = GptOptions
     input_field = target_field = "tokens"
     clip_norm = 1.0
 

@@ -25,7 +25,7 @@ class ResNetOptions(TaskOptions):
 class ResNet(Task):
     """44,549,160 parameters with 1000 classes and depth 101; images from 32x32 pixels."""
 
-    ResNetOptions = ResNetOptions
+    Options = ResNetOptions
 
     def model(self) -> nn.Module:
         width = self.options.width
