@@ -1,4 +1,4 @@
-"""What a rank keeps while it trains, and which steps it replays from that later."""
+"""States that a rank keeps while it trains, and the steps that it replays from them later."""
 
 from __future__ import annotations
 

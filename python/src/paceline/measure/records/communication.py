@@ -11,6 +11,8 @@ from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict  # that of typing is no schema for pydantic in Python 3.11
 
 
+# The fields of `collectives.description.GroupDescription`, and two more. A subclass of it would
+# have the type of typing's TypedDict, and collectives cannot use that of typing_extensions.
 class TransportResult(TypedDict, total=False):
     library: str
     interface: str
