@@ -20,7 +20,7 @@ _LONGEST_PAUSE_S = 4e-3
 _JOIN_S = 1.0
 
 # Buffers of sends that were given up. MPI cannot cancel a send and may still read them.
-_abandoned: list[Any] = []
+_abandoned_buffers: list[Any] = []
 
 
 class MpiMessage(PendingWork):
@@ -89,7 +89,7 @@ class MpiMessage(PendingWork):
                 return
             if "recv" in self.name:
                 self._request.Cancel()
-            _abandoned.append(self._buffer)
+            _abandoned_buffers.append(self._buffer)
             note_failure(self.limit_s)
             self.finish(timed_out(self.name, self.rank, self.limit_s))
 

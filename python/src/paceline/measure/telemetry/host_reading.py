@@ -13,7 +13,6 @@ from paceline.measure.records.metrics.metric import Row
 from paceline.measure.telemetry.gpus import GpuReader
 from paceline.measure.telemetry.kernel import CgroupReader, read_page_faults, read_pressure
 
-_MEGAHERTZ = 1e6
 # Devices that are stacked on other disks or lie in memory: their bytes would count twice.
 _NOT_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 # Host ends of container links: their number has no bound, and a bridge counts their traffic too.

@@ -6,7 +6,7 @@ import threading
 
 from pyarrow import fs
 
-_CONNECT_S = 60.0
+_HDFS_CONNECT_S = 60.0
 
 
 def native_hdfs(host: str) -> fs.FileSystem:
@@ -25,9 +25,9 @@ def native_hdfs(host: str) -> fs.FileSystem:
     # A daemon thread, because the call cannot be interrupted.
     thread = threading.Thread(target=connect, name="paceline-hdfs", daemon=True)
     thread.start()
-    thread.join(_CONNECT_S)
+    thread.join(_HDFS_CONNECT_S)
     if not ended:
-        raise OSError(f"no connection within {_CONNECT_S:g} s")
+        raise OSError(f"no connection within {_HDFS_CONNECT_S:g} s")
     if isinstance(ended[0], Exception):
         raise ended[0]
     return ended[0]

@@ -16,7 +16,7 @@ from paceline.base.errors import DataError
 from paceline.train.data.images import BadImage, decode, normalise
 
 Pair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
-_SUFFIXES = (".jpg", ".jpeg", ".png")
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 class ImagesWithMasks:
@@ -29,7 +29,7 @@ class ImagesWithMasks:
         """Raises DataError if there are no images, or if one has no mask."""
         root = Path(folder)
         self._size, self._classes = size, classes
-        images = sorted(p for p in root.glob("images/*") if p.suffix.lower() in _SUFFIXES)
+        images = sorted(p for p in root.glob("images/*") if p.suffix.lower() in _IMAGE_SUFFIXES)
         self._files = [(image, root / "masks" / f"{image.stem}.png") for image in images]
         if not images:
             raise DataError(

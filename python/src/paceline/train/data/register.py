@@ -21,7 +21,7 @@ from paceline.train.data.fields import CODECS, Field, UnusableField, field_of
 from paceline.train.data.location import Location, location_of, made_folder
 from paceline.train.data.manifest import MANIFEST_NAME, DataFile, DatasetManifest
 
-_SUFFIXES = (".parquet", ".parq", ".pq")
+_PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
 _PACKAGES = ("petastorm", "pyarrow", "numpy")
 # An integer column without negative values is taken for class indices up to this number.
 _MAX_CLASSES = 100_000
@@ -46,10 +46,10 @@ def register(
     target = location if manifest_dir is None else location_of(made_folder(manifest_dir))
     _check_replaceable(target)
     codecs = codecs or {}
-    sizes = {p: s for p, s in location.sizes().items() if p.endswith(_SUFFIXES)}
+    sizes = {p: s for p, s in location.sizes().items() if p.endswith(_PARQUET_SUFFIXES)}
     if not sizes:
         raise DataError(
-            f"{location.name}: expected Parquet files ({', '.join(_SUFFIXES)}), found none"
+            f"{location.name}: expected Parquet files ({', '.join(_PARQUET_SUFFIXES)}), found none"
         )
     schema, fields, ignored = _columns(location, next(iter(sizes)), codecs)
     files, highest = [], dict.fromkeys((f.name for f in fields if _may_be_classes(f)), -1)

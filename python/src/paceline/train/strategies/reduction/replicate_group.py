@@ -74,7 +74,7 @@ class ReplicateGroup:
             return cls(trial)
         limit_s = trial.limits.collective_s
         own: dist.ProcessGroup | None = None
-        for ranks in group_by_local_rank(_places(context, peers, limit_s)):
+        for ranks in group_by_local_rank(_rank_places(context, peers, limit_s)):
             group = None
             if len(ranks) > 1:
                 group = dist.new_group(ranks, timeout=timedelta(seconds=limit_s))
@@ -146,7 +146,7 @@ def all_reduce_tensors(tensors: Sequence[Tensor], group: dist.ProcessGroup | Non
         work.wait()
 
 
-def _places(context: RankContext, peers: RankGroups, limit_s: float) -> dict[int, tuple[int, int]]:
+def _rank_places(context: RankContext, peers: RankGroups, limit_s: float) -> dict[int, tuple[int, int]]:
     own = f"{context.node_index} {context.local_rank}"
     places = gather(peers.world("replicate groups"), own, limit_s)
     published = [place.split() for place in places]
