@@ -10,7 +10,7 @@ try:
 except ImportError:  # unpacked from the archive: the package lies beside this script
     sys.path.insert(0, str(Path(__file__).resolve().with_name("paceline.zip")))
 
-from paceline.runner.job.messages import run_guarded
+from paceline.runner.job.rank_status import run_guarded
 from paceline.runner.launchers.spark.stage import main
 
 if __name__ == "__main__":

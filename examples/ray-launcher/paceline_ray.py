@@ -41,7 +41,7 @@ class RayLauncher:
 
     def preflight(self, trial: Trial) -> None:
         """Raise EnvironmentLacks if the trial cannot run here."""
-        from paceline.runner.job.checks import check_cores, check_dataset
+        from paceline.runner.job.rank_status import check_cores, check_dataset
 
         if importlib.util.find_spec("ray") is None:
             raise EnvironmentLacks('launcher "ray" needs Ray: pip install "ray==2.49.2"')

@@ -40,8 +40,7 @@ from paceline.measure.records.rows import (
     StepRow,
     TrainingResult,
 )
-from paceline.measure.records.samples import HOST_SAMPLES
-from paceline.measure.records.tables import format_of, parquet_path, write_parquet
+from paceline.measure.records.tables import HOST_SAMPLES, format_of, parquet_path, write_parquet
 from paceline.plan.spec.loading import parse_spec
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import Trial, trial_name

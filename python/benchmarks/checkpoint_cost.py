@@ -23,7 +23,7 @@ from paceline.base.host.machine import default_cache_dir
 from paceline.measure.records.rows import CheckpointRow, StepRow
 from paceline.measure.records.tables import rows
 from paceline.plan.spec.loading import parse_spec
-from paceline.plan.spec.tables import CheckpointSettings
+from paceline.plan.spec.values import CheckpointSettings
 from paceline.plan.trials.planning import plan_trials
 from paceline.train.data.catalogue import ensure_dataset
 from training_ways import trained

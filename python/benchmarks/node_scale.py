@@ -37,15 +37,13 @@ from torch import nn
 
 from common import documented_parser, forked, made_dataset, median_interval, shown, write_results
 from paceline.collectives.host import host_name
-from paceline.collectives.node.semaphores import Semaphores
+from paceline.collectives.node.semaphores import Barrier, Semaphores
 from paceline.collectives.node.shared_node import SharedNode
-from paceline.collectives.node.signals import Barrier
-from paceline.measure.records.attempts import begin_attempt
+from paceline.measure.records.documents import begin_attempt
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.spec.loading import parse_spec
 from paceline.plan.trials.planning import plan_trials
-from paceline.plan.trials.rank_context import RankContext, StoreAddress
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, StoreAddress, Trial
 from paceline.runner.job.rendezvous import close_listener, listen_on
 from paceline.train.rank import train as rank
 from paceline.train.strategies.shared_shards import SharedShardsStrategy

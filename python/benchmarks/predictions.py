@@ -38,7 +38,7 @@ import numpy as np
 from common import write_results
 from lab import FULL
 from paceline.analysis.compare.run import compare_run
-from paceline.analysis.predict.link import given_link
+from paceline.analysis.predict.exchange import given_link
 from paceline.analysis.predict.predict import MODEL_ERROR, predict
 from paceline.analysis.predict.prediction import Prediction, PredictionRequest
 from paceline.analysis.trial.reading import TrialRecord, load_run

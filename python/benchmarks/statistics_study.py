@@ -19,13 +19,14 @@ import scipy
 from common import write_results
 from paceline.analysis.statistics.fastest import find_fastest
 from paceline.analysis.statistics.intervals import (
+    FIRST_LOOK,
     Estimate,
+    levels,
     mean_interval,
     single_trial_log_mean,
     welch_difference,
 )
 from paceline.analysis.statistics.layout import fit_layout, log_ratio, log_speed
-from paceline.analysis.statistics.looks import FIRST_LOOK, levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable

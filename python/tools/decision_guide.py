@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from decisions import Decision, Network, Place, Results, decisions, networks, read_results
 
-from paceline.analysis.explain.parts import PART_LABELS
-from paceline.analysis.trial.configuration import TIMES
+from paceline.analysis.explain.evidence import PART_LABELS
+from paceline.analysis.trial.reading import TIMES
 from paceline.plan.spec.extensions import WORKLOADS
 from paceline.show.report.columns import NEAR_MARK
 from paceline.show.report.wording import NOT_MEASURED, bounds, megabytes, milliseconds

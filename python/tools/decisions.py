@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.compare.verdict import MainPart, Verdict
+from paceline.analysis.explain.evidence import PHASES_OF
 from paceline.analysis.explain.explanation import EXPLAINS
-from paceline.analysis.explain.parts import PHASES_OF
 from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.base.errors import DataError
 from paceline.measure.records.files import read_json, typed

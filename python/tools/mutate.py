@@ -71,7 +71,7 @@ PACKAGES = {
         (
             "collectives/node/*.py",
             "collectives/message_schedules.py",
-            "collectives/reductions.py",
+            "collectives/buffers.py",
             "collectives/shared_memory.py",
             "train/transports/compression/*.py",
         ),

@@ -25,13 +25,13 @@ from paceline.base.errors import DataError, ExitCode, UsageError
 from paceline.base.host.spark import find_java, find_spark, homes
 from paceline.plan.trials.sample_order import SampleOrder
 from paceline.train.data import ingest as ingest_module
+from paceline.train.data.batches import FeedOptions, open_feed
 from paceline.train.data.dataset import inspect_dataset, open_dataset
 from paceline.train.data.images import decode
 from paceline.train.data.ingest import ingest
+from paceline.train.data.ingest import rows_of as write_rows
 from paceline.train.data.ingest_spark import local_session
-from paceline.train.data.ingest_tasks import rows_of as write_rows
 from paceline.train.data.manifest import DatasetManifest
-from paceline.train.data.reading import FeedOptions, open_feed
 from paceline.train.data.row_groups import ParquetSource
 from paceline.train.data.synth import image_bytes, synthesise
 

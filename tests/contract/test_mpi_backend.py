@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from paceline.runner.launchers.mpi_messages import failed_rank
+from paceline.runner.launchers.base import failed_rank
 
 pytestmark = pytest.mark.contract
 

@@ -19,7 +19,7 @@ from tests.unit.train.data.conftest import make_dataset
 
 from paceline.analysis.trial.reading import load_run, read_hosts, read_rank_samples
 from paceline.base.errors import PacelineError
-from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.measure.records.documents import CheckpointFolder
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import CommunicationRow, StepRow
 from paceline.measure.records.tables import rows
@@ -27,11 +27,10 @@ from paceline.measure.telemetry.request import SidecarRequest, read_request
 from paceline.plan.spec.loading import load_spec
 from paceline.plan.trials.sample_order import SampleOrder
 from paceline.runner.job.job import read_trial
+from paceline.train.data.batches import FeedOptions, open_feed
 from paceline.train.data.dataset import open_dataset
-from paceline.train.data.reading import FeedOptions, open_feed
 from paceline.train.data.row_groups import ParquetSource
-from paceline.train.training.state import Elements, RankState
-from paceline.train.training.state_files import Position, StateFiles, write_state
+from paceline.train.training.state import Elements, Position, RankState, StateFiles, write_state
 
 pytestmark = pytest.mark.functional
 

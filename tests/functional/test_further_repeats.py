@@ -6,8 +6,8 @@ import pytest
 from tests.functional.cli_runs import NO_SIDECAR, THREADS, small
 
 from paceline.analysis.trial.reading import load_run
-from paceline.measure.records.comparison_points import LONG_STEPS
 from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.phases import LONG_STEPS
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
 

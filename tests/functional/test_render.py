@@ -19,7 +19,7 @@ from tests.support.commands import run_command
 from tests.support.environment import AS_ROOT
 from tests.support.forking import ForkServer
 
-from paceline.runner.launchers.mpi.tools import find_mpirun
+from paceline.runner.launchers.mpi.implementations import find_mpirun
 
 pytestmark = pytest.mark.functional
 

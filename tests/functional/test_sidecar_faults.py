@@ -16,7 +16,7 @@ from tests.support.waiting import wait_for
 from paceline.analysis.trial.host_frames import GAP_INTERVALS, gaps
 from paceline.analysis.trial.reading import read_hosts
 from paceline.base.host.processes import is_alive
-from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.measure.records.documents import CheckpointFolder
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.tables import row_dicts
 

@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract/programs"))
 from ranks import make_context, make_trial
 from tests.support.fabricated_samples import FakeFeed, opening
 
-from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.measure.records.documents import CheckpointFolder
 from paceline.measure.records.files import read_jsonl, write_json
 from paceline.measure.records.layout import TrialFiles
-from paceline.plan.spec.tables import CheckpointSettings
+from paceline.plan.spec.values import CheckpointSettings
 from paceline.runner.job.rank import begin_attempt
 from paceline.train.rank import train as worker
-from paceline.train.training.state_files import StateFiles
+from paceline.train.training.state import StateFiles
 
 EVERY, EPOCHS = 3, 40  # 120 steps
 LONGEST_S = 1.2  # from a start to its kill

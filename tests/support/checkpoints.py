@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.measure.records.checkpoints import CheckpointFolder
-from paceline.train.training.state import RankState
-from paceline.train.training.state_files import Position, StateFiles, write_state
+from paceline.measure.records.documents import CheckpointFolder
+from paceline.train.training.state import Position, RankState, StateFiles, write_state
 
 
 def save_part(

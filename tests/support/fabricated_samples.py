@@ -14,8 +14,8 @@ from tests.support import oracle
 
 from paceline.plan.trials.sample_order import sample_order_of
 from paceline.plan.trials.trial import Trial
-from paceline.train.data.reading import Batch
-from paceline.train.training.transforms import to_input
+from paceline.train.data.batches import Batch
+from paceline.train.training.task import to_input
 from paceline.train.workloads.build import build_model, task_of
 
 ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies import LocalStrategy, create_strategy
 from paceline.train.training.strategy import TrainBatch
 from paceline.train.workloads.build import build_model, task_of

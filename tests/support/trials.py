@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.plan.spec.descriptors import OptionModel
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Placement, Training, Trial
+from paceline.plan.trials.trial import Placement, RankContext, Training, Trial
 
 _OPTIONS_OF = {
     "local_strategy": "strategy_options",

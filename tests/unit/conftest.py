@@ -10,7 +10,7 @@ import pytest
 from tests.support.job_specs import NO_SIDECAR, job_words
 from tests.support.trials import tiny_trial
 
-from paceline.plan.trials.rank_context import RankContext
+from paceline.plan.trials.trial import RankContext
 from paceline.runner.job.job import Job, parse_job
 
 

@@ -21,7 +21,7 @@ from paceline.measure.records import layout
 from paceline.plan.spec import models
 from paceline.plan.spec.choices import declared_keys
 from paceline.plan.spec.extensions import GROUPS, LAUNCHERS
-from paceline.plan.spec.tables import CheckpointSettings, FailureSettings
+from paceline.plan.spec.values import CheckpointSettings, FailureSettings
 
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 

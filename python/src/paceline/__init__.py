@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from paceline.base.version import __version__
-from paceline.train.rank.script.step import step
+from paceline.train.rank.script.phases import step
 
 if TYPE_CHECKING:
     from paceline.api import Plan, Run, load, run
-    from paceline.plan.spec.tables import Target
-    from paceline.train.strategies.reduction.ddp_factors import with_factors
+    from paceline.plan.spec.values import Target
+    from paceline.train.strategies.reduction.buckets import with_factors
     from paceline.train.training.graph_blocks import Blocks
     from paceline.train.training.task import (
         NamedParameters,
@@ -40,8 +40,8 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("Plan", "Run", "load", "run"), "paceline.api"),
     "Blocks": "paceline.train.training.graph_blocks",
-    "Target": "paceline.plan.spec.tables",
-    "with_factors": "paceline.train.strategies.reduction.ddp_factors",
+    "Target": "paceline.plan.spec.values",
+    "with_factors": "paceline.train.strategies.reduction.buckets",
 }
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from paceline.analysis.compare.explain_run import explain_pair
+from paceline.analysis.compare.run import explain_pair
 from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.explain.explanation import Explanation
-from paceline.analysis.predict.link import requested_link
+from paceline.analysis.predict.exchange import requested_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import PredictionRequest, Predictions, Scaling
 from paceline.base.errors import NotComparable, UsageError
@@ -34,7 +34,7 @@ from paceline.runner.trials import experiment
 from paceline.runner.trials.directory import default_run_dir
 from paceline.runner.trials.planning import Progress, plan
 from paceline.runner.trials.preview import Preview, preview_run
-from paceline.runner.tune.findings import Findings
+from paceline.runner.tune.search import Findings
 from paceline.runner.tune.tune_then_run import tune_and_run
 from paceline.show.export.run_data import RunData, finished_trials
 from paceline.show.report.document import charts, render

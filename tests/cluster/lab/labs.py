@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.base.host.processes import command_line_of, pids_with_variable
 from paceline.collectives.host import wait_until
-from paceline.runner.lab import Lab, LabSettings, network, removal
+from paceline.runner.lab import Lab, LabSettings, network
 from paceline.runner.lab.record import (
     NAME_VARIABLE,
     ROOT,
@@ -70,7 +70,7 @@ def traces_of(record: LabRecord) -> list[str]:
         f"process {pid} ({' '.join(command_line_of(pid))[:80]})"
         for pid in sorted(pids_with_variable(NAME_VARIABLE, record.name))
     ]
-    files = (Path(record.folder), Registry().file(record.name), *removal.segments(record))
+    files = (Path(record.folder), Registry().file(record.name), *network.segments(record))
     return [
         *namespaces_among(network.namespaces(), record.name),
         *(str(file) for file in files if file.exists()),

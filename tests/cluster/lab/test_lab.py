@@ -246,7 +246,7 @@ print(child.pid, flush=True)
 def test_end_of_a_lab_ends_processes_that_would_rather_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("paceline.runner.lab.removal._TERMINATION_S", 0.2)
+    monkeypatch.setattr("paceline.runner.lab.network._TERMINATION_S", 0.2)
     with checked_lab(LabSettings(hosts=1)) as lab:
         pid = int(python_line(lab.hosts[0], STUBBORN))
         assert processes_in(lab.hosts[0].namespace) >= {pid}

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from paceline.collectives.host import host_name
-from paceline.plan.trials.rank_context import RankContext, StoreAddress
+from paceline.plan.trials.trial import RankContext, StoreAddress
 from paceline.runner.job.job import parse_job
 from paceline.runner.job.rank import run_rank
 from paceline.runner.job.rendezvous import listen_on

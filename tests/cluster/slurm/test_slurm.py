@@ -20,7 +20,7 @@ from paceline.cli import main
 from paceline.collectives.host import wait_until
 from paceline.runner.lab import LabSettings
 from paceline.runner.lab.network import processes_in
-from paceline.runner.launchers.mpi.tools import find_mpirun
+from paceline.runner.launchers.mpi.implementations import find_mpirun
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab", "slurm"), pytest.mark.timeout(400)]
 

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
-from paceline.collectives.shares import share_bounds
-from paceline.measure.records.checkpoints import CheckpointFolder
-from paceline.plan.trials.rank_context import RankContext
+from paceline.collectives.message_schedules import share_bounds
+from paceline.measure.records.documents import CheckpointFolder
+from paceline.plan.trials.trial import RankContext
 from paceline.train.rank.peers import join_peers
 from paceline.train.strategies import TrainBatch, create_strategy
-from paceline.train.training.state_files import Position, StateFiles, write_state
+from paceline.train.training.state import Position, StateFiles, write_state
 from paceline.train.training.task import Task, TaskSettings
 
 FEATURES, SAMPLES, BATCH, STEPS = 8, 48, 12, 80

@@ -19,8 +19,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
-from paceline.train.rank.operations import recording
 from paceline.train.rank.peers import join_peers
+from paceline.train.rank.spans import recording
 
 FLOATS = [torch.float32, torch.float64]
 HALVES = [torch.bfloat16, torch.float16]
@@ -246,7 +246,7 @@ def main() -> None:
         all_reduce.hosts_of = lambda comm: tuple(range(comm.size))
     context = make_context(folder)
     if sys.argv[3:] == ["apart"] and transport == "paceline":  # the last rank has its own host
-        from paceline.collectives import levels
+        from paceline.collectives import shared_memory as levels
 
         levels.host_identity = lambda: str(context.rank == context.world_size - 1)
     peers = join_peers(context, make_trial(transport, context.world_size))

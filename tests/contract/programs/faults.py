@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from paceline.train.strategies import sharded
 from paceline.train.strategies.parameter_server import strategy as parameter_server
-from paceline.train.strategies.parameter_server.server import ServerShard
+from paceline.train.strategies.parameter_server.messages import ServerShard
 from paceline.train.strategies.reduction.buckets import Buckets
 from paceline.train.strategies.reduction.optimizer_shard import OptimizerShard
-from paceline.train.strategies.sharded import strategy as sharded
 
 
 def break_the_averaging() -> None:

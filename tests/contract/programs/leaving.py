@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import paceline.mpi  # noqa: F401  (the backend, and where the ranks meet)
 from paceline.base.errors import TimedOut
-from paceline.collectives.mpi import polling
+from paceline.collectives.mpi import point_to_point as polling
 
 polling._PYTHON_ENDS_S = 4.0  # no machine is so busy that this program ends in 20 s only
 

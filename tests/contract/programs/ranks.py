@@ -12,8 +12,7 @@ from tests.support.trials import tiny_trial
 
 from paceline.plan.spec.extensions import TRANSPORTS
 from paceline.plan.spec.models import Limits
-from paceline.plan.trials.rank_context import RankContext, StoreAddress
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, StoreAddress, Trial
 
 _MEET_S = 30.0
 CORES = sorted(os.sched_getaffinity(0))

@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
 from paceline.collectives import message_schedules as schedules
-from paceline.collectives.mpi import all_reduce, calibration
+from paceline.collectives.mpi import all_reduce
+from paceline.collectives.mpi import all_reduce as calibration
 from paceline.collectives.mpi.all_reduce import AllReduce
-from paceline.collectives.mpi.world import RankNames
+from paceline.collectives.mpi.point_to_point import RankNames
 from paceline.train.rank.peers import open_store
 
 LIMIT_S = 30.0

@@ -24,15 +24,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from faults import break_the_averaging
 from ranks import make_context, make_trial
 
-from paceline.collectives.shares import share_bounds
-from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.collectives.message_schedules import share_bounds
 from paceline.measure.records.communication import StrategyResult
+from paceline.measure.records.documents import CheckpointFolder
 from paceline.plan.trials.sample_order import SampleOrder
 from paceline.train.rank.peers import join_peers
 from paceline.train.strategies import TrainBatch, create_strategy
 from paceline.train.training.checkpointing import checkpoint_activations
-from paceline.train.training.state_files import Position, StateFiles, write_state
-from paceline.train.training.transforms import put_in_memory_format, torch_memory_format
+from paceline.train.training.state import Position, StateFiles, write_state
+from paceline.train.training.task import put_in_memory_format, torch_memory_format
 from paceline.train.workloads.build import build_model, task_of
 
 TINY_VGG = f"{Path(__file__).resolve().parents[2] / 'support' / 'models.py'}:TinyVGG"

@@ -37,7 +37,7 @@ from tests.unit.analysis.ways import (
     Way,
 )
 
-from paceline.collectives.shares import share_bounds
+from paceline.collectives.message_schedules import share_bounds
 from paceline.measure.records.files import JsonlWriter, write_json
 from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.measure.records.rows import (
@@ -53,7 +53,7 @@ from paceline.measure.records.rows import (
     TrainingResult,
     WorkerEnvironment,
 )
-from paceline.plan.spec.tables import Target
+from paceline.plan.spec.values import Target
 from paceline.plan.trials.trial import Evaluation, Trial, trial_name
 
 LAUNCHED = 1_700_000_000.0

@@ -16,9 +16,8 @@ from click.testing import CliRunner
 from paceline.base.errors import DataError, ExitCode
 from paceline.cli import doctor, main
 from paceline.cli.app import app
-from paceline.cli.console import plain_console
+from paceline.cli.console import plain_console, signals_raise
 from paceline.cli.doctor import MachineFinding
-from paceline.cli.signals import signals_raise
 
 
 @pytest.fixture
@@ -94,7 +93,9 @@ def test_signal_runs_the_clean_up_and_exits_with_128_plus_its_number(
 _TWO_SIGNALS = """
 import signal, sys, time
 from types import SimpleNamespace
-from paceline.cli import doctor, main, signals
+from paceline.cli import doctor
+from paceline.cli import main
+from paceline.cli import console as signals
 
 now_s = 100.0
 signals.time = SimpleNamespace(monotonic=lambda: now_s)

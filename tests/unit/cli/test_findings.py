@@ -18,7 +18,7 @@ from paceline.cli.findings import (
     settings_text,
 )
 from paceline.runner.tune.batch import BatchFinding, BatchProbe
-from paceline.runner.tune.findings import Findings, TargetResult
+from paceline.runner.tune.search import Findings, TargetResult
 from paceline.runner.tune.spaces import LeftOut, SearchTarget
 
 PIPELINE = dataclasses.replace(

@@ -12,7 +12,7 @@ from paceline.cli import main, tune
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec.loading import shipped_experiments
-from paceline.runner.tune.findings import Findings
+from paceline.runner.tune.search import Findings
 
 
 @pytest.fixture

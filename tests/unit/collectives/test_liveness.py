@@ -12,7 +12,7 @@ import pytest
 from paceline.base.errors import PeerLost, RankFailed, TimedOut
 from paceline.collectives import host, liveness
 from paceline.collectives.liveness import LivenessProbe, ProbeResult, with_probe_result
-from paceline.plan.trials.rank_context import StoreAddress
+from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.rendezvous import listen_on
 from paceline.train.rank.peers import open_again, open_store
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.collectives.reductions import reduce_in_order, reduction_of
+from paceline.collectives.buffers import reduce_in_order, reduction_of
 
 # 1e16 + 1 - 1e16 depends on the order in float64
 PARTS = [np.array([1e16, 3.0]), np.array([1.0, 1e16]), np.array([-1e16, -1e16]), np.array([5.0, 1])]

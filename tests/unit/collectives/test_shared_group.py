@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.base.errors import PeerLost, RankFailed
-from paceline.collectives.levels import LIBRARY, Levels
 from paceline.collectives.shared_group import SharedMemoryGroup
+from paceline.collectives.shared_memory import LIBRARY, Levels
 
 RANKS = 3
 LIMIT_S = 30.0

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from paceline.base.errors import EnvironmentLacks, TimedOut
 from paceline.collectives.node.memory import gather
 from paceline.collectives.store import GroupStore, cut, limit_answers, store_barrier, wait_for
-from paceline.plan.trials.rank_context import StoreAddress
+from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.rendezvous import listen_on
 from paceline.train.rank.peers import open_again, open_store
 from paceline.train.transports.network import GlooTransport

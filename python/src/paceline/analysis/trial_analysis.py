@@ -15,12 +15,11 @@ from paceline.analysis.trial.evaluation import (
     read_evaluations,
     target_time,
 )
-from paceline.analysis.trial.phases import RankPhases, trial_phases
-from paceline.analysis.trial.pipeline import PipelineTimes, trial_pipeline
+from paceline.analysis.trial.phases import PipelineTimes, RankPhases, trial_phases, trial_pipeline
 from paceline.analysis.trial.reading import TrialRecord, read_hosts
 from paceline.analysis.trial.recovery import Recovery, checkpoint_delay_s, recoveries
-from paceline.analysis.trial.staleness import read_updates
 from paceline.analysis.trial.steps import GlobalSteps, global_steps, read_steps
+from paceline.analysis.trial.stragglers import read_updates
 from paceline.analysis.trial.usage import (
     Disturbance,
     HostUsage,

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import click
 
-from paceline.analysis.between_runs.differences import run_differences
 from paceline.analysis.between_runs.gate import Gate, judge
-from paceline.analysis.between_runs.speeds import (
+from paceline.analysis.between_runs.two_runs import (
     RunSpeeds,
+    compare_runs,
     read_reference,
     read_speeds,
+    run_differences,
     write_reference,
 )
-from paceline.analysis.between_runs.two_runs import compare_runs
-from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row
+from paceline.analysis.compare.run import Comparison
 from paceline.base.errors import ExitCode, NotComparable
 from paceline.cli.console import markdown, plain_console, print_json
 from paceline.cli.options import (
@@ -33,7 +33,7 @@ from paceline.cli.options import (
 )
 from paceline.measure.records.files import fields_of, write_text
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.trials.selection import matching, no_match
+from paceline.plan.trials.planning import matching, no_match
 from paceline.show.export.run_data import RunData
 from paceline.show.report.runs import configuration_names, gate_sentences, junit_text, runs_view
 from paceline.show.report.table import comparison_view

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from paceline.analysis.between_runs.explain_two_runs import explain_runs
-from paceline.analysis.compare.explain_run import explain_pair, explain_workload
+from paceline.analysis.compare.run import explain_pair, explain_workload
 from paceline.analysis.explain.explanation import EXPLAIN_SCHEMA, Explanation
 from paceline.base.errors import NotComparable
 from paceline.cli.console import plain_console, print_json
@@ -17,7 +17,7 @@ from paceline.cli.options import (
     json_option,
     run_dir_argument,
 )
-from paceline.plan.trials.selection import matching, no_match
+from paceline.plan.trials.planning import matching, no_match
 from paceline.show.export.run_data import RunData
 from paceline.show.report.explain import (
     explained_runs_view,

@@ -12,7 +12,7 @@ from rich.text import Text
 from paceline.cli.console import plain_console
 from paceline.plan.spec.extensions import STRATEGIES
 from paceline.plan.trials.trial import Trial
-from paceline.runner.tune.method import SearchPlan
+from paceline.runner.tune.session import SearchPlan
 from paceline.runner.tune.spaces import LeftOut
 from paceline.show.report.columns import NEAR_MARK
 from paceline.show.report.wording import with_bounds
@@ -21,7 +21,7 @@ from paceline.train.transports.bucket_settings import gradient_options_of
 if TYPE_CHECKING:
     from paceline.analysis.statistics.intervals import Interval
     from paceline.runner.tune.batch import BatchFinding
-    from paceline.runner.tune.findings import Findings, TargetResult
+    from paceline.runner.tune.search import Findings, TargetResult
 
 LEGEND = "k replicas, s stages, t threads each, m micro-batches; split before these layers"
 NO_GAIN = "no gain: not shown to be faster than the default (5 %), which is kept"

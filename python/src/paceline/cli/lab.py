@@ -12,8 +12,8 @@ import click
 from paceline.base.errors import EnvironmentLacks, ExitCode
 from paceline.base.host.processes import shell_status
 from paceline.runner.lab import Lab, LabSettings, network, why_not
+from paceline.runner.lab.network import remove, remove_abandoned
 from paceline.runner.lab.record import LabRecord, Registry
-from paceline.runner.lab.removal import remove, remove_abandoned
 
 _name_option = click.option("--name", default="lab", metavar="NAME", help="Name of the lab.")
 # the number of the host, from 0, or its name

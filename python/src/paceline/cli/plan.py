@@ -10,8 +10,7 @@ from paceline.cli.experiment import ExperimentCommand, ExperimentRequest, takes_
 from paceline.cli.findings import print_search_plan, search_plan_json
 from paceline.cli.options import json_option
 from paceline.plan.spec import Spec
-from paceline.runner.trials.disk import DiskUse
-from paceline.runner.trials.preview import ConfigurationPreview, Preview, duration
+from paceline.runner.trials.preview import ConfigurationPreview, DiskUse, Preview, duration
 from paceline.runner.tune.local import plan_local
 from paceline.show.report.section import Column, Table, terminal_table
 from paceline.show.report.wording import NOT_MEASURED, megabytes, short_ids

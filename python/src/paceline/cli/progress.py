@@ -23,8 +23,8 @@ from rich.table import Column
 from rich.text import Text
 
 from paceline.cli.console import plain_console
+from paceline.measure.records.files import LineTail
 from paceline.measure.records.layout import TrialFiles
-from paceline.measure.records.tail import LineTail
 
 if TYPE_CHECKING:
     from paceline.cli.ranking import LiveRanking

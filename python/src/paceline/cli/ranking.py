@@ -16,9 +16,8 @@ from rich.segment import Segment
 from rich.text import Text
 
 from paceline.analysis.compare.compute_row import planned_row
-from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import short_name
-from paceline.analysis.compare.run import compare_run
+from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.base.errors import PacelineError
 from paceline.measure.records.layout import RunFiles

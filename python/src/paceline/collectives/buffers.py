@@ -7,15 +7,18 @@ results from the copy into the tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.collectives.device_clock import module_of
+from paceline.collectives.torch_internals import factor_of
 
 
 def check_dense(tensors: Iterable[Tensor]) -> None:
@@ -133,3 +136,139 @@ def device_wait(tensors: Iterable[Tensor]) -> Callable[[], None]:
             event.synchronize()
 
     return wait
+
+
+# --- reductions: torch's operations as numpy arithmetic on flat memory of the host ---------------
+
+_Result = TypeVar("_Result")
+
+_ReduceOp: Any = dist.ReduceOp  # its members are of another type than the options' values
+
+# torch's reduction, its arithmetic, and that on 0 and 1 for booleans (a sum is true if any value
+# is).
+_OPERATIONS: tuple[tuple[Any, np.ufunc, np.ufunc | None], ...] = (
+    (_ReduceOp.SUM, np.add, np.maximum),
+    (_ReduceOp.AVG, np.add, None),  # divided afterwards
+    (_ReduceOp.PREMUL_SUM, np.add, None),  # multiplied before
+    (_ReduceOp.PRODUCT, np.multiply, np.minimum),
+    (_ReduceOp.MIN, np.minimum, np.minimum),
+    (_ReduceOp.MAX, np.maximum, np.maximum),
+    (_ReduceOp.BAND, np.bitwise_and, np.bitwise_and),
+    (_ReduceOp.BOR, np.bitwise_or, np.bitwise_or),
+    (_ReduceOp.BXOR, np.bitwise_xor, np.bitwise_xor),
+)
+_BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
+_ORDERED = (np.minimum, np.maximum)
+_HALVES = (torch.bfloat16, torch.float16)
+# Open MPI's sums of these types saturate (ompi/mca/op/avx); torch's sums wrap around.
+_NARROW = (torch.int8, torch.uint8, torch.int16)
+_OVERFLOWING = (np.add, np.multiply)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """Arithmetic of two contributions, with the conversion of the values before and after it."""
+
+    ufunc: np.ufunc
+    factor: Any = None  # number or tensor by which every rank's values are multiplied first
+    average: bool = False
+
+    def dtype(self, given: torch.dtype) -> torch.dtype:
+        """Return the type in which values of type `given` are reduced."""
+        if given in _HALVES:
+            return torch.float32
+        if given == torch.bool:
+            return torch.uint8
+        if given in _NARROW and self.ufunc in _OVERFLOWING:
+            return torch.int32
+        return given
+
+    def begin(self, tensor: Tensor) -> Tensor:
+        """Return the values of `tensor`, flat, on the host, in a type that numpy and MPI reduce.
+
+        bfloat16 and float16 are reduced as float32 and rounded once, bool as uint8, sums and
+        products of 8 and 16 bits as int32. The result is a view of the tensor if no conversion is
+        needed.
+        """
+        dtype = self.dtype(tensor.dtype)
+        converted = dtype != tensor.dtype
+        flat = flattened(tensor.detach().to(dtype)) if converted else wire_buffer(tensor)
+        flat = on_host(flat)
+        return flat if self.factor is None else flat * self.factor
+
+    def end(self, flat: Tensor, size: int) -> None:
+        """Divide the sum over `size` ranks if an average was requested."""
+        if not self.average:
+            return
+        if flat.dtype.is_floating_point or flat.dtype.is_complex:
+            flat.div_(size)
+        else:
+            flat.div_(size, rounding_mode="trunc")
+
+
+def reduction_of(reduce_op: Any, dtype: torch.dtype) -> Reduction:
+    """Return the arithmetic of torch's reduction. Raises ValueError if the type has none."""
+    for theirs, ours, of_booleans in _OPERATIONS:
+        ufunc = of_booleans if dtype == torch.bool else ours
+        if reduce_op == theirs and ufunc is not None and _defined(ufunc, dtype):
+            return Reduction(
+                ufunc,
+                factor=factor_of(reduce_op) if theirs == _ReduceOp.PREMUL_SUM else None,
+                average=theirs == _ReduceOp.AVG,
+            )
+    raise ValueError(f"no reduction {_name(reduce_op)} for {dtype}")
+
+
+def _defined(ufunc: np.ufunc, dtype: torch.dtype) -> bool:
+    if dtype.is_floating_point and dtype.itemsize == 1:  # neither MPI nor numpy has float8
+        return False
+    if ufunc in _BITWISE:
+        return not (dtype.is_floating_point or dtype.is_complex)
+    return not (ufunc in _ORDERED and dtype.is_complex)
+
+
+def _name(reduce_op: Any) -> str:
+    """Return the name of a reduction, given as torch's ReduceOp or as its member."""
+    return str(getattr(reduce_op, "op", reduce_op)).rpartition(".")[2]
+
+
+def reduce_tensors(
+    tensors: list[Tensor],
+    reductions: Sequence[Reduction],
+    reduce: Callable[[NDArray[Any], np.ufunc], _Result],
+    ranks: int,
+) -> list[_Result]:
+    """Reduce each tensor in place, or all in one message if they are alike.
+
+    reductions: of each tensor. reduce: reduces a flat array over all ranks in place. Return what it
+    returned for each message.
+    """
+    buffers = flattened_if_alike(tensors)
+    results = []
+    for tensor, reduction in zip(buffers, reductions, strict=False):  # perhaps one buffer
+        flat = reduction.begin(tensor)
+        results.append(reduce(array_of(flat), reduction.ufunc))
+        reduction.end(flat, ranks)
+        copy_back(flat, tensor)
+    if buffers is not tensors:
+        scatter_into(buffers[0], tensors)
+    return results
+
+
+def reduce_in_order(
+    own: NDArray[Any], rank: int, others: dict[int, NDArray[Any]], ufunc: np.ufunc
+) -> None:
+    """Reduce all ranks' contributions in the order of the ranks into `own`; may overwrite `others`.
+
+    The fixed order makes the result bit-identical wherever it is computed.
+    """
+    contributions = {**others, rank: own}
+    first, *rest = sorted(contributions)
+    result = contributions[first]
+    for contributor in rest:
+        contribution = contributions[contributor]
+        # Elements of `own` must not be overwritten before they are used.
+        target = own if contribution is own or result is own else result
+        with np.errstate(all="ignore"):  # infinities and NaN are the user's, as in torch
+            ufunc(result, contribution, out=target)
+        result = target

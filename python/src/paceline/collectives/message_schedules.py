@@ -29,7 +29,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from paceline.collectives.shares import share_bounds
+# --- equal shares of a row of elements, for the ranks of a job or of a node ----------------------
+
+
+def share_bounds(length: int, share: int, shares: int) -> tuple[int, int]:
+    """Return the half-open bounds of one of equal shares; the first ones get the remainder."""
+    base, extra = divmod(length, shares)
+    low = share * base + min(share, extra)
+    return low, low + base + (1 if share < extra else 0)
 
 
 class Span(NamedTuple):

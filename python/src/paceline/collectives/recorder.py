@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -253,3 +253,20 @@ def begin_profile_event(backend: str, name: str) -> Callable[[], None]:
     with record_function(f"{backend}:{_TITLES.get(name, name)}") as event:
         end_event_with(event, ended)
     return lambda: ended.set_result(None)
+
+
+# --- descriptions of process groups, for their records -------------------------------------------
+
+
+class GroupDescription(TypedDict, total=False):
+    """Settings of one process group. A key is absent where it does not apply."""
+
+    library: str
+    thread_level: str  # of MPI, as are the following
+    algorithm: str  # as requested
+    all_gather: str  # how long parts are gathered, if any were
+    hosts: int
+    not_shared: str  # why ranks of a host do not share memory
+    by_size: list[dict[str, Any]]  # the chosen algorithm by the size of messages
+    calibration_s: dict[str, dict[str, float]]  # measured seconds by algorithm and bytes
+    calibration_took_s: float

@@ -22,15 +22,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.collectives.buffers import (
+    Reduction,
     array_of,
     byte_view,
     copy_back,
     flattened,
     is_dense,
     is_on_host,
+    reduce_tensors,
+    reduction_of,
     wire_buffer,
 )
-from paceline.collectives.description import GroupDescription
 from paceline.collectives.errors import EnvironmentLacks, PacelineError, PeerLost
 from paceline.collectives.gloo_group import (
     DEVICES,
@@ -38,14 +40,14 @@ from paceline.collectives.gloo_group import (
     create_gloo,
     register_gloo,
 )
-from paceline.collectives.levels import LIBRARY, Levels
 from paceline.collectives.recorder import (
+    GroupDescription,
     begin_operation,
     begin_profile_event,
     is_recording,
     payload_bytes,
 )
-from paceline.collectives.reductions import Reduction, reduce_tensors, reduction_of
+from paceline.collectives.shared_memory import LIBRARY, Levels
 from paceline.collectives.torch_internals import PrefixStore, Work
 from paceline.collectives.work import ProgressThread
 

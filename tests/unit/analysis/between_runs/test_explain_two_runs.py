@@ -12,8 +12,7 @@ from tests.unit.analysis import fabricate
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
 
 from paceline.analysis.between_runs.explain_two_runs import explain_runs
-from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.run import compare_run
+from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.base.errors import NotComparable, UsageError
 from paceline.cli import main
 from paceline.measure.records.layout import RunFiles

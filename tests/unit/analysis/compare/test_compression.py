@@ -10,8 +10,7 @@ import pytest
 from tests.unit.analysis import fabricate
 from tests.unit.analysis.fabricate import pair_of
 
-from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.run import compare_run
+from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.analysis.equivalence.check import check_equivalence
 from paceline.measure.records.layout import TrialFiles
 from paceline.show.report.document import render

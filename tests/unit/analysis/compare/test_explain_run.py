@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.compare.explain_run import explain_workload, speed_ranking
-from paceline.analysis.compare.run import compare_run
+from paceline.analysis.compare.run import compare_run, explain_workload, speed_ranking
 from paceline.show.report.verdict import verdict_sentence
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.between_runs.speeds import read_speeds
-from paceline.analysis.compare.result import Comparison
+from paceline.analysis.between_runs.two_runs import read_speeds
 from paceline.analysis.compare.row import Row
-from paceline.analysis.compare.run import compare_run
+from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.base.errors import DataError, NotComparable, UsageError
 from paceline.measure.records.documents import LookRecord, Stopping, write_stopping
 from paceline.measure.records.layout import RunFiles

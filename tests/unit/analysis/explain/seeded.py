@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from tests.unit.analysis import fabricate
 
+from paceline.analysis.explain.evidence import PART_NAMES, StepMeasurement, Straggler
 from paceline.analysis.explain.explanation import Explanation, explain_repeats
-from paceline.analysis.explain.parts import PART_NAMES, StepMeasurement, Straggler
 from paceline.analysis.statistics.intervals import Estimate
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.plan.trials.trial import Trial

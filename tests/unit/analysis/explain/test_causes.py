@@ -13,8 +13,8 @@ from tests.unit.analysis import fabricate
 from tests.unit.analysis.explain import seeded
 from tests.unit.analysis.ways import MPI, PIPELINE, SEQUENTIAL, Way
 
+from paceline.analysis.explain.evidence import PART_NAMES, ExplainedTrials, StepMeasurement
 from paceline.analysis.explain.explanation import Explanation, explain, explain_repeats
-from paceline.analysis.explain.parts import PART_NAMES, ExplainedTrials, StepMeasurement
 from paceline.analysis.explain.rules import Pair
 from paceline.analysis.statistics.intervals import estimate
 from paceline.analysis.trial.reading import load_run

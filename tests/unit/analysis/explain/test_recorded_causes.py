@@ -12,8 +12,8 @@ import pytest
 from tests.unit.analysis.fabricate import make_trial_value
 from tests.unit.analysis.ways import INTRAOP, MPI, SEQUENTIAL
 
+from paceline.analysis.explain.evidence import CAUSE_PARTS, PART_NAMES, StepMeasurement, Straggler
 from paceline.analysis.explain.explanation import name_causes
-from paceline.analysis.explain.parts import CAUSE_PARTS, PART_NAMES, StepMeasurement, Straggler
 from paceline.analysis.explain.rules import Pair
 
 RAW = Path(__file__).parents[4] / "docs" / "results" / "raw"

@@ -13,8 +13,7 @@ from tests.unit.analysis import operations as made
 from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, PROCESSES, SEQUENTIAL
 
 from paceline.analysis.compare.run import compare_run
-from paceline.analysis.predict.exchange import GATHERS
-from paceline.analysis.predict.link import given_link
+from paceline.analysis.predict.exchange import GATHERS, given_link
 from paceline.analysis.predict.predict import MODEL_ERROR, predict
 from paceline.analysis.predict.prediction import PredictionRequest
 from paceline.analysis.trial.reading import TrialRecord, load_run

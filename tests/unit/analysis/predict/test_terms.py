@@ -16,12 +16,15 @@ from tests.unit.analysis.ways import MPI
 from paceline.analysis.predict.exchange import (
     GATHERS,
     ExchangeProfile,
+    NodeLink,
     NodeOperation,
     Replay,
     declared_profile,
+    given_link,
+    measured_links,
     recorded_profile,
+    slower_of,
 )
-from paceline.analysis.predict.link import NodeLink, given_link, measured_links, slower_of
 from paceline.analysis.predict.node import NodeSetup, Spread, node_step, slowest_ratio
 from paceline.analysis.predict.prediction import PredictionRequest
 from paceline.analysis.trial.reading import load_trial

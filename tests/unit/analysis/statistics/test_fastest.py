@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from paceline.analysis.statistics.fastest import Fastest, find_fastest
+from paceline.analysis.statistics.intervals import levels
 from paceline.analysis.statistics.layout import fit_layout
-from paceline.analysis.statistics.looks import levels
 
 NAN = math.nan
 

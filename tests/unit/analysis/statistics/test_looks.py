@@ -12,7 +12,7 @@ from scipy import special
 
 from paceline.analysis.statistics import fastest
 from paceline.analysis.statistics.fastest import Fastest
-from paceline.analysis.statistics.looks import levels
+from paceline.analysis.statistics.intervals import levels
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 
 MOST = 8

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.analysis.statistics.ranks import rank_correlation
+from paceline.analysis.statistics.intervals import rank_correlation
 
 
 def test_same_order_of_five_is_one_of_all_permutations() -> None:

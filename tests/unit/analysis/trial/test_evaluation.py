@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row
-from paceline.analysis.compare.run import compare_run
+from paceline.analysis.compare.run import Comparison, compare_run
+from paceline.analysis.equivalence.checks import tolerance
 from paceline.analysis.equivalence.record_checks import evaluation_check
-from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.analysis.trial.evaluation import Evaluations
-from paceline.measure.records.compact import compact_trial
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec.tables import Target
+from paceline.measure.records.tables import compact_trial
+from paceline.plan.spec.values import Target
 from paceline.show.report.document import render
 from paceline.show.report.table import comparison_text
 from paceline.show.report.verdict import verdict_sentence

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.trial.pipeline import (
+from paceline.analysis.trial.phases import (
     median_pipeline,
     theoretical_bubble,
     trial_pipeline,

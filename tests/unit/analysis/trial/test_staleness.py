@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from paceline.analysis.equivalence.record_checks import update_check
-from paceline.analysis.trial.staleness import staleness
+from paceline.analysis.trial.stragglers import staleness
 from paceline.measure.records.rows import UpdateRow
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.base.host.kerberos import kerberos_advice
+from paceline.base.host.messages import kerberos_advice
 
 REFUSED = (
     "DestHost:destPort head:8020 , LocalHost:localPort node1/192.0.2.1:0. Failed on local "

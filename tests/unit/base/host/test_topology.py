@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.fabricated_system import fabricate_system, two_sockets
 
-from paceline.base.host.topology import (
+from paceline.base.host.machine import (
     PhysicalCore,
     numa_cores,
     numa_nodes_of,

@@ -11,7 +11,7 @@ BEGIN = """
 import sys, torch
 import torch.distributed as dist
 from paceline.base.torch_internals import compiler
-from paceline.train.training import fake_tensors
+from paceline.train.training import tensors as fake_tensors
 compiler.import_when_used()
 def is_imported(): return "torch._dynamo.convert_frame" in sys.modules
 model = torch.nn.Linear(2, 2)

@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
-from paceline.collectives.mpi import calibration
-from paceline.collectives.mpi.calibration import Bin, Choice, Curve, calibrate, decide
+from paceline.collectives.mpi import all_reduce as calibration
+from paceline.collectives.mpi.all_reduce import Bin, Choice, Curve, calibrate, decide
 
 KIB, MIB = 2**10, 2**20
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.base.errors import TimedOut
-from paceline.collectives.mpi import polling
-from paceline.collectives.mpi.polling import AdaptivePause
+from paceline.collectives.mpi import point_to_point as polling
+from paceline.collectives.mpi.point_to_point import AdaptivePause
 
 
 class Clock:

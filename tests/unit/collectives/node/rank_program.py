@@ -18,7 +18,8 @@ import numpy as np
 
 from paceline.base.errors import PacelineError, TimedOut
 from paceline.collectives.node import memory as data_node
-from paceline.collectives.node import peer_monitor, semaphores
+from paceline.collectives.node import semaphores
+from paceline.collectives.node import semaphores as peer_monitor
 from paceline.collectives.node.shared_node import SharedNode
 
 LIMIT_S = 30.0

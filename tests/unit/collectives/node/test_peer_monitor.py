@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paceline.base.errors import PeerLost
-from paceline.collectives.node.peer_monitor import LOSS_BYTES, PeerMonitor
+from paceline.collectives.node.semaphores import LOSS_BYTES, PeerMonitor
 
 
 class PeerThatLeaves:

@@ -5,11 +5,15 @@ import json
 import pytest
 from tests.support.trials import tiny_trial
 
-from paceline.measure.records.attempts import begin_attempt, continue_rows, set_aside
-from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.measure.records.documents import (
+    CheckpointFolder,
+    begin_attempt,
+    continue_rows,
+    set_aside,
+)
 from paceline.measure.records.files import JsonlWriter, read_jsonl
 from paceline.measure.records.layout import RankFiles, RunFiles
-from paceline.plan.spec.tables import CheckpointSettings
+from paceline.plan.spec.values import CheckpointSettings
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import DataError
-from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.measure.records.documents import CheckpointFolder
 
 
 def write(folder, steps, ranks=2, only=None):

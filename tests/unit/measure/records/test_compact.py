@@ -11,12 +11,18 @@ import pytest
 from tests.support.rows import STEP
 
 from paceline.base.errors import DataError
-from paceline.measure.records import compact
+from paceline.measure.records import tables as compact
 from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import SampleLogRow, StepRow
-from paceline.measure.records.samples import HOST_SAMPLES
-from paceline.measure.records.tables import parquet_path, read_header, read_table, row_dicts, rows
+from paceline.measure.records.tables import (
+    HOST_SAMPLES,
+    parquet_path,
+    read_header,
+    read_table,
+    row_dicts,
+    rows,
+)
 
 SAMPLE = {
     "unix_s": 2.0,

@@ -8,10 +8,15 @@ from typing import Any
 import polars as pl
 import pytest
 
-from paceline.measure.records.compact import compact_trial
 from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import TrialFiles
-from paceline.measure.records.tables import parquet_path, read_header, row_dicts, write_parquet
+from paceline.measure.records.tables import (
+    compact_trial,
+    parquet_path,
+    read_header,
+    row_dicts,
+    write_parquet,
+)
 
 HOST_ROW = {
     "unix_s": 1.0, "ram_used_bytes": 1, "ram_total_bytes": 2, "swap_used_bytes": 0,

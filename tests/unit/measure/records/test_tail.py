@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.measure.records.tail import LineTail
+from paceline.measure.records.files import LineTail
 
 
 def new_lines(tail: LineTail) -> tuple[bool, list[bytes]]:

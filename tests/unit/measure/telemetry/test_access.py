@@ -11,7 +11,7 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 import pytest
 
 from paceline.base.errors import UsageError
-from paceline.measure.telemetry.access import caution, expected_authorization, guarded
+from paceline.measure.telemetry.request import caution, expected_authorization, guarded
 from paceline.plan.spec import TelemetrySettings
 
 PASSWORD = "prom:pa:ss wörd"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.measure.telemetry import gpus as gpus_module
-from paceline.measure.telemetry.gpus import GpuReader
+from paceline.measure.telemetry import host_reading as gpus_module
+from paceline.measure.telemetry.host_reading import GpuReader
 
 
 class NVMLError(Exception):

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.fabricated_cgroups import Machine
 
 from paceline.collectives.host import Stat, read_stat
-from paceline.measure.telemetry.kernel import (
+from paceline.measure.telemetry.host_reading import (
     CgroupReader,
     read_page_faults,
     read_pressure,

@@ -15,7 +15,7 @@ import pytest
 from paceline.measure.records.metrics import METRICS
 from paceline.measure.records.metrics.docs_page import BEGIN, END, tables, with_tables
 from paceline.measure.records.metrics.metric import Metric
-from paceline.measure.records.samples import HOST_SAMPLES, RANK_SAMPLES
+from paceline.measure.records.tables import HOST_SAMPLES, RANK_SAMPLES
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "metrics.md"
 WITHOUT_UNIT = {

@@ -20,8 +20,7 @@ from tests.unit.measure.telemetry.fake_processes import Table
 from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.metrics import METRICS
-from paceline.measure.records.samples import HOST_SAMPLES, RANK_SAMPLES
-from paceline.measure.records.tables import frame_of
+from paceline.measure.records.tables import HOST_SAMPLES, RANK_SAMPLES, frame_of
 from paceline.measure.telemetry import sampler as sampler_module
 from paceline.measure.telemetry.request import SidecarRequest
 from paceline.measure.telemetry.sampler import Sampler

@@ -8,7 +8,8 @@ import pytest
 from pydantic import BaseModel
 from tests.support.documentation import ROOT
 
-from paceline.plan.spec import models, tables
+from paceline.plan.spec import models
+from paceline.plan.spec import values as tables
 
 
 def documented() -> dict[tuple[str, str], str]:

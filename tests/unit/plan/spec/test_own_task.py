@@ -12,7 +12,7 @@ from paceline.base.errors import UsageError
 from paceline.plan.spec import descriptors
 from paceline.plan.spec.loading import check_spec
 from paceline.plan.spec.model_facts import ModelFacts
-from paceline.plan.spec.tables import Target
+from paceline.plan.spec.values import Target
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import Trial
 

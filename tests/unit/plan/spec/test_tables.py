@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from paceline.plan.spec.tables import CheckpointSettings, Target
+from paceline.plan.spec.values import CheckpointSettings, Target
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.support.trials import tiny_trial
 
 from paceline.base.errors import UsageError
-from paceline.collectives.shares import share_bounds
+from paceline.collectives.message_schedules import share_bounds
 from paceline.plan.trials.sample_order import SampleOrder, SampleRandom, sample_key, sample_order_of
 from paceline.plan.trials.trial import Evaluation
 

@@ -6,8 +6,7 @@ import pytest
 
 from paceline.base.errors import UsageError
 from paceline.plan.spec import load_spec
-from paceline.plan.trials.planning import plan_trials
-from paceline.plan.trials.selection import selected_trials
+from paceline.plan.trials.planning import plan_trials, selected_trials
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.processes import process_started_unix_s
-from paceline.plan.trials.rank_context import StoreAddress
+from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.context import nodes_of, rank_context
 
 ADDRESS = StoreAddress(host="10.0.0.1", port=4444)

@@ -9,8 +9,7 @@ from tests.support.rows import failure, running_rank
 
 from paceline.measure.records.files import write_json
 from paceline.measure.records.rows import TERMINATED
-from paceline.runner.job.first_failure import first_failure, outcome_status, trial_end
-from paceline.runner.job.rank_status import RankEnd
+from paceline.runner.job.rank_status import RankEnd, first_failure, outcome_status, trial_end
 
 DONE = RankEnd(rank=0)
 

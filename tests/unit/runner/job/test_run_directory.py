@@ -11,8 +11,7 @@ from tests.support.rows import failure, write_status
 
 from paceline.base.errors import UsageError
 from paceline.base.host.processes import process_started_unix_s
-from paceline.measure.records.attempts import leave_attempt
-from paceline.measure.records.documents import read_reported, write_trial
+from paceline.measure.records.documents import leave_attempt, read_reported, write_trial
 from paceline.measure.records.rows import TERMINATED
 from paceline.runner.job import context
 from paceline.runner.job.context import launching_pid

@@ -16,7 +16,7 @@ from paceline.measure.telemetry import SidecarRequest
 from paceline.plan.spec.loading import parse_spec
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import Trial
-from paceline.runner.job import sidecars
+from paceline.runner.job import rank as sidecars
 from paceline.runner.job.context import SIDECAR_HOST_VARIABLE
 
 TELEMETRY = (

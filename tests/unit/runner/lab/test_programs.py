@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from paceline.runner.lab import LabSettings, programs
+from paceline.runner.lab import LabSettings, network
 from paceline.runner.lab.session import Lab
 
 LIMIT_S = 20
@@ -33,7 +33,7 @@ def record(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(parent))
     here = len(os.sched_getaffinity(0))
     made = Lab(LabSettings(hosts=2, cores=1 if here > 1 else None, slots=3), name="some").record
-    programs.write(made)
+    network.write_programs(made)
     return made
 
 

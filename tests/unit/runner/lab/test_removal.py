@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from paceline.collectives.host import Process
-from paceline.runner.lab import LabSettings, network, removal
+from paceline.runner.lab import LabSettings, network
+from paceline.runner.lab.network import is_abandoned, remove, remove_abandoned
 from paceline.runner.lab.record import Registry
-from paceline.runner.lab.removal import is_abandoned, remove, remove_abandoned
 from paceline.runner.lab.session import Lab
 
 
@@ -23,8 +23,8 @@ def spaces(monkeypatch, tmp_path):
     monkeypatch.setattr(network, "namespaces", lambda: list(names))
     monkeypatch.setattr(network, "processes_in", lambda name: set())
     monkeypatch.setattr(network, "delete", names.remove)
-    monkeypatch.setattr(removal, "pids_with_variable", lambda name, value: set())
-    monkeypatch.setattr(removal, "_SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(network, "pids_with_variable", lambda name, value: set())
+    monkeypatch.setattr(network, "_SHARED_MEMORY", tmp_path / "shm")
     return names
 
 

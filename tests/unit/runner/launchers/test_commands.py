@@ -9,19 +9,20 @@ import pytest
 from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.programs import Tool
 from paceline.base.host.spark import COLLECTOR, QUICK_JVM
-from paceline.runner.job import checks
+from paceline.runner.job import rank_status as checks
 from paceline.runner.launchers.base import Command, TemporaryFolders, launcher_for
-from paceline.runner.launchers.mpi import implementations, tools
+from paceline.runner.launchers.mpi import implementations
+from paceline.runner.launchers.mpi import implementations as tools
 from paceline.runner.launchers.mpi import launcher as mpi
 from paceline.runner.launchers.mpi.implementations import (
     Implementation,
     IntelMpi,
     Mpich,
+    Mpirun,
     OpenMpi4,
     OpenMpi5,
 )
 from paceline.runner.launchers.mpi.launcher import hostfile_slots
-from paceline.runner.launchers.mpi.tools import Mpirun
 from paceline.runner.launchers.spark import launcher as spark
 from paceline.runner.launchers.torchrun import launcher as torchrun
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.running import running
 
 from paceline.collectives.host import host_name
-from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.measure.records.documents import CheckpointFolder
 from paceline.measure.records.layout import TrialFiles
 from paceline.runner.launchers.supervise import write_last_checkpoint
 
@@ -17,7 +17,7 @@ from paceline.runner.launchers.supervise import write_last_checkpoint
 RANK = """
 import signal, sys, time
 from pathlib import Path
-from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.measure.records.documents import CheckpointFolder
 
 def write(*_):
     if sys.argv[2] == "ends":

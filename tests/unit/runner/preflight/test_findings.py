@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import ExitCode
-from paceline.runner.preflight.answers import Facts, ProbedLink, Seen, Stream
 from paceline.runner.preflight.findings import exit_code, findings_of, verdict
 from paceline.runner.preflight.hosts import NoAnswer
 from paceline.runner.preflight.observe import Folder, ProbeAnswers, ProbedAllReduce
+from paceline.runner.preflight.probe import Facts, ProbedLink, Seen, Stream
 
 NAMES = ["a", "b", "c"]
 PAIRS = list(permutations(range(3), 2))

@@ -12,9 +12,8 @@ from paceline.base.errors import EnvironmentLacks
 from paceline.base.host import locks
 from paceline.collectives.host import host_name
 from paceline.runner.preflight import hosts
-from paceline.runner.preflight.answers import Facts, Seen
 from paceline.runner.preflight.hosts import NoAnswer, Probes, remote_shell
-from paceline.runner.preflight.probe import Probe
+from paceline.runner.preflight.probe import Facts, Probe, Seen
 
 ASKED = {"names": ["localhost", "nosuch.invalid"], "interface": "lo"}
 LIMIT_S = 60.0

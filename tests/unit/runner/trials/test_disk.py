@@ -12,16 +12,16 @@ from tests.support.rows import OPERATION, STEP
 from tests.support.specs import spec_text
 
 from paceline.base.errors import PacelineWarning
-from paceline.measure.records.compact import compact_trial
 from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import SampleLogRow
+from paceline.measure.records.tables import compact_trial
 from paceline.plan.spec import load_spec
 from paceline.plan.spec.models import TelemetrySettings
-from paceline.plan.spec.tables import CheckpointSettings
-from paceline.runner.trials import disk
-from paceline.runner.trials.disk import DiskUse, trial_disk_use
+from paceline.plan.spec.values import CheckpointSettings
+from paceline.runner.trials import preview as disk
 from paceline.runner.trials.planning import known_samples, plan, planned_steps
+from paceline.runner.trials.preview import DiskUse, trial_disk_use
 
 MB = 1_000_000
 SAMPLES = 500

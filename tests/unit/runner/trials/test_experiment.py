@@ -12,7 +12,7 @@ from tests.support.rows import ENDED_WELL, failure
 from tests.support.specs import spec_text, trials_text
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.statistics.looks import levels
+from paceline.analysis.statistics.intervals import levels
 from paceline.base.errors import (
     ExitCode,
     NotComparable,
@@ -27,7 +27,8 @@ from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import load_spec
 from paceline.plan.trials.trial import Trial
-from paceline.runner.trials import equivalence, experiment
+from paceline.runner.trials import experiment
+from paceline.runner.trials import run_trial as equivalence
 from paceline.runner.trials.directory import recorded_spec, spec_of_further_repeats
 from paceline.runner.trials.run_trial import failure_of_all
 

@@ -18,7 +18,7 @@ from paceline.collectives.host import host_name
 from paceline.measure.records.documents import read_statuses
 from paceline.measure.records.files import read_jsonl, write_json
 from paceline.measure.records.layout import TrialFiles
-from paceline.plan.spec.tables import FailureSettings
+from paceline.plan.spec.values import FailureSettings
 from paceline.runner.launchers.descriptors import SparkOptions
 from paceline.runner.trials.failure_injection import (
     Victims,

@@ -17,8 +17,8 @@ from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import SCHEMA
 from paceline.plan.spec import Spec
 from paceline.plan.trials.planning import plan_trials
-from paceline.runner.trials import measure_more
-from paceline.runner.trials.measure_more import run_share
+from paceline.runner.trials import experiment as measure_more
+from paceline.runner.trials.experiment import run_share
 
 SPEC = spec_text(
     'launcher = "local"; local_strategy = "threads"; replicas = 2; workloads = ["tiny"]',

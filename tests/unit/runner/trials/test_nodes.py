@@ -20,17 +20,17 @@ from paceline.collectives.host import Process
 from paceline.measure.records.documents import read_statuses, write_trial
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
-from paceline.plan.spec.tables import CheckpointSettings
+from paceline.plan.spec.values import CheckpointSettings
 from paceline.plan.trials.trial import Trial
-from paceline.runner.job import unshared
+from paceline.runner.job import run_directory as unshared
+from paceline.runner.job.context import Order, RemotePlace
 from paceline.runner.job.delivery import deliver
 from paceline.runner.job.job import Job, parse_job, read_trial
-from paceline.runner.job.place import Order, RemotePlace
-from paceline.runner.job.unshared import Delivery, in_folder, new_folder
+from paceline.runner.job.run_directory import Delivery, in_folder, new_folder
 from paceline.runner.launchers.base import Command
-from paceline.runner.trials import nodes
-from paceline.runner.trials.nodes import collect, published
-from paceline.train.data.remote_folder import remote_folder
+from paceline.runner.trials import copies as nodes
+from paceline.runner.trials.copies import collect, published
+from paceline.train.data.location import remote_folder
 
 # The package exports the function under the name of the module.
 run_trial_module = importlib.import_module("paceline.runner.trials.run_trial")

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.trial.reading import load_run
-from paceline.plan.spec.tables import Target
+from paceline.plan.spec.values import Target
 from paceline.runner.trials.repeats import AutomaticRepeats
 
 EXPERIMENT = SimpleNamespace(max_repeats=8, tie_margin=0.05, limits=SimpleNamespace(run_s=None))

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.measure.records.files import read_json, read_jsonl
 from paceline.measure.records.layout import TrialFiles
-from paceline.plan.spec.tables import CheckpointSettings
+from paceline.plan.spec.values import CheckpointSettings
 from paceline.runner.launchers import supervise
 from paceline.runner.launchers.base import Command
 from paceline.runner.trials.run_trial import run_trial

@@ -11,8 +11,8 @@ from tests.support.specs import spec_text
 from paceline.analysis.statistics.rates import repeat_rate
 from paceline.plan.spec.loading import parse_spec
 from paceline.runner.tune.local import LOCAL_SEARCH
-from paceline.runner.tune.measurement import MeasuredRate
-from paceline.runner.tune.method import RoundSearch
+from paceline.runner.tune.search import MeasuredRate
+from paceline.runner.tune.session import RoundSearch
 from paceline.runner.tune.spaces import SearchContext, short_experiment
 
 SPEC = spec_text()

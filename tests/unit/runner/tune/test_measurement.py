@@ -12,8 +12,8 @@ from tests.unit.runner.tune.conftest import Watcher
 
 from paceline.base.errors import RankFailed
 from paceline.measure.records.files import write_json
-from paceline.runner.tune import measurement
-from paceline.runner.tune.measurement import TrialMeasurer
+from paceline.runner.tune import search as measurement
+from paceline.runner.tune.search import TrialMeasurer
 
 CASE = Case()
 

@@ -2,8 +2,14 @@ import pytest
 from tests.support.trials import changed
 
 from paceline.plan.spec import TuneSettings
-from paceline.runner.tune.findings import findings_of
-from paceline.runner.tune.search import Bracket, FinalBracket, Measurements, interleaved, search
+from paceline.runner.tune.search import (
+    Bracket,
+    FinalBracket,
+    Measurements,
+    findings_of,
+    interleaved,
+    search,
+)
 
 SETTINGS = TuneSettings(repeats=4)
 

@@ -6,8 +6,7 @@ import polars as pl
 import pytest
 from tests.unit.analysis import fabricate, operations
 
-from paceline.show.export.frames import flat, joined, row_frame
-from paceline.show.export.run_data import RunData
+from paceline.show.export.run_data import RunData, flat, joined, row_frame
 
 
 def test_nested_values_get_names_with_dots():

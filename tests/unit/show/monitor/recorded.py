@@ -17,7 +17,7 @@ from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
 
 from paceline.measure.records.files import JsonlWriter, read_json, read_jsonl
 from paceline.measure.records.layout import RunFiles, TrialFiles
-from paceline.measure.records.samples import HOST_SAMPLES
+from paceline.measure.records.tables import HOST_SAMPLES
 
 CORES = 2
 # CPU seconds a second on two cores: they add up to 2

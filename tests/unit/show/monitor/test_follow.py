@@ -9,8 +9,8 @@ from tests.unit.show.monitor import watching
 from paceline.base.errors import DataError
 from paceline.measure.records.documents import Stopping, only_writer, write_stopping
 from paceline.measure.records.layout import RunFiles
-from paceline.show.monitor import follow
-from paceline.show.monitor.follow import RunFollower
+from paceline.show.monitor import watch as follow
+from paceline.show.monitor.watch import RunFollower
 
 
 @pytest.fixture

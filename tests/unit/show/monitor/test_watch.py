@@ -11,8 +11,9 @@ from tests.unit.show.monitor import watching
 
 from paceline.base.errors import DataError, TimedOut
 from paceline.measure.records.layout import RunFiles
-from paceline.show.monitor import follow, watch
-from paceline.show.monitor.follow import RunView, TrialView
+from paceline.show.monitor import watch
+from paceline.show.monitor import watch as follow
+from paceline.show.monitor.watch import RunView, TrialView
 
 
 @pytest.fixture

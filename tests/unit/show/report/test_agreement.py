@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row
-from paceline.analysis.compare.run import compare_run
+from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.analysis.statistics.intervals import WIDEST
 from paceline.show.report.table import comparison_text
 from paceline.show.report.verdict import verdict_sentence

@@ -12,14 +12,12 @@ import pytest
 from tests.support.pages import Page
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.run import compare_run
+from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec.tables import Target
+from paceline.plan.spec.values import Target
 from paceline.show.report import document
 from paceline.show.report.document import charts, render
-from paceline.show.report.figures.bars import rank_time_chart
-from paceline.show.report.figures.charts import colours
+from paceline.show.report.figures.charts import colours, rank_time_chart
 from paceline.show.report.provenance import worst_checks
 from paceline.show.report.section import Section
 

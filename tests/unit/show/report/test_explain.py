@@ -7,8 +7,7 @@ import dataclasses
 from tests.support.terminal import shown
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.compare.explain_run import explain_workload
-from paceline.analysis.compare.run import compare_run
+from paceline.analysis.compare.run import compare_run, explain_workload
 from paceline.analysis.statistics.intervals import Mean
 from paceline.show.report.explain import (
     difference_sentence,

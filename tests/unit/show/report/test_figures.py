@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.run import compare_run
-from paceline.plan.spec.tables import Target
+from paceline.analysis.compare.run import Comparison, compare_run
+from paceline.plan.spec.values import Target
 from paceline.show.report.figures.speed import loss_chart, metric_chart, step_distribution_chart
 
 

@@ -10,9 +10,8 @@ import pytest
 from scipy import stats
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row, RowResult
-from paceline.analysis.compare.run import compare_run
+from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.analysis.statistics.intervals import Interval, estimate
 from paceline.show.report.document import method_section
 

@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.compare.result import Comparison
-from paceline.analysis.compare.run import compare_run
+from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.analysis.statistics.intervals import Interval
 from paceline.measure.records.documents import LookRecord, Stopping, write_stopping
 from paceline.show.report.table import comparison_text, comparison_view

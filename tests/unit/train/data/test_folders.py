@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.base.errors import DataError
-from paceline.train.data.folders import printable, scan
+from paceline.train.data.images import printable, scan
 
 
 def put(root: Path, *names: str) -> None:

@@ -13,11 +13,16 @@ from py4j.protocol import Py4JError
 
 from paceline.base.errors import DataError, EnvironmentLacks, UsageError
 from paceline.train.data.dataset import open_dataset
-from paceline.train.data.folders import ImageFile, ImageFolder
-from paceline.train.data.images import ImageInfo
-from paceline.train.data.ingest import ingest, plan_row_groups, row_group_count
+from paceline.train.data.images import ImageFile, ImageFolder, ImageInfo
+from paceline.train.data.ingest import (
+    ImageFinding,
+    examine,
+    ingest,
+    plan_row_groups,
+    row_group_count,
+    rows_of,
+)
 from paceline.train.data.ingest_spark import NewDataset
-from paceline.train.data.ingest_tasks import ImageFinding, examine, rows_of
 from paceline.train.data.manifest import ImageStats, SkippedImage
 from paceline.train.data.synth import image_bytes
 

@@ -10,8 +10,8 @@ import torch
 
 from paceline.base.errors import DataError, UsageError
 from paceline.plan.trials.sample_order import SampleOrder
+from paceline.train.data.batches import FeedOptions, open_feed
 from paceline.train.data.items import ItemSource, virtual_row_groups
-from paceline.train.data.reading import FeedOptions, open_feed
 
 SAMPLES = 150
 

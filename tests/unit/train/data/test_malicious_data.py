@@ -11,8 +11,8 @@ import pytest
 from petastorm.etl.dataset_metadata import get_schema_from_dataset_url
 
 from paceline.plan.trials.sample_order import SampleOrder
+from paceline.train.data.batches import FeedOptions, open_feed
 from paceline.train.data.dataset import inspect_dataset, open_dataset
-from paceline.train.data.reading import FeedOptions, open_feed
 from paceline.train.data.row_groups import ParquetSource
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # Petastorm on pyarrow 14

@@ -24,10 +24,16 @@ from paceline.base.errors import DataError, EnvironmentLacks, UsageError
 from paceline.collectives.node import memory as node_module
 from paceline.plan.trials.sample_order import SampleOrder, SampleRandom
 from paceline.train.data import batches as batches_module
-from paceline.train.data.batches import mirror_at_random
+from paceline.train.data.batches import (
+    Batch,
+    Feed,
+    FeedOptions,
+    SoloNode,
+    mirror_at_random,
+    open_feed,
+)
 from paceline.train.data.dataset import Dataset, inspect_dataset, open_dataset
 from paceline.train.data.images import decode
-from paceline.train.data.reading import Batch, Feed, FeedOptions, SoloNode, open_feed
 from paceline.train.data.row_groups import ParquetSource
 
 MadeDataset = Any  # of conftest.py, which cannot be imported
@@ -138,7 +144,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         found.append(data)
         return decode(data, image_size)
 
-    monkeypatch.setattr("paceline.train.data.fields.decode", counting)
+    monkeypatch.setattr("paceline.train.data.manifest.decode", counting)
     return found
 
 

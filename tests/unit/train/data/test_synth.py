@@ -18,8 +18,8 @@ from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.plan.spec.extensions import WORKLOADS
 from paceline.train.data import synth
 from paceline.train.data.images import decode, inspect
-from paceline.train.data.scenes import CLASSES
-from paceline.train.training.transforms import to_input
+from paceline.train.data.synth import CLASSES
+from paceline.train.training.task import to_input
 from paceline.train.workloads.build import build_model, make_task
 
 TRAINING, TEST = 450, 150

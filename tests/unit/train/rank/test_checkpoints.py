@@ -14,15 +14,14 @@ from safetensors.torch import load_file
 from tests.support.fabricated_samples import ROWS, FakeFeed, opening
 
 from paceline.base.errors import DataError, PacelineWarning
-from paceline.measure.records.checkpoints import CheckpointFolder
+from paceline.measure.records.documents import CheckpointFolder
 from paceline.measure.records.files import read_jsonl, write_json
 from paceline.measure.records.layout import TrialFiles
-from paceline.plan.spec.tables import CheckpointSettings
+from paceline.plan.spec.values import CheckpointSettings
 from paceline.runner.job.rank import begin_attempt
 from paceline.train.rank import train as worker
 from paceline.train.rank.checkpoints import CheckpointWriter
-from paceline.train.training.state import RankState
-from paceline.train.training.state_files import Position
+from paceline.train.training.state import Position, RankState
 
 
 class KilledError(Exception):

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from paceline.base.errors import TimedOut
-from paceline.base.host.clocks import best_offset
+from paceline.base.host.machine import best_offset
 from paceline.train.rank.peers import measure_offset
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.collectives.shares import share_bounds
-from paceline.train.data.reading import Batch
+from paceline.collectives.message_schedules import share_bounds
+from paceline.train.data.batches import Batch
 from paceline.train.rank.loop import Loop
 from paceline.train.training.strategy import GradientResult
 from paceline.train.training.task import Task, TaskSettings

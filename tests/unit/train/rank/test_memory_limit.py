@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.base.errors import EnvironmentLacks, TimedOut
-from paceline.train.rank.memory_limit import limited_memory
+from paceline.train.rank.train import limited_memory
 
 ROOM_MIB = 1_000_000  # so that nothing fails but what the tests raise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.distributed import HashStore
 
-from paceline.base.host.clocks import SAME_CLOCK
+from paceline.base.host.machine import SAME_CLOCK
 from paceline.collectives.store import ANSWER_SHARE
 from paceline.train.rank import peers
 from paceline.train.rank.peers import Peers, join_peers

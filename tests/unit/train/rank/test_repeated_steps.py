@@ -11,8 +11,8 @@ import torch
 from tests.support.fabricated_samples import ROWS, FakeFeed, opening
 
 from paceline.base.errors import RankFailed
-from paceline.measure.records.comparison_points import EARLY, FINAL, GRADIENT
 from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.phases import EARLY, FINAL, GRADIENT
 from paceline.train.rank.peers import Peers
 from paceline.train.rank.repeated_steps import RoundingProbe, StepRepeater, largest_change
 from paceline.train.training.strategy import GradientResult, LocalStrategy

@@ -11,7 +11,7 @@ from tests.support.fabricated_samples import ROWS, FakeFeed, opening
 from tests.support.trials import changed
 
 from paceline.base.errors import DataError, PacelineWarning
-from paceline.measure.records.checkpoints import Checkpoint, CheckpointFolder
+from paceline.measure.records.documents import Checkpoint, CheckpointFolder
 from paceline.measure.records.layout import RunFiles
 from paceline.train.rank.peers import Peers
 from paceline.train.rank.repeated_steps import StepRepeater

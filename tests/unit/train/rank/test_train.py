@@ -17,7 +17,7 @@ from paceline.base.errors import RankFailed, UsageError
 from paceline.measure.records.documents import write_trial
 from paceline.measure.records.files import read_json, read_jsonl
 from paceline.measure.records.layout import TrialFiles
-from paceline.plan.spec.tables import Target
+from paceline.plan.spec.values import Target
 from paceline.plan.trials.trial import Evaluation
 from paceline.runner.job.job import read_trial
 from paceline.train.rank import train as worker

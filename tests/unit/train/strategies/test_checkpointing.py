@@ -10,7 +10,7 @@ from tests.unit.train.strategies.pipeline.node import distance
 
 from paceline.train.strategies.pipeline import strategy
 from paceline.train.training import checkpointing
-from paceline.train.training.recomputation import RecomputedPass
+from paceline.train.training.checkpointing import RecomputedPass
 
 MODELS = own_models.__name__
 
@@ -91,7 +91,7 @@ def test_bf16_is_that_without_checkpointing(name):
 
 
 def test_second_update_of_the_statistics_is_found(monkeypatch):
-    monkeypatch.setattr("paceline.train.training.recomputation._put", lambda *_: None)
+    monkeypatch.setattr("paceline.train.training.checkpointing._put", lambda *_: None)
     trial = checkpointed("sequential", f"{MODELS}:PlainResNetTask")
     _, weights = own.train_by_hand(trial, RESNET_SIZES)
     [(_, found)] = own.train(trial, RESNET_SIZES)

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from paceline.base.errors import UsageError
 from paceline.measure.records.rows import EvaluationRow
 from paceline.measure.records.tables import rows as read_rows
-from paceline.plan.spec.tables import Target
+from paceline.plan.spec.values import Target
 from paceline.plan.trials.sample_order import SampleOrder
 from paceline.plan.trials.trial import Evaluation
 from paceline.train.rank.evaluation import EvaluationModel, Evaluator, metric_sums

@@ -38,7 +38,7 @@ from tests.unit.train.strategies.pipeline.node import (
 )
 
 from paceline.collectives import buffers, gloo_group
-from paceline.train.data.reading import Batch
+from paceline.train.data.batches import Batch
 from paceline.train.rank.evaluation import EvaluationModel
 from paceline.train.strategies import create_strategy
 from paceline.train.strategies.pipeline import partition

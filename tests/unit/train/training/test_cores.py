@@ -7,9 +7,9 @@ from tests.support.trials import placement, rank_context
 from tests.unit.fabricated_system import fabricate_system, two_sockets
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.base.host.topology import PhysicalCore
-from paceline.train.training import cores
-from paceline.train.training.cores import choose_cores, deal, worker_cores
+from paceline.base.host.machine import PhysicalCore
+from paceline.train.training import resources as cores
+from paceline.train.training.resources import choose_cores, deal, worker_cores
 
 
 def dealt(allowed, ranks, threads, system):

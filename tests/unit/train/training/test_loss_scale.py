@@ -9,8 +9,7 @@ import torch
 from tests.support.trials import tiny_trial
 from torch import nn
 
-from paceline.train.training.loss_scale import LOSS_SCALE, LossScale
-from paceline.train.training.optimizers import TaskOptimizer
+from paceline.train.training.optimizers import LOSS_SCALE, LossScale, TaskOptimizer
 from paceline.train.training.task import Task, TaskSettings
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.trials import changed, placement, rank_context, tiny_trial
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.base.host.topology import numa_nodes_of
+from paceline.base.host.machine import numa_nodes_of
 from paceline.measure.records.rows import WorkerEnvironment
 from paceline.train.training import resources
 from paceline.train.training.resources import (
@@ -128,7 +128,7 @@ def test_ranks_that_divide_the_model_return_its_units(monkeypatch, strategy, kee
 PROGRAM = """
 import dataclasses, json, os, sys
 from paceline.plan.trials.trial import Trial
-from paceline.plan.trials.rank_context import RankContext
+from paceline.plan.trials.trial import RankContext
 from paceline.train.training.resources import actual_environment, apply_resources, check_environment
 from paceline.train.training.resources import set_threads
 assert "torch" not in sys.modules and "numpy" not in sys.modules

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.train.training.task import Task, TaskSettings
-from paceline.train.training.transforms import to_input, torch_memory_format
+from paceline.train.training.task import Task, TaskSettings, to_input, torch_memory_format
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from paceline.analysis.between_runs.differences import Difference, run_differences
-from paceline.analysis.between_runs.two_runs import tested_pairs
-from paceline.analysis.compare.explain_run import speed_ranking
-from paceline.analysis.compare.result import Comparison
+from paceline.analysis.between_runs.two_runs import Difference, run_differences, tested_pairs
+from paceline.analysis.compare.run import Comparison, speed_ranking
+from paceline.analysis.explain.evidence import ExplainedTrials
 from paceline.analysis.explain.explanation import Explanation, explain
-from paceline.analysis.explain.parts import ExplainedTrials
 from paceline.base.errors import NotComparable
-from paceline.plan.trials.selection import matching, no_match
+from paceline.plan.trials.planning import matching, no_match
 from paceline.plan.trials.trial import Training
 
 # Values of a training that change the work of a step. The others change how data are read, how

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from paceline.analysis.compare.compute_row import reported_median
 from paceline.analysis.compare.row import Row
 from paceline.analysis.statistics.intervals import Interval
-from paceline.analysis.trial.configuration import exact_form
+from paceline.analysis.trial.reading import exact_form
 from paceline.analysis.trial.steps import FINAL_STEPS
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.plan.trials.trial import Trial

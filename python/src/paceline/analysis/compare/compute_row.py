@@ -24,13 +24,17 @@ from paceline.analysis.equivalence.check import Equivalence, Grade
 from paceline.analysis.equivalence.record_checks import unexplained_evaluations
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.rates import RunRates
-from paceline.analysis.trial.configuration import TIMES, why_not_equivalent
 from paceline.analysis.trial.evaluation import Evaluations
-from paceline.analysis.trial.phases import RankPhases, mean_of_each, median_of, median_of_each
-from paceline.analysis.trial.pipeline import median_pipeline
-from paceline.analysis.trial.reading import TrialRecord
+from paceline.analysis.trial.phases import (
+    RankPhases,
+    mean_of_each,
+    median_of,
+    median_of_each,
+    median_pipeline,
+)
+from paceline.analysis.trial.reading import TIMES, TrialRecord, why_not_equivalent
 from paceline.analysis.trial.recovery import recovery_values
-from paceline.analysis.trial.staleness import staleness
+from paceline.analysis.trial.stragglers import staleness
 from paceline.analysis.trial.usage import median_usage
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.measure.records.phases import OTHER_SPANS, PHASES, STEP_PHASES, Phases

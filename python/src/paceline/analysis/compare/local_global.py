@@ -21,8 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from paceline.analysis.compare.row import Row
 from paceline.analysis.statistics.fastest import Fastest
-from paceline.analysis.statistics.intervals import Interval, holm
-from paceline.analysis.statistics.ranks import RankCorrelation, rank_correlation
+from paceline.analysis.statistics.intervals import Interval, RankCorrelation, holm, rank_correlation
 from paceline.analysis.trial.usage import HostUsage
 
 Ratio = Callable[[str, str], Interval | None]

@@ -21,7 +21,7 @@ from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.measure.records.documents import Stopping
-from paceline.plan.spec.tables import Target
+from paceline.plan.spec.values import Target
 from paceline.plan.trials.trial import Trial
 
 

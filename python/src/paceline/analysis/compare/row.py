@@ -8,9 +8,9 @@ from typing import Any
 
 from paceline.analysis.equivalence.check import Grade
 from paceline.analysis.statistics.intervals import Interval
-from paceline.analysis.trial.configuration import DOT
-from paceline.analysis.trial.pipeline import PipelineTimes
-from paceline.analysis.trial.staleness import Staleness
+from paceline.analysis.trial.phases import PipelineTimes
+from paceline.analysis.trial.reading import DOT
+from paceline.analysis.trial.stragglers import Staleness
 from paceline.analysis.trial.usage import HostUsage
 from paceline.measure.records.files import fields_of
 from paceline.measure.records.phases import STEP_PHASES, Phases

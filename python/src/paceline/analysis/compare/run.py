@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
-from paceline.analysis.compare.compression import compression_effects
+from paceline.analysis.compare.compression import CompressionEffect, compression_effects
 from paceline.analysis.compare.compute_row import (
     Measured,
     configuration_row,
@@ -21,25 +23,226 @@ from paceline.analysis.compare.compute_row import (
     planned_row,
     repeats_itself,
 )
-from paceline.analysis.compare.explain_run import WorkloadExplainer
-from paceline.analysis.compare.local_global import relate, relate_figures
-from paceline.analysis.compare.ranking import rankings, rates_of
-from paceline.analysis.compare.result import Comparison, UnfinishedTrial
+from paceline.analysis.compare.local_global import (
+    FigureRelation,
+    LocalGlobal,
+    relate,
+    relate_figures,
+)
+from paceline.analysis.compare.ranking import Ranking, rankings, rates_of
 from paceline.analysis.compare.row import Row
-from paceline.analysis.compare.verdict import make_verdict
+from paceline.analysis.compare.verdict import Verdict, make_verdict
 from paceline.analysis.equivalence.check import equivalence_baseline, plainness
-from paceline.analysis.explain.explanation import Explanation
+from paceline.analysis.explain.evidence import ExplainedTrials
+from paceline.analysis.explain.explanation import Explanation, explain
+from paceline.analysis.statistics.fastest import Fastest
+from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial import resource_checks as resources
-from paceline.analysis.trial.configuration import node_setup
-from paceline.analysis.trial.reading import TrialRecord, by_workload, load_manifest, load_run
+from paceline.analysis.trial.reading import (
+    TrialRecord,
+    by_workload,
+    load_manifest,
+    load_run,
+    node_setup,
+)
 from paceline.analysis.trial.usage import disturbance_flags
 from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
-from paceline.base.errors import NotComparable
+from paceline.base.errors import NotComparable, UsageError
 from paceline.measure.records.documents import Stopping, read_stopping
+from paceline.measure.records.files import jsonable
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.trials.selection import matching, no_match
+from paceline.measure.records.rows import SCHEMA
+from paceline.plan.trials.planning import matching, no_match
+
+# The comparison of a run as values; `to_json` gives the document of `paceline compare --json`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedTrial:
+    """A trial that failed, or has no outcome yet."""
+
+    trial_id: str
+    configuration: str
+    workload: str
+    status: str
+    exit_code: int | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A whole run. Rows are grouped by workload: ranked ones first, in order of speed."""
+
+    experiment: str
+    rows: tuple[Row, ...]
+    baselines: Mapping[str, str]  # configuration by workload, which speedups are relative to
+    sequential: Mapping[str, str]  # configuration by workload, which equivalence is relative to
+    verdicts: Mapping[str, Verdict]  # by workload
+    unfinished: tuple[UnfinishedTrial, ...]
+    flags: tuple[str, ...]
+    local_global: tuple[LocalGlobal, ...]
+    node_figures: tuple[FigureRelation, ...]
+    compression: tuple[CompressionEffect, ...]
+    trials: Mapping[str, tuple[TrialAnalysis, ...]]  # by configuration, in order of repeat
+    manifest: Mapping[str, Any]
+    stopping: Stopping | None = None  # of `repeats = "auto"`
+
+    @property
+    def workloads(self) -> list[str]:
+        return list(dict.fromkeys(row.workload for row in self.rows))
+
+    def rows_of(self, workload: str) -> list[Row]:
+        return [row for row in self.rows if row.workload == workload]
+
+    def row(self, configuration: str) -> Row:
+        return next(row for row in self.rows if row.configuration == configuration)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of the command line contract.
+
+        `baseline` and `verdict` are those of the only workload; null if there are several, see
+        `workloads`.
+        """
+        workloads = {
+            name: {
+                "baseline": self.baselines.get(name),
+                "equivalence_baseline": self.sequential.get(name),
+                "verdict": self.verdicts[name],
+            }
+            for name in self.workloads
+        }
+        only = next(iter(workloads.values())) if len(workloads) == 1 else {}
+        document: dict[str, Any] = jsonable(
+            {
+                "schema": SCHEMA,
+                "experiment": self.experiment,
+                "baseline": only.get("baseline"),
+                "verdict": only.get("verdict"),
+                "workloads": workloads,
+                "rows": [row.to_json() for row in self.rows],
+                "unfinished": self.unfinished,
+                "flags": self.flags,
+                "local_global": self.local_global,
+                "node_figures": self.node_figures,
+                "gradient_compression": self.compression,
+                "automatic_repeats": self.stopping,
+            }
+        )
+        return document
+
+
+# Explain the differences within one run: a pair, or the fastest configuration and all others
 
 _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of the time
+
+
+class WorkloadExplainer:
+    """Explains pairs of configurations of one workload; each configuration is read once.
+
+    Two configurations differ if the ranking by speed says so: beside the fastest one, those that it
+    does not separate from it do not differ, and for all pairs the interval of their ratio decides.
+    """
+
+    def __init__(
+        self,
+        trials: Mapping[str, Sequence[TrialAnalysis]],
+        rates: RunRates,
+        fastest: Fastest,
+    ) -> None:
+        """trials: of the workload, by configuration. rates, fastest: of the ranking by speed."""
+        self._trials, self._rates, self._fastest = trials, rates, fastest
+        self._sides: dict[str, ExplainedTrials] = {}
+
+    def read(self, names: Sequence[str]) -> None:
+        """Read several configurations at once."""
+        with ThreadPoolExecutor(_THREADS) as pool:
+            self._sides |= zip(names, pool.map(self._side, names), strict=True)
+
+    def explain(self, first: str, second: str) -> Explanation:
+        self.read([name for name in (first, second) if name not in self._sides])
+        found = self._fastest
+        others = {first, second} - {found.leader}
+        return explain(
+            self._sides[first],
+            self._sides[second],
+            self._rates.log_ratio(first, second),
+            may_differ=len(others) > 1 or not others & set(found.not_separated),
+        )
+
+    def _side(self, name: str) -> ExplainedTrials:
+        return ExplainedTrials(name, [trial.record for trial in self._trials.get(name, ())])
+
+
+def explain_pair(comparison: Comparison, first: str, second: str) -> Explanation:
+    """Explain the difference of two configurations.
+
+    first, second: names, or shell patterns that match one configuration each.
+    Raises UsageError if a pattern matches none or several, NotComparable if they belong to
+    different workloads or have no steps.
+    """
+    names = [configuration_like(comparison, pattern) for pattern in (first, second)]
+    if names[0] == names[1]:
+        raise UsageError(
+            f"{first!r} and {second!r}: expected two configurations, both are {names[0]}; name "
+            "another one"
+        )
+    first_workload, second_workload = (comparison.row(name).workload for name in names)
+    if first_workload != second_workload:
+        raise NotComparable(
+            f"expected two configurations of one workload, got {first_workload} and "
+            f"{second_workload}; their steps are different work"
+        )
+    return _explainer(comparison, first_workload).explain(*names)
+
+
+def explain_workload(
+    comparison: Comparison, workload: str, most: int | None = None
+) -> list[Explanation]:
+    """Explain the fastest configuration of a workload against each of the others, in their order.
+
+    Configurations that are not ranked are left out: their steps are other work, or were not
+    measured. most: the number of explanations, None for all.
+    """
+    ranked = [row.configuration for row in comparison.rows_of(workload) if row.ranked]
+    ranked = ranked if most is None else ranked[: most + 1]
+    if len(ranked) < 2:
+        return []
+    explainer = _explainer(comparison, workload)
+    explainer.read(ranked)
+    return [explainer.explain(ranked[0], other) for other in ranked[1:]]
+
+
+def speed_ranking(comparison: Comparison, workload: str) -> Ranking:
+    """Rank the configurations of a workload by speed, also where it has a target."""
+    by_speed, _ = rankings(_trials_of(comparison, workload), comparison.stopping)
+    return by_speed
+
+
+def _explainer(comparison: Comparison, workload: str) -> WorkloadExplainer:
+    ranking = speed_ranking(comparison, workload)
+    ranked = (row.configuration for row in comparison.rows_of(workload) if row.ranked)
+    trials = _trials_of(comparison, workload)
+    return WorkloadExplainer(trials, ranking.rates, ranking.fastest(ranked))
+
+
+def _trials_of(comparison: Comparison, workload: str) -> dict[str, Sequence[TrialAnalysis]]:
+    names = [row.configuration for row in comparison.rows_of(workload)]
+    return {name: comparison.trials[name] for name in names if name in comparison.trials}
+
+
+def configuration_like(comparison: Comparison, pattern: str) -> str:
+    """Return the one configuration that matches a shell pattern.
+
+    Raises UsageError if none or several match.
+    """
+    names = [row.configuration for row in comparison.rows]
+    found = matching(names, pattern)
+    if not found:
+        raise no_match("configuration", [pattern], names)
+    if len(found) > 1:
+        listed = "".join(f"\n  - {name}" for name in found)
+        raise UsageError(f"{pattern!r}: expected one configuration, it matches:{listed}")
+    return found[0]
 
 
 def compare_run(

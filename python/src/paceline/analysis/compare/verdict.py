@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from paceline.analysis.compare.ranking import Ranking
 from paceline.analysis.compare.row import Row
+from paceline.analysis.explain.evidence import CAUSE_PARTS
 from paceline.analysis.explain.explanation import EXPLAINS, Explanation
-from paceline.analysis.explain.parts import CAUSE_PARTS
 from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.intervals import Interval
 

@@ -25,6 +25,7 @@ from paceline.analysis.equivalence.checks import (
     not_judged,
     sample_log_check,
     script_checks,
+    tolerance,
     training_check,
 )
 from paceline.analysis.equivalence.record_checks import (
@@ -42,16 +43,14 @@ from paceline.analysis.equivalence.tensor_checks import (
     replay_checks,
     weights_check,
 )
-from paceline.analysis.equivalence.tolerances import tolerance
-from paceline.analysis.trial.configuration import why_not_equivalent
 from paceline.analysis.trial.evaluation import read_evaluations
-from paceline.analysis.trial.reading import TrialRecord, load_trial
-from paceline.analysis.trial.staleness import read_updates
+from paceline.analysis.trial.reading import TrialRecord, load_trial, why_not_equivalent
 from paceline.analysis.trial.steps import global_steps
+from paceline.analysis.trial.stragglers import read_updates
 from paceline.base.errors import DataError
-from paceline.measure.records.comparison_points import GRADIENT
 from paceline.measure.records.files import document, jsonable, write_json
 from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.phases import GRADIENT
 from paceline.measure.records.rows import SCHEMA
 from paceline.plan.trials.sample_order import SampleOrder
 

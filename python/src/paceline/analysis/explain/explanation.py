@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.analysis.explain.evidence import ALL_FIGURES, HARDWARE_COUNTERS
-from paceline.analysis.explain.parts import (
+from paceline.analysis.explain.evidence import (
+    ALL_FIGURES,
     CAUSE_PARTS,
+    HARDWARE_COUNTERS,
     PART_LABELS,
     PART_NAMES,
     ExplainedTrials,

@@ -31,10 +31,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.analysis.explain.evidence import FIGURES_BY_NAME, HOST_CORES, amount
-from paceline.analysis.explain.parts import CAUSE_PARTS, ON_CORES, StepMeasurement
-from paceline.analysis.trial.configuration import pipeline_counts
-from paceline.analysis.trial.pipeline import theoretical_bubble
+from paceline.analysis.explain.evidence import (
+    CAUSE_PARTS,
+    FIGURES_BY_NAME,
+    HOST_CORES,
+    ON_CORES,
+    StepMeasurement,
+    amount,
+)
+from paceline.analysis.trial.phases import theoretical_bubble
+from paceline.analysis.trial.reading import pipeline_counts
 from paceline.measure.records.phases import LABELS
 
 CPU_TIME, ALLOCATED, AT_WORK = "cpu_time", "allocated_cores", "cores_at_work"

@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from paceline.analysis.predict.exchange import (
     Burden,
     ExchangeProfile,
+    Links,
+    NodeLink,
     Replay,
     added_s,
     declared_profile,
+    measured_links,
     recorded_profile,
+    slower_of,
 )
-from paceline.analysis.predict.link import Links, NodeLink, measured_links, slower_of
 from paceline.analysis.predict.node import (
     DRAWS,
     NodeSetup,

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from paceline.analysis.predict.prediction import PredictionRequest, Refusal
 from paceline.analysis.statistics.intervals import Estimate
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
-from paceline.analysis.trial.configuration import pipeline_counts
 from paceline.analysis.trial.phases import mean_of_each, trial_phases
-from paceline.analysis.trial.reading import TrialRecord
+from paceline.analysis.trial.reading import TrialRecord, pipeline_counts
 from paceline.analysis.trial.steps import global_steps, read_steps, samples_rate
 from paceline.plan.spec.descriptors import Exchange
 from paceline.plan.spec.extensions import STRATEGIES, TRANSPORTS

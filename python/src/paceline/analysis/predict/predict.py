@@ -36,8 +36,7 @@ from paceline.analysis.predict.prediction import (
     ShareMeasurement,
 )
 from paceline.analysis.statistics.intervals import Interval
-from paceline.analysis.trial.configuration import node_setup
-from paceline.analysis.trial.reading import TrialRecord, by_workload
+from paceline.analysis.trial.reading import TrialRecord, by_workload, node_setup
 from paceline.plan.spec.extensions import TRANSPORTS
 from paceline.plan.trials.trial import Trial
 

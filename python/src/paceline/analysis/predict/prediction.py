@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.analysis.predict.link import NodeLink
+from paceline.analysis.predict.exchange import NodeLink
 from paceline.analysis.statistics.intervals import Interval
 
 CONFIDENCE = 0.9  # of the intervals of predictions

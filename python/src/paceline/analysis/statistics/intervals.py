@@ -7,9 +7,12 @@ steady steps, or its mean seconds per step.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from types import MappingProxyType
 from typing import Annotated
 
 import numpy as np
@@ -230,3 +233,119 @@ def _neighbour_correlation(values: NDArray[np.float64]) -> float:
     if square == 0:
         return 0.0
     return min(max(float(centred[1:] @ centred[:-1]) / square, 0.0), 0.99)
+
+
+# --- levels for testing after every repeat (`repeats = "auto"`) ----------------------------------
+#
+# Testing after every repeat at 5 % would find a difference between equal configurations far too
+# often. Therefore the 5 % are spent over the looks: after k of at most K repeats, 5 % x (k / K)^2
+# may have been spent (alpha spending: K. K. G. Lan and D. L. DeMets, Biometrika 70(3), 1983; power
+# family: K. Kim and D. L. DeMets, Biometrika 74(1), 1987). The level of each look follows from the
+# probability of reaching it without a significant difference, by the recursion of P. Armitage, C.
+# K. McPherson and B. C. Rowe (Journal of the Royal Statistical Society A 132(2), 1969). It is then
+# the family-wise level of `find_fastest`. Using the levels of normal statistics for other tests is
+# an approximation (S. J. Pocock, Biometrika 64(2), 1977).
+#
+# A run is decided as soon as `find_fastest(layout, level=levels(most)[repeats]).undecided` is
+# empty.
+
+FIRST_LOOK = 2  # repeats: with one, the noise between runs is unknown
+_POWER = 2.0
+_POINTS = 100  # of Gauss-Legendre, at which densities are integrated
+_REACH = 8.0  # standard deviations that the grid covers at most
+
+
+@cache
+def levels(most_repeats: int) -> Mapping[int, float]:
+    """Return the two-sided level of the test after each number of repeats, from FIRST_LOOK on.
+
+    The probability that any of these looks at a normal statistic of equal configurations is
+    significant is 5 %.
+    """
+    found: dict[int, float] = {}
+    spent, before = 0.0, 0
+    grid, density = np.zeros(1), np.ones(1)  # of the sum of all differences, where no look decided
+    weight = np.ones(1)
+    nodes, weights = scipy.special.roots_legendre(_POINTS)
+    for repeats in range(FIRST_LOOK, most_repeats + 1):
+        allowed = (1 - CONFIDENCE) * (repeats / most_repeats) ** _POWER
+        step = np.sqrt(repeats - before)
+        mass = density * weight
+        bound = _bound(grid, mass, float(step), allowed - spent, repeats)
+        found[repeats] = float(2 * scipy.special.ndtr(-bound / np.sqrt(repeats)))
+        distance = (bound * nodes[:, None] - grid[None, :]) / step
+        density = np.exp(-0.5 * distance**2) @ mass / (step * np.sqrt(2 * np.pi))
+        grid, weight = bound * nodes, bound * weights
+        before, spent = repeats, allowed
+    return MappingProxyType(found)
+
+
+def _bound(
+    grid: NDArray[np.float64],
+    mass: NDArray[np.float64],
+    step: float,
+    probability: float,
+    repeats: int,
+) -> float:
+    """Return the bound that the sum exceeds at this look with the given probability."""
+
+    def excess(bound: float) -> float:
+        sides = [(grid - bound) / step, (-grid - bound) / step]
+        return float(scipy.special.ndtr(sides).sum(axis=0) @ mass) - probability
+
+    return float(scipy.optimize.brentq(excess, 0.0, _REACH * np.sqrt(repeats)))
+
+
+# --- rank correlation with a permutation test ----------------------------------------------------
+
+_SEED = 20220131
+_PERMUTATIONS = 10_000
+_MOST_EXACT = 7  # values, of which all permutations are tried
+LEAST_VALUES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCorrelation:
+    """Spearman's rank correlation; ties have the mean of their ranks."""
+
+    correlation: float
+    p_value: float  # two-sided, of the hypothesis that the order of one says nothing of the other
+
+
+def rank_correlation(
+    first: NDArray[np.float64], second: NDArray[np.float64]
+) -> RankCorrelation | None:
+    """Return the rank correlation of pairs of values; None below three pairs or without an order.
+
+    The p-value is exact for up to seven pairs. For more it comes from seeded permutations.
+    """
+    if len(first) < LEAST_VALUES:
+        return None
+    ranks = [_standardised(values) for values in (first, second)]
+    if ranks[0] is None or ranks[1] is None:
+        return None
+    correlation = float(ranks[0] @ ranks[1])
+    permuted = _permutations(len(first))
+    others = ranks[1][permuted] @ ranks[0]
+    extreme = int((np.abs(others) >= abs(correlation) - 1e-12).sum())
+    count = len(permuted)
+    is_exact = count == math.factorial(len(first))
+    p_value = extreme / count if is_exact else (extreme + 1) / (count + 1)
+    return RankCorrelation(correlation=correlation, p_value=p_value)
+
+
+def _standardised(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    ranks = scipy.stats.rankdata(values)
+    centred = ranks - ranks.mean()
+    norm = float(np.linalg.norm(centred))
+    if norm == 0:
+        return None
+    scaled: NDArray[np.float64] = centred / norm
+    return scaled
+
+
+def _permutations(size: int) -> NDArray[np.int64]:
+    if size <= _MOST_EXACT:
+        return np.array(list(itertools.permutations(range(size))))
+    generator = np.random.default_rng(_SEED)
+    return generator.permuted(np.tile(np.arange(size), (_PERMUTATIONS, 1)), axis=1)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from paceline.analysis.trial.reading import TrialRecord
-from paceline.base.host.clocks import SYNCHRONISED_S
+from paceline.base.host.machine import SYNCHRONISED_S
 from paceline.collectives.host import UNKNOWN_BOOT
 from paceline.measure.records.rows import RankEnvironment
 from paceline.plan.trials.trial import Placement, Trial

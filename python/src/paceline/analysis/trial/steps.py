@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from paceline.analysis.statistics.rates import RepeatRate, repeat_rate
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
-from paceline.measure.records.comparison_points import kept_after
+from paceline.measure.records.phases import kept_after
 from paceline.measure.records.rows import EvaluationRow, StepRow
 from paceline.measure.records.tables import read_table
 from paceline.plan.trials.trial import Trial

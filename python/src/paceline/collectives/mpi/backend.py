@@ -12,10 +12,10 @@ from typing import Any
 import torch.distributed as dist
 from mpi4py import MPI
 
-from paceline.collectives.description import GroupDescription
 from paceline.collectives.errors import EnvironmentLacks, UsageError
 from paceline.collectives.message_schedules import Algorithm
 from paceline.collectives.mpi.process_group import BACKEND, MpiProcessGroup
+from paceline.collectives.recorder import GroupDescription
 
 _THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",

@@ -18,6 +18,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from paceline.collectives.buffers import (
+    Reduction,
     array_of,
     byte_view,
     concatenated,
@@ -25,13 +26,11 @@ from paceline.collectives.buffers import (
     scatter_into,
     wire_buffer,
 )
-from paceline.collectives.description import GroupDescription
 from paceline.collectives.message_schedules import MESSAGE_BYTES
-from paceline.collectives.mpi.calibration import of_rank_0
+from paceline.collectives.mpi.all_reduce import of_rank_0
 from paceline.collectives.mpi.message_collectives import MessageCollectives
-from paceline.collectives.mpi.polling import complete
-from paceline.collectives.mpi.world import RankNames
-from paceline.collectives.reductions import Reduction
+from paceline.collectives.mpi.point_to_point import RankNames, complete
+from paceline.collectives.recorder import GroupDescription
 
 # MPI types that move elements of a given size. Bytes would exceed MPI's count limit sooner.
 _UNITS = {1: MPI.BYTE, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T, 16: MPI.C_DOUBLE_COMPLEX}

@@ -19,15 +19,22 @@ from mpi4py import MPI
 from torch import Tensor
 
 from paceline.collectives.buffers import check_dense, copy_back, device_wait, wire_buffer
-from paceline.collectives.description import GroupDescription
 from paceline.collectives.errors import PacelineError
 from paceline.collectives.message_schedules import Algorithm
 from paceline.collectives.mpi.all_reduce import AllReduce, CollectiveStatistics
 from paceline.collectives.mpi.collectives import Collectives
-from paceline.collectives.mpi.point_to_point import Messenger, MpiMessage
-from paceline.collectives.mpi.polling import limit_end_after_failure
-from paceline.collectives.mpi.world import RankNames
-from paceline.collectives.recorder import begin_operation, begin_profile_event, payload_bytes
+from paceline.collectives.mpi.point_to_point import (
+    Messenger,
+    MpiMessage,
+    RankNames,
+    limit_end_after_failure,
+)
+from paceline.collectives.recorder import (
+    GroupDescription,
+    begin_operation,
+    begin_profile_event,
+    payload_bytes,
+)
 from paceline.collectives.torch_internals import PrefixStore, Store, register_backend
 from paceline.collectives.work import CoalescedWork, PendingWork, ProgressThread
 

@@ -18,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from paceline.collectives.buffers import reduce_in_order
 from paceline.collectives.errors import PeerLost, TimedOut
 from paceline.collectives.message_schedules import (
     ALGORITHMS,
@@ -29,9 +30,7 @@ from paceline.collectives.message_schedules import (
     chunks,
     concurrent_chunks,
 )
-from paceline.collectives.mpi.polling import AdaptivePause
-from paceline.collectives.mpi.world import RankNames
-from paceline.collectives.reductions import reduce_in_order
+from paceline.collectives.mpi.point_to_point import AdaptivePause, RankNames
 
 
 class MessageCollectives:

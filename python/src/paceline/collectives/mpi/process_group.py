@@ -15,12 +15,11 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
-from paceline.collectives.buffers import concatenated
+from paceline.collectives.buffers import concatenated, reduce_tensors, reduction_of
 from paceline.collectives.mpi.all_reduce import CollectiveStatistics, combined_statistics
 from paceline.collectives.mpi.collectives import message_of
 from paceline.collectives.mpi.group_core import BACKEND, GroupCore
 from paceline.collectives.mpi.point_to_point import MpiMessage
-from paceline.collectives.reductions import reduce_tensors, reduction_of
 from paceline.collectives.work import PendingWork
 
 __all__ = ["BACKEND", "MpiProcessGroup"]

@@ -17,9 +17,14 @@ from paceline.collectives.node.memory import (
     lack_of_memory,
     open_shared_file,
 )
-from paceline.collectives.node.peer_monitor import LOSS_BYTES, PeerMonitor
-from paceline.collectives.node.semaphores import LINE_BYTES, Semaphores
-from paceline.collectives.node.signals import Barrier, Channel
+from paceline.collectives.node.semaphores import (
+    LINE_BYTES,
+    LOSS_BYTES,
+    Barrier,
+    Channel,
+    PeerMonitor,
+    Semaphores,
+)
 
 _ADVICE = "use a smaller batch, image or model, or fewer workers on the node"
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,16 @@ import polars as pl
 from polars._typing import PolarsDataType
 
 from paceline.base.errors import DataError
-from paceline.measure.records.files import json_object, read_jsonl, typed
+from paceline.measure.records.files import json_object, read_jsonl, sync_folder, typed
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.metrics import METRICS, RANK, Metric
+from paceline.measure.records.rows import (
+    CommunicationRow,
+    EvaluationRow,
+    SampleLogRow,
+    StepRow,
+    UpdateRow,
+)
 
 _Row = TypeVar("_Row")
 _HEADER = "paceline_header"  # key in the metadata of a Parquet file
@@ -250,3 +260,88 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(each) for each in value]
     return value
+
+
+# --- formats of the sidecar's rows, derived from the declared metrics ----------------------------
+#
+# `hosts/<host>/trace.jsonl` has one sample of the host for each tick, `hosts/<host>/ranks.jsonl`
+# one of each rank's processes. Both contain counters and gauges only: the analysis computes shares,
+# rates and peaks. A value is null where nothing was measured or where it is not read at every tick.
+
+
+def _format(name: str, own: dict[str, PolarsDataType], metrics: Iterable[Metric]) -> RowFormat:
+    """Return the format of rows with the columns `own` and those of the metrics."""
+    types = dict(own)
+    required = list(own)
+    for metric in metrics:
+        number = pl.Int64 if metric.is_whole else pl.Float64
+        types |= dict.fromkeys(metric.columns, number)
+        if metric.labels == ("core",):
+            types[metric.path[0]] = pl.List(number)
+        if metric.required:
+            required += [name for name in metric.columns if name not in own]
+    return RowFormat(name, types, tuple(required), is_open=True)
+
+
+HOST_SAMPLES = _format(
+    "a host's sample",
+    {"unix_s": pl.Float64},
+    [metric for metric in METRICS if metric.in_trace and metric.scope is not RANK],
+)
+# unix_s is that of the host's sample at the same tick.
+RANK_SAMPLES = _format(
+    "a rank's sample",
+    {"unix_s": pl.Float64, "rank": pl.Int64, "pid": pl.Int64},
+    [metric for metric in METRICS if metric.scope is RANK],
+)
+
+
+# Replace the JSON lines of an ended trial by Parquet files, which are smaller and faster to read
+#
+# A kill at any moment loses nothing: the Parquet file gets its name only when it is complete and on
+# disk, and only then the JSON lines are deleted. Readers prefer the Parquet file.
+
+_ATTEMPTS = 3  # for a file that is still growing
+
+
+def compact_trial(files: TrialFiles) -> None:
+    """Compact all rows of a trial that has ended. Files that are already compact are left alone.
+
+    Raises DataError if a row is damaged; the JSON lines are then kept.
+    """
+    for path, kind in _row_files(files):
+        if path.exists():
+            _compact(path, kind)
+
+
+def _row_files(files: TrialFiles) -> Iterator[tuple[Path, type | RowFormat]]:
+    for _, rank in files.ranks():
+        yield rank.steps, StepRow
+        yield rank.communication, CommunicationRow
+        yield rank.sample_log, SampleLogRow
+        yield rank.evaluations, EvaluationRow
+        yield rank.updates, UpdateRow
+    for _, host in files.hosts():
+        yield host.trace, HOST_SAMPLES
+        yield host.ranks, RANK_SAMPLES
+
+
+def _compact(path: Path, kind: type | RowFormat) -> None:
+    target = parquet_path(path)
+    if target.exists():  # a compaction was interrupted before it deleted the JSON lines
+        path.unlink()
+        return
+    temporary = path.with_suffix(".parquet.tmp")
+    for _ in range(_ATTEMPTS):
+        size = path.stat().st_size
+        write_parquet(read_table(path, kind), temporary, read_header(path))
+        if path.stat().st_size == size:
+            break
+    else:
+        temporary.unlink()
+        return  # it is still growing, for example by the sidecar of another host
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(target)
+    sync_folder(path.parent)
+    path.unlink()

@@ -15,8 +15,13 @@ from paceline.base.errors import DataError, PacelineError, PacelineWarning
 from paceline.base.host.programs import own_module
 from paceline.collectives.host import Process, host_name
 from paceline.measure.records.files import read_json
-from paceline.measure.telemetry.access import caution, expected_authorization
-from paceline.measure.telemetry.request import SidecarRequest, remove_targets, target_files
+from paceline.measure.telemetry.request import (
+    SidecarRequest,
+    caution,
+    expected_authorization,
+    remove_targets,
+    target_files,
+)
 
 _SHORT = "this host's trace ends early, the reason is in its sidecar.log"
 

@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import Metric as Family
 from paceline.base.errors import UsageError
 from paceline.measure.records.metrics import HOST, RANK, RUN_PROCESSES, TRAINING, Metric
 from paceline.measure.records.metrics.metric import Row, values_in
-from paceline.measure.telemetry.access import expected_authorization, guarded
+from paceline.measure.telemetry.request import expected_authorization, guarded
 from paceline.plan.spec import TelemetrySettings
 
 _FAMILIES: Mapping[str, Callable[..., Family]] = {

@@ -14,7 +14,7 @@ from itertools import zip_longest
 import psutil
 
 from paceline.collectives.host import Process, Stat, read_stat
-from paceline.measure.telemetry.kernel import read_process_io, read_thread_switches
+from paceline.measure.telemetry.host_reading import read_process_io, read_thread_switches
 
 
 @dataclass(slots=True, kw_only=True)

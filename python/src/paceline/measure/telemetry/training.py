@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.measure.records.files import fields_of
+from paceline.measure.records.files import LineTail, fields_of
 from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.metrics.metric import Row
 from paceline.measure.records.phases import RANK_STEP_PHASES
 from paceline.measure.records.rows import RankStatus
-from paceline.measure.records.tail import LineTail
 
 STEP_SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # phase -> fields of StepRow

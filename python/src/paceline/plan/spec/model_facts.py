@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from paceline.base.errors import EnvironmentLacks, TimedOut
 from paceline.base.host.programs import why_it_failed
-from paceline.plan.spec.tables import Target
+from paceline.plan.spec.values import Target
 
 # Classes for which facts hold; a data set with fewer classes has slightly fewer parameters.
 CLASSES = 1000

@@ -12,12 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from paceline.plan.spec.tables import CheckpointSettings, FailureSettings, SpecTable, Target
 from paceline.plan.spec.values import (
     FROM_LIST,
     BatchNorm,
+    CheckpointSettings,
     Count,
     Device,
+    FailureSettings,
     LearningRateScaling,
     MatmulPrecision,
     MemoryFormat,
@@ -26,6 +27,8 @@ from paceline.plan.spec.values import (
     PositiveInt,
     Precision,
     ReadingMode,
+    SpecTable,
+    Target,
     is_baseline,
 )
 

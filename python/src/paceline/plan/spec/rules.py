@@ -16,9 +16,8 @@ from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, WORKLOADS
 from paceline.plan.spec.models import Experiment, TrialRequest, WorkloadRequest, keys_of_tables
 from paceline.plan.spec.secret_values import secret_faults
 from paceline.plan.spec.sentences import no_such_key, sentences
-from paceline.plan.spec.tables import EVALUATION_KEYS
 from paceline.plan.spec.trial_rules import applies, are_counts_valid, trial_faults, tune_faults
-from paceline.plan.spec.values import BASELINE, DEFAULT_EPOCHS, training_steps
+from paceline.plan.spec.values import BASELINE, DEFAULT_EPOCHS, EVALUATION_KEYS, training_steps
 from paceline.plan.spec.workloads import (
     reads_dataset,
     script_faults,

@@ -11,9 +11,8 @@ from paceline.base.errors import UsageError
 from paceline.plan.spec.descriptors import WorkloadDescriptor
 from paceline.plan.spec.extensions import STRATEGIES, TRANSPORTS, WORKLOADS, quoted
 from paceline.plan.spec.models import TRIAL_VALUES, Experiment, TrialRequest, WorkloadRequest
-from paceline.plan.spec.tables import EVALUATION_KEYS, Target
 from paceline.plan.spec.transport_rules import strategy_of, transport_of
-from paceline.plan.spec.values import LEARNING_RATE_KEYS
+from paceline.plan.spec.values import EVALUATION_KEYS, LEARNING_RATE_KEYS, Target
 
 # Training values that a script decides itself.
 _OF_BUILT_IN_TRAININGS = (

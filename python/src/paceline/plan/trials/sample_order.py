@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.errors import UsageError
-from paceline.collectives.shares import share_bounds
+from paceline.collectives.message_schedules import share_bounds
 from paceline.plan.spec.values import training_steps
 from paceline.plan.trials.trial import Training
 

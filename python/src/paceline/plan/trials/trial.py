@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, field_validator, model_validator
@@ -15,18 +16,21 @@ from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WOR
 from paceline.plan.spec.model_facts import ModelFacts, model_facts
 from paceline.plan.spec.models import Limits, TelemetrySettings
 from paceline.plan.spec.placement import Placement
-from paceline.plan.spec.tables import CheckpointSettings, FailureSettings, Target
 from paceline.plan.spec.values import (
     BatchNorm,
+    CheckpointSettings,
     Device,
+    FailureSettings,
     MatmulPrecision,
     MemoryFormat,
     Precision,
     ReadingMode,
+    Target,
     is_baseline,
 )
 
 __all__ = ["Placement", "Training", "Trial", "trial_name"]
+
 
 _SECONDS_OF_0_3 = {"every_s", "mtbf_s"}  # keys of [checkpoint]
 _WORKLOADS, _WORKLOADS_OF_0_3 = "paceline.train.workloads.", "paceline.workloads."
@@ -338,3 +342,39 @@ def _in_a_name(word: str) -> str:
 def trial_name(configuration: str, repeat: int) -> str:
     """Return the id of a repeat, which also names its folder."""
     return f"{configuration}.r{repeat}"
+
+
+# --- a rank and its peers as plain values: all that the training knows about its launcher --------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAddress:
+    """Address of the TCP key-value store that rank 0 serves.
+
+    listen_fd is rank 0's socket, already bound to `host` and listening. So the store listens on
+    that address only (given only a host, TCPStore listens on every interface:
+    pytorch/pytorch#173909), and the port cannot be taken between its choice and its use.
+    """
+
+    host: str
+    port: int
+    listen_fd: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """One rank's position among its peers."""
+
+    rank: int
+    world_size: int
+    local_rank: int  # among the ranks of this node, from 0
+    ranks_on_node: int
+    node_index: int
+    host: str  # host name of this node, unique among the nodes
+    process_started_unix_s: float
+    store: StoreAddress | None = None  # None only for a single rank
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this rank writes the files that are written once per trial."""
+        return self.rank == 0

@@ -19,12 +19,10 @@ from pydantic import ValidationError
 from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.plan.spec.loading import load_spec
-from paceline.plan.trials.planning import plan_trials, repeated
-from paceline.plan.trials.selection import matching, no_match
+from paceline.plan.trials.planning import matching, no_match, plan_trials, repeated
 from paceline.plan.trials.trial import Trial, trial_name
-from paceline.runner.job.context import launching_pid
-from paceline.runner.job.place import RemotePlace
-from paceline.train.data.remote_folder import remote_folder
+from paceline.runner.job.context import RemotePlace, launching_pid
+from paceline.train.data.location import remote_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

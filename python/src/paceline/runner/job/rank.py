@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 
@@ -14,23 +15,86 @@ from paceline.base.host.memory import permanent_objects
 from paceline.base.host.messages import say
 from paceline.base.host.processes import die_with_parent
 from paceline.base.host.programs import missing_extra
-from paceline.measure.records.attempts import begin_attempt
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
-from paceline.runner.job.checks import check_inputs
+from paceline.measure.records.documents import begin_attempt
+from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.metrics.declared import facts_of
+from paceline.measure.telemetry import (
+    SidecarHandle,
+    SidecarRequest,
+    sidecar_is_alive,
+    start_sidecar,
+)
+from paceline.plan.trials.trial import RankContext, Trial
+from paceline.runner.job.context import SIDECAR_HOST_VARIABLE, launching_pid
 from paceline.runner.job.failure_words import rank_failed
 from paceline.runner.job.job import Job
 from paceline.runner.job.rank_status import (
     RankEnd,
     RankStatusFile,
+    check_inputs,
     log_of,
     terminated,
     trial_limit,
     trial_timed_out,
 )
-from paceline.runner.job.sidecars import host_sidecar
+from paceline.runner.job.run_directory import check_shared
 from paceline.runner.job.stacks import answer_requests, request_stacks, write_error
-from paceline.runner.job.unshared import check_shared
+
+# --- sidecars of a trial: one process on each host that has ranks --------------------------------
+#
+# Each trial has sidecars of its own: then a sidecar has one task, needs no protocol for the next
+# trial, and works the same on every host, under every launcher. `SidecarRequest.ports` keeps
+# the port stable during a run.
+
+
+def watch(
+    trial: Trial, files: TrialFiles, host_name: str, pids: Sequence[int]
+) -> list[SidecarHandle]:
+    """Start a sidecar for the process trees of `pids` and the trial's ranks on this host.
+
+    Return its handle, or nothing if the trial wants no sidecar or it cannot be started; that is a
+    warning, never an error of the trial.
+    """
+    if not trial.telemetry.enabled:
+        return []
+    host = files.host(host_name)
+    run = RunFiles(files.root.absolute().parent.parent)  # see RunFiles.trial
+    handle = start_sidecar(
+        SidecarRequest(
+            settings=trial.telemetry,
+            run=run.root.name,
+            trace=host.trace,
+            state=host.sidecar,
+            pids=tuple(pids),
+            # A user may have given the launcher some cores (taskset); a rank may have fewer.
+            cores=tuple(sorted(os.sched_getaffinity(launching_pid()))),
+            trial_root=files.root,
+            replicas=trial.placement.replicas,
+            # the same path for every process, whatever link it came by
+            run_targets=run.targets.resolve(),
+            facts=facts_of(trial),
+        )
+    )
+    return [] if handle is None else [handle]
+
+
+@contextmanager
+def host_sidecar(job: Job, context: RankContext, watched_pids: Sequence[int]) -> Iterator[None]:
+    """Run a sidecar on this host while its first rank trains, unless the host has one already."""
+    if (
+        context.local_rank != 0
+        or os.environ.get(SIDECAR_HOST_VARIABLE) == context.host
+        or sidecar_is_alive(job.files.host(context.host).sidecar)
+    ):
+        yield
+        return
+    sidecars = watch(job.trial, job.files, context.host, watched_pids or (os.getpid(),))
+    try:
+        yield
+    finally:
+        for sidecar in sidecars:
+            sidecar.stop()
+
 
 # A rank that only lost a peer ends later than that peer. Launchers report and act on the first end,
 # so they see the cause first.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from paceline.base.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.collectives.host import LOOPBACK, interface_address
 from paceline.measure.records.files import read_json, write_json
-from paceline.plan.trials.rank_context import StoreAddress
+from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.job import Job
 
 _BACKLOG = 1024

@@ -7,15 +7,28 @@ which is in another namespace. Existing namespaces are not changed.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
-from paceline.base.errors import EnvironmentLacks
+from paceline.base.errors import EnvironmentLacks, TimedOut
+from paceline.base.host.processes import command_line_of, kill_until_gone, pids_with_variable, send
 from paceline.collectives.host import wait_until
+from paceline.measure.records.files import write_text
 from paceline.plan.spec.values import bits_per_s
-from paceline.runner.lab.record import INTERFACE, NAME_VARIABLE, Host, LabRecord
+from paceline.runner.lab.record import (
+    INTERFACE,
+    NAME_VARIABLE,
+    Host,
+    LabRecord,
+    Registry,
+    hub_of,
+    namespaces_among,
+)
 
 End = Literal["cable", "switch"]
 
@@ -168,3 +181,185 @@ def _run(*words: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         raise EnvironmentLacks(f"`{' '.join(words)}` failed: {str(said).strip()}") from error
+
+
+# --- the files of a lab: programs that run a command on a host, and the host list of mpirun ------
+
+# With these options a killed JVM leaves no file in /tmp, and its start takes half the CPU time.
+_JVM = "-XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+# The master stops using a host this long after its last heartbeat. Spark's default is a minute, in
+# which it may start executors there. Workers report four times in it.
+_WORKER_TIMEOUT = "-Dspark.worker.timeout=20"
+
+
+def write_programs(record: LabRecord) -> None:
+    """Make the folders and the files of the lab, except logs."""
+    folder = Path(record.folder)
+    folder.mkdir(
+        mode=0o700
+    )  # an error if it exists, because the end of the lab removes it with its content
+    Path(record.logs).mkdir(parents=True, exist_ok=True)
+    for host in record.hosts:
+        host.temporary.mkdir(parents=True)
+        write_text(host.entrance, entrance(record, host))
+    write_text(record.hostfile, hostfile(record))
+    write_text(record.agent, agent(record))
+    record.agent.chmod(0o755)
+
+
+def entrance(record: LabRecord, host: Host) -> str:
+    """Return a shell script that runs its arguments, or a shell, on the host."""
+    words = ["ip", "netns", "exec", host.namespace, "unshare", "--uts"]
+    if host.cores:
+        words += ["taskset", "--cpu-list", ",".join(map(str, host.cores))]
+    settings = "".join(
+        f"export {name}={shlex.quote(value)}\n" for name, value in environment(record, host).items()
+    )
+    settings += "".join(
+        f'export {name}="${{{name}:-}} "{shlex.quote(value)}\n'
+        for name, value in jvm_options(host).items()
+    )
+    return (
+        f"#!/bin/sh\n# Runs a command on host {host.name} of lab {record.name}.\n{settings}"
+        f'[ $# -gt 0 ] || set -- "${{SHELL:-sh}}"\n'
+        f'exec {shlex.join(words)} sh -c \'hostname {host.name} && exec "$@"\' sh "$@"\n'
+    )
+
+
+def environment(record: LabRecord, host: Host) -> dict[str, str]:
+    """Return the variables of processes on the host.
+
+    They hold the paths and addresses of the lab, and settings with which Spark and MPI need
+    neither a name service nor ssh.
+    """
+    temporary = str(host.temporary)
+    found = {
+        "TMPDIR": temporary,
+        NAME_VARIABLE: record.name,
+        "PACELINE_LAB_HOSTS": ",".join(host.address for host in record.hosts),
+        "PACELINE_LAB_INTERFACE": INTERFACE,
+        "PACELINE_LAB_HOSTFILE": str(record.hostfile),
+        "PACELINE_LAB_AGENT": str(record.agent),
+        "SPARK_LOCAL_HOSTNAME": host.address,
+        "SPARK_LOCAL_DIRS": temporary,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # mpirun of Open MPI 5, Open MPI 4 and MPICH
+        "PRTE_MCA_plm_ssh_agent": str(record.agent),
+        "OMPI_MCA_plm_rsh_agent": str(record.agent),
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": str(record.agent),
+        "PRTE_MCA_prte_if_include": INTERFACE,
+        "OMPI_MCA_btl_tcp_if_include": INTERFACE,
+    }
+    if record.settings.spark:
+        found["PACELINE_LAB_SPARK_MASTER"] = record.spark_master
+    return found
+
+
+def jvm_options(host: Host) -> dict[str, str]:
+    """Return the variables with options of JVMs on the host; a user's own options come first."""
+    folder = f"-Djava.io.tmpdir={host.temporary}"
+    return {
+        "SPARK_SUBMIT_OPTS": f"-XX:-UsePerfData {folder}",
+        "SPARK_DAEMON_JAVA_OPTS": f"{_JVM} {_WORKER_TIMEOUT} {folder}",
+    }
+
+
+def hostfile(record: LabRecord) -> str:
+    slots = record.settings.slots_per_host()
+    return "".join(f"{host.address} slots={slots}\n" for host in record.hosts)
+
+
+def agent(record: LabRecord) -> str:
+    """Return a shell script that replaces ssh: `agent [-x] ADDRESS COMMAND…`, as MPICH calls it."""
+    cases = "".join(
+        f'{host.address}) exec {shlex.join(host.command("sh", "-c"))} "$*" ;;\n'
+        for host in record.hosts
+    )
+    skip_option = '[ "$1" = -x ] && shift\n'
+    return f"#!/bin/sh\n{skip_option}address=$1\nshift\ncase $address in\n{cases}esac\nexit 1\n"
+
+
+# --- removal of a lab in any state: its processes, namespaces and files --------------------------
+
+_TERMINATION_S = 3.0
+_KILL_S = 10.0
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Open MPI keeps segments, shm_overview(7))
+FOLDER_PREFIX = "paceline-lab."
+
+
+def remove(name: str, registry: Registry, *, token: str | None = None) -> bool:
+    """Remove everything of the lab; return False if there was nothing.
+
+    token: remove only the lab with this token, not a later lab of the same name.
+    Raises TimedOut if its processes cannot be ended.
+    """
+    with registry.locked():
+        record = registry.load(name)
+        if token is not None and (record is None or record.token != token):
+            return False
+        return _remove(name, record, registry)
+
+
+def remove_abandoned(registry: Registry) -> list[str]:
+    """Remove labs whose owner was killed; return their names. The caller holds the lock."""
+    found = [name for name in registry.names() if is_abandoned(registry.load(name))]
+    for name in found:
+        _remove(name, registry.load(name), registry)
+    return found
+
+
+def is_abandoned(record: LabRecord | None) -> bool:
+    """Check if no process will remove the lab, because its owner or the machine was stopped."""
+    if record is None:
+        return True
+    if record.owner is not None:
+        return not record.owner.is_alive()
+    return hub_of(record.name) not in namespaces()
+
+
+def _remove(name: str, record: LabRecord | None, registry: Registry) -> bool:
+    spaces = namespaces_among(namespaces(), name)
+    _end_processes(name, spaces)
+    for namespace in spaces:
+        delete(namespace)
+    _end_processes(name, [])  # some may have been about to enter a namespace
+    if record is not None:
+        _delete_files(record)
+    known = registry.file(name).exists()
+    registry.forget(name)
+    return bool(spaces) or known
+
+
+def _end_processes(name: str, spaces: list[str]) -> None:
+    """Send SIGTERM, so that Spark and MPI clean up, then SIGKILL."""
+
+    def alive() -> set[int]:
+        inside = {pid for namespace in spaces for pid in processes_in(namespace)}
+        return inside | pids_with_variable(NAME_VARIABLE, name)
+
+    asked = alive()
+    send(asked, signal.SIGTERM)
+    if asked:
+        wait_until(lambda: not alive(), _TERMINATION_S, poll_s=0.1)
+    if not kill_until_gone(alive, _KILL_S):
+        names = {pid: " ".join(command_line_of(pid))[:80] for pid in alive()}
+        raise TimedOut(
+            f"processes of a lab are alive {_KILL_S:g} s after SIGKILL: {names}; find out what "
+            "they wait for (`cat /proc/PID/stack`), then repeat the command"
+        )
+
+
+def _delete_files(record: LabRecord) -> None:
+    folder = Path(record.folder)
+    if folder.name == f"{FOLDER_PREFIX}{record.name}" and folder.is_dir():
+        shutil.rmtree(folder)
+    for segment in segments(record):
+        segment.unlink(missing_ok=True)
+
+
+def segments(record: LabRecord) -> list[Path]:
+    """List shared memory of killed ranks; Open MPI names it sm_segment.HOST.UID.JOB.RANK."""
+    return [file for host in record.hosts for file in _SHARED_MEMORY.glob(f"*.{host.name}.*")]

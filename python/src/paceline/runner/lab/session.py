@@ -8,16 +8,19 @@ import secrets
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Self
 
 from paceline.base.errors import EnvironmentLacks, TimedOut, UsageError
 from paceline.base.host.processes import kill_until_gone, send
 from paceline.collectives.host import Process
-from paceline.runner.lab import network, programs, spark
+from paceline.runner.lab import network
+from paceline.runner.lab.network import FOLDER_PREFIX, remove, remove_abandoned
 from paceline.runner.lab.record import (
     NAME_VARIABLE,
     SCHEMA,
+    SPARK_PORT,
     Host,
     LabRecord,
     LabSettings,
@@ -25,7 +28,14 @@ from paceline.runner.lab.record import (
     check_name,
     hosts_of,
 )
-from paceline.runner.lab.removal import FOLDER_PREFIX, remove, remove_abandoned
+from paceline.runner.launchers.spark.standalone import (
+    Daemon,
+    Kind,
+    daemon_command,
+    daemon_environment,
+    start_daemon,
+    wait_for,
+)
 
 _REAPED_S = 10.0
 
@@ -89,10 +99,10 @@ class Lab:
             raise EnvironmentLacks(f"no lab can be made here: {reason}")
         abandoned = self._register()
         try:
-            programs.write(self.record)
+            network.write_programs(self.record)
             network.make(self.record)
             if self.record.settings.spark:
-                spark.start(self.record, self._begun)
+                start_spark(self.record, self._begun)
         except BaseException:
             self.close()
             raise
@@ -189,4 +199,42 @@ def boot(record: LabRecord, host: Host) -> None:
         raise TimedOut(f"processes of host {host.name} are alive {_KILL_S:g} s after SIGKILL")
     network.restore(record, host)
     if record.settings.spark:
-        spark.start_worker(record, host)
+        start_worker(record, host)
+
+
+# A Spark standalone cluster on the hosts of a lab: a master on the first, a worker on each
+
+START_S = 90.0
+
+
+def start_spark(record: LabRecord, begun: list[subprocess.Popen[bytes]]) -> None:
+    """Start the cluster and return when all workers are registered.
+
+    Each process is added to `begun` as soon as it is started. Raises EnvironmentLacks with the end
+    of the log if a daemon ends, and TimedOut after START_S.
+    """
+    deadline = time.monotonic() + START_S
+    master = _start(record, record.hosts[0], "master", "master", "--port", SPARK_PORT)
+    begun.append(master.process)
+    wait_for([master], START_S)  # a worker that finds no master retries only after seconds
+    workers = []
+    for host in record.hosts:
+        worker = start_worker(record, host)
+        begun.append(worker.process)
+        workers.append(worker)
+    wait_for(workers, deadline - time.monotonic())
+
+
+def start_worker(record: LabRecord, host: Host) -> Daemon:
+    """Start the worker of a host; return at once."""
+    slots, name = record.settings.slots_per_host(), f"worker-{host.number}"
+    return _start(
+        record, host, "worker", name,
+        "--cores", slots, "--memory", f"{slots + 1}g",
+        "--work-dir", Path(record.logs, name), record.spark_master,
+    )  # fmt: skip
+
+
+def _start(record: LabRecord, host: Host, kind: Kind, name: str, *options: object) -> Daemon:
+    command = host.command(*daemon_command(kind, host.address, *options))
+    return start_daemon(kind, name, command, daemon_environment(), Path(record.logs, f"{name}.log"))

@@ -91,7 +91,7 @@ class Mpi(LauncherDescriptor):
     default_transport = "mpi"
     # The second line: daemons on other nodes, of Open MPI 5, Open MPI 4 and MPICH.
     programs = frozenset({"mpirun", "mpiexec", "prterun"} | {"prted", "orted", "hydra_pmi_proxy"})
-    checks = "paceline.runner.launchers.mpi.tools:checks"
+    checks = "paceline.runner.launchers.mpi.implementations:checks"
     render_slurm = "paceline.runner.launchers.mpi.launcher:slurm_step"
     render_kubernetes = "paceline.runner.launchers.mpi.launcher:kubernetes_object"
 

@@ -22,15 +22,14 @@ from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import SCHEMA, Failure, Outcome, RankStatus
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job import failure_words
-from paceline.runner.job.first_failure import (
+from paceline.runner.job.rank_status import (
     FirstFailure,
     first_failure,
     outcome_status,
     written_cause,
 )
 from paceline.runner.job.stacks import read_stacks, stacks_sentence
-from paceline.runner.launchers.base import Launcher
-from paceline.runner.launchers.mpi_messages import lost_host, ranks_without_peer
+from paceline.runner.launchers.base import Launcher, lost_host, ranks_without_peer
 from paceline.runner.launchers.supervise import Ended
 
 LOG_TAIL_LINES = 20

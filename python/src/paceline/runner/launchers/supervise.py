@@ -34,8 +34,7 @@ from paceline.base.host.processes import (
     send,
 )
 from paceline.collectives.host import host_name, wait_until
-from paceline.measure.records.checkpoints import CHECKPOINT_SIGNAL, CheckpointFolder
-from paceline.measure.records.documents import read_statuses
+from paceline.measure.records.documents import CHECKPOINT_SIGNAL, CheckpointFolder, read_statuses
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import RankStatus
 from paceline.runner.job.stacks import request_stacks

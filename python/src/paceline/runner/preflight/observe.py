@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from paceline.measure.records.files import jsonable
 from paceline.plan.costs.link_cost import all_reduce
-from paceline.runner.preflight.answers import Address, Facts, ProbedLink, Seen, Stream
 from paceline.runner.preflight.hosts import NoAnswer, Probes
+from paceline.runner.preflight.probe import Address, Facts, ProbedLink, Seen, Stream
 
 _Value = TypeVar("_Value")
 Pair = tuple[int, int]  # numbers of two hosts: from, to

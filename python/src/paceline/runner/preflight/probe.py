@@ -19,14 +19,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.base.errors import EnvironmentLacks, PacelineError
 from paceline.base.host.cgroups import read_limits
-from paceline.base.host.clocks import best_offset
 from paceline.base.host.locks import flock_file
-from paceline.base.host.machine import interface_to, package_versions, usable_cores
+from paceline.base.host.machine import best_offset, interface_to, package_versions, usable_cores
 from paceline.collectives.host import (
     boot_id,
     host_identity,
@@ -35,10 +35,70 @@ from paceline.collectives.host import (
     wait_until,
 )
 from paceline.measure.records.files import jsonable, write_text
-from paceline.plan.trials.rank_context import StoreAddress
+from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.context import THREAD_VARIABLES, rank_context
 from paceline.runner.job.rendezvous import listen_on
-from paceline.runner.preflight.answers import Address, Facts, ProbedLink, Seen, Stream
+
+# --- the answers of a probe ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """A host as its probe sees it."""
+
+    host: str  # its own name
+    identity: str  # equal for two names of one host
+    boot_id: str  # equal for parts of one machine
+    address: str | None  # of the interface; None if it has none
+    address_fault: str | None
+    resolved: dict[str, str | None]  # addresses by the names of all hosts; None: unknown
+    versions: dict[str, str]
+    threads: dict[str, str]  # variables that choose numbers of threads
+    cores: int
+    cgroup_cores: float | None  # None: no limit
+    cgroup_memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """An address where a probe listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedLink:
+    """Short messages from one host to another, and the clock of the other one.
+
+    latency_s: one way. offset_s: to add to the own time to get the other's, correct within
+    +-offset_error_s.
+    """
+
+    latency_s: float
+    offset_s: float
+    offset_error_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A long message from one host to another."""
+
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A shared folder as one host sees it, after every host has used it.
+
+    appended, renamed: hosts whose changes arrived. excluded: the lock of the first host holds here;
+    None if the file system has no locks.
+    """
+
+    appended: int
+    renamed: int
+    excluded: bool | None
+
 
 MARK = "paceline-probe "  # a login shell may print lines of its own
 CONNECT_S = 3.0

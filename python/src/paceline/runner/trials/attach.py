@@ -21,14 +21,14 @@ from typing import Any
 from paceline.base.errors import ExitCode
 from paceline.base.host.processes import SIGNAL_BASE, guarded, shell_status
 from paceline.base.host.programs import PACKAGE
-from paceline.measure.records.compact import compact_trial
 from paceline.measure.records.documents import read_statuses
 from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import SCHEMA, Outcome
+from paceline.measure.records.tables import compact_trial
 from paceline.plan.spec.models import name_of_script
 from paceline.runner.job.failure_words import command_ended
-from paceline.runner.job.first_failure import first_failure
+from paceline.runner.job.rank_status import first_failure
 from paceline.runner.trials.directory import check_new, made_run_dir, only_runner
 from paceline.runner.trials.planning import provenance
 
@@ -106,7 +106,7 @@ def _run(command: Sequence[str], files: TrialFiles) -> tuple[int, bool]:
     except KeyboardInterrupt:
         if not _has_terminal():
             process.send_signal(signal.SIGINT)
-    except SystemExit as ended:  # a signal, see paceline.cli.signals
+    except SystemExit as ended:  # a signal, see paceline.cli.console
         process.send_signal(int(ended.code or 0) - SIGNAL_BASE)
     return _exit_status(process), True
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import tomllib
 import warnings
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from paceline.base.errors import PacelineWarning
-from paceline.measure.records.attempts import set_aside
+from paceline.analysis.predict.prediction import ShareMeasurement
+from paceline.analysis.trial.reading import load_manifest
+from paceline.base.errors import PacelineWarning, UsageError
+from paceline.measure.records.documents import set_aside
 from paceline.measure.records.files import read_json, write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Spec
+from paceline.plan.spec.loading import load_spec
+from paceline.plan.spec.values import EVALUATION_KEYS
 from paceline.plan.trials.trial import Trial
 from paceline.runner.launchers.base import launcher_for
 from paceline.runner.trials.directory import (
@@ -20,8 +26,6 @@ from paceline.runner.trials.directory import (
     made_run_dir,
     only_runner,
 )
-from paceline.runner.trials.disk import warn_of_small_disk
-from paceline.runner.trials.equivalence import check_equivalences
 from paceline.runner.trials.failure_injection import check_failures
 from paceline.runner.trials.planning import (
     Planned,
@@ -30,9 +34,15 @@ from paceline.runner.trials.planning import (
     manifest_of,
     planned_trials,
 )
-from paceline.runner.trials.preview import preview_run
+from paceline.runner.trials.preview import preview_run, warn_of_small_disk
 from paceline.runner.trials.repeats import AutomaticRepeats
-from paceline.runner.trials.run_trial import failure_of, is_finished, run_followed
+from paceline.runner.trials.run_trial import (
+    check_equivalences,
+    failure_of,
+    failure_of_all,
+    is_finished,
+    run_followed,
+)
 
 
 def run(
@@ -142,3 +152,63 @@ def _is_hopeless(failed: Trial, trials: Iterable[Trial], files: RunFiles) -> boo
     """
     repeats = (t for t in trials if t.configuration == failed.configuration)
     return not failed.is_baseline and not any(is_finished(files.trial(t.id)) for t in repeats)
+
+
+# --- measurements beside a run that has ended: shares of the batch -------------------------------
+
+SHARE_REPEATS = 3
+_SHARE_STEPS, _SHARE_WARMUP = 15, 3
+# Keys of a spec that belong to a longer training, or to repeats = "auto".
+_LEFT_OUT = ("max_repeats", "tie_margin", "tune", "checkpoint", "failures", "restarts", "baseline")
+
+
+def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Progress) -> None:
+    """Run short trials of configurations on one node with the batch of a node's share.
+
+    They are a run of their own below the run directory. One that was interrupted is continued.
+    Raises the errors of `paceline.runner.trials.run`, and RankFailed or TimedOut if a trial fails.
+    """
+    checksum = zlib.crc32(" ".join(wanted.configurations).encode())
+    folder = files.shares / f"{wanted.workload}-b{wanted.global_batch}-{checksum:08x}"
+    # a run after a search has the tuned spec
+    text = load_manifest(files).get("spec_toml")
+    if text is None:
+        raise UsageError(f"{files.root}: expected a run of `paceline run`, found no spec in it")
+    spec = _share_spec(text, wanted)
+    failed = run(
+        spec, folder, resume=RunFiles(folder).manifest.exists(), progress=progress, keep_going=True
+    )
+    if failed:
+        raise failure_of_all(failed, RunFiles(folder))
+
+
+def _share_spec(text: str, wanted: ShareMeasurement) -> Spec:
+    """Return the spec of a run with another batch and few steps."""
+    document = {k: v for k, v in tomllib.loads(text).items() if k not in _LEFT_OUT}
+    document.get("limits", {}).pop("run_s", None)
+    lasting = (*EVALUATION_KEYS, "epochs")
+    training = {k: v for k, v in document.pop("training", {}).items() if k not in lasting}
+    return load_spec(
+        {
+            **document,
+            "repeats": SHARE_REPEATS,
+            "only": list(wanted.configurations),
+            "training": training,
+            "workloads": [
+                {k: v for k, v in workload.items() if k not in lasting}
+                | {
+                    "global_batch": wanted.global_batch,
+                    "max_steps": _SHARE_STEPS,
+                    "warmup_steps": _SHARE_WARMUP,
+                }
+                for workload in document["workloads"]
+                if workload.get("name") == wanted.workload
+            ],
+            "trials": [
+                {k: v for k, v in trial.items() if k != "workloads"}
+                for trial in document["trials"]
+                if wanted.workload in trial.get("workloads", [wanted.workload])
+                and trial.get("nodes", 1) == 1
+            ],
+        }
+    )

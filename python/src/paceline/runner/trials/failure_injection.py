@@ -19,7 +19,7 @@ from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.rows import InjectedFailureRow, RankStatus
 from paceline.plan.spec.extensions import LAUNCHERS
-from paceline.plan.spec.tables import FailureKind, FailureSettings
+from paceline.plan.spec.values import FailureKind, FailureSettings
 from paceline.plan.trials.trial import Trial
 from paceline.runner.lab.record import LabRecord
 from paceline.runner.lab.session import boot, crash, own_lab

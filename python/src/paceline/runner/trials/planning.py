@@ -16,8 +16,7 @@ from paceline.measure.records.rows import SCHEMA, Outcome
 from paceline.plan.spec import Experiment, Spec, WorkloadRequest
 from paceline.plan.spec.values import absolute_name, training_steps
 from paceline.plan.spec.workloads import workload_of
-from paceline.plan.trials.planning import plan_trials
-from paceline.plan.trials.selection import selected_trials
+from paceline.plan.trials.planning import plan_trials, selected_trials
 from paceline.plan.trials.trial import Training, Trial
 from paceline.train.data.catalogue import (
     ensure_dataset,

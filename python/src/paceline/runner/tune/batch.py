@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.between_runs.speeds import trial_speed
+from paceline.analysis.between_runs.two_runs import trial_speed
 from paceline.analysis.trial.reading import load_trial
 from paceline.base.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.base.host.machine import usable_cores
@@ -22,8 +22,8 @@ from paceline.collectives.free_memory import available_bytes
 from paceline.measure.records.files import fields_of, read_json, write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import Experiment, Spec, TrialRequest, WorkloadRequest
-from paceline.plan.spec.tables import EVALUATION_KEYS
 from paceline.plan.spec.trial_rules import applies
+from paceline.plan.spec.values import EVALUATION_KEYS
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.trial import Trial
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_runner

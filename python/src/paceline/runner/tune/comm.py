@@ -23,10 +23,9 @@ from paceline.plan.spec.trial_rules import applies
 from paceline.plan.spec.values import BEST
 from paceline.plan.trials.trial import Trial, task_facts
 from paceline.runner.launchers.descriptors import MpiSettings
-from paceline.runner.launchers.mpi.tools import find_mpirun, unknown_parameters
-from paceline.runner.tune.findings import Findings
-from paceline.runner.tune.method import Choices, Searched, SearchMethod
-from paceline.runner.tune.session import run_search
+from paceline.runner.launchers.mpi.implementations import find_mpirun, unknown_parameters
+from paceline.runner.tune.search import Findings
+from paceline.runner.tune.session import Choices, Searched, SearchMethod, run_search
 from paceline.runner.tune.spaces import SearchContext, SearchTarget, changed
 from paceline.train.transports.bucket_settings import DEFAULT_BUCKET_MB, gradient_options_of
 

@@ -20,9 +20,8 @@ from paceline.plan.spec.values import BEST
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.planning import repeated, resolve_training
 from paceline.plan.trials.trial import Trial
-from paceline.runner.tune.findings import Findings
-from paceline.runner.tune.method import Searched, SearchMethod
-from paceline.runner.tune.session import plan_search, run_search
+from paceline.runner.tune.search import Findings
+from paceline.runner.tune.session import Searched, SearchMethod, plan_search, run_search
 from paceline.runner.tune.spaces import BASELINE, SearchContext, SearchTarget, changed, cores_wanted
 
 

@@ -15,8 +15,8 @@ from paceline.plan.trials.trial import Trial
 from paceline.runner.trials import experiment
 from paceline.runner.trials.directory import check_run_dir, recorded_spec
 from paceline.runner.trials.planning import Progress, make_datasets
-from paceline.runner.tune.findings import Findings
 from paceline.runner.tune.local import tune_local
+from paceline.runner.tune.search import Findings
 
 
 def tune_and_run(

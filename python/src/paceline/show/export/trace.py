@@ -21,8 +21,7 @@ import polars as pl
 from paceline.analysis.trial.reading import RankRecord, TrialRecord
 from paceline.measure.records.files import replacing
 from paceline.measure.records.phases import LABELS
-from paceline.show.export.frames import communication_frame, step_frame
-from paceline.show.export.run_data import RunData
+from paceline.show.export.run_data import RunData, communication_frame, step_frame
 
 _EXPOSED = "exposed communication"
 _STEPS, _COMMUNICATION = 1, 2  # thread numbers; further lanes of operations follow

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import COMPUTATION, NO_TRANSPORT, Row, distinctions, is_single
+from paceline.analysis.compare.run import Comparison
 from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.usage import HostUsage

@@ -10,11 +10,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from paceline.analysis.between_runs.explain_two_runs import ExplainedRuns, side_name
-from paceline.analysis.compare.explain_run import explain_workload
-from paceline.analysis.compare.result import Comparison
-from paceline.analysis.explain.evidence import HARDWARE_COUNTERS, amount
+from paceline.analysis.compare.run import Comparison, explain_workload
+from paceline.analysis.explain.evidence import HARDWARE_COUNTERS, ON_CORES, PART_LABELS, amount
 from paceline.analysis.explain.explanation import CAUSE_BOUNDS, SPREAD, Cause, Explanation
-from paceline.analysis.explain.parts import ON_CORES, PART_LABELS
 from paceline.analysis.statistics.intervals import Mean
 from paceline.measure.records.phases import LABELS
 from paceline.plan.trials.trial import Trial
@@ -131,7 +129,7 @@ def causes_section(comparison: Comparison) -> Section | None:
 
 
 def _causes_part(comparison: Comparison, workload: str) -> Section | None:
-    from paceline.show.report.figures.bars import waterfall_chart  # noqa: PLC0415  (page only)
+    from paceline.show.report.figures.charts import waterfall_chart  # noqa: PLC0415  (page only)
 
     name = name_in(comparison)
     found = explain_workload(comparison, workload, _MOST_EXPLAINED)

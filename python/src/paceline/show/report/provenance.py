@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row, full_name
+from paceline.analysis.compare.run import Comparison
 from paceline.analysis.equivalence.check import Equivalence
 from paceline.analysis.equivalence.checks import Check
 from paceline.analysis.equivalence.tensor_checks import REPLAY

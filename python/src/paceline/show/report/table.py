@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import full_name
+from paceline.analysis.compare.run import Comparison
 from paceline.show.report.columns import (
     UNKNOWN_WIDTH,
     comparison_table,

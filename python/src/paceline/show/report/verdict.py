@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row, short_name
+from paceline.analysis.compare.run import Comparison
 from paceline.analysis.compare.verdict import MainPart, Verdict
-from paceline.analysis.explain.parts import PART_LABELS
+from paceline.analysis.explain.evidence import PART_LABELS
 from paceline.analysis.statistics.intervals import Interval
-from paceline.analysis.trial.configuration import TIMES
+from paceline.analysis.trial.reading import TIMES
 from paceline.show.report.wording import NO_STEP, NOT_KNOWN, bounds, listed, milliseconds
 
 _MOST_NAMED = 3  # configurations in a sentence that may be the fastest as well

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from paceline.analysis.compare.local_global import LocalGlobal
-from paceline.analysis.compare.result import Comparison
 from paceline.analysis.compare.row import Row, full_name, short_name
+from paceline.analysis.compare.run import Comparison
 from paceline.analysis.compare.verdict import differ_in_both
 from paceline.analysis.statistics.intervals import Interval, Mean
 from paceline.measure.records.documents import Stopping

@@ -15,10 +15,9 @@ from paceline.base.errors import DataError, EnvironmentLacks, UsageError
 from paceline.measure.records.files import json_object
 from paceline.plan.trials.sample_order import SampleOrder, sample_order_of
 from paceline.plan.trials.trial import Training
-from paceline.train.data.fields import Field
 from paceline.train.data.items import virtual_row_groups
 from paceline.train.data.location import Location, location_of
-from paceline.train.data.manifest import MANIFEST_NAME, DataFile, DatasetManifest, from_json
+from paceline.train.data.manifest import MANIFEST_NAME, DataFile, DatasetManifest, Field, from_json
 from paceline.train.data.node_files import fetched
 
 _HOW_TO_MAKE = (

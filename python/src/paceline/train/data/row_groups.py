@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.errors import DataError
+from paceline.train.data.batches import Columns, Rows, Values
 from paceline.train.data.dataset import Dataset
-from paceline.train.data.fields import Field, UnusableField, decode_column, delivered_dtype
-from paceline.train.data.source import Columns, Rows, Values
+from paceline.train.data.manifest import Field, UnusableField, decode_column, delivered_dtype
 
 # Petastorm's dummy pool holds this many row groups ready; when it has to wait for the thread that
 # refills it, it sleeps 100 ms. So each reader gets no more than it can hold (opening takes 3 ms).

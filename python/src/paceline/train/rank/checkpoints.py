@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from paceline.base.errors import DataError, PacelineWarning
-from paceline.measure.records.checkpoints import (
+from paceline.measure.records.documents import (
     CHECKPOINT_SIGNAL,
     Checkpoint,
     CheckpointFolder,
@@ -37,12 +37,10 @@ from paceline.measure.records.checkpoints import (
 from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import CheckpointRow, StepRow
-from paceline.plan.trials.rank_context import RankContext
 from paceline.plan.trials.sample_order import SampleOrder
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.rank.peers import Peers
-from paceline.train.training.state import RankState
-from paceline.train.training.state_files import Position, StateFiles, write_state
+from paceline.train.training.state import Position, RankState, StateFiles, write_state
 from paceline.train.training.strategy import LocalStrategy
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from torch.func import functional_call
 from paceline.base.errors import UsageError
 from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.rows import EvaluationRow
-from paceline.plan.trials.rank_context import RankContext
 from paceline.plan.trials.sample_order import SampleOrder
-from paceline.plan.trials.trial import Training, Trial
-from paceline.train.data.reading import Batch
+from paceline.plan.trials.trial import RankContext, Training, Trial
+from paceline.train.data.batches import Batch
 from paceline.train.rank.peers import Peers
 from paceline.train.training.devices import device_of
 from paceline.train.training.passes import autocast

@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 
 from paceline.base.errors import EnvironmentLacks, PacelineError, PeerLost, RankFailed, TimedOut
-from paceline.base.host.clocks import SAME_CLOCK, ClockOffset, best_offset
+from paceline.base.host.machine import SAME_CLOCK, ClockOffset, best_offset
 from paceline.base.version import __version__
 from paceline.collectives.liveness import LivenessProbe, with_probe_result
 from paceline.collectives.node.memory import NodeShare, SoloNode, gather, of_first
@@ -28,8 +28,7 @@ from paceline.collectives.store import (
 )
 from paceline.collectives.torch_internals import PrefixStore, Store, TCPStore
 from paceline.measure.records.communication import TransportResult
-from paceline.plan.trials.rank_context import RankContext, StoreAddress
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, StoreAddress, Trial
 from paceline.train.training.resources import RankCores, check_node
 from paceline.train.transports import Transport, create_transport
 

@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.base.errors import RankFailed
-from paceline.measure.records.comparison_points import (
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.phases import (
     EARLY,
     EARLY_STEPS,
     FINAL,
@@ -28,10 +29,8 @@ from paceline.measure.records.comparison_points import (
     LONG_STEPS,
     ROUNDOFF,
 )
-from paceline.measure.records.layout import TrialFiles
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
-from paceline.train.data.reading import Feed
+from paceline.plan.trials.trial import RankContext, Trial
+from paceline.train.data.batches import Feed
 from paceline.train.rank.loop import Loop
 from paceline.train.rank.peers import Peers
 from paceline.train.training.optimizers import trained_parameters

@@ -6,6 +6,7 @@ Call `resources.apply_resources` first, then import this module (it imports torc
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,45 +14,76 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from paceline.base.errors import RankFailed
-from paceline.base.host.memory import own_memory
+from paceline.base.errors import EnvironmentLacks, PacelineError, RankFailed
+from paceline.base.host.memory import limited_private_memory, own_memory
 from paceline.base.torch_internals import compiler
 from paceline.collectives.recorder import Recorder
-from paceline.measure.records.attempts import continue_rows
-from paceline.measure.records.checkpoints import Checkpoint
+from paceline.measure.records.documents import Checkpoint, continue_rows
 from paceline.measure.records.files import JsonlWriter, write_json
 from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.rows import Replayed, StepRow
 from paceline.plan.spec.extensions import STRATEGIES
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
-from paceline.train.data.reading import Feed
+from paceline.plan.trials.trial import RankContext, Trial
+from paceline.train.data.batches import Feed
 from paceline.train.rank.checkpoints import Checkpoints, choose_checkpoint
 from paceline.train.rank.evaluation import Evaluator
-from paceline.train.rank.loop import Loop
-from paceline.train.rank.memory_limit import limited_memory
-from paceline.train.rank.operations import recording
-from paceline.train.rank.peers import Peers, join_peers
-from paceline.train.rank.repeated_steps import StepRepeater
-from paceline.train.rank.replay import StateKeeper, StepReplay, begin_replay
-from paceline.train.rank.result import (
+from paceline.train.rank.loop import (
     End,
+    Loop,
     local_buffers,
     write_environment,
     write_rank_weights,
     write_task_result,
 )
+from paceline.train.rank.peers import Peers, join_peers
+from paceline.train.rank.repeated_steps import StepRepeater
+from paceline.train.rank.replay import StateKeeper, StepReplay, begin_replay
 from paceline.train.rank.samples import Samples, open_samples
-from paceline.train.rank.spans import Spans
+from paceline.train.rank.spans import Spans, recording
 from paceline.train.strategies import LocalStrategy, create_strategy
 from paceline.train.training.checkpointing import checkpoint_activations
 from paceline.train.training.compilation import compiler_settings
 from paceline.train.training.file_memory import FileMemory
 from paceline.train.training.resources import return_freed_memory, set_threads
-from paceline.train.training.task import Task
+from paceline.train.training.task import Task, put_in_memory_format
 from paceline.train.training.tensors import save_tensors, sha256_by_name, sha256_of
-from paceline.train.training.transforms import put_in_memory_format
 from paceline.train.workloads.build import build_model
+
+# --- limit the memory of a rank, so that it fails instead of the machine -------------------------
+
+_MIB = 2**20
+# Texts of the errors of torch, oneDNN and the C++ library.
+_ALLOCATION_FAILED = ("allocate memory", "bad_alloc", "out of memory", "could not create a memory")
+
+
+@contextmanager
+def limited_memory(mebibytes: int | None, rank: int) -> Iterator[None]:
+    """Let larger allocations of private memory fail meanwhile.
+
+    None: no limit. Raises EnvironmentLacks where an allocation fails for that reason.
+    """
+    if mebibytes is None:
+        yield
+        return
+    try:
+        with limited_private_memory(mebibytes * _MIB):
+            yield
+    except PacelineError:
+        raise
+    except Exception as error:
+        if not _is_of_memory(error):
+            raise
+        traceback.print_exc()  # into the log of the rank
+        raise EnvironmentLacks(
+            f"rank {rank}: expected to need at most {mebibytes} MiB of private memory ([limits] "
+            "rank_memory_mib), but needs more; use a smaller batch, or activation_checkpointing = "
+            "true"
+        ) from error
+
+
+def _is_of_memory(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or any(part in text for part in _ALLOCATION_FAILED)
 
 
 def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:

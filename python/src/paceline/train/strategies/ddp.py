@@ -24,8 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.base.torch_internals import exclude_from_ddp
 from paceline.collectives.pass_communication import PassCommunication
 from paceline.measure.records.communication import StrategyResult
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.reduction.buckets import Buckets
 from paceline.train.strategies.reduction.factor_choice import setting_of
 from paceline.train.strategies.reduction.factor_exchange import ReplicaFactors
@@ -41,8 +40,13 @@ from paceline.train.training.devices import (
     synchronize,
     use_device,
 )
-from paceline.train.training.loss_scale import LOSS_SCALE, LossScale
-from paceline.train.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
+from paceline.train.training.optimizers import (
+    LOSS_SCALE,
+    LossScale,
+    TaskOptimizer,
+    no_gradient,
+    trained_parameters,
+)
 from paceline.train.training.passes import run_passes, working_dtype
 from paceline.train.training.state import RankState, SavedState, restore_model, restore_optimizer
 from paceline.train.training.strategy import (
@@ -54,7 +58,7 @@ from paceline.train.training.strategy import (
 )
 from paceline.train.training.task import Task
 from paceline.train.transports.bucket_settings import gradient_options_of
-from paceline.train.transports.compression.sums import create_sum
+from paceline.train.transports.compression.bucket import create_sum
 
 # Where the large gradients are not sent, smaller buckets begin earlier and keep the link busy.
 _REST_BUCKET_MB = 2.0

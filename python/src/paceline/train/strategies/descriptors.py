@@ -403,7 +403,7 @@ class Sharded(ProcessPerReplica):
     name = "sharded"
     summary = "a process per replica, parameters divided among all ranks (fully_shard)"
     position = 45
-    implementation = "paceline.train.strategies.sharded.strategy:FullyShardedStrategy"
+    implementation = "paceline.train.strategies.sharded:FullyShardedStrategy"
     is_candidate_for_best = False  # it saves memory rather than time
     needs_process_group = True
     always_divides_updates = True

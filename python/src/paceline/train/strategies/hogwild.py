@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from paceline.collectives.node.shared_node import SharedNode
 from paceline.measure.records.communication import StrategyResult
 from paceline.measure.records.rows import UpdateRow, own_update
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.reduction.flat_layout import shared_arrays, shared_floats
 from paceline.train.strategies.reduction.flat_replica import FlatReplica, too_slow
 from paceline.train.training.optimizers import TaskOptimizer

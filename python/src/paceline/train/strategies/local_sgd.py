@@ -28,8 +28,7 @@ from torch import Tensor, nn
 
 from paceline.measure.records.communication import StrategyResult
 from paceline.plan.costs.link_cost import all_reduce_bytes
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.descriptors import ProcessesOptions
 from paceline.train.strategies.reduction.flat_replica import FlatReplica
 from paceline.train.strategies.reduction.replicate_group import all_reduce_tensors

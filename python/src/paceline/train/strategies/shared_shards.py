@@ -32,8 +32,7 @@ from paceline.collectives.node.shared_node import SharedNode
 from paceline.collectives.pass_communication import PassCommunication
 from paceline.collectives.recorder import SHARED_REDUCE, begin_operation, not_recording
 from paceline.measure.records.communication import StrategyResult
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.reduction.factor_exchange import NodeFactors
 from paceline.train.strategies.reduction.flat_layout import (
     FlatLayout,
@@ -43,7 +42,7 @@ from paceline.train.strategies.reduction.flat_layout import (
 )
 from paceline.train.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of
 from paceline.train.strategies.reduction.replicate_group import ReplicateGroup
-from paceline.train.strategies.reduction.sharded_strategy import ShardedStrategy
+from paceline.train.strategies.reduction.sharded_strategy import ShardedStrategy, ZeroExchange
 from paceline.train.strategies.reduction.shared_sums import SharedGradients, SharedSum, shared_rows
 from paceline.train.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
@@ -52,11 +51,9 @@ from paceline.train.strategies.reduction.sufficient_factors import (
     linear_layers,
     rows_of,
 )
-from paceline.train.strategies.reduction.zero import ZeroExchange
 from paceline.train.training.batch_norm import statistics_width, synchronise
 from paceline.train.training.compilation import compile_model
-from paceline.train.training.loss_scale import LossScale
-from paceline.train.training.optimizers import trained_parameters
+from paceline.train.training.optimizers import LossScale, trained_parameters
 from paceline.train.training.passes import Passes, run_passes, working_dtype
 from paceline.train.training.state import persistent_buffers
 from paceline.train.training.strategy import (

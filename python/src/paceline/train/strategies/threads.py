@@ -33,12 +33,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline.collectives.device_clock import unix_s
+from paceline.collectives.message_schedules import share_bounds
 from paceline.collectives.pass_communication import PassCommunication
 from paceline.collectives.recorder import SHARED_REDUCE, begin_operation
-from paceline.collectives.shares import share_bounds
 from paceline.measure.records.rows import WorkerEnvironment
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.reduction.factor_exchange import NodeFactors
 from paceline.train.strategies.reduction.flat_layout import FlatLayout, touch
 from paceline.train.strategies.reduction.optimizer_shard import (
@@ -58,10 +57,10 @@ from paceline.train.strategies.reduction.sufficient_factors import (
 )
 from paceline.train.strategies.worker_pool import WorkerPool
 from paceline.train.training.batch_norm import statistics_width, synchronise
-from paceline.train.training.cores import worker_cores
 from paceline.train.training.linear import joined
 from paceline.train.training.optimizers import trained_parameters
 from paceline.train.training.passes import Passes, run_passes, share_of
+from paceline.train.training.resources import worker_cores
 from paceline.train.training.state import persistent_buffers
 from paceline.train.training.strategy import GradientResult, RankGroups, TrainBatch
 from paceline.train.training.task import Task

@@ -21,7 +21,7 @@ from paceline.base.errors import UsageError
 from paceline.base.torch_internals import BatchNormLayer
 from paceline.collectives.pass_communication import PassCommunication, Total
 from paceline.plan.spec.values import BatchNorm
-from paceline.train.training.recomputation import once
+from paceline.train.training.checkpointing import once
 
 _EXCLUDED = "paceline_excluded"  # attribute of a layer whose samples do not count
 

@@ -18,8 +18,7 @@ from paceline.base.errors import EnvironmentLacks
 from paceline.base.torch_internals import buffers_of
 from paceline.collectives.device_clock import Mark, event_now, module_of
 from paceline.measure.records.communication import StrategyResult
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Training, Trial
+from paceline.plan.trials.trial import RankContext, Training, Trial
 
 CPU = torch.device("cpu")
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from paceline.base.errors import UsageError
-from paceline.train.training.fake_tensors import evaluating, fake_mode
+from paceline.train.training.tensors import evaluating, fake_mode
 
 _WHAT_TO_DO = "define blocks(model), so that calling the blocks in turn is the model's forward"
 _SAMPLES = (2, 3)  # of the passes that show which tensors have a row for each sample

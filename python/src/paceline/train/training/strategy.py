@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from paceline.base.errors import UsageError
 from paceline.collectives.node.memory import NodeShare
-from paceline.plan.trials.rank_context import RankContext
+from paceline.plan.trials.trial import RankContext
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,15 +22,18 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import UsageError
 from paceline.base.torch_internals import children_of
-from paceline.plan.spec.tables import Target
-from paceline.plan.spec.values import MemoryFormat
+from paceline.plan.spec.values import MemoryFormat, Target
 from paceline.plan.trials.sample_order import SampleRandom
 from paceline.train.data.batches import Augment, is_image, mirror_at_random
-from paceline.train.training import transforms
 from paceline.train.training.graph_blocks import Blocks, graph_blocks
 
-if TYPE_CHECKING:  # it loads pyarrow
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from paceline.plan.spec.values import MemoryFormat
     from paceline.train.data.items import MapStyleDataset
+
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 Sums = tuple[Tensor, Tensor]  # sum and count of a metric
@@ -191,7 +194,7 @@ class Task:
         ImageNet. Other floating-point numbers become float32, and integers int64.
         """
         if is_image(samples.shape[1:], samples.dtype):
-            return transforms.to_input(samples, self.settings.memory_format)
+            return to_input(samples, self.settings.memory_format)
         values = torch.from_numpy(samples)
         return values.float() if samples.dtype.kind == "f" else values.long()
 
@@ -204,14 +207,14 @@ class Task:
     def empty_input(self, samples: NDArray[Any]) -> Tensor:
         """Allocate the result of `to_input(samples)`."""
         if self._converts_images(samples):
-            return transforms.empty_input(samples, self.settings.memory_format)
+            return empty_input(samples, self.settings.memory_format)
         first = self.to_input(samples[:1]) if len(samples) else self.example_input()
         return first.new_empty((len(samples), *first.shape[1:]))
 
     def fill_input(self, samples: NDArray[Any], out: Tensor) -> None:
         """Write `to_input(samples)` to `out`; the default conversion needs no further copy."""
         if self._converts_images(samples):
-            transforms.to_input(samples, self.settings.memory_format, out=out)
+            to_input(samples, self.settings.memory_format, out=out)
         else:
             out.copy_(self.to_input(samples))
 
@@ -238,3 +241,50 @@ def _flattened(model: nn.Sequential, prefix: str = "") -> Iterable[tuple[str, nn
             yield from _flattened(block, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", block
+
+
+# --- convert images to model inputs: uint8 rows of pixels to normalised float32 tensors ----------
+
+# Means and standard deviations of ImageNet's RGB channels, as torchvision's weights expect them.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def torch_memory_format(name: MemoryFormat) -> torch.memory_format:
+    return _FORMATS[name]
+
+
+def put_in_memory_format(model: nn.Module, name: MemoryFormat) -> None:
+    """Convert the weights of the model's convolutions to that memory format."""
+    model.to(memory_format=_FORMATS[name])  # type: ignore[call-overload]  # torch's stub lacks it
+
+
+def empty_input(images: NDArray[np.uint8], memory_format: MemoryFormat) -> Tensor:
+    """Allocate the result of `to_input` for these images."""
+    samples, height, width, channels = images.shape
+    shape = (samples, channels, height, width)
+    return torch.empty(shape, memory_format=_FORMATS[memory_format])
+
+
+def to_input(
+    images: NDArray[np.uint8], memory_format: MemoryFormat, out: Tensor | None = None
+) -> Tensor:
+    """Return (images / 255 - MEAN) / STD as float32.
+
+    images: shape (n, height, width, 3), RGB. Returns shape (n, 3, height, width) in
+    `memory_format`; for channels_last the order of the bytes stays the same. out: a tensor of that
+    shape to fill and return.
+    """
+    scaled = empty_input(images, memory_format) if out is None else out
+    scaled.copy_(torch.from_numpy(images).permute(0, 3, 1, 2))
+    scale, offset = _channel_constants()
+    return torch.addcmul(offset, scaled, scale, out=scaled)
+
+
+def _channel_constants() -> tuple[Tensor, Tensor]:
+    """Return scale and offset per channel, shape (1, 3, 1, 1): one multiply-add per pixel."""
+    std = torch.tensor(STD, dtype=torch.float64)
+    mean = torch.tensor(MEAN, dtype=torch.float64)
+    scale, offset = 1 / (255 * std), -mean / std
+    return scale.float().view(1, 3, 1, 1), offset.float().view(1, 3, 1, 1)

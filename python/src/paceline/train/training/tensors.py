@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from paceline.base.torch_internals import FakeTensor, FakeTensorMode
 
 
 def sha256_of(tensors: Mapping[str, Tensor]) -> str:
@@ -57,3 +62,50 @@ def update_l2(final: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dic
         name: float(torch.linalg.vector_norm((final[name] - initial[name]).detach().double()))
         for name in final
     }
+
+
+# --- fake tensors: they have shapes and types but no memory, so models pass without computing ----
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return a mode whose operations also take real tensors."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def as_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    """Return a fake tensor like `tensor`, on another device if one is given.
+
+    The mode's own conversion, explicit or in an operation, imports torch's compiler.
+    """
+    if isinstance(tensor, FakeTensor):
+        return tensor
+    with mode:
+        return torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or tensor.device
+        )
+
+
+def call_fake(
+    mode: FakeTensorMode, module: nn.Module, inputs: Tensor, device: torch.device | None = None
+) -> Any:
+    """Evaluate a module with fake parameters and buffers in place of its own, without a graph.
+
+    device: of all fake tensors; None means that of each tensor.
+    """
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    fake = {name: as_fake(mode, tensor, device) for name, tensor in tensors}
+    inputs = as_fake(mode, inputs, device)
+    with mode, evaluating(module), torch.no_grad():
+        return functional_call(module, fake, (inputs,))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch the model to evaluation, without dropout masks and batch statistics, and back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training

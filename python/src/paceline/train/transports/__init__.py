@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from paceline.base.errors import PacelineError
 from paceline.measure.records.communication import TransportResult
 from paceline.plan.spec.extensions import TRANSPORTS, load_object
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 
 if TYPE_CHECKING:
     from paceline.collectives.torch_internals import Store

@@ -24,8 +24,7 @@ from paceline.collectives.host import interface_address
 from paceline.collectives.nccl_records import record_nccl
 from paceline.collectives.torch_internals import PrefixStore, Store
 from paceline.measure.records.communication import TransportResult
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.training.devices import device_name, device_of, use_device
 
 

@@ -25,7 +25,7 @@ from paceline.plan.spec.extensions import WORKLOADS
 from paceline.plan.spec.sentences import first_of, no_such_key, sentences
 from paceline.plan.spec.workloads import split_task_path
 from paceline.plan.trials.trial import Training
-from paceline.train.data.source import Source
+from paceline.train.data.batches import Source
 from paceline.train.training.batch_norm import batch_norms
 from paceline.train.training.dropout import use_sample_dropout
 from paceline.train.training.task import Task, TaskSettings

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from paceline.base.errors import PacelineError, UsageError
 from paceline.base.torch_internals import RandomOperations
 from paceline.plan.spec.model_facts import CLASSES, ModelFacts
+from paceline.train.data.batches import Source, Values
 from paceline.train.data.dataset import open_dataset
 from paceline.train.data.items import ItemSource
 from paceline.train.data.row_groups import ParquetSource
-from paceline.train.data.source import Source, Values
 from paceline.train.training.batch_norm import batch_norms
 from paceline.train.training.dropout import set_sample_keys
-from paceline.train.training.fake_tensors import evaluating
 from paceline.train.training.optimizers import TaskOptimizer, trained_parameters
 from paceline.train.training.passes import summed_loss
 from paceline.train.training.task import NamedParameters, Task
+from paceline.train.training.tensors import evaluating
 from paceline.train.workloads.build import informed, make_task, on_meta_device
 
 

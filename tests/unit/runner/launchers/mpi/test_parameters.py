@@ -3,7 +3,7 @@
 import pytest
 from tests.support.fake_programs import program
 
-from paceline.runner.launchers.mpi.tools import known_parameters, unknown_parameters
+from paceline.runner.launchers.mpi.implementations import known_parameters, unknown_parameters
 
 SAID = """\
 package:Open MPI made up

@@ -8,7 +8,7 @@ import pytest
 from tests.support.fake_programs import program
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.runner.launchers.mpi import tools
+from paceline.runner.launchers.mpi import implementations as tools
 from paceline.runner.launchers.mpi.implementations import IntelMpi, Mpich, OpenMpi4, OpenMpi5
 
 

@@ -13,7 +13,7 @@ from tests.support.rows import failure, write_status
 from paceline.base.errors import EnvironmentLacks
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import TERMINATED
-from paceline.runner.job.place import RemotePlace
+from paceline.runner.job.context import RemotePlace
 from paceline.runner.job.rank_status import RankEnd
 from paceline.runner.job.run_directory import prepare
 from paceline.runner.launchers.spark import barrier

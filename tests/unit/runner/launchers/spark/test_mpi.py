@@ -23,7 +23,7 @@ from paceline.runner.job.rendezvous import listen_on
 from paceline.runner.launchers.mpi.rank import EnclosingJob, train
 from paceline.runner.launchers.spark.mpi import agent as spark_mpi_agent
 from paceline.runner.launchers.spark.mpi import barrier_task as spark_mpi
-from paceline.runner.launchers.spark.mpi import mpirun as spark_mpirun
+from paceline.runner.launchers.spark.mpi import barrier_task as spark_mpirun
 from paceline.runner.launchers.spark.mpi.agent import (
     DaemonStart,
     Peer,
@@ -31,12 +31,13 @@ from paceline.runner.launchers.spark.mpi.agent import (
     connect,
     read_command,
 )
-from paceline.runner.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
-from paceline.runner.launchers.spark.mpi.mpirun import (
+from paceline.runner.launchers.spark.mpi.barrier_task import (
+    TaskPlace,
     daemon_command,
     end_of_mpirun,
     environment_of_ranks,
     mpirun_command,
+    run_mpi_task,
     run_mpirun,
 )
 from paceline.runner.launchers.supervise import Watched

@@ -13,7 +13,8 @@ from tests.unit.runner.tune.conftest import Watcher
 from paceline.measure.records.files import read_json
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec.loading import load_spec, parse_spec
-from paceline.runner.tune import comm, measurement, session
+from paceline.runner.tune import comm, session
+from paceline.runner.tune import search as measurement
 from paceline.runner.tune.comm import tune_comm
 
 BASELINE = spec_text(workload='name = "simple-big"', tables='[network]; interface = "eth0"')

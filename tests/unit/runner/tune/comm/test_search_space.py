@@ -9,7 +9,7 @@ from tests.unit.runner.tune.conftest import local_context
 
 from paceline.plan.trials.planning import plan_trials
 from paceline.runner.tune.comm import COMM_SEARCH, communication_of, why_left_alone
-from paceline.runner.tune.method import Searched
+from paceline.runner.tune.session import Searched
 from paceline.runner.tune.spaces import SearchTarget
 
 MANY = {"nodes": 2}

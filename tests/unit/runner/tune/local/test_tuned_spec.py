@@ -12,8 +12,8 @@ from paceline.plan.spec import WorkloadRequest
 from paceline.plan.spec.loading import parse_spec
 from paceline.plan.trials.planning import plan_trials
 from paceline.runner.tune import session
-from paceline.runner.tune.findings import Findings, TargetResult
 from paceline.runner.tune.local import LOCAL_SEARCH
+from paceline.runner.tune.search import Findings, TargetResult
 from paceline.runner.tune.session import tuned_text
 from paceline.runner.tune.spaces import SearchTarget
 

@@ -9,8 +9,7 @@ import pytest
 from tests.support.trials import rank_context
 
 from paceline.base.errors import RankFailed, UsageError
-from paceline.plan.trials.rank_context import StoreAddress
-from paceline.plan.trials.trial import Script
+from paceline.plan.trials.trial import Script, StoreAddress
 from paceline.train.rank.script.program import (
     EnoughSteps,
     failure_of,

@@ -9,8 +9,7 @@ from torch import nn
 
 from paceline.base.errors import RankFailed
 from paceline.train.strategies.parameter_server.descriptor import ParameterServerOptions
-from paceline.train.strategies.parameter_server.messages import RequestHeader
-from paceline.train.strategies.parameter_server.server import ServerShard
+from paceline.train.strategies.parameter_server.messages import RequestHeader, ServerShard
 from paceline.train.strategies.reduction.flat_layout import FlatLayout
 from paceline.train.training.state import RankState
 from paceline.train.training.task import Task, TaskSettings

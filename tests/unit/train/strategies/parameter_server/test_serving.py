@@ -14,8 +14,12 @@ from torch import nn
 
 from paceline.base.errors import RankFailed, TimedOut
 from paceline.train.strategies.parameter_server.descriptor import ParameterServerOptions
-from paceline.train.strategies.parameter_server.messages import RequestHeader
-from paceline.train.strategies.parameter_server.server import Server, ServerShard, place_of
+from paceline.train.strategies.parameter_server.messages import (
+    RequestHeader,
+    Server,
+    ServerShard,
+    place_of,
+)
 from paceline.train.strategies.parameter_server.strategy import ServerClient
 from paceline.train.strategies.reduction.flat_layout import FlatLayout
 from paceline.train.training.task import Task, TaskSettings

@@ -13,14 +13,14 @@ from tests.support import oracle
 from tests.support.strategies import train_batch
 from tests.support.trials import rank_context, tiny_trial
 
-from paceline.collectives.shares import share_bounds
+from paceline.collectives.message_schedules import share_bounds
 from paceline.collectives.store import GroupStore
 from paceline.collectives.torch_internals import Store
 from paceline.plan.spec.models import Limits
 from paceline.train.strategies import create_strategy
 from paceline.train.strategies.pipeline.descriptor import PipelineOptions
 from paceline.train.training.checkpointing import checkpoint_activations
-from paceline.train.training.transforms import put_in_memory_format, torch_memory_format
+from paceline.train.training.task import put_in_memory_format, torch_memory_format
 from paceline.train.workloads.build import build_model, task_of
 
 CLASSES = 3

@@ -20,8 +20,8 @@ from tests.unit.train.strategies.pipeline.node import (
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from paceline.collectives.shares import share_bounds
-from paceline.train.strategies.pipeline.schedules import (
+from paceline.collectives.message_schedules import share_bounds
+from paceline.train.strategies.pipeline.stage import (
     Backward,
     Forward,
     drain_actions,

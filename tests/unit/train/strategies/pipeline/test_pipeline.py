@@ -20,7 +20,7 @@ from tests.unit.train.strategies.pipeline.node import (
 
 from paceline.base.errors import PeerLost, UsageError
 from paceline.train.strategies.pipeline import strategy as module
-from paceline.train.strategies.pipeline.stage_weights import StageWeights
+from paceline.train.strategies.pipeline.links import StageWeights
 from paceline.train.training.devices import CPU
 
 # Differences are of the order of the sums only. In bf16 they depend on the kernels of the CPU: with

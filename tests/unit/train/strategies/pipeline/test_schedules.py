@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from paceline.analysis.trial.pipeline import theoretical_bubble
-from paceline.train.strategies.pipeline.schedules import Backward, Forward, actions
+from paceline.analysis.trial.phases import theoretical_bubble
+from paceline.train.strategies.pipeline.stage import Backward, Forward, actions
 
 SIZES = list(product((1, 2, 3, 4), (1, 2, 3, 8)))  # stages, micro-batches
 

@@ -7,8 +7,7 @@ from tests.unit.train.strategies.pipeline.node import batch_of, layers_of, pipel
 
 from paceline.train.strategies.pipeline.links import SplitPoint, StageLink
 from paceline.train.strategies.pipeline.partition import trace
-from paceline.train.strategies.pipeline.schedules import actions
-from paceline.train.strategies.pipeline.stage import Stage
+from paceline.train.strategies.pipeline.stage import Stage, actions
 from paceline.train.training import devices
 
 CUT = 6

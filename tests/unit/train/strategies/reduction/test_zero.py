@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.train.strategies.reduction import zero
+from paceline.train.strategies.reduction import sharded_strategy as zero
 from paceline.train.strategies.reduction.flat_layout import FlatLayout
 from paceline.train.strategies.reduction.optimizer_shard import OptimizerShard
-from paceline.train.strategies.reduction.zero import ZeroExchange
+from paceline.train.strategies.reduction.sharded_strategy import ZeroExchange
 from paceline.train.workloads.build import make_task
 
 RANKS = 3

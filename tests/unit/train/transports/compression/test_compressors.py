@@ -6,11 +6,19 @@ import pytest
 import torch
 
 from paceline.train.transports.bucket_settings import CompressionSettings
-from paceline.train.transports.compression.codecs import Blockwise, CodecCompressor, Half
-from paceline.train.transports.compression.powersgd import START_STEP, PowerSgd
-from paceline.train.transports.compression.sums import create_compressor
-from paceline.train.transports.compression.terngrad import TernGrad, pack, unpack
-from paceline.train.transports.compression.topk import TopK, largest
+from paceline.train.transports.compression.bucket import create_compressor
+from paceline.train.transports.compression.codecs import (
+    START_STEP,
+    Blockwise,
+    CodecCompressor,
+    Half,
+    PowerSgd,
+    TernGrad,
+    TopK,
+    largest,
+    pack,
+    unpack,
+)
 
 pytestmark = pytest.mark.usefixtures("alone")
 

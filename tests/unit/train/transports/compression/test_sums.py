@@ -7,8 +7,13 @@ import threading
 import pytest
 import torch
 
-from paceline.train.transports.compression.bucket import FlatBucket, Meter, pack
-from paceline.train.transports.compression.sums import CompressedSum, InFlight
+from paceline.train.transports.compression.bucket import (
+    CompressedSum,
+    FlatBucket,
+    InFlight,
+    Meter,
+    pack,
+)
 
 CPU = torch.device("cpu")
 LIMIT_S = 20.0

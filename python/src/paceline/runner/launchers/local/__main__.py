@@ -30,8 +30,7 @@ from paceline.runner.job import (
 )
 from paceline.runner.job.context import rank_environment
 from paceline.runner.job.failure_words import ended_without_error, rank_failed
-from paceline.runner.job.first_failure import first_failure
-from paceline.runner.job.rank_status import RankEnd, trial_timed_out
+from paceline.runner.job.rank_status import RankEnd, first_failure, trial_timed_out
 from paceline.runner.job.rendezvous import close_listener, listen_on
 from paceline.runner.launchers.supervise import WaitLimits, wait_for_end
 

@@ -19,19 +19,20 @@ from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.programs import job_script
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
-from paceline.runner.job.checks import check_cores, check_inputs
 from paceline.runner.job.context import rank_environment
-from paceline.runner.launchers.base import Command
+from paceline.runner.job.rank_status import check_cores, check_inputs
+from paceline.runner.launchers.base import Command, failed_rank
 from paceline.runner.launchers.descriptors import MpiLaunchOptions
-from paceline.runner.launchers.mpi.implementations import OpenMpi5, mapping, root_environment
-from paceline.runner.launchers.mpi.tools import (
+from paceline.runner.launchers.mpi.implementations import (
     Mpirun,
+    OpenMpi5,
     find_mpirun,
     library_environment,
+    mapping,
     mpi_mismatch,
+    root_environment,
     unknown_parameters,
 )
-from paceline.runner.launchers.mpi_messages import failed_rank
 from paceline.runner.launchers.schedulers.files import limit_s
 from paceline.runner.launchers.schedulers.kubernetes import (
     JOBS,

@@ -16,19 +16,24 @@ from typing import TYPE_CHECKING
 
 from paceline.base.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.collectives.host import host_name
-from paceline.plan.trials.rank_context import StoreAddress
+from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.context import launching_pid, nodes_of, rank_context
 from paceline.runner.job.job import Job, check_not_alone, check_world, parse_job
-from paceline.runner.job.messages import run_guarded
 from paceline.runner.job.rank import run_rank
-from paceline.runner.job.rank_status import RankEnd
+from paceline.runner.job.rank_status import RankEnd, run_guarded
 from paceline.runner.job.rendezvous import check_reachable, listen_on
-from paceline.runner.job.run_directory import finish, prepare, report_own
-from paceline.runner.job.unshared import Delivery, in_folder, new_folder
+from paceline.runner.job.run_directory import (
+    Delivery,
+    finish,
+    in_folder,
+    new_folder,
+    prepare,
+    report_own,
+)
 from paceline.train.training.resources import keep_freed_memory
 
 if TYPE_CHECKING:
-    from paceline.collectives.mpi.world import World
+    from paceline.collectives.mpi.point_to_point import World
 
 # Rank 0 reports an error that all ranks share; its Abort then ends the others.
 _RANK_0_REPORTS_S = 1.0
@@ -65,7 +70,7 @@ class EnclosingJob:
 def main() -> int:
     """Train as the rank that MPI says; return the exit code."""
     keep_freed_memory()  # before MPI starts threads, of which each gets an arena of its own
-    from paceline.collectives.mpi.world import World  # noqa: PLC0415  (it initialises MPI)
+    from paceline.collectives.mpi.point_to_point import World  # noqa: PLC0415  (it initialises MPI)
 
     return run_as_rank(World(), train)
 

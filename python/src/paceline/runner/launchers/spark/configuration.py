@@ -12,7 +12,7 @@ from paceline.base.host.spark import COLLECTOR, QUICK_JVM
 from paceline.plan.trials.trial import Trial, task_facts
 from paceline.runner.job.context import rank_environment
 from paceline.runner.launchers.descriptors import DEFAULT_DRIVER_MEMORY, SparkOptions, is_local
-from paceline.runner.launchers.mpi.tools import MPIRUN_VARIABLE
+from paceline.runner.launchers.mpi.implementations import MPIRUN_VARIABLE
 
 # For messages about executors that do not fit the ranks.
 EXECUTORS_ADVICE = (

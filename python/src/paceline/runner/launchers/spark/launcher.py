@@ -27,8 +27,8 @@ from paceline.base.host.spark import (
 )
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
-from paceline.runner.job.checks import check_cores, check_inputs
 from paceline.runner.job.context import rank_environment
+from paceline.runner.job.rank_status import check_cores, check_inputs
 from paceline.runner.launchers.base import Command, TemporaryFolders, first_named
 from paceline.runner.launchers.descriptors import SparkOptions, is_local
 from paceline.runner.launchers.mpi.implementations import OpenMpi5

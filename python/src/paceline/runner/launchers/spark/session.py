@@ -22,8 +22,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql.utils import is_remote
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.base.host.kerberos import kerberos_advice
-from paceline.base.host.messages import say
+from paceline.base.host.messages import kerberos_advice, say
 from paceline.collectives.host import wait_until
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import launched_unix_s, rank_environment

@@ -17,13 +17,12 @@ from pyspark import BarrierTaskContext, Broadcast, SparkContext, TaskContext
 
 from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.messages import say
-from paceline.measure.records.attempts import leave_attempt
+from paceline.measure.records.documents import leave_attempt
 from paceline.measure.records.rows import FailureRow
 from paceline.runner.job.context import check_started_once
 from paceline.runner.job.failure_words import rank_failed, starts_again
-from paceline.runner.job.first_failure import RESTARTED_CODES
 from paceline.runner.job.job import Job, parse_job
-from paceline.runner.job.rank_status import RankEnd
+from paceline.runner.job.rank_status import RESTARTED_CODES, RankEnd
 from paceline.runner.job.run_directory import finish, prepare
 from paceline.runner.launchers.spark.barrier import BarrierStage, failed_stage, run_barrier_rank
 from paceline.runner.launchers.spark.mpi.agent import new_token
@@ -37,7 +36,7 @@ from paceline.runner.launchers.spark.session import (
     open_session,
 )
 from paceline.runner.launchers.supervise import wait_for_ranks
-from paceline.train.rank.rounds.exchange import Orders, Report, State, together
+from paceline.train.rank.rounds import Orders, Report, State, together
 
 _POLL_S = 0.2
 _TOO_FEW_SLOTS = "SPARK-24819"  # Spark's name for the error of its own check

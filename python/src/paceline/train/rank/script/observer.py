@@ -33,8 +33,7 @@ from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.observed import ComparedTensor, ModuleCall, Observed, Update
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Observation
+from paceline.plan.trials.trial import Observation, RankContext
 from paceline.train.rank.script.batches import checksums, tensors_in
 from paceline.train.rank.script.modules import (
     CalledModules,

@@ -25,7 +25,7 @@ from paceline.collectives.gloo_group import BACKEND
 from paceline.collectives.nccl_records import record_nccl
 from paceline.collectives.pass_communication import awaiting
 from paceline.collectives.torch_internals import Store
-from paceline.plan.trials.rank_context import RankContext
+from paceline.plan.trials.trial import RankContext
 
 if TYPE_CHECKING:
     from paceline.plan.trials.trial import Trial

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from paceline.base.errors import PacelineError, RankFailed
-from paceline.plan.trials.rank_context import RankContext
+from paceline.plan.trials.trial import RankContext
 
 if TYPE_CHECKING:
     from paceline.plan.trials.trial import Script, Trial

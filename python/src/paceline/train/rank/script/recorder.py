@@ -22,17 +22,15 @@ from torch.optim.optimizer import (
 )
 
 from paceline.base.errors import RankFailed
+from paceline.collectives.message_schedules import share_bounds
 from paceline.collectives.recorder import Recorder
-from paceline.collectives.shares import share_bounds
 from paceline.measure.records.files import JsonlWriter, fields_of
 from paceline.measure.records.layout import RankFiles
 from paceline.measure.records.rows import StepRow
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Training
+from paceline.plan.trials.trial import RankContext, Training
 from paceline.train.rank.script.batches import BatchCounter
-from paceline.train.rank.script.phases import PhaseTimer, StepTimes
+from paceline.train.rank.script.phases import PhaseTimer, StepTimes, report_to
 from paceline.train.rank.script.program import EnoughSteps
-from paceline.train.rank.script.step import report_to
 from paceline.train.rank.spans import Spans
 
 Report = tuple[float | Tensor | None, int | None]  # loss and samples

@@ -15,25 +15,23 @@ from torch.optim import Optimizer
 from paceline.base.errors import UsageError
 from paceline.base.torch_internals.compiler import import_now
 from paceline.collectives.recorder import Recorder
-from paceline.measure.records.attempts import continue_rows
+from paceline.measure.records.documents import continue_rows
 from paceline.measure.records.layout import TrialFiles
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
-from paceline.train.rank.operations import recording
-from paceline.train.rank.peers import Peers, join_peers
-from paceline.train.rank.result import (
+from paceline.plan.trials.trial import RankContext, Trial
+from paceline.train.rank.loop import (
     End,
     write_environment,
     write_rank_weights,
     write_script_result,
 )
+from paceline.train.rank.peers import Peers, join_peers
 from paceline.train.rank.script.modules import CalledModules, flat_parameters, parameter_names
 from paceline.train.rank.script.observer import Observer
 from paceline.train.rank.script.process_group import ProcessGroups
 from paceline.train.rank.script.program import failure_of, run_script, torchrun_variables
 from paceline.train.rank.script.recorder import TrainingRecorder
 from paceline.train.rank.script.tensors import ParameterRecord
-from paceline.train.rank.spans import Spans
+from paceline.train.rank.spans import Spans, recording
 from paceline.train.training.resources import set_threads
 
 # The first optimiser imports it anyway, which takes a second or more; here it counts as import time

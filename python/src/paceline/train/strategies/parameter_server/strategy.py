@@ -36,11 +36,16 @@ from paceline.collectives.recorder import begin_operation
 from paceline.measure.records.communication import StrategyResult
 from paceline.measure.records.rows import UpdateRow
 from paceline.plan.costs.link_cost import all_reduce_bytes
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.parameter_server.descriptor import ParameterServerOptions
-from paceline.train.strategies.parameter_server.messages import Messages, RequestHeader, open_group
-from paceline.train.strategies.parameter_server.server import Server, ServerShard, place_of
+from paceline.train.strategies.parameter_server.messages import (
+    Messages,
+    RequestHeader,
+    Server,
+    ServerShard,
+    open_group,
+    place_of,
+)
 from paceline.train.strategies.reduction.flat_replica import FlatReplica
 from paceline.train.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.train.training.optimizers import TaskOptimizer

@@ -22,17 +22,15 @@ from torch import Tensor, nn
 from paceline.base.errors import UsageError
 from paceline.collectives.node.memory import NodeShare
 from paceline.measure.records.communication import StrategyResult
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Training, Trial
+from paceline.plan.trials.trial import RankContext, Training, Trial
 from paceline.train.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.train.strategies.pipeline.descriptor import PipelineOptions, model_faults
 from paceline.train.training.devices import CPU, lent_to, synchronize
 from paceline.train.training.dropout import set_sample_keys
-from paceline.train.training.fake_tensors import call_fake, fake_mode
 from paceline.train.training.optimizers import TaskOptimizer, trained_parameters
 from paceline.train.training.passes import autocast
-from paceline.train.training.task import Task
-from paceline.train.training.transforms import torch_memory_format
+from paceline.train.training.task import Task, torch_memory_format
+from paceline.train.training.tensors import call_fake, fake_mode
 from paceline.train.workloads.facts import legal_split_points
 
 Layers = list[tuple[str, nn.Module]]

@@ -25,14 +25,18 @@ from torch import Tensor, nn
 from paceline.base.errors import UsageError
 from paceline.measure.records.communication import StrategyResult
 from paceline.measure.records.rows import UpdateRow, own_update
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Training, Trial
+from paceline.plan.trials.trial import RankContext, Training, Trial
 from paceline.train.strategies.pipeline.descriptor import PipelineOptions
-from paceline.train.strategies.pipeline.links import SplitPoint
+from paceline.train.strategies.pipeline.links import SplitPoint, StageWeights
 from paceline.train.strategies.pipeline.partition import GridPosition, Layers, settings_of
-from paceline.train.strategies.pipeline.schedules import Forward, drain_actions, stream_actions
-from paceline.train.strategies.pipeline.stage import Pass, StageLayers, StageTimer
-from paceline.train.strategies.pipeline.stage_weights import StageWeights
+from paceline.train.strategies.pipeline.stage import (
+    Forward,
+    Pass,
+    StageLayers,
+    StageTimer,
+    drain_actions,
+    stream_actions,
+)
 from paceline.train.strategies.pipeline.strategy import PipelineStrategy
 from paceline.train.training.devices import CPU
 from paceline.train.training.state import SavedState

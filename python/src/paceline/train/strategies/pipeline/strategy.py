@@ -27,11 +27,18 @@ from paceline.base.errors import UsageError
 from paceline.collectives.node.shared_node import SharedNode
 from paceline.collectives.recorder import SHARED_REDUCE, begin_operation
 from paceline.measure.records.communication import StrategyResult
-from paceline.plan.trials.rank_context import RankContext
 from paceline.plan.trials.task_rules import micro_batch_fault
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.pipeline.deferred import is_deferred
-from paceline.train.strategies.pipeline.links import SplitPoint, open_split_points
+from paceline.train.strategies.pipeline.links import (
+    ModelState,
+    Ownership,
+    SplitPoint,
+    StageReplicas,
+    StageWeights,
+    TiedGradients,
+    open_split_points,
+)
 from paceline.train.strategies.pipeline.partition import (
     GridPosition,
     Layers,
@@ -40,15 +47,7 @@ from paceline.train.strategies.pipeline.partition import (
     settings_of,
     stage_bounds,
 )
-from paceline.train.strategies.pipeline.schedules import actions
-from paceline.train.strategies.pipeline.stage import Stage
-from paceline.train.strategies.pipeline.stage_weights import (
-    ModelState,
-    Ownership,
-    StageReplicas,
-    StageWeights,
-    TiedGradients,
-)
+from paceline.train.strategies.pipeline.stage import Stage, actions
 from paceline.train.strategies.reduction.factor_exchange import NodeFactors
 from paceline.train.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.train.strategies.reduction.replicate_group import ReplicateGroup

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.base.errors import UsageError
+from paceline.collectives.message_schedules import share_bounds
 from paceline.collectives.node.shared_node import SharedNode
-from paceline.collectives.shares import share_bounds
 from paceline.train.training.state import Elements
 
 # Float32 elements in a cache line of 64 bytes. No two workers write the same line, and parameters

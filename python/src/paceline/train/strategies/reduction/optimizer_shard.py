@@ -18,8 +18,7 @@ from paceline.train.strategies.reduction.sufficient_factors import (
     RowGradients,
     SufficientFactors,
 )
-from paceline.train.training.loss_scale import LossScale
-from paceline.train.training.optimizers import TaskOptimizer, no_gradient
+from paceline.train.training.optimizers import LossScale, TaskOptimizer, no_gradient
 from paceline.train.training.state import (
     WEIGHTS,
     RankState,

@@ -18,12 +18,10 @@ from paceline.base.errors import EnvironmentLacks
 from paceline.collectives.node.memory import gather
 from paceline.measure.records.communication import StrategyResult
 from paceline.plan.costs.link_cost import all_reduce_bytes
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.training.strategy import RankGroups
 from paceline.train.transports.bucket_settings import gradient_options_of
-from paceline.train.transports.compression.bucket import FlatBucket, GradientSum, pack
-from paceline.train.transports.compression.sums import create_sum
+from paceline.train.transports.compression.bucket import FlatBucket, GradientSum, create_sum, pack
 
 
 def group_by_local_rank(places: Mapping[int, tuple[int, int]]) -> list[list[int]]:
@@ -146,7 +144,9 @@ def all_reduce_tensors(tensors: Sequence[Tensor], group: dist.ProcessGroup | Non
         work.wait()
 
 
-def _rank_places(context: RankContext, peers: RankGroups, limit_s: float) -> dict[int, tuple[int, int]]:
+def _rank_places(
+    context: RankContext, peers: RankGroups, limit_s: float
+) -> dict[int, tuple[int, int]]:
     own = f"{context.node_index} {context.local_rank}"
     places = gather(peers.world("replicate groups"), own, limit_s)
     published = [place.split() for place in places]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from paceline.collectives.node.shared_node import SharedNode
-from paceline.collectives.pass_communication import Total
+from paceline.collectives.pass_communication import PassCommunication, Total, awaiting
 from paceline.measure.records.communication import StrategyResult
 from paceline.train.strategies.reduction.factor_exchange import NodeFactors
 from paceline.train.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.train.strategies.reduction.optimizer_shard import OptimizerShard
-from paceline.train.strategies.reduction.replicate_group import ReplicateGroup
-from paceline.train.training.loss_scale import LOSS_SCALE, LossScale
+from paceline.train.strategies.reduction.replicate_group import ReplicateGroup, traffic_of
+from paceline.train.training.optimizers import LOSS_SCALE, LossScale
 from paceline.train.training.state import RankState, SavedState, restore_buffers
 from paceline.train.training.strategy import LocalStrategy
 from paceline.train.training.task import Task
@@ -97,3 +101,113 @@ class ShardedStrategy(LocalStrategy):
         self._replicate_group.close(failed=failed)
         if self._shared is not None:
             self._shared.close(failed=failed)
+
+
+# --- exchange shards between nodes, so that each node steps a part of them (ZeRO-1) --------------
+#
+# Stage 1 of ZeRO (Rajbhandari et al., SC 2020) over the ranks of all nodes. What one rank of a node
+# sums is divided into shards, one for each rank of its replicate group. A step is
+#
+#     reduce-scatter: each rank sums the gradients of its own shard over the group
+#     optimiser step of its own shard
+#     all-gather: each rank takes the weights of the other shards
+#
+# The reduce-scatter is an all-to-all and a sum in the order of the ranks, because the one of Gloo
+# is an all-reduce, which sends twice the bytes (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
+# The all-gather is an all-to-all of equal rows, because the one of Gloo allocates a copy of its
+# output for each message. Holes between these blocks kept up to 13 of them (AlexNet, 27 messages):
+# as much memory as the divided state of the optimiser saves.
+
+
+class ZeroExchange:
+    """Reduce-scatter and all-gather of the shards of a replicate group, in messages that need
+    little memory.
+
+    A message has a row for each shard; rows of shorter shards have an unused end.
+    """
+
+    def __init__(
+        self, shards: Sequence[OptimizerShard], group: dist.ProcessGroup | None, message_mb: float
+    ) -> None:
+        """shards: by rank of the group; each rank steps its own. message_mb: of all rows."""
+        self.communication = PassCommunication()  # operations without the copies around them
+        self._shards, self._group = shards, group
+        self._own = shards[dist.get_rank(group)]
+        longest = max(shard.elements for shard in shards)
+        row = max(1, min(longest, int(message_mb * 2**20) // (4 * len(shards))))
+        self._bounds = [(start, min(start + row, longest)) for start in range(0, longest, row)]
+        self._sent, self._received = torch.zeros(2, len(shards) * row)
+
+    def reduce_scatter(self) -> None:
+        """Sum the gradients of the own shard over the group, in place."""
+        for start, stop in self._bounds:
+            sent, received = self._message(start, stop)
+            for shard, row in zip(self._shards, self._rows(sent), strict=True):
+                for part, place in _places(shard.gradient_tensors(), row, start):
+                    place.copy_(part)
+            self._exchange(received, sent)
+            total = received.view(len(self._shards), -1).sum(0)
+            for part, place in _places(self._own.gradient_tensors(), total, start):
+                part.copy_(place)
+
+    def all_gather(self, tensors_of: Callable[[OptimizerShard], Sequence[Tensor]]) -> None:
+        """Replace the tensors of the other shards by those of the ranks that step them.
+
+        tensors_of: returns weights or gradients of a shard.
+        """
+        for start, stop in self._bounds:
+            sent, received = self._message(start, stop)
+            own, *copies = self._rows(sent)
+            for part, place in _places(tensors_of(self._own), own, start):
+                place.copy_(part)
+            for copy in copies:
+                copy.copy_(own)
+            self._exchange(received, sent)
+            for shard, row in zip(self._shards, self._rows(received), strict=True):
+                if shard is not self._own:
+                    for part, place in _places(tensors_of(shard), row, start):
+                        part.copy_(place)
+
+    def sum_vector(self, values: Tensor) -> None:
+        """Sum a small vector in place over the group."""
+        with self.communication.measured():
+            dist.all_reduce(values, group=self._group)
+
+    def describe(self) -> StrategyResult:
+        """Return sizes and traffic: both operations together send what one all-reduce does."""
+        sizes = [4 * len(self._shards) * (stop - start) for start, stop in self._bounds]
+        return traffic_of(sizes, len(self._shards))
+
+    def _message(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return what is sent and received of the elements from `start` to `stop` of each shard."""
+        elements = len(self._shards) * (stop - start)
+        return self._sent[:elements], self._received[:elements]
+
+    def _exchange(self, received: Tensor, sent: Tensor) -> None:
+        """Send a row to each rank. The time until this thread runs again is no communication: it
+        adds up over many messages where cores are shared."""
+        ended_s: list[float] = []
+        began_s = time.perf_counter()
+        with awaiting():
+            work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
+        assert work is not None, "this rank is in the group"
+        work.get_future().add_done_callback(lambda _: ended_s.append(time.perf_counter()))
+        work.wait()
+        ended_s.append(time.perf_counter())
+        self.communication.total_s += ended_s[0] - began_s
+
+    def _rows(self, message: Tensor) -> Sequence[Tensor]:
+        return message.view(len(self._shards), -1).unbind()
+
+
+def _places(tensors: Iterable[Tensor], row: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield parts of tensors with their places in `row`.
+
+    tensors: shape (elements,) each; one after the other. row: their elements from `start` on.
+    """
+    offset = -start
+    for tensor in tensors:
+        low, high = max(offset, 0), min(offset + len(tensor), len(row))
+        if low < high:
+            yield tensor[low - offset : high - offset], row[low:high]
+        offset += len(tensor)

@@ -32,7 +32,7 @@ from paceline.train.strategies.reduction.flat_layout import (
     copy_shards,
     whole_lines,
 )
-from paceline.train.training.fake_tensors import evaluating
+from paceline.train.training.checkpointing import once
 from paceline.train.training.linear import (
     bias_gradient,
     is_plain_linear,
@@ -40,7 +40,7 @@ from paceline.train.training.linear import (
     linear_that_keeps,
     weight_gradient,
 )
-from paceline.train.training.recomputation import once
+from paceline.train.training.tensors import evaluating
 
 FactorLayer = nn.Linear | nn.Embedding
 # Layer name -> (inputs, gradients of outputs) of one replica, shapes (samples, inputs) and

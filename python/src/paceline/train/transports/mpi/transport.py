@@ -9,8 +9,7 @@ from paceline.collectives.mpi.backend import Options, describe_library
 from paceline.collectives.mpi.process_group import BACKEND
 from paceline.collectives.torch_internals import Store
 from paceline.measure.records.communication import TransportResult
-from paceline.plan.trials.rank_context import RankContext
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.transports.mpi.descriptor import MpiOptions
 from paceline.train.transports.network import DefaultGroupTransport
 

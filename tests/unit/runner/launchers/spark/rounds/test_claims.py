@@ -8,7 +8,7 @@ import pytest
 
 from paceline.base.errors import EnvironmentLacks, RankFailed
 from paceline.plan.trials.trial import Placement
-from paceline.runner.launchers.spark.rounds.claims import Claims
+from paceline.runner.launchers.spark.rounds.round_task import Claims
 
 
 def claims(folder, nodes=1, ranks_per_node=2):

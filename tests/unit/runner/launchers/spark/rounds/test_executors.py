@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.runner.launchers.spark.rounds import executors as module
-from paceline.runner.launchers.spark.rounds.executors import ExecutorPlace, Executors, own_executor
-from paceline.train.rank.rounds.exchange import RankReport
+from paceline.runner.launchers.spark.rounds import round_task as module
+from paceline.runner.launchers.spark.rounds.round_task import ExecutorPlace, Executors, own_executor
+from paceline.train.rank.rounds import RankReport
 
 
 def reports(**executors):

@@ -6,9 +6,8 @@ import pytest
 
 from paceline.runner.launchers.spark.barrier import BarrierTaskFailed, failed_stage
 from paceline.runner.launchers.spark.rounds import round_task as task
-from paceline.runner.launchers.spark.rounds.claims import Claims
-from paceline.runner.launchers.spark.rounds.round_task import run_round_task
-from paceline.train.rank.rounds.exchange import Orders
+from paceline.runner.launchers.spark.rounds.round_task import Claims, run_round_task
+from paceline.train.rank.rounds import Orders
 
 
 @pytest.fixture

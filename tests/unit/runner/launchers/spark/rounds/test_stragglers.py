@@ -8,11 +8,10 @@ import threading
 import pytest
 from tests.support.rows import write_status
 
-from paceline.runner.launchers.spark.rounds import executors as module
-from paceline.runner.launchers.spark.rounds.claims import Claims
+from paceline.runner.launchers.spark.rounds import round_task as module
 from paceline.runner.launchers.spark.rounds.driver import RoundFailed, run_rounds
-from paceline.runner.launchers.spark.rounds.executors import Executors, Stragglers
-from paceline.train.rank.rounds.exchange import RankReport
+from paceline.runner.launchers.spark.rounds.round_task import Claims, Executors, Stragglers
+from paceline.train.rank.rounds import RankReport
 
 
 @pytest.fixture

@@ -12,22 +12,28 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from paceline.base.errors import PacelineError
-from paceline.base.host.clocks import SAME_CLOCK, ClockOffset
+from paceline.base.host.machine import SAME_CLOCK, ClockOffset
 from paceline.measure.records.documents import read_statuses
 from paceline.runner.job.context import rank_context
 from paceline.runner.job.failure_words import NO_REASON, round_task_killed
-from paceline.runner.job.first_failure import FirstFailure, first_failure, written_cause
 from paceline.runner.job.job import Job
-from paceline.runner.job.rank_status import RankEnd, trial_limit, trial_timed_out
+from paceline.runner.job.rank_status import (
+    FirstFailure,
+    RankEnd,
+    first_failure,
+    trial_limit,
+    trial_timed_out,
+    written_cause,
+)
 from paceline.runner.launchers.spark.barrier import failed_stage
-from paceline.runner.launchers.spark.rounds.claims import Claims
-from paceline.runner.launchers.spark.rounds.executors import (
+from paceline.runner.launchers.spark.rounds.round_task import (
+    Claims,
     ExecutorPlace,
     Executors,
     Stragglers,
     lost_executor,
 )
-from paceline.train.rank.rounds.exchange import Carry, Orders, RankReport, Report, State
+from paceline.train.rank.rounds import Carry, Orders, RankReport, Report, State
 from paceline.train.training.resources import RankCores, check_node
 
 RunRound = Callable[[Orders, State | None], Report]  # one task for each rank; raises RoundFailed

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from paceline.base.errors import UsageError
-from paceline.train.strategies.sharded.units import find_units
+from paceline.train.strategies.sharded import find_units
 from paceline.train.training.task import TaskSettings
 from paceline.train.workloads.build import build_model
 

@@ -1,1 +1,0 @@
-"""Parameters, gradients and optimiser state in shards of all ranks (`sharded`): fully_shard."""
