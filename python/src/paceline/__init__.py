@@ -11,7 +11,7 @@ from paceline.train.rank.script.phases import step
 if TYPE_CHECKING:
     from paceline.api import Plan, Run, load, run
     from paceline.plan.spec.values import Target
-    from paceline.train.strategies.reduction.buckets import with_factors
+    from paceline.train.strategies.reduction.ddp_factors import with_factors
     from paceline.train.training.graph_blocks import Blocks
     from paceline.train.training.task import (
         NamedParameters,
@@ -41,7 +41,7 @@ _MODULES = {
     **dict.fromkeys(("Plan", "Run", "load", "run"), "paceline.api"),
     "Blocks": "paceline.train.training.graph_blocks",
     "Target": "paceline.plan.spec.values",
-    "with_factors": "paceline.train.strategies.reduction.buckets",
+    "with_factors": "paceline.train.strategies.reduction.ddp_factors",
 }
 
 
