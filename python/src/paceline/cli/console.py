@@ -1,4 +1,4 @@
-"""Output of commands: JSON, Markdown, and consoles that print text without changes.
+"""Output of commands: JSON, Markdown, plain consoles, closed readers, and the end by a signal.
 
 Rich reads `[name]` as markup and `:name:` as an emoji. Paths, spec keys and messages of other
 programs contain both, so markup is off and styles are given as arguments.

@@ -1,4 +1,4 @@
-"""Point-to-point messages that also progress while no thread waits for them."""
+"""Point-to-point messages of MPI, waits that end, and values of all ranks of the job."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def _moved_on(message: MpiMessage) -> bool:
     return True
 
 
-# --- mPI_COMM_WORLD: values of all ranks, barrier and abort for the job, and names of ranks ------
+# --- MPI_COMM_WORLD: values of all ranks, barrier and abort for the job, and names of ranks ------
 #
 # Importing this initialises MPI, but not torch, which is imported only after a rank has its cores.
 

@@ -1,4 +1,4 @@
-"""POSIX semaphores in memory shared by processes (sem_overview(7)), through ctypes.
+"""Semaphores, bounded waits and signals between processes of a node (sem_overview(7), ctypes).
 
 Why not words and futex(2): POSIX (4.12, Memory Synchronization) guarantees on every processor that
 a process whose `sem_wait` succeeds sees what another process wrote before its `sem_post`. A word

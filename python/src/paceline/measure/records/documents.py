@@ -1,4 +1,4 @@
-"""Documents of a run directory: planned trials, statuses of ranks, the ranking's looks; lock."""
+"""Documents of a run directory: trials, attempts, checkpoints, statuses, looks; its lock."""
 
 from __future__ import annotations
 

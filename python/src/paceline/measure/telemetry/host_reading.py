@@ -1,5 +1,7 @@
-"""Readers for what psutil does not offer (pressure stall information, control groups, page faults,
-context switches of threads), or reads too slowly for many processes (`read_process_io`).
+"""Values of this host, from psutil, the GPUs' library, and readers of the kernel's files.
+
+The readers are for what psutil does not offer (pressure stall information, control groups, page
+faults, context switches of threads), or reads too slowly for many processes (`read_process_io`).
 
 Sources: kernel documentation, accounting/psi; admin-guide/cgroup-v2 (cpu.stat, memory.current);
 cgroup-v1/cpuacct (cpuacct.usage) and memory (memory.usage_in_bytes); scheduler/sched-bwc (cpu.stat
@@ -224,7 +226,7 @@ def _load_nvml() -> Any:
     return pynvml
 
 
-# --- values of this host, from psutil and the readers in `kernel` and `gpus`, by trace column ----
+# --- values of this host by trace column, from psutil and the readers above ----------------------
 
 # Devices that are stacked on other disks or lie in memory: their bytes would count twice.
 _NOT_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")

@@ -1,4 +1,4 @@
-"""Network namespaces, links and a switch, made with `ip` and `tc` (ip-netns(8), tc-tbf(8)).
+"""Hosts of a lab: namespaces, links and a switch, made with `ip` and `tc` (ip-netns(8), tc-tbf(8)).
 
 Each host is a network namespace. A pair of virtual Ethernet interfaces connects it to a bridge,
 which is in another namespace. Existing namespaces are not changed.

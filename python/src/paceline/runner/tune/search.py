@@ -1,5 +1,5 @@
-"""The search: brackets of candidates, measured rung by rung, with the trials of all targets
-interleaved."""
+"""A search: brackets of candidates, measured rung by rung, with the trials of all targets
+interleaved; its short trials, and its findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's rows as flat Polars frames.
+"""A run as data: its rows as flat Polars frames, and their export for other tools.
 
 A nested value has a column for each of its parts, named with a dot: `speedup.median`,
 `cpu_seconds.user`. Frames of trials begin with the columns trial, configuration and repeat.

@@ -30,7 +30,7 @@ from paceline.base.host.remote_files import hadoop_fs
 from paceline.plan.spec.secret_values import holds_secret
 from paceline.plan.spec.values import REMOTE_SCHEMES, is_remote, local_path
 
-# --- hDFS as a file system of pyarrow, through Hadoop's native library ---------------------------
+# --- HDFS as a file system of pyarrow, through Hadoop's native library ---------------------------
 
 _HDFS_CONNECT_S = 60.0
 

@@ -1,4 +1,4 @@
-"""The result of a training (`result.json`), written by the first rank of every kind of trial."""
+"""The training loop, the same for every launcher, and the result that the first rank writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards of a model's tensors: rows of each, divided among all ranks as `fully_shard` does."""
+"""Weights, gradients and optimiser state in shards of all ranks (`sharded`): rows of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline schedules: the order of a stage's passes in one step."""
+"""Stages of a pipeline: the order of a stage's passes, and one stage that runs them."""
 
 from __future__ import annotations
 

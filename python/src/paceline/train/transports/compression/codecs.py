@@ -374,7 +374,7 @@ def unpack(packed: Tensor) -> Tensor:
     return table.index_select(0, packed.to(torch.int32)).view(-1)
 
 
-# --- pyTorch's PowerSGD hook as a compressor -----------------------------------------------------
+# --- PyTorch's PowerSGD hook as a compressor -----------------------------------------------------
 #
 # Vogels, Karimireddy, Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 # Optimization (NeurIPS 2019): a gradient matrix (n, m) is sent as two factors (n, r) and (m, r).
