@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from paceline.base.version import __version__
-from paceline.train.rank.script.phases import step
+from paceline.train.rank.script.step import step
 
 if TYPE_CHECKING:
     from paceline.api import Plan, Run, load, run

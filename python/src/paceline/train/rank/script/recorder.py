@@ -29,7 +29,8 @@ from paceline.measure.records.layout import RankFiles
 from paceline.measure.records.rows import StepRow
 from paceline.plan.trials.trial import RankContext, Training
 from paceline.train.rank.script.batches import BatchCounter
-from paceline.train.rank.script.phases import PhaseTimer, StepTimes, report_to
+from paceline.train.rank.script.phases import PhaseTimer, StepTimes
+from paceline.train.rank.script.step import report_to
 from paceline.train.rank.script.program import EnoughSteps
 from paceline.train.rank.spans import Spans
 
