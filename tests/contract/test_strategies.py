@@ -29,7 +29,8 @@ from torch.nn.functional import cross_entropy
 from paceline.measure.records.documents import CheckpointFolder
 from paceline.measure.records.files import read_jsonl
 from paceline.measure.records.layout import TrialFiles
-from paceline.train.training.state import Position, RankState, StateFiles, write_state
+from paceline.train.training.state import RankState
+from paceline.train.training.state_files import Position, StateFiles, write_state
 from paceline.train.training.task import put_in_memory_format
 from paceline.train.workloads.build import build_model, make_task
 

@@ -30,7 +30,8 @@ from paceline.runner.job.job import read_trial
 from paceline.train.data.batches import FeedOptions, open_feed
 from paceline.train.data.dataset import open_dataset
 from paceline.train.data.row_groups import ParquetSource
-from paceline.train.training.state import Elements, Position, RankState, StateFiles, write_state
+from paceline.train.training.state import Elements, RankState
+from paceline.train.training.state_files import Position, StateFiles, write_state
 
 pytestmark = pytest.mark.functional
 

@@ -31,7 +31,7 @@ from paceline.measure.records.layout import TrialFiles
 from paceline.plan.spec.values import CheckpointSettings
 from paceline.runner.job.rank import begin_attempt
 from paceline.train.rank import train as worker
-from paceline.train.training.state import StateFiles
+from paceline.train.training.state_files import StateFiles
 
 EVERY, EPOCHS = 3, 40  # 120 steps
 LONGEST_S = 1.2  # from a start to its kill

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.measure.records.documents import CheckpointFolder
-from paceline.train.training.state import Position, RankState, StateFiles, write_state
+from paceline.train.training.state import RankState
+from paceline.train.training.state_files import Position, StateFiles, write_state
 
 
 def save_part(

@@ -27,7 +27,7 @@ from paceline.measure.records.documents import CheckpointFolder
 from paceline.plan.trials.trial import RankContext
 from paceline.train.rank.peers import join_peers
 from paceline.train.strategies import TrainBatch, create_strategy
-from paceline.train.training.state import Position, StateFiles, write_state
+from paceline.train.training.state_files import Position, StateFiles, write_state
 from paceline.train.training.task import Task, TaskSettings
 
 FEATURES, SAMPLES, BATCH, STEPS = 8, 48, 12, 80

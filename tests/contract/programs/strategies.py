@@ -31,7 +31,7 @@ from paceline.plan.trials.sample_order import SampleOrder
 from paceline.train.rank.peers import join_peers
 from paceline.train.strategies import TrainBatch, create_strategy
 from paceline.train.training.checkpointing import checkpoint_activations
-from paceline.train.training.state import Position, StateFiles, write_state
+from paceline.train.training.state_files import Position, StateFiles, write_state
 from paceline.train.training.task import put_in_memory_format, torch_memory_format
 from paceline.train.workloads.build import build_model, task_of
 

@@ -16,8 +16,9 @@ from click.testing import CliRunner
 from paceline.base.errors import DataError, ExitCode
 from paceline.cli import doctor, main
 from paceline.cli.app import app
-from paceline.cli.console import plain_console, signals_raise
+from paceline.cli.console import plain_console
 from paceline.cli.doctor import MachineFinding
+from paceline.cli.signals import signals_raise
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ import signal, sys, time
 from types import SimpleNamespace
 from paceline.cli import doctor
 from paceline.cli import main
-from paceline.cli import console as signals
+from paceline.cli import signals
 
 now_s = 100.0
 signals.time = SimpleNamespace(monotonic=lambda: now_s)

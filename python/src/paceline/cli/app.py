@@ -16,7 +16,8 @@ from paceline.base.errors import ExitCode, PacelineError
 from paceline.base.host.memory import permanent_objects
 from paceline.base.host.messages import say, show_warning
 from paceline.base.host.programs import missing_extra
-from paceline.cli.console import EndedBySignal, reader_may_end, signals_raise
+from paceline.cli.signals import EndedBySignal, signals_raise
+from paceline.cli.streams import reader_may_end
 
 # Set to 1, it makes Python show the stack trace of an error of the operating system.
 _TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"

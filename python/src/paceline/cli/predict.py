@@ -20,7 +20,7 @@ from paceline.analysis.predict.prediction import (
 )
 from paceline.analysis.trial.reading import load_manifest
 from paceline.base.errors import NotComparable
-from paceline.cli.console import continued_by, plain_console, print_json, repeated_command
+from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
     all_of,
     count,
@@ -30,6 +30,7 @@ from paceline.cli.options import (
     run_dirs_argument,
 )
 from paceline.cli.progress import ConsoleProgress
+from paceline.cli.signals import continued_by, repeated_command
 from paceline.measure.records.files import fields_of
 from paceline.runner.trials.directory import check_machine
 from paceline.runner.trials.experiment import SHARE_REPEATS, run_share

@@ -11,7 +11,7 @@ from paceline.base.errors import DataError
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, run_dir_argument
 from paceline.show.export.run_data import RunData
-from paceline.show.report.attached import overview, profile_view
+from paceline.show.report.profile import overview, profile_view
 
 
 @click.command("profile")

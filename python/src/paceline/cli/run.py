@@ -13,12 +13,14 @@ from paceline import api
 from paceline.api import Run
 from paceline.base.errors import NotComparable
 from paceline.cli.compare import print_table
-from paceline.cli.console import continued_by, plain_console, print_json, reader_may_end
+from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import ExperimentCommand, ExperimentRequest, takes_experiment
 from paceline.cli.findings import print_findings
 from paceline.cli.options import existing_run, json_option, out_option
 from paceline.cli.plan import show_plan
 from paceline.cli.progress import ConsoleProgress
+from paceline.cli.signals import continued_by
+from paceline.cli.streams import reader_may_end
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import Spec
 from paceline.plan.spec.loading import shipped_experiments

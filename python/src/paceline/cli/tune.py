@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.console import continued_by, print_json
+from paceline.cli.console import print_json
 from paceline.cli.findings import print_batch_findings, print_findings
 from paceline.cli.options import (
     all_of,
@@ -21,6 +21,7 @@ from paceline.cli.options import (
     spec_argument,
 )
 from paceline.cli.progress import ConsoleProgress
+from paceline.cli.signals import continued_by
 from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import Spec, load_spec

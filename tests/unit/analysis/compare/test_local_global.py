@@ -16,7 +16,7 @@ from paceline.analysis.compare.row import RowSpeed
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.usage import HostUsage
-from paceline.show.report.sections import node_figure_sentences
+from paceline.show.report.strategies import node_figure_sentences
 
 
 def _under(way: Any, launcher: str, **changes: object) -> Any:

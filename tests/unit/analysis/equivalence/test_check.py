@@ -20,8 +20,9 @@ from paceline.analysis.equivalence.check import (
     read_equivalence,
     write_equivalence,
 )
-from paceline.analysis.equivalence.checks import Check, tolerance
+from paceline.analysis.equivalence.checks import Check
 from paceline.analysis.equivalence.tensor_checks import tensor_differences
+from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.base.errors import DataError, NotComparable
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.sample_order import SampleOrder

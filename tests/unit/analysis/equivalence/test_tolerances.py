@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.analysis.equivalence.checks import tolerance
+from paceline.analysis.equivalence.tolerances import tolerance
 
 DERIVED = 2.0**-11
 

@@ -14,8 +14,8 @@ from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import Comparison, compare_run
-from paceline.analysis.equivalence.checks import tolerance
 from paceline.analysis.equivalence.record_checks import evaluation_check
+from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.tables import compact_trial

@@ -7,8 +7,8 @@ import importlib
 import pytest
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.runner.attach import rank as place_module
-from paceline.runner.attach.rank import AttachedRank, own_place
+from paceline.runner.attach import place as place_module
+from paceline.runner.attach.place import AttachedRank, own_place
 from paceline.runner.attach.startup import sitecustomize
 
 TORCHRUN = {

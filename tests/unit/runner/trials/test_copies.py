@@ -11,7 +11,8 @@ from paceline.base.errors import EnvironmentLacks, RankFailed, UsageError
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.runner.trials.copies import copied_at_end
-from paceline.train.data.location import location_of, make_new, remote_folder
+from paceline.train.data.location import location_of
+from paceline.train.data.remote_folder import make_new, remote_folder
 
 
 @pytest.fixture

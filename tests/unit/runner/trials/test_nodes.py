@@ -30,7 +30,7 @@ from paceline.runner.job.run_directory import Delivery, in_folder, new_folder
 from paceline.runner.launchers.base import Command
 from paceline.runner.trials import copies as nodes
 from paceline.runner.trials.copies import collect, published
-from paceline.train.data.location import remote_folder
+from paceline.train.data.remote_folder import remote_folder
 
 # The package exports the function under the name of the module.
 run_trial_module = importlib.import_module("paceline.runner.trials.run_trial")

@@ -13,8 +13,8 @@ from tests.unit.analysis import operations as made
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.trial.communication import TrialCommunication, trial_communication
 from paceline.measure.records.layout import RunFiles
-from paceline.show.report.attached import communication_section, overview, profile_view, size_words
 from paceline.show.report.document import render
+from paceline.show.report.profile import communication_section, overview, profile_view, size_words
 
 
 @pytest.fixture

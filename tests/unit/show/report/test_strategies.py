@@ -11,7 +11,7 @@ import pytest
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import Comparison, compare_run
-from paceline.show.report import sections as strategies
+from paceline.show.report import strategies
 from paceline.show.report.figures.speed import local_global_chart, local_use_chart
 from paceline.show.report.section import Detail, Section
 

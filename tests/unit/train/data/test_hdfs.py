@@ -8,7 +8,7 @@ import pytest
 from pyarrow import fs
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.train.data import location as hdfs
+from paceline.train.data import hdfs
 from paceline.train.data.location import location_of
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.support.fabricated_samples import ROWS, FakeFeed, opening
 
-from paceline.train.rank import rounds
+from paceline.train.rank.rounds import train as rounds
 from paceline.train.rank import train as worker
 
 

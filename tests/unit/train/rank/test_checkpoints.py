@@ -21,7 +21,8 @@ from paceline.plan.spec.values import CheckpointSettings
 from paceline.runner.job.rank import begin_attempt
 from paceline.train.rank import train as worker
 from paceline.train.rank.checkpoints import CheckpointWriter
-from paceline.train.training.state import Position, RankState
+from paceline.train.training.state import RankState
+from paceline.train.training.state_files import Position
 
 
 class KilledError(Exception):

@@ -7,7 +7,7 @@ import torch
 from tests.support.models import TINY_VGG
 from tests.support.strategies import prepared, train_batch
 
-from paceline.analysis.equivalence.checks import tolerance
+from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.train.strategies import create_strategy
 from paceline.train.training.devices import InputMover, Stopwatch, device_of, use_device
 from paceline.train.training.tensors import sha256_of

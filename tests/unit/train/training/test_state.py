@@ -8,17 +8,17 @@ from tests.support.checkpoints import read_checkpoint, save_part
 from torch import nn
 
 from paceline.base.errors import DataError, UsageError
-from paceline.train.training import state as state_files
+from paceline.train.training import state_files
 from paceline.train.training.optimizers import TaskOptimizer
 from paceline.train.training.state import (
     Elements,
     RankState,
-    StateFiles,
     divisible,
     join_elements,
     restore_model,
     restore_optimizer,
 )
+from paceline.train.training.state_files import StateFiles
 from paceline.train.training.task import Task, TaskSettings
 
 

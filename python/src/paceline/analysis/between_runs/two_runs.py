@@ -25,7 +25,7 @@ from paceline.analysis.equivalence.check import (
     measured_rounding,
     plainness,
 )
-from paceline.analysis.equivalence.checks import tolerance
+from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.analysis.statistics.intervals import Estimate, Interval, holm, welch_difference
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.evaluation import read_evaluations, target_time

@@ -25,7 +25,6 @@ from paceline.analysis.equivalence.checks import (
     not_judged,
     sample_log_check,
     script_checks,
-    tolerance,
     training_check,
 )
 from paceline.analysis.equivalence.record_checks import (
@@ -43,6 +42,7 @@ from paceline.analysis.equivalence.tensor_checks import (
     replay_checks,
     weights_check,
 )
+from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.analysis.trial.evaluation import read_evaluations
 from paceline.analysis.trial.reading import TrialRecord, load_trial, why_not_equivalent
 from paceline.analysis.trial.steps import global_steps

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.analysis.equivalence.checks import LEAST_MISTAKE, ROOM, some, tolerance
+from paceline.analysis.equivalence.sample_log import some
+from paceline.analysis.equivalence.tolerances import LEAST_MISTAKE, ROOM, tolerance
 from paceline.measure.records.observed import ComparedTensor, ModuleCall, Observed, Update
 
 _NOISE = 2.0**-13  # share of the norm of all tensors below which one tensor is noise

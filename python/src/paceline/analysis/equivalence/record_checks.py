@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from paceline.analysis.equivalence.checks import Check, Tolerance, not_decisive, some
+from paceline.analysis.equivalence.checks import Check, not_decisive
+from paceline.analysis.equivalence.sample_log import some
+from paceline.analysis.equivalence.tolerances import Tolerance
 from paceline.analysis.statistics.intervals import CONFIDENCE, spread_of_pairs
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.analysis.trial.reading import TrialRecord

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from paceline.analysis.equivalence.checks import Check, Tolerance, not_decisive
+from paceline.analysis.equivalence.checks import Check, not_decisive
+from paceline.analysis.equivalence.tolerances import Tolerance
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.base.errors import DataError, NotComparable
 from paceline.measure.records.phases import (

@@ -13,7 +13,7 @@ from paceline.base.host.processes import command_line_of, parent_of, process_sta
 from paceline.collectives.host import Process
 from paceline.plan.spec.extensions import LAUNCHERS
 from paceline.plan.trials.trial import RankContext, StoreAddress, Trial
-from paceline.train.data.location import url_below
+from paceline.train.data.remote_folder import url_below
 
 
 def rank_context(rank: int, hosts: Sequence[str], store: StoreAddress | None) -> RankContext:

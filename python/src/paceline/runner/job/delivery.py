@@ -17,7 +17,7 @@ from paceline.measure.records.layout import TrialFiles
 from paceline.measure.telemetry import sidecar_is_alive
 from paceline.runner.job.context import Order
 from paceline.runner.job.rank_status import run_guarded
-from paceline.train.data.location import remote_folder
+from paceline.train.data.remote_folder import remote_folder
 
 _POLL_S = 0.5
 

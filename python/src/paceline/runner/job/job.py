@@ -22,7 +22,7 @@ from paceline.plan.spec.loading import load_spec
 from paceline.plan.trials.planning import matching, no_match, plan_trials, repeated
 from paceline.plan.trials.trial import Trial, trial_name
 from paceline.runner.job.context import RemotePlace, launching_pid
-from paceline.train.data.location import remote_folder
+from paceline.train.data.remote_folder import remote_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import Order, launched_unix_s
 from paceline.runner.job.job import Job
 from paceline.runner.job.rank_status import RankEnd, outcome_status
-from paceline.train.data.location import remote_folder
+from paceline.train.data.remote_folder import remote_folder
 
 
 def prepare(job: Job) -> None:

@@ -23,7 +23,7 @@ from paceline.plan.spec.extensions import LAUNCHERS
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import RemotePlace
 from paceline.runner.job.run_directory import needs_run_directory
-from paceline.train.data.location import make_new, remote_folder, url_below
+from paceline.train.data.remote_folder import make_new, remote_folder, url_below
 
 
 @contextmanager

@@ -20,8 +20,7 @@ from paceline.analysis.statistics.intervals import CONFIDENCE, WIDEST
 from paceline.analysis.trial.host_frames import read_series
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.measure.records.phases import ALL_PHASES
-from paceline.show.report import sections as strategies
-from paceline.show.report.attached import communication_section
+from paceline.show.report import strategies
 from paceline.show.report.columns import comparison_table, mark_sentences, table_title
 from paceline.show.report.explain import causes_section
 from paceline.show.report.figures.charts import Chart, plotly_js, rank_time_chart, step_time_chart
@@ -32,6 +31,7 @@ from paceline.show.report.figures.speed import (
     speedup_chart,
     step_distribution_chart,
 )
+from paceline.show.report.profile import communication_section
 from paceline.show.report.provenance import (
     commands_section,
     equivalence_section,

@@ -40,7 +40,8 @@ from paceline.measure.records.rows import CheckpointRow, StepRow
 from paceline.plan.trials.sample_order import SampleOrder
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.rank.peers import Peers
-from paceline.train.training.state import Position, RankState, StateFiles, write_state
+from paceline.train.training.state import RankState
+from paceline.train.training.state_files import Position, StateFiles, write_state
 from paceline.train.training.strategy import LocalStrategy
 
 if TYPE_CHECKING:

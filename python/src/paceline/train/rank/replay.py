@@ -30,7 +30,8 @@ from paceline.measure.records.rows import Replayed
 from paceline.plan.spec.models import Overrides
 from paceline.train.rank.checkpoints import training_sha256
 from paceline.train.rank.repeated_steps import RoundingProbe, StepRepeater, compares_weights
-from paceline.train.training.state import RATES, WEIGHTS, Position, StateFiles, write_state
+from paceline.train.training.state import RATES, WEIGHTS
+from paceline.train.training.state_files import Position, StateFiles, write_state
 from paceline.train.training.strategy import LocalStrategy
 from paceline.train.training.tensors import update_l2
 

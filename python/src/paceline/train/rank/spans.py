@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.collectives.recorder import Operation, Recorder, Report, reporting
 from paceline.measure.records.files import JsonlWriter
-from paceline.measure.records.pending import OperationNotes
-from paceline.measure.records.rows import CommunicationRow, SpanName, SpanRow
+from paceline.measure.records.rows import SpanName, SpanRow
 
 
 class Spans(JsonlWriter):
@@ -41,26 +39,3 @@ class Spans(JsonlWriter):
 
     def _unix_s(self) -> float:
         return self._unix_offset_s + time.monotonic()
-
-
-# --- rows of the operations of this rank's process groups ----------------------------------------
-
-
-@contextmanager
-def recording(file: Path, notes: Path | None = None) -> Iterator[Recorder]:
-    """Write every operation of this process into `file` while the context is active.
-
-    notes: the file of the last operations, for `paceline stacks`.
-    """
-    noted = nullcontext() if notes is None else closing(OperationNotes(notes))
-    with JsonlWriter(file) as rows, noted as used, reporting(writing_to(rows), used) as recorder:
-        yield recorder
-
-
-def writing_to(rows: JsonlWriter) -> Report:
-    """Return a function that writes a row for each operation."""
-
-    def write(operations: Sequence[Operation]) -> None:
-        rows.write_all([CommunicationRow(**vars(operation)) for operation in operations])
-
-    return write

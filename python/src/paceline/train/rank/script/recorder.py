@@ -30,8 +30,8 @@ from paceline.measure.records.rows import StepRow
 from paceline.plan.trials.trial import RankContext, Training
 from paceline.train.rank.script.batches import BatchCounter
 from paceline.train.rank.script.phases import PhaseTimer, StepTimes
-from paceline.train.rank.script.step import report_to
 from paceline.train.rank.script.program import EnoughSteps
+from paceline.train.rank.script.step import report_to
 from paceline.train.rank.spans import Spans
 
 Report = tuple[float | Tensor | None, int | None]  # loss and samples

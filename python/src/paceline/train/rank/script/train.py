@@ -24,6 +24,7 @@ from paceline.train.rank.loop import (
     write_rank_weights,
     write_script_result,
 )
+from paceline.train.rank.operations import recording
 from paceline.train.rank.peers import Peers, join_peers
 from paceline.train.rank.script.modules import CalledModules, flat_parameters, parameter_names
 from paceline.train.rank.script.observer import Observer
@@ -31,7 +32,7 @@ from paceline.train.rank.script.process_group import ProcessGroups
 from paceline.train.rank.script.program import failure_of, run_script, torchrun_variables
 from paceline.train.rank.script.recorder import TrainingRecorder
 from paceline.train.rank.script.tensors import ParameterRecord
-from paceline.train.rank.spans import Spans, recording
+from paceline.train.rank.spans import Spans
 from paceline.train.training.resources import set_threads
 
 # The first optimiser imports it anyway, which takes a second or more; here it counts as import time

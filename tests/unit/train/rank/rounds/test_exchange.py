@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.support.rows import STEP
 
-from paceline.train.rank.rounds import (
+from paceline.train.rank.rounds.exchange import (
     Carry,
     Orders,
     RankReport,

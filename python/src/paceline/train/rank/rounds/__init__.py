@@ -1,0 +1,1 @@
+"""Ranks that train in rounds of tasks, with transport `spark-rounds`."""
