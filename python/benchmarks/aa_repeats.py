@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common import write_results
-from paceline.analysis.between_runs.two_runs import read_speeds
+from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.statistics.fastest import find_fastest
 from paceline.analysis.statistics.intervals import holm, welch_difference
 from paceline.analysis.statistics.layout import fit_layout, log_ratio, log_speed

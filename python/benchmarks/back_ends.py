@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common import median_interval, paired_ratio, write_results
-from paceline.analysis.between_runs.two_runs import RunSpeeds, read_speeds
+from paceline.analysis.between_runs.speeds import RunSpeeds, read_speeds
 from paceline.measure.records.layout import RunFiles
 
 

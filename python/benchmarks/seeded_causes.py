@@ -23,7 +23,7 @@ from typing import Any
 
 from common import made_dataset, write_results
 from control_groups import Skipped
-from paceline.analysis.between_runs.two_runs import trial_speed
+from paceline.analysis.between_runs.speeds import trial_speed
 from paceline.analysis.explain.evidence import ExplainedTrials
 from paceline.analysis.explain.explanation import Explanation, explain
 from paceline.analysis.statistics.rates import RunRates

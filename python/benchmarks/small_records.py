@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 import paceline
 from common import median_interval, shown, write_results
-from paceline.train.data.items import register
+from paceline.train.data.register import register
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the S3 server of the tests
 from tests.support.s3 import CREDENTIALS, s3_server

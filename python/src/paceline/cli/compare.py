@@ -9,15 +9,15 @@ from pathlib import Path
 
 import click
 
+from paceline.analysis.between_runs.differences import run_differences
 from paceline.analysis.between_runs.gate import Gate, judge
-from paceline.analysis.between_runs.two_runs import (
+from paceline.analysis.between_runs.speeds import (
     RunSpeeds,
-    compare_runs,
     read_reference,
     read_speeds,
-    run_differences,
     write_reference,
 )
+from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import Comparison
 from paceline.base.errors import ExitCode, NotComparable

@@ -15,7 +15,7 @@ from paceline.cli.progress import data_progress
 from paceline.plan.spec.extensions import WORKLOADS
 from paceline.train.data.dataset import inspect_dataset
 from paceline.train.data.ingest import ingest
-from paceline.train.data.items import register
+from paceline.train.data.register import register
 from paceline.train.data.synth import synthesise
 
 _PATH = click.Path(path_type=Path)

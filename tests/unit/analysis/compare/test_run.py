@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.between_runs.two_runs import read_speeds
+from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.base.errors import DataError, NotComparable, UsageError

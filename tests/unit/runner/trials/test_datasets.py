@@ -15,7 +15,7 @@ from paceline.plan.spec import descriptors
 from paceline.plan.spec.model_facts import ModelFacts
 from paceline.plan.spec.models import Experiment
 from paceline.runner.trials.planning import make_datasets
-from paceline.train.data.items import register
+from paceline.train.data.register import register
 
 
 @pytest.fixture

@@ -27,8 +27,7 @@ from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import load_spec
 from paceline.plan.trials.trial import Trial
-from paceline.runner.trials import experiment
-from paceline.runner.trials import equivalence
+from paceline.runner.trials import equivalence, experiment
 from paceline.runner.trials.directory import recorded_spec, spec_of_further_repeats
 from paceline.runner.trials.run_trial import failure_of_all
 

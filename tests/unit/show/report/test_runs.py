@@ -8,12 +8,9 @@ from pathlib import Path
 from tests.support.terminal import shown as text
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.between_runs.two_runs import (
-    Difference,
-    compare_runs,
-    read_speeds,
-    run_differences,
-)
+from paceline.analysis.between_runs.differences import Difference, run_differences
+from paceline.analysis.between_runs.speeds import read_speeds
+from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.show.report.runs import configuration_names, runs_view
 
 

@@ -20,8 +20,8 @@ from paceline.train.data import synth
 from paceline.train.data.batches import Batch, FeedOptions, open_feed
 from paceline.train.data.dataset import inspect_dataset, open_dataset
 from paceline.train.data.images import decode
-from paceline.train.data.items import register
 from paceline.train.data.manifest import MANIFEST_NAME, decode_column, field_of
+from paceline.train.data.register import register
 from paceline.train.data.row_groups import ParquetSource
 
 RNG = np.random.default_rng(3)

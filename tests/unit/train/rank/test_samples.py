@@ -10,7 +10,7 @@ import pytest
 from paceline.base.errors import UsageError
 from paceline.collectives.node.memory import SoloNode
 from paceline.train.data.dataset import order_of
-from paceline.train.data.items import register
+from paceline.train.data.register import register
 from paceline.train.rank.samples import open_samples
 
 TASKS = """

@@ -13,7 +13,7 @@ from tests.unit.train.strategies.own_training import TRIALS, train, train_by_han
 from paceline.base.errors import DataError, UsageError
 from paceline.plan.spec.extensions import WORKLOADS
 from paceline.plan.trials.sample_order import SampleRandom
-from paceline.train.data.items import ImagesWithMasks
+from paceline.train.data.masks import ImagesWithMasks
 from paceline.train.rank.evaluation import metric_sums
 from paceline.train.training.passes import summed_loss
 from paceline.train.training.strategy import TrainBatch

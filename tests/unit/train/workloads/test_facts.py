@@ -13,7 +13,7 @@ import pytest
 from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.plan.spec.extensions import WORKLOADS
 from paceline.plan.spec.model_facts import model_facts
-from paceline.train.data.items import register
+from paceline.train.data.register import register
 from paceline.train.workloads.build import make_task, on_meta_device
 from paceline.train.workloads.facts import derive_facts
 

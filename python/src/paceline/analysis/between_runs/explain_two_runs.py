@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from paceline.analysis.between_runs.two_runs import Difference, run_differences, tested_pairs
+from paceline.analysis.between_runs.differences import Difference, run_differences
+from paceline.analysis.between_runs.two_runs import tested_pairs
 from paceline.analysis.compare.run import Comparison, speed_ranking
 from paceline.analysis.explain.evidence import ExplainedTrials
 from paceline.analysis.explain.explanation import Explanation, explain

@@ -17,11 +17,9 @@ import scipy
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass as json_dataclass
 
-from paceline.analysis.between_runs.two_runs import (
-    RunSpeeds,
-    paired_differences,
-    why_other_training,
-)
+from paceline.analysis.between_runs.same_training import why_other_training
+from paceline.analysis.between_runs.speeds import RunSpeeds
+from paceline.analysis.between_runs.two_runs import paired_differences
 from paceline.analysis.statistics.intervals import (
     CONFIDENCE,
     Estimate,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from paceline.analysis.between_runs.two_runs import target_speed, trial_speed
+from paceline.analysis.between_runs.speeds import target_speed, trial_speed
 from paceline.analysis.equivalence.check import read_equivalence
 from paceline.analysis.statistics.intervals import FIRST_LOOK, levels
 from paceline.analysis.statistics.rates import RepeatRate, RunRates

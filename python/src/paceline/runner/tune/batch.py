@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.between_runs.two_runs import trial_speed
+from paceline.analysis.between_runs.speeds import trial_speed
 from paceline.analysis.trial.reading import load_trial
 from paceline.base.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.base.host.machine import usable_cores

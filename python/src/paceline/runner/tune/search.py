@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.between_runs.two_runs import trial_speed
+from paceline.analysis.between_runs.speeds import trial_speed
 from paceline.analysis.equivalence.check import read_equivalence
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.rates import RepeatRate, RunRates

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, one_hot, relu
 
 from paceline.base.errors import UsageError
 from paceline.plan.trials.sample_order import SampleRandom
-from paceline.train.data.items import ImagesWithMasks, Pair
+from paceline.train.data.masks import ImagesWithMasks, Pair
 from paceline.train.training.task import NamedParameters, Sums, Task, TaskOptions
 from paceline.train.workloads.resnet import EXPANSION, convolution, residual_layers, shortcut
 

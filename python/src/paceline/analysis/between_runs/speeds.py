@@ -1,0 +1,142 @@
+"""Speeds of the finished trials of a run, without their causes.
+
+For comparisons of whole runs, and for the decision whether another repeat is needed. Reading a run
+this way takes a small part of the time of `compare_run`. A reference file keeps the speeds of a run
+whose directory is gone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.analysis.between_runs.same_training import BaselineTraining, baseline_training
+from paceline.analysis.compare.compute_row import combined_equivalence, repeats_itself
+from paceline.analysis.equivalence.check import (
+    Equivalence,
+    equivalence_baseline,
+    equivalence_of,
+    plainness,
+)
+
+# The types of the fields are needed at run time, because references are read from JSON.
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
+from paceline.analysis.trial.evaluation import read_evaluations, target_time
+from paceline.analysis.trial.reading import TrialRecord, by_workload, load_manifest, load_run
+from paceline.analysis.trial.steps import global_steps, samples_rate
+from paceline.base.errors import DataError
+from paceline.measure.records.files import document, jsonable, write_json
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.rows import SCHEMA
+from paceline.plan.trials.trial import Trial
+
+_MOST_REFERENCE_BYTES = 2**24
+_LARGEST_LOG = 50.0  # of a speed, either way
+_KEPT_OF_MANIFEST = (
+    "schema", "name", "created_unix_s", "host", "versions", "packages", "git", "spec_toml",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpeeds:
+    """Samples per second of the finished trials, by configuration and repeat."""
+
+    manifest: Mapping[str, Any]
+    rates: dict[str, dict[int, RepeatRate]] = field(default_factory=dict)
+    trials: dict[str, Trial] = field(default_factory=dict)  # one repeat of each configuration
+    # None: a repeat was not checked, or is lossy on purpose
+    equivalent: dict[str, bool | None] = field(default_factory=dict)
+    differences: dict[str, str] = field(default_factory=dict)  # of those that are not equivalent
+    unfinished: tuple[str, ...] = ()  # configurations without a finished repeat
+    # by workload; of the first repeat, if it finished and could be repeated with equal weights
+    baselines: dict[str, BaselineTraining] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def of_workload(self, workload: str) -> RunRates:
+        """Return the speeds of one workload's configurations."""
+        return RunRates(
+            {n: r for n, r in self.rates.items() if self.trials[n].training.workload == workload}
+        )
+
+    @property
+    def workloads(self) -> list[str]:
+        return list(dict.fromkeys(trial.training.workload for trial in self.trials.values()))
+
+
+def trial_speed(record: TrialRecord) -> RepeatRate | None:
+    """Return the samples per second of the steady steps of a trial; None if it has none."""
+    return samples_rate(record, global_steps(record))
+
+
+def target_speed(record: TrialRecord) -> RepeatRate | None:
+    """Return the rate at which a trial reached its target; None if it missed it."""
+    steps = global_steps(record)
+    found = target_time(record, steps, read_evaluations(record, steps))
+    return found.rate if found is not None and found.reached else None
+
+
+def read_speeds(run: RunFiles) -> RunSpeeds:
+    """Read the speeds of a run. Raises DataError if a file is damaged."""
+    manifest, records = load_manifest(run), load_run(run)
+    found = RunSpeeds(manifest=manifest)
+    for workload, finished in by_workload(r for r in records if r.finished).items():
+        _add_workload(found, workload, finished)
+    every = dict.fromkeys(record.trial.configuration for record in records)
+    return replace(found, unfinished=tuple(name for name in every if name not in found.rates))
+
+
+def write_reference(path: Path, speeds: RunSpeeds) -> None:
+    """Write what a later run can be compared with."""
+    rates = {
+        name: {repeat: RepeatRate(log_rate=rate.log_rate) for repeat, rate in found.items()}
+        for name, found in speeds.rates.items()
+    }
+    manifest = {key: speeds.manifest[key] for key in _KEPT_OF_MANIFEST if key in speeds.manifest}
+    write_json(path, jsonable(replace(speeds, rates=rates, manifest=manifest)))
+
+
+def read_reference(path: Path) -> RunSpeeds:
+    """Read a file of `write_reference`. Raises DataError if it is something else."""
+    size = path.stat().st_size
+    if size > _MOST_REFERENCE_BYTES:
+        raise DataError(
+            f"{path}: expected a reference of at most {_MOST_REFERENCE_BYTES} bytes, got {size}; "
+            "`paceline compare RUN_DIR --save-reference FILE` writes one"
+        )
+    found = document(path, RunSpeeds)
+    if found is None or found.schema != SCHEMA:
+        raise DataError(f"{path}: expected a reference of schema {SCHEMA}")
+    logs = [rate.log_rate for rates in found.rates.values() for rate in rates.values()]
+    if not all(math.isfinite(log) and abs(log) < _LARGEST_LOG for log in logs):
+        raise DataError(f"{path}: expected logarithms of speeds, found other numbers in `rates`")
+    if not found.rates.keys() <= found.trials.keys() & found.equivalent.keys():
+        raise DataError(f"{path}: expected a trial for each configuration of `rates`")
+    return found
+
+
+def _add_workload(found: RunSpeeds, workload: str, finished: Sequence[TrialRecord]) -> None:
+    baselines = [record for record in finished if record.trial.is_baseline]
+    is_repeatable = repeats_itself(baselines)
+    checks: dict[str, list[Equivalence | None]] = defaultdict(list)
+    for record in finished:
+        steps = global_steps(record)
+        speed = samples_rate(record, steps)
+        if speed is None:
+            continue
+        name = record.trial.configuration
+        found.rates.setdefault(name, {})[record.trial.repeat] = speed
+        found.trials.setdefault(name, record.trial)
+        baseline = equivalence_baseline(record, baselines)
+        checks[name].append(None if baseline is None else equivalence_of(record.files, baseline))
+        if is_repeatable and record is min(baselines, key=plainness, default=None):
+            found.baselines[workload] = baseline_training(record, steps)
+    for name, each in checks.items():
+        verdicts = [None if check is None else check.equivalent for check in each]
+        found.equivalent[name] = combined_equivalence(verdicts, is_repeatable)
+        if found.equivalent[name] is False:
+            faults = (fault for check in each if check is not None for fault in check.faults)
+            found.differences[name] = next(faults)
