@@ -22,7 +22,7 @@ from ranks import make_context, make_trial
 
 from paceline.train.rank.peers import join_peers
 from paceline.train.transports.bucket_settings import GradientOptions
-from paceline.train.transports.compression.bucket import FlatBucket, create_sum, pack
+from paceline.train.transports.bucket_sums import FlatBucket, create_sum, pack
 
 METHODS: dict[str, dict[str, Any]] = {
     "none": {},

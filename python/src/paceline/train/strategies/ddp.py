@@ -58,7 +58,7 @@ from paceline.train.training.strategy import (
 )
 from paceline.train.training.task import Task
 from paceline.train.transports.bucket_settings import gradient_options_of
-from paceline.train.transports.compression.bucket import create_sum
+from paceline.train.transports.bucket_sums import create_sum
 
 # Where the large gradients are not sent, smaller buckets begin earlier and keep the link busy.
 _REST_BUCKET_MB = 2.0

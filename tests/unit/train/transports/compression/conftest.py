@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.base.torch_internals import HashStore
-from paceline.train.transports.compression.bucket import FlatBucket, pack
+from paceline.train.transports.bucket_sums import FlatBucket, pack
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.train.transports.bucket_settings import CompressionSettings
-from paceline.train.transports.compression.bucket import create_compressor
+from paceline.train.transports.bucket_sums import create_compressor
 from paceline.train.transports.compression.codecs import (
     START_STEP,
     Blockwise,

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from paceline.train.transports.compression.bucket import (
+from paceline.train.transports.bucket_sums import (
     CompressedSum,
     FlatBucket,
     InFlight,

@@ -11,7 +11,7 @@ from paceline.base.torch_internals import GradBucket
 from paceline.collectives.device_clock import Mark
 from paceline.measure.records.communication import StrategyResult
 from paceline.train.training.devices import Stopwatch
-from paceline.train.transports.compression.bucket import GradientSum
+from paceline.train.transports.bucket_sums import GradientSum
 
 
 class Buckets:

@@ -21,7 +21,7 @@ from paceline.plan.costs.link_cost import all_reduce_bytes
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.training.strategy import RankGroups
 from paceline.train.transports.bucket_settings import gradient_options_of
-from paceline.train.transports.compression.bucket import FlatBucket, GradientSum, create_sum, pack
+from paceline.train.transports.bucket_sums import FlatBucket, GradientSum, create_sum, pack
 
 
 def group_by_local_rank(places: Mapping[int, tuple[int, int]]) -> list[list[int]]:
