@@ -66,6 +66,11 @@ def run(run_dir):
         ("import paceline.measure.telemetry.sidecar", ("torch", "pyarrow", "numpy")),
         # pyarrow starts threads, beside which the tests' ranks cannot be forked
         ("import paceline.train.workloads.build", ("pyarrow", "cv2", "plotly", "mpi4py")),
+        ("import paceline.runner.trials.run_trial", ("torch", "scipy", "pyarrow")),
+        ("import paceline.runner.launchers.spark.stage", ("torch", "pyarrow")),
+        ("import paceline.runner.job.rank", ("torch", "pyarrow", "polars")),
+        ("import paceline.show.report.table", ("torch", "plotly")),
+        ("import paceline.train.transports.compression.table", ("torch", "numpy")),
         (DESCRIPTORS, ("torch", "pyspark", "mpi4py", "numpy", "polars")),
         (HELP, ("torch", "polars", "rich", "pydantic", "numpy", "tomllib")),
     ],
