@@ -53,6 +53,7 @@ class RankFiles:
     stacks = _File("stacks.txt")  # of Python, at every request
     operations = _File("operations.bin")  # the last operation of each group; see records.pending
     observed = _File("observed.json")  # of a script under `paceline verify`
+    resumed = _File("resumed.json")  # of a script under `paceline verify --resume-with`
     status = _File("status.json")
     log = _File("log.txt")
 

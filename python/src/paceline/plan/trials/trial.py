@@ -48,6 +48,15 @@ class Observation(_Value):
     rounded: bool = False  # train with outputs that differ by roundings
 
 
+class ResumePart(_Value):
+    """One training of `paceline verify --resume-with`: stopped, continued or uninterrupted."""
+
+    full_from: int = 0  # the first step of which everything is recorded
+    stop_after: int | None = None  # end it after so many steps, once there is a checkpoint
+    watched: str | None = None  # the folder in which it writes its checkpoint
+    words: tuple[str, ...] = ()  # with which the script resumes; they may name the checkpoint
+
+
 class Script(_Value):
     """A training script of the user, which every rank runs instead of a built-in training."""
 
@@ -56,6 +65,7 @@ class Script(_Value):
     directory: str  # in which it runs
     samples_per_step: int | None  # of all ranks, as the user states; None: the script may report it
     observe: Observation | None = None
+    resume: ResumePart | None = None
 
 
 class Evaluation(_Value):

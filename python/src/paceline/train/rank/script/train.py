@@ -31,6 +31,7 @@ from paceline.train.rank.script.observer import Observer
 from paceline.train.rank.script.process_group import ProcessGroups
 from paceline.train.rank.script.program import failure_of, run_script, torchrun_variables
 from paceline.train.rank.script.recorder import TrainingRecorder
+from paceline.train.rank.script.resume_state import ResumeRecorder
 from paceline.train.rank.script.tensors import ParameterRecord
 from paceline.train.rank.spans import Spans
 from paceline.train.training.resources import set_threads
@@ -96,6 +97,9 @@ class _ScriptRank:
         started_unix_s = time.time()
         try:
             with ExitStack() as stack:
+                if self._script.resume is not None:
+                    own = self._files.rank(self._context.rank)
+                    stack.enter_context(ResumeRecorder(self._script.resume, own).recording())
                 if self._observer is not None:  # it sees each step before the last one ends all
                     stack.enter_context(self._observer.observing())
                 stack.enter_context(self._modules.noting())
