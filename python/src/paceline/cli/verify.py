@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -18,15 +21,30 @@ from paceline.cli.experiment import (
 from paceline.cli.options import count, json_option, list_option, out_option
 from paceline.cli.progress import ConsoleProgress
 from paceline.measure.records.files import fields_of
-from paceline.plan.spec import load_spec
+from paceline.plan.spec import Spec, load_spec
 from paceline.runner.trials.directory import default_run_dir
 from paceline.runner.trials.planning import plan
+from paceline.runner.trials.verify_resume import (
+    ResumeRequest,
+    VerifiedResume,
+    verify_resume,
+)
 from paceline.runner.trials.verify_script import VerifiedLayout, VerifiedScript, verify_script
 from paceline.show.report.section import Cell, Column, Section, Table, terminal_view
 
 _STEPS = 4
 _MARKS = {True: ("✓", "yes"), False: ("✗", "no"), None: ("?", "unknown")}
 _CODES = {True: ExitCode.OK, False: ExitCode.NOT_EQUIVALENT, None: ExitCode.NOT_COMPARABLE}
+
+
+def _words_of_script(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    """Return the words of an option, as a shell splits them; None if it is not given."""
+    try:
+        return None if value is None else tuple(shlex.split(value))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r}: {error}; expected words as in a shell") from error
 
 
 @click.command("verify", cls=ExperimentCommand)
@@ -50,6 +68,31 @@ _CODES = {True: ExitCode.OK, False: ExitCode.NOT_EQUIVALENT, None: ExitCode.NOT_
     default=_STEPS,
     help="Compare so many steps of the optimiser.",
 )
+@click.option(
+    "--resume-with",
+    metavar="WORDS",
+    callback=_words_of_script,
+    help="Show whether a stopped training continues as if it had never stopped: WORDS, as "
+    "'--resume ckpt.pt', are added to the script's arguments to resume it; '' for a script that "
+    "resumes by itself.",
+)
+@click.option(
+    "--resume-ranks", metavar="N", type=count, help="Resume with so many ranks; default: --ranks."
+)
+@click.option(
+    "--stop-with",
+    metavar="WORDS",
+    callback=_words_of_script,
+    help="Add WORDS, as '--epochs 1', to the script's arguments so that it stops; default: end it "
+    "at the first checkpoint in its working folder.",
+)
+@click.option(
+    "--stop-after",
+    metavar="N",
+    type=count,
+    default=2,
+    help="Without --stop-with: end it after N steps at the earliest.",
+)
 @out_option("RUN_DIR", "Write the run here; default: runs/verify-NAME-DATE-TIME.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @json_option
@@ -61,6 +104,10 @@ def command(
     ranks: int,
     vary: tuple[tuple[str, ...], ...],
     steps: int,
+    resume_with: tuple[str, ...] | None,
+    resume_ranks: int | None,
+    stop_with: tuple[str, ...] | None,
+    stop_after: int,
     out: Path | None,
     quiet: bool,
     as_json: bool,
@@ -81,11 +128,21 @@ def command(
         warmup_steps=0,
         vary=vary,
     )
-    source = script_experiment(Path(spec), script_arguments, options)
-    for trial in source["trials"]:
-        if "ranks_per_node" in trial:
-            trial["oversubscribe"] = True  # nothing is timed
-    loaded = load_spec({**source, "repeats": 1, "telemetry": {"enabled": False}})
+    if resume_with is not None:
+        request = ResumeRequest(
+            resume_with=resume_with, stop_with=stop_with, stop_after=stop_after, steps=steps
+        )
+        layouts = [
+            _loaded(spec, script_arguments, _one_layout(options, number))
+            for number in (ranks, resume_ranks or ranks)
+        ]
+        run_dir = out or default_run_dir(f"verify-{layouts[0].experiment.name}")
+        with ConsoleProgress(quiet=quiet) as progress:
+            resumed = verify_resume(layouts[0], layouts[1], run_dir, request, progress=progress)
+        return _show_resumed(resumed, as_json=as_json)
+    if resume_ranks or stop_with is not None:
+        raise click.UsageError("--resume-ranks, --stop-with: expected only with --resume-with")
+    loaded = _loaded(spec, script_arguments, options)
     run_dir = out or default_run_dir(f"verify-{loaded.experiment.name}")
     with ConsoleProgress(quiet=quiet) as progress:
         verified = verify_script(loaded, plan(loaded), run_dir, progress=progress)
@@ -96,24 +153,43 @@ def command(
     return _CODES[verified.passed]
 
 
+def _loaded(spec: str, arguments: Sequence[str], options: ScriptOptions) -> Spec:
+    source = script_experiment(Path(spec), arguments, options)
+    for trial in source["trials"]:
+        if "ranks_per_node" in trial:
+            trial["oversubscribe"] = True  # nothing is timed
+    return load_spec({**source, "repeats": 1, "telemetry": {"enabled": False}})
+
+
+def _one_layout(options: ScriptOptions, ranks: int) -> ScriptOptions:
+    """Return the options for one number of ranks; one rank is the baseline itself."""
+    if max(map(len, (options.launcher, options.transport, options.vary))) > 1:
+        raise click.UsageError("--resume-with: expected one launcher, transport and layout")
+    if ranks > 1:
+        return replace(options, ranks=ranks)
+    return replace(
+        options, ranks=None, launcher=(), transport=(), vary=(), local_strategy=("sequential",)
+    )
+
+
 def _words(layout: VerifiedLayout) -> str:
     trial = layout.trial
     return " ".join([trial.launcher, trial.transport, trial.layout, *trial.arguments])
 
 
-def _mark(layout: VerifiedLayout) -> Cell:
-    text, style = _MARKS[layout.finding.passed]
+def _mark_of(passed: bool | None) -> Cell:
+    text, style = _MARKS[passed]
     return Cell(text, style=style)
 
 
-def _where(layout: VerifiedLayout) -> str:
-    return "" if layout.finding.step is None else f"step {layout.finding.step + 1}"
+def _step(step: int | None) -> str:
+    return "" if step is None else f"step {step + 1}"
 
 
 _COLUMNS: tuple[Column[VerifiedLayout], ...] = (
-    Column("", _mark, "name"),
+    Column("", lambda layout: _mark_of(layout.finding.passed), "name"),
     Column("layout", _words, "text"),
-    Column("first\ndifference", _where, "name"),
+    Column("first\ndifference", lambda layout: _step(layout.finding.step), "name"),
     Column("what was found", lambda layout: layout.finding.reason, "text"),
 )
 
@@ -126,3 +202,31 @@ def _section(verified: VerifiedScript) -> Section:
         None: "Not every layout could be compared with one process.",
     }[verified.passed]
     return Section(table=Table(columns=_COLUMNS, items=verified.layouts), sentences=[sentence])
+
+
+_RESUME_COLUMNS: tuple[Column[VerifiedResume], ...] = (
+    Column("", lambda resumed: _mark_of(resumed.finding.passed), "name"),
+    Column("ranks", lambda resumed: _ranks(*resumed.ranks), "name"),
+    Column("first\ndifference", lambda resumed: _step(resumed.finding.step), "name"),
+    Column("what was found", lambda resumed: ";\n".join(resumed.finding.reasons), "text"),
+)
+
+
+def _ranks(before: int, after: int) -> str:
+    return str(before) if before == after else f"{before} → {after}"
+
+
+def _show_resumed(resumed: VerifiedResume, *, as_json: bool) -> int:
+    """Print the result of a resumed training, and return the exit code."""
+    passed = resumed.finding.passed
+    sentence = {
+        True: "The resumed training continues as if it had never stopped.",
+        False: "The resumed training is another one than without a stop.",
+        None: "It is not shown how the resumed training continues.",
+    }[passed]
+    if as_json:
+        print_json(fields_of(resumed))
+    else:
+        table = Table(columns=_RESUME_COLUMNS, items=(resumed,))
+        plain_console().print(terminal_view(Section(table=table, sentences=[sentence])))
+    return _CODES[passed]
