@@ -49,7 +49,7 @@ def test_failing_process_ends_the_others_at_once(run_ranks):
     ("name", "module"),
     [
         ("processes-3", "shared_shards"),
-        ("hybrid-2x2", "pipeline.stage_weights"),
+        ("hybrid-2x2", "pipeline.links"),
         ("threads-3", "threads"),
     ],
 )
