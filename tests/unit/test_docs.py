@@ -19,8 +19,8 @@ from paceline.base.errors import ExitCode
 from paceline.cli.app import app
 from paceline.measure.records import layout
 from paceline.plan.spec import models
-from paceline.plan.spec.choices import declared_keys
 from paceline.plan.spec.extensions import GROUPS, LAUNCHERS
+from paceline.plan.spec.rules.trial import declared_keys
 from paceline.plan.spec.values import CheckpointSettings, FailureSettings
 
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")

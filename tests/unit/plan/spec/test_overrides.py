@@ -78,21 +78,3 @@ def test_changed_text_is_a_spec_that_says_what_was_changed(tmp_path):
     assert changed.experiment.training.max_steps == 8
     assert changed.experiment.repeats == 5
     assert changed.experiment.trials == plain.experiment.trials
-
-
-def test_patterns_and_a_search_exclude_each_other():
-    with pytest.raises(UsageError, match="paceline tune local SPEC"):
-        load_spec("quickstart", ['only=["*"]', "tune.repeats=2"])
-
-
-def test_automatic_repeats_and_their_keys():
-    changed = load_spec("quickstart", ['repeats="auto"', "max_repeats=6", "limits.run_s=60"])
-    assert changed.experiment.planned_repeats == 6
-    assert load_spec("quickstart").experiment.planned_repeats == 5
-    with pytest.raises(UsageError) as raised:
-        load_spec("quickstart", ["max_repeats=5", "limits.run_s=60", "tie_margin=0.1"])
-    message = str(raised.value)
-    assert "3 faults" in message
-    assert 'max_repeats: applies to repeats = "auto" only, got repeats = 5' in message
-    with pytest.raises(UsageError, match="repeats: "):
-        load_spec("quickstart", ['repeats="often"'])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.plan.spec.counts import divisors
-from paceline.plan.spec.placement import Placement
+from paceline.plan.spec.placement import Placement, divisors
 
 
 @pytest.mark.parametrize(("samples", "share"), [(1, 1), (3, 1), (10, 4), (12, 4)])

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from paceline.base.errors import UsageError
 from paceline.plan.spec.models import SCHEMA, Experiment, keys_of_tables, nested_model
-from paceline.plan.spec.rules import faults_of
+from paceline.plan.spec.rules.experiment import faults_of
+from paceline.plan.spec.rules.transport import with_common_transports
 from paceline.plan.spec.sentences import did_you_mean, no_such_key, sentences
-from paceline.plan.spec.transport_rules import with_common_transports
 from paceline.plan.spec.values import BASELINE
 
 if TYPE_CHECKING:

@@ -64,3 +64,13 @@ class Placement(BaseModel):
     @property
     def cores(self) -> int:
         return self.nodes * self.cores_per_node
+
+
+def number(count: int | str | None) -> int | None:
+    """Return a count that was given as a number; None for "auto" and where nothing was given."""
+    return count if isinstance(count, int) else None
+
+
+def divisors(cores: int) -> list[int]:
+    """Return the divisors from two up: numbers of workers that get equally many cores."""
+    return [count for count in range(2, cores + 1) if cores % count == 0]

@@ -1,4 +1,4 @@
-"""Values that hold a secret are refused: a spec is copied to the run directory and to the nodes."""
+"""Which values hold a secret. A spec is copied to the run directory and to the nodes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
-
-from paceline.plan.spec.models import Experiment
 
 # Names of secrets: the default of spark.redaction.regex (Spark 3.5,
 # core/.../internal/config/package.scala), keys of storage accounts and services, other passwords.
@@ -86,32 +84,16 @@ def holds_secret(url: str) -> bool:
     return has_user or any(name in _URL_OPTIONS for name, _ in parse_qsl(parts.query))
 
 
-def secret_faults(experiment: Experiment) -> Iterator[str]:
-    """Yield why a spec must not hold a value; the value itself is not repeated."""
-    for place, workload in enumerate(experiment.workloads, start=1):
-        if workload.data is not None and holds_secret(workload.data):
-            yield (
-                f"workloads[{place}].data: a URL must not contain a secret, because it is written "
-                "to the run directory; expected a URL without user, password and keys: set the "
-                "variables of the storage instead (AWS_SECRET_ACCESS_KEY, "
-                "GOOGLE_APPLICATION_CREDENTIALS)"
-            )
-    tables = dict(experiment.model_extra or {})
-    for place, trial in enumerate(experiment.trials, start=1):
-        own = {"arguments": trial.arguments, "environment": trial.environment}
-        tables[f"trials[{place}]"] = {**own, **(trial.model_extra or {})}
-    for where, name, value, is_open in _settings(tables):
+def unrecorded_settings(tables: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Yield the place of each setting that must not be recorded, and whether it is a secret.
+
+    Otherwise its name may be any, and nothing says that its value is harmless.
+    """
+    for place, name, value, is_open in _settings(tables):
         if is_secret(name, value):
-            why = "a spec must not contain a secret"
+            yield place, True
         elif is_open and not _is_harmless(name, value):
-            why = "a spec must not contain a long value under a name that Paceline does not know"
-        else:
-            continue
-        yield (
-            f"{where}: {why}, because it is written to the run directory and to every node; remove "
-            "it, and set it where Paceline does not read it: spark-defaults.conf in the folder "
-            "$SPARK_CONF_DIR, or an environment variable"
-        )
+            yield place, False
 
 
 def _settings(

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from paceline.base.errors import UsageError
 from paceline.plan.spec.descriptors import WorkloadDescriptor
-from paceline.plan.spec.extensions import STRATEGIES, TRANSPORTS, WORKLOADS, quoted
-from paceline.plan.spec.models import TRIAL_VALUES, Experiment, TrialRequest, WorkloadRequest
-from paceline.plan.spec.transport_rules import strategy_of, transport_of
-from paceline.plan.spec.values import EVALUATION_KEYS, LEARNING_RATE_KEYS, Target
-
-# Training values that a script decides itself.
-_OF_BUILT_IN_TRAININGS = (
-    "image_size", "global_batch", "epochs", "learning_rate", "momentum", "dropout", "reading",
-    *TRIAL_VALUES, *LEARNING_RATE_KEYS, *EVALUATION_KEYS,
-)  # fmt: skip
+from paceline.plan.spec.extensions import WORKLOADS
+from paceline.plan.spec.models import Experiment, WorkloadRequest
+from paceline.plan.spec.values import DEFAULT_EPOCHS, Target, training_steps
 
 
 class ScriptWorkload(WorkloadDescriptor):
@@ -34,62 +26,6 @@ class ScriptWorkload(WorkloadDescriptor):
     global_batch = 0
     learning_rate = 0.0
     momentum = 0.0
-
-
-def script_faults(workload: WorkloadRequest, experiment: Experiment, place: str) -> Iterator[str]:
-    """Yield faults of a [[workloads]] entry that concern a script; `place` names the entry."""
-    if workload.script is None:
-        for key in ("arguments", "samples_per_step"):
-            if getattr(workload, key):
-                yield f'{place}.{key}: belongs to a script; add script = "FILE.py", or remove it'
-        return
-    if workload.name in WORKLOADS:
-        yield (
-            f'{place}.name: "{workload.name}" is a built-in workload; give the script another name'
-        )
-    of_tasks = ("data", "samples", "task", "options")
-    yield from _decided_by_script(workload, (*_OF_BUILT_IN_TRAININGS, *of_tasks), place)
-    if all(each.script is not None for each in experiment.workloads):
-        yield from _decided_by_script(experiment.training, _OF_BUILT_IN_TRAININGS, "training")
-    if experiment.tune is not None:
-        yield "tune: searches are for built-in workloads, got a script; remove [tune]"
-
-
-# Variables that decide how many threads and which peers a rank has.
-_OWN_VARIABLES = (
-    "PACELINE_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "RANK", "WORLD_SIZE", "LOCAL_RANK",
-    "MASTER_", "TORCHELASTIC_",
-)  # fmt: skip
-
-
-def script_trial_faults(trial: TrialRequest) -> Iterator[str]:
-    """Yield why a trial without other faults cannot run a script."""
-    strategy = strategy_of(trial)
-    if strategy is None or not strategy.runs_scripts:
-        able = tuple(each.name for each in STRATEGIES.all() if each.runs_scripts)
-        yield (
-            f"local_strategy: a script has one model per process; use {quoted(able)}, got "
-            f'"{trial.local_strategy}"'
-        )
-        return
-    name = transport_of(trial)
-    transport = TRANSPORTS.get(name) if name is not None else None
-    if transport is None or (transport.joins_ranks and not transport.serves_scripts):
-        able = tuple(each.name for each in TRANSPORTS.all() if each.serves_scripts)
-        yield f'transport: a script needs a process group; use {quoted(able)}, got "{name}"'
-        return
-    for variable in trial.environment:
-        if variable.startswith(_OWN_VARIABLES):
-            yield f"environment.{variable}: Paceline sets it; use threads_per_rank, or remove it"
-    own = {*TRIAL_VALUES, *strategy.keys_of_own_training, *transport.keys_of_own_training}
-    yield from _decided_by_script(trial, sorted(own & trial.model_fields_set), "")
-
-
-def _decided_by_script(values: object, keys: Iterable[str], place: str) -> Iterator[str]:
-    for key in keys:
-        if getattr(values, key) is not None:
-            where = f"{place}.{key}" if place else key
-            yield f"{where}: a script decides this itself; remove it"
 
 
 class OwnTask(WorkloadDescriptor):
@@ -171,3 +107,26 @@ def task_target(request: WorkloadRequest) -> Target | None:
     """Return the target that a task states itself."""
     workload = workload_of(request)
     return workload.facts().target if workload.needs_facts else None
+
+
+def first_given(name: str, workload: WorkloadRequest, experiment: Experiment) -> Any:
+    """Return a training value of the workload, else of [training], else None."""
+    own = getattr(workload, name)
+    return getattr(experiment.training, name) if own is None else own
+
+
+def known_steps(workload: WorkloadRequest, experiment: Experiment) -> int | None:
+    """Return the steps of the training; None if it depends on the data set."""
+    limit = first_given("max_steps", workload, experiment)
+    if workload.data is not None or workload.script is not None:
+        return cast("int | None", limit)
+    defaults = workload_of(workload)
+    if reads_dataset(workload):
+        samples = workload.samples or defaults.samples
+    else:
+        held_out = first_given("held_out_samples", workload, experiment) or 0
+        samples = max(1, (defaults.facts().items or 1) - held_out)
+    batch = first_given("global_batch", workload, experiment) or defaults.global_batch
+    # without epochs, max_steps alone decides: an epoch has a step at least
+    epochs = first_given("epochs", workload, experiment) or limit or DEFAULT_EPOCHS
+    return training_steps(samples, batch, epochs, limit)

@@ -14,20 +14,30 @@ from typing import Any
 
 from paceline.base.errors import UsageError
 from paceline.collectives.host import LOOPBACK
-from paceline.plan.spec.counts import batch_per_replica, counts_on_node
 from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
 from paceline.plan.spec.models import TRIAL_VALUES, Experiment, TrialRequest, WorkloadRequest
 from paceline.plan.spec.placement import NodeCounts
-from paceline.plan.spec.rules import first_given, known_steps
-from paceline.plan.spec.transport_rules import transport_of
-from paceline.plan.spec.trial_rules import applies, open_count_faults
+from paceline.plan.spec.rules.transport import transport_of
+from paceline.plan.spec.rules.trial import (
+    applies,
+    batch_per_replica,
+    counts_on_node,
+    open_count_faults,
+)
 from paceline.plan.spec.values import (
     DEFAULT_EPOCHS,
     EVALUATION_KEYS,
     CheckpointSettings,
     scaled_learning_rate,
 )
-from paceline.plan.spec.workloads import reads_dataset, task_target, task_values, workload_of
+from paceline.plan.spec.workloads import (
+    first_given,
+    known_steps,
+    reads_dataset,
+    task_target,
+    task_values,
+    workload_of,
+)
 from paceline.plan.trials.task_rules import planned_faults, undivided_for_batch_norm
 from paceline.plan.trials.trial import Evaluation, Placement, Script, Training, Trial, trial_name
 

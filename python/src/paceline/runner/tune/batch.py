@@ -22,7 +22,7 @@ from paceline.collectives.free_memory import available_bytes
 from paceline.measure.records.files import fields_of, read_json, write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import Experiment, Spec, TrialRequest, WorkloadRequest
-from paceline.plan.spec.trial_rules import applies
+from paceline.plan.spec.rules.trial import applies
 from paceline.plan.spec.values import EVALUATION_KEYS
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.trial import Trial

@@ -16,10 +16,9 @@ from typing import Any, Literal
 from paceline.base.errors import EnvironmentLacks
 from paceline.collectives.message_schedules import Algorithm
 from paceline.plan.spec import Experiment, TrialRequest, TuneSettings, WorkloadRequest
-from paceline.plan.spec.choices import accepts
 from paceline.plan.spec.extensions import TRANSPORTS
-from paceline.plan.spec.transport_rules import has_peers, strategy_of, transport_of
-from paceline.plan.spec.trial_rules import applies
+from paceline.plan.spec.rules.transport import has_peers, strategy_of, transport_of
+from paceline.plan.spec.rules.trial import accepts, applies
 from paceline.plan.spec.values import BEST
 from paceline.plan.trials.trial import Trial, task_facts
 from paceline.runner.launchers.descriptors import MpiSettings

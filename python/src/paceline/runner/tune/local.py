@@ -13,9 +13,8 @@ from typing import Any
 
 from paceline.analysis.trial.reading import load_trial
 from paceline.plan.spec import Experiment, TrialRequest, TuneSettings, WorkloadRequest
-from paceline.plan.spec.counts import batch_per_replica
 from paceline.plan.spec.extensions import STRATEGIES
-from paceline.plan.spec.trial_rules import has_layout
+from paceline.plan.spec.rules.trial import batch_per_replica, has_layout
 from paceline.plan.spec.values import BEST
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.planning import repeated, resolve_training

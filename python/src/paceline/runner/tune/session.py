@@ -20,7 +20,7 @@ from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import Experiment, Spec, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.plan.spec.loading import AS_WRITTEN, parse_spec
-from paceline.plan.spec.trial_rules import applies
+from paceline.plan.spec.rules.trial import applies
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import Trial
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_runner

@@ -11,9 +11,9 @@ from typing import Any
 from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import Experiment, TuneSettings, WorkloadRequest, values
-from paceline.plan.spec.counts import counts_on_node
 from paceline.plan.spec.models import TrialRequest
-from paceline.plan.spec.rules import faults_of
+from paceline.plan.spec.rules.experiment import faults_of
+from paceline.plan.spec.rules.trial import counts_on_node
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import Trial
 

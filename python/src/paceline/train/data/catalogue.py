@@ -14,9 +14,8 @@ from paceline.base.host.locks import exclusive_lock
 from paceline.base.host.machine import default_cache_dir
 from paceline.plan.spec import Experiment, WorkloadRequest
 from paceline.plan.spec.extensions import WORKLOADS
-from paceline.plan.spec.rules import first_given
 from paceline.plan.spec.values import absolute_name
-from paceline.plan.spec.workloads import reads_dataset
+from paceline.plan.spec.workloads import first_given, reads_dataset
 
 # Part of a data set's name: increase it when a change of `synth` or `scenes` changes any byte.
 _GENERATOR_VERSION = 3

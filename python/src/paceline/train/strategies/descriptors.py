@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from paceline.plan.spec.counts import divisors, number
 from paceline.plan.spec.descriptors import Exchange, KeyModel, OptionModel, StrategyDescriptor
 from paceline.plan.spec.extensions import TRANSPORTS
 from paceline.plan.spec.models import Experiment, TrialRequest
-from paceline.plan.spec.placement import NodeCounts, Placement
-from paceline.plan.spec.transport_rules import transport_of
+from paceline.plan.spec.placement import NodeCounts, Placement, divisors, number
+from paceline.plan.spec.rules.transport import transport_of
 from paceline.plan.spec.values import Count, PositiveInt
 
 # How the gradients of several nodes with several replicas each are averaged. "zero-1": each node

@@ -11,7 +11,7 @@ from paceline.plan.spec.descriptors import KeyModel, OptionModel, TransportDescr
 from paceline.plan.spec.extensions import COMPRESSIONS, TRANSPORTS
 from paceline.plan.spec.models import TrialRequest
 from paceline.plan.spec.placement import Placement
-from paceline.plan.spec.transport_rules import strategy_of, transport_of
+from paceline.plan.spec.rules.transport import strategy_of, transport_of
 from paceline.plan.spec.values import PositiveFloat, PositiveInt
 from paceline.plan.trials.trial import Trial
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.plan.spec.descriptors import TransportDescriptor
 from paceline.plan.spec.models import TrialRequest
-from paceline.plan.spec.transport_rules import strategy_of
+from paceline.plan.spec.rules.transport import strategy_of
 from paceline.train.transports.bucket_settings import GradientTransport
 
 

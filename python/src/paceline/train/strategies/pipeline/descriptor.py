@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field
 
-from paceline.plan.spec.counts import number
 from paceline.plan.spec.descriptors import (
     Exchange,
     KeyModel,
@@ -18,7 +17,7 @@ from paceline.plan.spec.descriptors import (
 )
 from paceline.plan.spec.model_facts import ModelFacts
 from paceline.plan.spec.models import Experiment, TrialRequest
-from paceline.plan.spec.placement import NodeCounts, Placement
+from paceline.plan.spec.placement import NodeCounts, Placement, number
 from paceline.plan.spec.values import Count, PositiveInt
 from paceline.train.strategies.descriptors import needs_two
 

@@ -1,29 +1,57 @@
-"""Check a whole spec: combinations that cannot work are refused with the reason.
-
-Everything that is known without looking at a machine is checked here; preflight checks the rest.
-"""
+"""Rules for the file, its tables and its [[workloads]]; `trial` has those of a [[trials]] entry."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any, cast
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
 from paceline.base.errors import EnvironmentLacks, UsageError
-from paceline.plan.spec.counts import batch_per_replica, counts_if_known
-from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, WORKLOADS
-from paceline.plan.spec.models import Experiment, TrialRequest, WorkloadRequest, keys_of_tables
-from paceline.plan.spec.secret_values import secret_faults
-from paceline.plan.spec.sentences import no_such_key, sentences
-from paceline.plan.spec.trial_rules import applies, are_counts_valid, trial_faults, tune_faults
-from paceline.plan.spec.values import BASELINE, DEFAULT_EPOCHS, EVALUATION_KEYS, training_steps
-from paceline.plan.spec.workloads import (
-    reads_dataset,
-    script_faults,
-    script_trial_faults,
-    workload_of,
+from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS, quoted
+from paceline.plan.spec.models import (
+    TRIAL_VALUES,
+    Experiment,
+    TrialRequest,
+    WorkloadRequest,
+    keys_of_tables,
 )
+from paceline.plan.spec.rules.transport import has_peers, strategy_of, transport_of
+from paceline.plan.spec.rules.trial import (
+    accepts,
+    applies,
+    are_counts_valid,
+    batch_per_replica,
+    counts_if_known,
+    key_faults,
+    name_faults,
+    trial_faults,
+)
+from paceline.plan.spec.secret_values import holds_secret, unrecorded_settings
+from paceline.plan.spec.sentences import no_such_key, sentences
+from paceline.plan.spec.values import BASELINE, EVALUATION_KEYS, LEARNING_RATE_KEYS
+from paceline.plan.spec.workloads import first_given, known_steps, reads_dataset, workload_of
+
+# Training values that a script decides itself.
+_OF_BUILT_IN_TRAININGS = (
+    "image_size", "global_batch", "epochs", "learning_rate", "momentum", "dropout", "reading",
+    *TRIAL_VALUES, *LEARNING_RATE_KEYS, *EVALUATION_KEYS,
+)  # fmt: skip
+# Variables that decide how many threads and which peers a rank has.
+_OWN_VARIABLES = (
+    "PACELINE_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+    "MASTER_", "TORCHELASTIC_",
+)  # fmt: skip
+
+# List of [tune] -> the key of a [[trials]] entry whose values it holds.
+_LISTS = {
+    "buckets_mb": "bucket_mb",
+    "buckets_in_flight": "buckets_in_flight",
+    "algorithms": "algorithm",
+    "compressions": "compression",
+    "mpi_parameters": "mpi_parameters",
+}
+_NAMES = ("algorithm", "compression")  # their values are names of extensions or of their keys
 
 
 def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:
@@ -38,7 +66,7 @@ def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:
         for fault in trial_faults(trial, experiment)
     ]
     faults += _table_faults(experiment)
-    faults += secret_faults(experiment)
+    faults += _secret_faults(experiment)
     faults += [] if skip else _baseline_faults(experiment)
     if experiment.only and experiment.tune is not None:
         faults.append(
@@ -50,10 +78,10 @@ def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:
     faults += _duplicate_faults(trials)
     for place, workload in enumerate(experiment.workloads, start=1):
         where = f"workloads[{place}]"
-        faults += script_faults(workload, experiment, where)
+        faults += _script_faults(workload, experiment, where)
         unusable = list(_task_faults(workload, where))
         faults += unusable or _workload_faults(workload, experiment, trials)
-    return faults + list(tune_faults(experiment))
+    return faults + list(_tune_faults(experiment))
 
 
 def _task_faults(workload: WorkloadRequest, place: str) -> Iterator[str]:
@@ -75,29 +103,6 @@ def _task_faults(workload: WorkloadRequest, place: str) -> Iterator[str]:
             )
     except (UsageError, EnvironmentLacks) as error:
         yield f"{place}.{key}: {str(error).removeprefix('task: ')}"
-
-
-def first_given(name: str, workload: WorkloadRequest, experiment: Experiment) -> Any:
-    """Return a training value of the workload, else of [training], else None."""
-    own = getattr(workload, name)
-    return getattr(experiment.training, name) if own is None else own
-
-
-def known_steps(workload: WorkloadRequest, experiment: Experiment) -> int | None:
-    """Return the steps of the training; None if it depends on the data set."""
-    limit = first_given("max_steps", workload, experiment)
-    if workload.data is not None or workload.script is not None:
-        return cast("int | None", limit)
-    defaults = workload_of(workload)
-    if reads_dataset(workload):
-        samples = workload.samples or defaults.samples
-    else:
-        held_out = first_given("held_out_samples", workload, experiment) or 0
-        samples = max(1, (defaults.facts().items or 1) - held_out)
-    batch = first_given("global_batch", workload, experiment) or defaults.global_batch
-    # without epochs, max_steps alone decides: an epoch has a step at least
-    epochs = first_given("epochs", workload, experiment) or limit or DEFAULT_EPOCHS
-    return training_steps(samples, batch, epochs, limit)
 
 
 def _table_faults(experiment: Experiment) -> Iterator[str]:
@@ -176,7 +181,7 @@ def _batch_faults(
 ) -> Iterator[str]:
     """Yield why a batch or a model cannot be divided; where cores decide, the plan checks it."""
     if workload.script is not None:
-        yield from script_trial_faults(trial)
+        yield from _script_trial_faults(trial)
         return
     for key in ("arguments", "environment"):
         if getattr(trial, key):
@@ -231,4 +236,128 @@ def _evaluation_faults(workload: WorkloadRequest, experiment: Experiment) -> Ite
         yield (
             f"workload {workload.name}: expected evaluate_every_steps or evaluate_every_epochs, "
             "got both"
+        )
+
+
+# --- scripts --------------------------------------------------------------------------------------
+
+
+def _script_faults(workload: WorkloadRequest, experiment: Experiment, place: str) -> Iterator[str]:
+    """Yield faults of a [[workloads]] entry that concern a script; `place` names the entry."""
+    if workload.script is None:
+        for key in ("arguments", "samples_per_step"):
+            if getattr(workload, key):
+                yield f'{place}.{key}: belongs to a script; add script = "FILE.py", or remove it'
+        return
+    if workload.name in WORKLOADS:
+        yield (
+            f'{place}.name: "{workload.name}" is a built-in workload; give the script another name'
+        )
+    of_tasks = ("data", "samples", "task", "options")
+    yield from _decided_by_script(workload, (*_OF_BUILT_IN_TRAININGS, *of_tasks), place)
+    if all(each.script is not None for each in experiment.workloads):
+        yield from _decided_by_script(experiment.training, _OF_BUILT_IN_TRAININGS, "training")
+    if experiment.tune is not None:
+        yield "tune: searches are for built-in workloads, got a script; remove [tune]"
+
+
+def _script_trial_faults(trial: TrialRequest) -> Iterator[str]:
+    """Yield why a trial without other faults cannot run a script."""
+    strategy = strategy_of(trial)
+    if strategy is None or not strategy.runs_scripts:
+        able = tuple(each.name for each in STRATEGIES.all() if each.runs_scripts)
+        yield (
+            f"local_strategy: a script has one model per process; use {quoted(able)}, got "
+            f'"{trial.local_strategy}"'
+        )
+        return
+    name = transport_of(trial)
+    transport = TRANSPORTS.get(name) if name is not None else None
+    if transport is None or (transport.joins_ranks and not transport.serves_scripts):
+        able = tuple(each.name for each in TRANSPORTS.all() if each.serves_scripts)
+        yield f'transport: a script needs a process group; use {quoted(able)}, got "{name}"'
+        return
+    for variable in trial.environment:
+        if variable.startswith(_OWN_VARIABLES):
+            yield f"environment.{variable}: Paceline sets it; use threads_per_rank, or remove it"
+    own = {*TRIAL_VALUES, *strategy.keys_of_own_training, *transport.keys_of_own_training}
+    yield from _decided_by_script(trial, sorted(own & trial.model_fields_set), "")
+
+
+def _decided_by_script(values: object, keys: Iterable[str], place: str) -> Iterator[str]:
+    for key in keys:
+        if getattr(values, key) is not None:
+            where = f"{place}.{key}" if place else key
+            yield f"{where}: a script decides this itself; remove it"
+
+
+# --- [tune] ---------------------------------------------------------------------------------------
+
+
+def _tune_faults(experiment: Experiment) -> Iterator[str]:
+    """Yield unknown names, and lists of [tune] that no trial of the spec can use."""
+    tune = experiment.tune
+    if tune is None:
+        return
+    for place, name in enumerate(tune.strategies or (), start=1):
+        if name not in STRATEGIES:
+            yield STRATEGIES.unknown(name, f"tune.strategies[{place}]")
+    for list_key, key in _LISTS.items():
+        values = getattr(tune, list_key)
+        if not values:
+            continue
+        able = [trial for trial in experiment.trials if _can_use(trial, key, values)]
+        if not able:
+            yield (
+                f"tune.{list_key}: expected a trial that can use {key}, found none; remove the list"
+            )
+        elif key in _NAMES:
+            yield from _value_faults(able[0], key, list_key, values)
+
+
+def _can_use(request: TrialRequest, key: str, values: Sequence[Any]) -> bool:
+    """Return whether the key has a meaning for the trial."""
+    transport = transport_of(request)
+    if transport is None or not has_peers(request) or not accepts(request, key):
+        return False
+    numbers = [value for value in values if value not in ("model", "unbounded")]
+    tried = request.model_copy(update={key: numbers[0] if numbers else 1})
+    faults = TRANSPORTS.get(transport).key_faults(tried)
+    return not any(fault.startswith(f"{key}:") for fault in faults)
+
+
+def _value_faults(
+    request: TrialRequest, key: str, list_key: str, values: Sequence[str]
+) -> Iterator[str]:
+    """Yield values that the key cannot have."""
+    for place, value in enumerate(values, start=1):
+        tried = request.model_copy(update={key: value})
+        for fault in (*name_faults(tried), *key_faults(tried)):
+            if fault.startswith(f"{key}:"):
+                yield f"tune.{list_key}[{place}]{fault.removeprefix(key)}"
+
+
+# --- secrets --------------------------------------------------------------------------------------
+
+
+def _secret_faults(experiment: Experiment) -> Iterator[str]:
+    """Yield why a spec must not hold a value; the value itself is not repeated."""
+    for place, workload in enumerate(experiment.workloads, start=1):
+        if workload.data is not None and holds_secret(workload.data):
+            yield (
+                f"workloads[{place}].data: a URL must not contain a secret, because it is written "
+                "to the run directory; expected a URL without user, password and keys: set the "
+                "variables of the storage instead (AWS_SECRET_ACCESS_KEY, "
+                "GOOGLE_APPLICATION_CREDENTIALS)"
+            )
+    tables = dict(experiment.model_extra or {})
+    for place, trial in enumerate(experiment.trials, start=1):
+        own = {"arguments": trial.arguments, "environment": trial.environment}
+        tables[f"trials[{place}]"] = {**own, **(trial.model_extra or {})}
+    for where, is_secret in unrecorded_settings(tables):
+        what = "a secret" if is_secret else "a long value under a name that Paceline does not know"
+        yield (
+            f"{where}: a spec must not contain {what}, because it is written to the run directory "
+            "and to every node; remove it, and set it where Paceline does not read it: "
+            "spark-defaults.conf in the folder $SPARK_CONF_DIR, or an environment variable"
         )

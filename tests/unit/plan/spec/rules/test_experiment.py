@@ -1,7 +1,12 @@
+"""Rules for [tune], and for the keys of the whole file."""
+
+from __future__ import annotations
+
 import pytest
 from tests.support.specs import spec_text, trials_text
 
 from paceline.base.errors import UsageError
+from paceline.plan.spec import load_spec
 from paceline.plan.spec.loading import parse_spec
 
 SPEC = spec_text('launcher = "mpi"; local_strategy = "best"')
@@ -91,3 +96,21 @@ def test_list_that_no_trial_has_a_use_for_is_refused(line, told):
 
 def test_empty_list_leaves_out_what_nobody_could_use():
     assert parse_spec(ONE_PROCESS + "[tune]\nalgorithms = []\n", "mine.toml").tune.algorithms == ()
+
+
+def test_patterns_and_a_search_exclude_each_other():
+    with pytest.raises(UsageError, match="paceline tune local SPEC"):
+        load_spec("quickstart", ['only=["*"]', "tune.repeats=2"])
+
+
+def test_automatic_repeats_and_their_keys():
+    changed = load_spec("quickstart", ['repeats="auto"', "max_repeats=6", "limits.run_s=60"])
+    assert changed.experiment.planned_repeats == 6
+    assert load_spec("quickstart").experiment.planned_repeats == 5
+    with pytest.raises(UsageError) as raised:
+        load_spec("quickstart", ["max_repeats=5", "limits.run_s=60", "tie_margin=0.1"])
+    message = str(raised.value)
+    assert "3 faults" in message
+    assert 'max_repeats: applies to repeats = "auto" only, got repeats = 5' in message
+    with pytest.raises(UsageError, match="repeats: "):
+        load_spec("quickstart", ['repeats="often"'])
