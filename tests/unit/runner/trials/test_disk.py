@@ -19,8 +19,9 @@ from paceline.measure.records.tables import compact_trial
 from paceline.plan.spec import load_spec
 from paceline.plan.spec.models import TelemetrySettings
 from paceline.plan.spec.values import CheckpointSettings
+from paceline.plan.trials.trial import planned_steps
 from paceline.runner.trials import preview as disk
-from paceline.runner.trials.planning import known_samples, plan, planned_steps
+from paceline.runner.trials.planning import known_samples, plan
 from paceline.runner.trials.preview import DiskUse, trial_disk_use
 
 MB = 1_000_000

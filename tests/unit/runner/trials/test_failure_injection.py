@@ -12,7 +12,7 @@ import pytest
 from tests.support.rows import running_rank
 from tests.support.running import running
 
-from paceline.base.errors import EnvironmentLacks, UsageError
+from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.processes import is_alive, process_started_unix_s
 from paceline.collectives.host import host_name
 from paceline.measure.records.documents import read_statuses
@@ -25,7 +25,6 @@ from paceline.runner.trials.failure_injection import (
     _has_trained,
     check_failures,
     failing,
-    failure_kinds,
     planned_failures,
 )
 
@@ -50,37 +49,10 @@ def test_kinds_take_turns_and_change_neither_times_nor_ranks():
     )
 
 
-def with_master(trial, master):
-    """Return the trial under Spark."""
-    options = SparkOptions(master=master)
-    return trial.model_copy(update={"launcher": "spark", "launcher_options": options})
-
-
-@pytest.mark.parametrize(
-    ("master", "nodes", "kinds"),
-    [
-        (None, 1, {"rank"}),
-        ("local[2]", 1, {"rank"}),
-        ("local-cluster[2,1,512]", 1, {"rank", "executor"}),
-        ("spark://10.77.0.1:7077", 2, {"rank", "executor", "host"}),
-    ],
-)
-def test_kinds_of_failures_that_a_trial_can_have(make_trial, master, nodes, kinds):
-    assert (
-        failure_kinds(with_kinds(with_master(make_trial(), master), "rank", nodes=nodes)) == kinds
-    )
-
-
 def with_kinds(trial, *kinds, nodes=1):
     place = trial.placement.model_copy(update={"nodes": nodes})
     failures = FailureSettings(mean_s=1.0, kinds=kinds)
     return trial.model_copy(update={"failures": failures, "placement": place})
-
-
-def test_failure_that_no_trial_can_have_is_refused(make_trial):
-    check_failures([make_trial(), with_kinds(make_trial(), "rank")])
-    with pytest.raises(UsageError, match="no trial can have failures of kind executor, host"):
-        check_failures([with_kinds(make_trial(), "host", "rank", "executor")])
 
 
 def test_hosts_are_killed_in_a_lab_only(make_trial, monkeypatch):
@@ -150,7 +122,8 @@ def status_of(rank, host, pid=1):
 
 
 def test_executor_above_the_rank_is_killed(make_trial):
-    trial = with_master(make_trial(), "spark://host:7077")
+    options = SparkOptions(master="spark://host:7077")
+    trial = make_trial().model_copy(update={"launcher": "spark", "launcher_options": options})
     victims = Victims(trial, FailureSettings(mean_s=1.0), lab=None)
     backend = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
     with running(EXECUTOR, backend) as executor:

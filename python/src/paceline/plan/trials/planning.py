@@ -14,15 +14,15 @@ from typing import Any
 
 from paceline.base.errors import UsageError
 from paceline.collectives.host import LOOPBACK
+from paceline.plan.spec.descriptors import OptionModel, StrategyDescriptor
 from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
 from paceline.plan.spec.models import TRIAL_VALUES, Experiment, TrialRequest, WorkloadRequest
 from paceline.plan.spec.placement import NodeCounts
-from paceline.plan.spec.rules.transport import transport_of
+from paceline.plan.spec.rules.transport import chosen_transport
 from paceline.plan.spec.rules.trial import (
     applies,
     batch_per_replica,
     counts_on_node,
-    open_count_faults,
 )
 from paceline.plan.spec.values import (
     DEFAULT_EPOCHS,
@@ -38,7 +38,7 @@ from paceline.plan.spec.workloads import (
     task_values,
     workload_of,
 )
-from paceline.plan.trials.task_rules import planned_faults, undivided_for_batch_norm
+from paceline.plan.trials.rules import duplicate_faults, planned_faults, unsearched_faults
 from paceline.plan.trials.trial import Evaluation, Placement, Script, Training, Trial, trial_name
 
 DEFAULT_WARMUP_STEPS = 3
@@ -73,7 +73,7 @@ def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int)
             try:
                 dataset = datasets[workload.name] if reads_dataset(workload) else ""
                 trial = _trial(experiment, workload, request, dataset, cores)
-                _check_new(trial, blocks)
+                _refuse(duplicate_faults(trial, blocks))
                 blocks.append(trial)
             except UsageError as error:
                 found = error.faults if isinstance(error, _PlanError) else [str(error)]
@@ -169,16 +169,13 @@ def _trial(
     dataset: str,
     cores: int,
 ) -> Trial:
-    # A search was to find open counts.
-    _refuse([f"{f}, or run `paceline tune local SPEC`" for f in open_count_faults(request)])
+    _refuse(unsearched_faults(request))
     training = resolve_training(experiment, workload, dataset)
     counts = counts_on_node(request, cores)
     strategy = STRATEGIES.get(request.local_strategy)
     replica_batch = batch_per_replica(training.global_batch, request.nodes * counts.replicas)
     _refuse(strategy.batch_faults(request, counts, replica_batch, workload_of(workload)))
-    transport = transport_of(request)
-    if transport is None:
-        raise UsageError("transport: no installed transport can join these ranks")
+    transport = chosen_transport(request)
     if workload.script is None:
         options = strategy.options(request, counts, replica_batch, transport)
     else:
@@ -186,7 +183,7 @@ def _trial(
     own = {
         name: getattr(request, name) for name in TRIAL_VALUES if getattr(request, name) is not None
     }
-    options = undivided_for_batch_norm(workload, strategy, request, options)
+    options = _undivided_for_batch_norm(workload, strategy, request, options)
     if request.nodes * counts.replicas == 1 and getattr(options, "micro_batches", 1) == 1:
         own["batch_norm"] = "global"  # the same
     training = training.model_copy(update=own)
@@ -216,6 +213,20 @@ def _trial(
     return trial
 
 
+def _undivided_for_batch_norm(
+    request: WorkloadRequest,
+    strategy: StrategyDescriptor,
+    trial: TrialRequest,
+    options: OptionModel,
+) -> OptionModel:
+    """Return the options without micro-batches if the task's model normalises over the batch and
+    the trial does not request their number."""
+    workload = workload_of(request)
+    if workload.needs_facts and strategy.is_pipelined and workload.facts().batch_norms:
+        return strategy.undivided(trial, options)
+    return options
+
+
 def _refuse(faults: Iterable[str]) -> None:
     """Raise _PlanError if there are faults."""
     if found := list(faults):
@@ -232,15 +243,6 @@ def _checkpoint(
     if workload.script is not None or TRANSPORTS.get(transport).averages_weights:
         return None
     return experiment.checkpoint
-
-
-def _check_new(trial: Trial, earlier: list[Trial]) -> None:
-    """Raise UsageError if a trial, once planned, is one that is there already."""
-    if trial.configuration in {t.configuration for t in earlier}:
-        raise UsageError(
-            f"with all defaults filled in it is {trial.configuration}, as an earlier one; leave "
-            "one out, and use `repeats` to repeat"
-        )
 
 
 def _interleaved(experiment: Experiment, block: list[Trial]) -> list[Trial]:

@@ -27,6 +27,7 @@ from paceline.plan.spec.values import (
     ReadingMode,
     Target,
     is_baseline,
+    training_steps,
 )
 
 __all__ = ["Placement", "Training", "Trial", "trial_name"]
@@ -168,6 +169,13 @@ def task_facts(training: Training) -> ModelFacts:
     data = "" if task in of_images else training.dataset
     options = json.dumps(training.options, sort_keys=True)
     return model_facts(task, options, data, training.items or 0)
+
+
+def planned_steps(training: Training, samples: int | None) -> int | None:
+    """Return the number of steps; None for a script, which decides itself when it ends."""
+    if samples is None:
+        return training.max_steps
+    return training_steps(samples, training.global_batch, training.epochs, training.max_steps)
 
 
 class Trial(_Value):

@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.rows import InjectedFailureRow, RankStatus
 from paceline.plan.spec.extensions import LAUNCHERS
 from paceline.plan.spec.values import FailureKind, FailureSettings
+from paceline.plan.trials.rules import failure_faults, failure_kinds
 from paceline.plan.trials.trial import Trial
 from paceline.runner.lab.record import LabRecord
 from paceline.runner.lab.session import boot, crash, own_lab
@@ -52,30 +53,16 @@ def planned_failures(
     ]
 
 
-def failure_kinds(trial: Trial) -> set[FailureKind]:
-    """Return the kinds of failures that the trial can have."""
-    kinds: set[FailureKind] = {"rank"}
-    if LAUNCHERS.get(trial.launcher).executor_program(trial.launcher_options) is not None:
-        kinds.add("executor")
-    if trial.placement.nodes > 1:
-        kinds.add("host")
-    return kinds
-
-
-def check_failures(trials: Iterable[Trial]) -> None:
+def check_failures(trials: Collection[Trial]) -> None:
     """Check that the kinds of `[failures]` exist here.
 
     Raises UsageError if no trial can have one, EnvironmentLacks if hosts are not those of a lab.
     """
-    planned = [(trial.failures.kinds, failure_kinds(trial)) for trial in trials if trial.failures]
-    asked = {kind for kinds, _ in planned for kind in kinds}
-    missing = sorted(asked - {kind for _, kinds in planned for kind in kinds})
-    if missing:
-        raise UsageError(
-            f"failures.kinds: no trial can have failures of kind {', '.join(missing)}; host needs "
-            "several nodes, executor a launcher with executors (Spark with a cluster as master)"
-        )
-    if "host" in asked and own_lab() is None:
+    for fault in failure_faults(trials):
+        raise UsageError(fault)
+    if any(trial.failures and "host" in trial.failures.kinds for trial in trials) and (
+        own_lab() is None
+    ):
         raise EnvironmentLacks(
             'failures.kinds: "host" kills all processes of a host, so it expects hosts of a lab; '
             "start the run in one: paceline lab up --cores 1 --exec 'paceline run …'"

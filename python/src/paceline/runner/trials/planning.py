@@ -14,7 +14,7 @@ from paceline.base.host.programs import repository_state
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import SCHEMA, Outcome
 from paceline.plan.spec import Experiment, Spec, WorkloadRequest
-from paceline.plan.spec.values import absolute_name, training_steps
+from paceline.plan.spec.values import absolute_name
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.planning import plan_trials, selected_trials
 from paceline.plan.trials.trial import Training, Trial
@@ -176,10 +176,3 @@ def known_samples(planned: Planned, training: Training) -> int | None:
         return None
     held_out = 0 if training.evaluation is None else training.evaluation.held_out_samples
     return max(0, samples - held_out)
-
-
-def planned_steps(training: Training, samples: int | None) -> int | None:
-    """Return the number of steps; None for a script, which decides itself when it ends."""
-    if samples is None:
-        return training.max_steps
-    return training_steps(samples, training.global_batch, training.epochs, training.max_steps)

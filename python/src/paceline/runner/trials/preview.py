@@ -17,8 +17,9 @@ from paceline.measure.records.files import document
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.phases import kept_after, replayed_after
 from paceline.measure.records.rows import Outcome
-from paceline.plan.trials.trial import Training, Trial, task_facts
-from paceline.runner.trials.planning import Planned, check_dataset, known_samples, planned_steps
+from paceline.plan.trials.rules import FEW_STEPS, training_faults
+from paceline.plan.trials.trial import Training, Trial, planned_steps, task_facts
+from paceline.runner.trials.planning import Planned, check_dataset, known_samples
 
 # --- an estimate of the disk use of a run, before it starts --------------------------------------
 #
@@ -143,7 +144,6 @@ def disk_uses(planned: Planned) -> list[DiskUse]:
 
 
 _MINUTE_S, _HOUR_S = 60, 3600
-_FEW_STEPS = 10  # fewer measured steps give wide intervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,48 +270,7 @@ def _faults(planned: Planned) -> Iterator[str]:
         except (UsageError, EnvironmentLacks, DataError) as error:
             yield f"workload {training.workload}: {error}"
             continue
-        if training.script is None:
-            fault = task_facts(training).loss_fault
-        else:
-            fault = _script_fault(training.script.path)
-        if fault is not None:
-            yield f"workload {training.workload}: {fault}"
-        samples = known_samples(planned, training)
-        if samples is not None:
-            yield from _step_faults(training, samples)
-
-
-def _script_fault(path: str) -> str | None:
-    """Return why this interpreter cannot run a script; None if its syntax is right."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # each rank says them, too
-            compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-    except FileNotFoundError:
-        return f"{path}: expected a Python file, found none"
-    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
-        return f"{path}: expected Python, got {error}"
-    return None
-
-
-def _step_faults(training: Training, samples: int) -> Iterator[str]:
-    """Yield why no step would be measured."""
-    steps = planned_steps(training, samples)
-    if steps is None or steps > training.warmup_steps:
-        return
-    counted = f"{training.epochs} epoch{'s' if training.epochs > 1 else ''}"
-    made = f"{steps} step{'s' if steps != 1 else ''}"
-    if training.max_steps is not None and steps == training.max_steps:
-        advice = f"Set max_steps to at least {training.warmup_steps + 2 * _FEW_STEPS}."
-    else:
-        in_an_epoch = max(1, -(-samples // training.global_batch))
-        epochs = -(-(training.warmup_steps + 2 * _FEW_STEPS - 3) // in_an_epoch)
-        advice = f"Set epochs = {epochs}, or a smaller global_batch."
-    yield (
-        f"workload {training.workload}: {samples} samples, global batch {training.global_batch}, "
-        f"{counted} = {made}; {training.warmup_steps} are warm-up, so nothing would be measured. "
-        f"{advice}"
-    )
+        yield from training_faults(training, known_samples(planned, training))
 
 
 def _warnings(planned: Planned) -> Iterator[str]:
@@ -331,11 +290,11 @@ def _warnings(planned: Planned) -> Iterator[str]:
                 f"{training.max_steps} steps, because epochs = {training.epochs} ends it"
             )
         measured = steps - training.warmup_steps
-        if 0 < measured < _FEW_STEPS:
+        if 0 < measured < FEW_STEPS:
             yield (
                 f"workload {training.workload}: only {measured} "
                 f"step{'s' if measured != 1 else ''} would be measured; "
-                f"{_FEW_STEPS} or more give narrower intervals"
+                f"{FEW_STEPS} or more give narrower intervals"
             )
 
 

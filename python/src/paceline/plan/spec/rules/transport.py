@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from paceline.base.errors import UsageError
 from paceline.plan.spec.descriptors import StrategyDescriptor, TransportDescriptor
 from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, quoted
 from paceline.plan.spec.models import Experiment, TrialRequest
@@ -37,6 +38,17 @@ def transport_of(request: TrialRequest) -> str | None:
         return None
     priorities = _priorities(request)
     return max(priorities, key=lambda name: priorities[name], default=None)
+
+
+def chosen_transport(request: TrialRequest) -> str:
+    """Return the transport of a request without faults.
+
+    Raises UsageError if no installed one can join its ranks.
+    """
+    name = transport_of(request)
+    if name is None:
+        raise UsageError("transport: no installed transport can join these ranks")
+    return name
 
 
 def with_common_transports(experiment: Experiment) -> Experiment:

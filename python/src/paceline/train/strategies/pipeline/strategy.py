@@ -27,7 +27,7 @@ from paceline.base.errors import UsageError
 from paceline.collectives.node.shared_node import SharedNode
 from paceline.collectives.recorder import SHARED_REDUCE, begin_operation
 from paceline.measure.records.communication import StrategyResult
-from paceline.plan.trials.task_rules import micro_batch_fault
+from paceline.plan.trials.rules import micro_batch_fault
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.pipeline.deferred import is_deferred
 from paceline.train.strategies.pipeline.links import (

@@ -1,15 +1,27 @@
-"""Refuse configurations that cannot train a user's task, before anything runs."""
+"""Refuse planned trials that cannot train: cores, model and batch are known, nothing runs yet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
-from paceline.plan.spec.descriptors import OptionModel, StrategyDescriptor
-from paceline.plan.spec.extensions import STRATEGIES, TRANSPORTS, quoted
+from paceline.plan.spec.descriptors import StrategyDescriptor
+from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, quoted
 from paceline.plan.spec.model_facts import ModelFacts
 from paceline.plan.spec.models import TrialRequest, WorkloadRequest
+from paceline.plan.spec.rules.trial import open_count_faults
+from paceline.plan.spec.values import FailureKind
 from paceline.plan.spec.workloads import workload_of
-from paceline.plan.trials.trial import Training, Trial
+from paceline.plan.trials.trial import Training, Trial, planned_steps, task_facts
+
+FEW_STEPS = 10  # fewer measured steps give wide intervals
+
+
+def unsearched_faults(request: TrialRequest) -> Iterator[str]:
+    """Yield the count of an entry of [[trials]] that a search was to find."""
+    for fault in open_count_faults(request):
+        yield f"{fault}, or run `paceline tune local SPEC`"
 
 
 def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
@@ -232,20 +244,6 @@ def _accumulation_faults(
         )
 
 
-def undivided_for_batch_norm(
-    request: WorkloadRequest,
-    strategy: StrategyDescriptor,
-    trial: TrialRequest,
-    options: OptionModel,
-) -> OptionModel:
-    """Return the options without micro-batches if the task's model normalises over the batch and
-    the trial does not request their number."""
-    workload = workload_of(request)
-    if workload.needs_facts and strategy.is_pipelined and workload.facts().batch_norms:
-        return strategy.undivided(trial, options)
-    return options
-
-
 def micro_batch_fault(batch_norms: Sequence[str], model: str, trial: Trial) -> str | None:
     """Return why a trial cannot divide the batch, if layers normalise over the whole one."""
     if not batch_norms or trial.micro_batches == 1 or trial.training.batch_norm != "global":
@@ -261,4 +259,89 @@ def _without_gradient(parameter: str) -> str:
     return (
         f"parameter {parameter} gets no gradient from the model's output; use it in the forward, "
         "remove it, or set requires_grad=False"
+    )
+
+
+# --- trials beside each other -------------------------------------------------------------------
+
+
+def duplicate_faults(trial: Trial, earlier: Iterable[Trial]) -> Iterator[str]:
+    """Yield why a trial, once planned, is one that is there already."""
+    if trial.configuration in {t.configuration for t in earlier}:
+        yield (
+            f"with all defaults filled in it is {trial.configuration}, as an earlier one; leave "
+            "one out, and use `repeats` to repeat"
+        )
+
+
+def failure_kinds(trial: Trial) -> set[FailureKind]:
+    """Return the kinds of failures that the trial can have."""
+    kinds: set[FailureKind] = {"rank"}
+    if LAUNCHERS.get(trial.launcher).executor_program(trial.launcher_options) is not None:
+        kinds.add("executor")
+    if trial.placement.nodes > 1:
+        kinds.add("host")
+    return kinds
+
+
+def failure_faults(trials: Iterable[Trial]) -> Iterator[str]:
+    """Yield kinds of `[failures]` that no trial can have."""
+    planned = [(trial.failures.kinds, failure_kinds(trial)) for trial in trials if trial.failures]
+    asked = {kind for kinds, _ in planned for kind in kinds}
+    missing = sorted(asked - {kind for _, kinds in planned for kind in kinds})
+    if missing:
+        yield (
+            f"failures.kinds: no trial can have failures of kind {', '.join(missing)}; host needs "
+            "several nodes, executor a launcher with executors (Spark with a cluster as master)"
+        )
+
+
+# --- a training, once its data set is known -----------------------------------------------------
+
+
+def training_faults(training: Training, samples: int | None) -> Iterator[str]:
+    """Yield the faults of a workload's training: its loss or script, and its number of steps.
+
+    samples: to train on, as far as they are known.
+    """
+    if training.script is None:
+        fault = task_facts(training).loss_fault
+    else:
+        fault = _script_fault(training.script.path)
+    if fault is not None:
+        yield f"workload {training.workload}: {fault}"
+    if samples is not None:
+        yield from _step_faults(training, samples)
+
+
+def _script_fault(path: str) -> str | None:
+    """Return why this interpreter cannot run a script; None if its syntax is right."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # each rank says them, too
+            compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    except FileNotFoundError:
+        return f"{path}: expected a Python file, found none"
+    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        return f"{path}: expected Python, got {error}"
+    return None
+
+
+def _step_faults(training: Training, samples: int) -> Iterator[str]:
+    """Yield why no step would be measured."""
+    steps = planned_steps(training, samples)
+    if steps is None or steps > training.warmup_steps:
+        return
+    counted = f"{training.epochs} epoch{'s' if training.epochs > 1 else ''}"
+    made = f"{steps} step{'s' if steps != 1 else ''}"
+    if training.max_steps is not None and steps == training.max_steps:
+        advice = f"Set max_steps to at least {training.warmup_steps + 2 * FEW_STEPS}."
+    else:
+        in_an_epoch = max(1, -(-samples // training.global_batch))
+        epochs = -(-(training.warmup_steps + 2 * FEW_STEPS - 3) // in_an_epoch)
+        advice = f"Set epochs = {epochs}, or a smaller global_batch."
+    yield (
+        f"workload {training.workload}: {samples} samples, global batch {training.global_batch}, "
+        f"{counted} = {made}; {training.warmup_steps} are warm-up, so nothing would be measured. "
+        f"{advice}"
     )

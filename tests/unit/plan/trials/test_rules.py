@@ -1,4 +1,4 @@
-"""Ways to compute that a trial may choose: what is planned, and what is refused."""
+"""Ways to compute and failures that a trial may choose: what is planned, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pytest
 
 from paceline.base.errors import UsageError
 from paceline.plan.spec.loading import check_spec
+from paceline.plan.spec.values import FailureSettings
 from paceline.plan.trials.planning import plan_trials
+from paceline.plan.trials.rules import failure_faults, failure_kinds
+from paceline.runner.launchers.descriptors import SparkOptions
 
 PROCESSES = {"launcher": "local", "local_strategy": "processes", "ranks_per_node": 2}
 THREADS = {"launcher": "local", "local_strategy": "threads", "replicas": 2}
@@ -110,3 +113,36 @@ def test_batch_normalisation_cannot_be_accumulated():
     with pytest.raises(UsageError) as caught:
         planned({**PROCESSES, "accumulation_steps": 2}, workload="resnet101")
     assert "normalises over the whole batch, so it cannot be divided" in str(caught.value)
+
+
+def with_master(trial, master):
+    """Return the trial under Spark."""
+    options = SparkOptions(master=master)
+    return trial.model_copy(update={"launcher": "spark", "launcher_options": options})
+
+
+@pytest.mark.parametrize(
+    ("master", "nodes", "kinds"),
+    [
+        (None, 1, {"rank"}),
+        ("local[2]", 1, {"rank"}),
+        ("local-cluster[2,1,512]", 1, {"rank", "executor"}),
+        ("spark://10.77.0.1:7077", 2, {"rank", "executor", "host"}),
+    ],
+)
+def test_kinds_of_failures_that_a_trial_can_have(make_trial, master, nodes, kinds):
+    assert (
+        failure_kinds(with_kinds(with_master(make_trial(), master), "rank", nodes=nodes)) == kinds
+    )
+
+
+def with_kinds(trial, *kinds, nodes=1):
+    place = trial.placement.model_copy(update={"nodes": nodes})
+    failures = FailureSettings(mean_s=1.0, kinds=kinds)
+    return trial.model_copy(update={"failures": failures, "placement": place})
+
+
+def test_failure_that_no_trial_can_have_is_refused(make_trial):
+    assert not list(failure_faults([make_trial(), with_kinds(make_trial(), "rank")]))
+    [fault] = failure_faults([with_kinds(make_trial(), "host", "rank", "executor")])
+    assert "no trial can have failures of kind executor, host" in fault
