@@ -19,6 +19,7 @@ from paceline.collectives.errors import EnvironmentLacks
 
 PROC = Path("/proc")
 LOOPBACK = "lo"
+_BACKLOG = 1024
 UNKNOWN_BOOT = "unknown"
 _TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _ANY_PORT = 9  # a datagram socket has to be connected to some port
@@ -52,6 +53,21 @@ def interface_address(interface: str) -> str:
             f"interfaces here: {existing}; name one of them with [network] interface"
         )
     return socket.inet_ntoa(found[4:8])  # of a struct sockaddr_in
+
+
+def listening_socket(interface: str) -> socket.socket:
+    """Return a socket that listens on a free port of the interface's address only.
+
+    Raises EnvironmentLacks if the interface has no address.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.bind((interface_address(interface), 0))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def address_towards(host: str) -> str:

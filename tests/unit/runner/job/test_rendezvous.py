@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import EnvironmentLacks, TimedOut
+from paceline.collectives.host import interface_address
 from paceline.runner.job.rendezvous import (
     check_reachable,
     close_listener,
     exchange_address,
-    interface_address,
     listen_on,
 )
 

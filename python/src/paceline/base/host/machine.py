@@ -97,6 +97,15 @@ _PACKAGES = (
 _UNNAMED_GPU = "NVIDIA GPU"
 
 
+# They choose how many threads a library of numbers starts.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use, by its CPU affinity."""
     return len(os.sched_getaffinity(0))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.base.errors import EnvironmentLacks
+from paceline.base.host.machine import THREAD_VARIABLES
 from paceline.base.host.processes import command_line_of, parent_of, process_started_unix_s
 from paceline.collectives.host import Process
 from paceline.plan.spec.extensions import LAUNCHERS
@@ -53,12 +54,6 @@ def own_start_unix_s() -> float:
 
 # The runner sets it to the name of its own host, where it starts the sidecar itself.
 SIDECAR_HOST_VARIABLE = "PACELINE_SIDECAR_HOST"
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 
 
 def rank_environment(trial: Trial) -> dict[str, str]:

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from paceline.base.errors import DataError, EnvironmentLacks, TimedOut
-from paceline.collectives.host import LOOPBACK, interface_address
+from paceline.collectives.host import LOOPBACK, listening_socket
 from paceline.measure.records.files import read_json, write_json
 from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.job import Job
 
-_BACKLOG = 1024
 _POLL_S = 0.02
 
 
@@ -22,11 +21,8 @@ def listen_on(interface: str) -> StoreAddress:
 
     The caller owns `listen_fd`. Raises EnvironmentLacks if the interface has no address.
     """
-    host = interface_address(interface)
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind((host, 0))
-        listener.listen(_BACKLOG)
-        port: int = listener.getsockname()[1]
+    with listening_socket(interface) as listener:
+        host, port = listener.getsockname()
         return StoreAddress(host=host, port=port, listen_fd=listener.detach())
 
 

@@ -10,21 +10,26 @@ import torch
 import torch.distributed as dist
 
 from paceline.collectives.store import connect_store
-from paceline.plan.trials.trial import RankContext
+from paceline.plan.trials.trial import StoreAddress
 
 _FLOAT_BYTES = 4
 
 
 def all_reduce_s(
-    context: RankContext, interface: str, payload_bytes: int, repeats: int, limit_s: float
+    place: tuple[int, int],
+    address: StoreAddress,
+    interface: str,
+    payload_bytes: int,
+    repeats: int,
+    limit_s: float,
 ) -> float:
     """Return the seconds of the fastest all-reduce; collective.
 
+    place: the rank of this probe and the number of probes. address: where rank 0 listens.
     Raises TimedOut if the store does not answer, RuntimeError if Gloo fails or takes longer.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = interface
-    address, rank, ranks = context.store, context.rank, context.world_size
-    assert address is not None
+    rank, ranks = place
     host, port, listen_fd = address.host, address.port, address.listen_fd
     dist.init_process_group(
         "gloo",

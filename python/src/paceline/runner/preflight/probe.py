@@ -26,18 +26,23 @@ from typing import Any
 from paceline.base.errors import EnvironmentLacks, PacelineError
 from paceline.base.host.cgroups import read_limits
 from paceline.base.host.locks import flock_file
-from paceline.base.host.machine import best_offset, interface_to, package_versions, usable_cores
+from paceline.base.host.machine import (
+    THREAD_VARIABLES,
+    best_offset,
+    interface_to,
+    package_versions,
+    usable_cores,
+)
 from paceline.collectives.host import (
     boot_id,
     host_identity,
     host_name,
     interface_address,
+    listening_socket,
     wait_until,
 )
 from paceline.measure.records.files import jsonable, write_text
 from paceline.plan.trials.trial import StoreAddress
-from paceline.runner.job.context import THREAD_VARIABLES, rank_context
-from paceline.runner.job.rendezvous import listen_on
 
 # --- the answers of a probe ----------------------------------------------------------------------
 
@@ -151,11 +156,10 @@ class Probe:
 
     def listen(self, interface: str, token: str) -> Address:
         """Serve messages, streams and the time to the other probes, which know the token."""
-        address = listen_on(interface)
-        listener = socket.socket(fileno=address.listen_fd)
-        self._opened.enter_context(listener)
+        listener = self._opened.enter_context(listening_socket(interface))
         threading.Thread(target=_serve, args=(listener, token.encode()), daemon=True).start()
-        return Address(host=address.host, port=address.port)
+        host, port = listener.getsockname()
+        return Address(host=host, port=port)
 
     def messages(self, own: str, host: str, port: int, token: str) -> ProbedLink:
         """Measure latency and clock between this host's address `own` and a listening probe."""
@@ -182,8 +186,10 @@ class Probe:
 
     def store(self, interface: str) -> Address:
         """Open the socket of the rendezvous on the first host."""
-        self._store = address = listen_on(interface)
-        return Address(host=address.host, port=address.port)
+        with listening_socket(interface) as listener:
+            host, port = listener.getsockname()
+            self._store = StoreAddress(host=host, port=port, listen_fd=listener.detach())
+        return Address(host=host, port=port)
 
     def all_reduce(
         self,
@@ -199,8 +205,9 @@ class Probe:
         from paceline.runner.preflight.all_reduce import all_reduce_s  # noqa: PLC0415  (imports torch)
 
         address = self._store if rank == 0 else StoreAddress(host=host, port=port)
-        context = rank_context(rank, names, address)
-        return all_reduce_s(context, interface, payload_bytes, _REPEATS, limit_s)
+        assert address is not None, "store"
+        place = (rank, len(names))
+        return all_reduce_s(place, address, interface, payload_bytes, _REPEATS, limit_s)
 
     def make_folder(self, folder: str) -> str:
         """Make a folder for the tests of a shared folder; it is removed at the end."""
