@@ -9,7 +9,6 @@ import pytest
 from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.programs import Tool
 from paceline.base.host.spark import COLLECTOR, QUICK_JVM
-from paceline.runner.job import rank_status as checks
 from paceline.runner.launchers.base import Command, TemporaryFolders, launcher_for
 from paceline.runner.launchers.mpi import implementations
 from paceline.runner.launchers.mpi import implementations as tools
@@ -25,6 +24,7 @@ from paceline.runner.launchers.mpi.implementations import (
 from paceline.runner.launchers.mpi.launcher import hostfile_slots
 from paceline.runner.launchers.spark import launcher as spark
 from paceline.runner.launchers.torchrun import launcher as torchrun
+from paceline.runner.preflight import this_host as checks
 
 THREADS = {
     "OMP_NUM_THREADS": "3",

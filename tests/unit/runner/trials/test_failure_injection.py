@@ -12,7 +12,6 @@ import pytest
 from tests.support.rows import running_rank
 from tests.support.running import running
 
-from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.processes import is_alive, process_started_unix_s
 from paceline.collectives.host import host_name
 from paceline.measure.records.documents import read_statuses
@@ -23,7 +22,6 @@ from paceline.runner.launchers.descriptors import SparkOptions
 from paceline.runner.trials.failure_injection import (
     Victims,
     _has_trained,
-    check_failures,
     failing,
     planned_failures,
 )
@@ -47,19 +45,6 @@ def test_kinds_take_turns_and_change_neither_times_nor_ranks():
     assert [dataclasses.replace(f, kind="rank") for f in found] == planned_failures(
         settings, 1, 0, 3
     )
-
-
-def with_kinds(trial, *kinds, nodes=1):
-    place = trial.placement.model_copy(update={"nodes": nodes})
-    failures = FailureSettings(mean_s=1.0, kinds=kinds)
-    return trial.model_copy(update={"failures": failures, "placement": place})
-
-
-def test_hosts_are_killed_in_a_lab_only(make_trial, monkeypatch):
-    trial = with_kinds(make_trial(), "host", nodes=2)
-    monkeypatch.delenv("PACELINE_LAB", raising=False)
-    with pytest.raises(EnvironmentLacks, match="expects hosts of a lab"):
-        check_failures([trial])
 
 
 @pytest.fixture

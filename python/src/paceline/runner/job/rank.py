@@ -31,7 +31,6 @@ from paceline.runner.job.job import Job
 from paceline.runner.job.rank_status import (
     RankEnd,
     RankStatusFile,
-    check_inputs,
     log_of,
     terminated,
     trial_limit,
@@ -39,6 +38,7 @@ from paceline.runner.job.rank_status import (
 )
 from paceline.runner.job.run_directory import check_shared
 from paceline.runner.job.stacks import answer_requests, request_stacks, write_error
+from paceline.runner.preflight.this_host import check_inputs
 
 # --- sidecars of a trial: one process on each host that has ranks --------------------------------
 #

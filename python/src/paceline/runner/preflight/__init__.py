@@ -1,1 +1,4 @@
-"""Checks between hosts before a run: a probe on each host, and the conclusions from its answers."""
+"""Checks before a run: of this host, and between hosts with a probe on each one.
+
+`this_host` refuses a trial, for every launcher; `findings` has the conclusions from probes.
+"""

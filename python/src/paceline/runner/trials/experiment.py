@@ -18,8 +18,11 @@ from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Spec
 from paceline.plan.spec.loading import load_spec
 from paceline.plan.spec.values import EVALUATION_KEYS
+from paceline.plan.trials.rules import failure_faults
 from paceline.plan.trials.trial import Trial
+from paceline.runner.lab.session import own_lab
 from paceline.runner.launchers.base import launcher_for
+from paceline.runner.preflight.this_host import check_lab
 from paceline.runner.trials.directory import (
     check_run_dir,
     gets_further_repeats,
@@ -27,7 +30,6 @@ from paceline.runner.trials.directory import (
     only_runner,
 )
 from paceline.runner.trials.equivalence import check_equivalences
-from paceline.runner.trials.failure_injection import check_failures
 from paceline.runner.trials.planning import (
     Planned,
     Progress,
@@ -87,7 +89,9 @@ def _write_plan(planned: Planned, files: RunFiles) -> None:
 def preflight(trials: Iterable[Trial]) -> None:
     """Check every configuration before any trial runs. Raises EnvironmentLacks, UsageError."""
     first_of_each = {trial.configuration: trial for trial in reversed(list(trials))}
-    check_failures(first_of_each.values())
+    for fault in failure_faults(first_of_each.values()):
+        raise UsageError(fault)
+    check_lab(first_of_each.values(), own_lab)
     for trial in reversed(first_of_each.values()):
         launcher_for(trial.launcher).preflight(trial)
 

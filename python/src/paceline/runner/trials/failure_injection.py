@@ -7,11 +7,10 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.base.host.processes import command_line_of, parent_of
 from paceline.collectives.host import host_name
 from paceline.measure.records.documents import read_statuses
@@ -20,7 +19,7 @@ from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.rows import InjectedFailureRow, RankStatus
 from paceline.plan.spec.extensions import LAUNCHERS
 from paceline.plan.spec.values import FailureKind, FailureSettings
-from paceline.plan.trials.rules import failure_faults, failure_kinds
+from paceline.plan.trials.rules import failure_kinds
 from paceline.plan.trials.trial import Trial
 from paceline.runner.lab.record import LabRecord
 from paceline.runner.lab.session import boot, crash, own_lab
@@ -53,22 +52,6 @@ def planned_failures(
     ]
 
 
-def check_failures(trials: Collection[Trial]) -> None:
-    """Check that the kinds of `[failures]` exist here.
-
-    Raises UsageError if no trial can have one, EnvironmentLacks if hosts are not those of a lab.
-    """
-    for fault in failure_faults(trials):
-        raise UsageError(fault)
-    if any(trial.failures and "host" in trial.failures.kinds for trial in trials) and (
-        own_lab() is None
-    ):
-        raise EnvironmentLacks(
-            'failures.kinds: "host" kills all processes of a host, so it expects hosts of a lab; '
-            "start the run in one: paceline lab up --cores 1 --exec 'paceline run …'"
-        )
-
-
 class Victims:
     """Kills parts of a trial. lab: whose host this is; its hosts share the process ids."""
 
@@ -95,7 +78,7 @@ class Victims:
         stopped: ends the outage of a host early.
         """
         if kind == "host":
-            assert self._lab is not None, "check_failures"
+            assert self._lab is not None, "check_lab"
             host = self._lab.host(victim.host)
             crash(self._lab, host)
             try:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.base.errors import DataError, EnvironmentLacks, UsageError
+from paceline.base.errors import DataError, EnvironmentLacks
 from paceline.base.host.machine import all_packages, machine_facts, package_versions, usable_cores
 from paceline.base.host.programs import repository_state
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import SCHEMA, Outcome
-from paceline.plan.spec import Experiment, Spec, WorkloadRequest
+from paceline.plan.spec import Experiment, Spec
 from paceline.plan.spec.values import absolute_name
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.planning import plan_trials, selected_trials
 from paceline.plan.trials.trial import Training, Trial
+from paceline.runner.preflight.this_host import check_fields
 from paceline.train.data.catalogue import (
     ensure_dataset,
     expected_datasets,
@@ -86,7 +87,7 @@ def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
     for workload in with_dataset(experiment):
         if workload.data is not None:
             path = absolute_name(workload.data)
-            _check_fields(_opened(path), workload)
+            check_fields(_opened(path), workload)
         else:
             progress.stage(f"data set for {workload.name}")
             made = ensure_dataset(
@@ -107,7 +108,7 @@ def check_dataset(planned: Planned, workload_name: str) -> None:
     """
     [workload] = [w for w in planned.experiment.workloads if w.name == workload_name]
     if workload.data is not None:
-        _check_fields(_opened(planned.datasets[workload_name]), workload)
+        check_fields(_opened(planned.datasets[workload_name]), workload)
 
 
 def _opened(name: str) -> Dataset:
@@ -115,18 +116,6 @@ def _opened(name: str) -> Dataset:
     from paceline.train.data.dataset import open_dataset  # noqa: PLC0415
 
     return open_dataset(name)
-
-
-def _check_fields(dataset: Dataset, workload: WorkloadRequest) -> None:
-    """Raise UsageError if the data set lacks a field of the workload's task."""
-    input_field, target_field = workload_of(workload).fields
-    dataset.field(input_field)
-    target = dataset.field(target_field)
-    if not workload_of(workload).own_samples and target.classes is None:
-        raise UsageError(
-            f"{dataset.name}: {workload.name} classifies images, so it needs class indices from 0 "
-            f"in the field {target.describe()}; use such a data set, or a task of your own"
-        )
 
 
 def manifest_of(planned: Planned) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from tests.support.trials import changed
 
 from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.programs import Tool
-from paceline.runner.job import rank_status as checks
 from paceline.runner.launchers.mpi import launcher as mpi
 from paceline.runner.launchers.mpi.implementations import Mpich, Mpirun
 from paceline.runner.launchers.spark import launcher as spark
 from paceline.runner.launchers.spark.launcher import SparkLauncher
+from paceline.runner.preflight import this_host as checks
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ from typing import Any
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import rank_environment
-from paceline.runner.job.rank_status import check_cores, check_inputs
 from paceline.runner.launchers.base import Command
 from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
 from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
+from paceline.runner.preflight.this_host import check_cores, check_inputs
 
 _MODULE = ["-m", "paceline.runner.launchers.local"]
 

@@ -20,7 +20,6 @@ from paceline.base.host.programs import job_script
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import rank_environment
-from paceline.runner.job.rank_status import check_cores, check_inputs
 from paceline.runner.launchers.base import Command, failed_rank
 from paceline.runner.launchers.descriptors import MpiLaunchOptions
 from paceline.runner.launchers.mpi.implementations import (
@@ -45,6 +44,7 @@ from paceline.runner.launchers.schedulers.kubernetes import (
     pod,
 )
 from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
+from paceline.runner.preflight.this_host import check_cores, check_inputs
 
 _SLOTS = re.compile(r"(?:\b(?:slots|max_slots|max-slots)\s*=\s*|^[^\s:]+:)(\d+)")
 

@@ -28,7 +28,6 @@ from paceline.base.host.spark import (
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import rank_environment
-from paceline.runner.job.rank_status import check_cores, check_inputs
 from paceline.runner.launchers.base import Command, TemporaryFolders, first_named
 from paceline.runner.launchers.descriptors import SparkOptions, is_local
 from paceline.runner.launchers.mpi.implementations import OpenMpi5
@@ -60,6 +59,7 @@ from paceline.runner.launchers.spark.configuration import (
     master_of,
     slots_per_node,
 )
+from paceline.runner.preflight.this_host import check_cores, check_inputs
 
 _SLOTS_S = 15.0  # for executors to start; on a free host they need a few seconds
 _DRIVER_S = 180.0  # a driver gives up a master that does not answer after a minute

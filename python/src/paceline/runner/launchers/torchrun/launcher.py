@@ -14,10 +14,10 @@ from paceline.base.host.programs import MachineFinding, Tool, tool_finding
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import rank_environment
-from paceline.runner.job.rank_status import check_cores, check_inputs
 from paceline.runner.launchers.base import Command, first_named
 from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
 from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
+from paceline.runner.preflight.this_host import check_cores, check_inputs
 
 _FAILURES = (
     re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL),
