@@ -41,12 +41,11 @@ class RayLauncher:
 
     def preflight(self, trial: Trial) -> None:
         """Raise EnvironmentLacks if the trial cannot run here."""
-        from paceline.runner.job.rank_status import check_cores, check_dataset
+        from paceline.runner.preflight.this_host import check_trial
 
         if importlib.util.find_spec("ray") is None:
             raise EnvironmentLacks('launcher "ray" needs Ray: pip install "ray==2.49.2"')
-        check_dataset(trial.training.dataset)
-        check_cores(trial)
+        check_trial(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         """Return the command that runs `main`."""

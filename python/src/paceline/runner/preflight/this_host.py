@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from paceline.train.data.dataset import Dataset
 
 
+def check_trial(trial: Trial, *, slots_are_given: bool = False) -> None:
+    """Raise EnvironmentLacks if this host, which is to have all ranks, cannot run a trial.
+
+    slots_are_given: a hostfile says how many ranks the host may have, whatever its cores.
+    """
+    check_inputs(trial)
+    if not slots_are_given:
+        _check_cores(trial)
+
+
 def check_inputs(trial: Trial) -> None:
     """Raise EnvironmentLacks if this host lacks the trial's data set, or its script."""
     script = trial.training.script
@@ -48,7 +58,7 @@ def _check_dataset(dataset: str) -> None:
         )
 
 
-def check_cores(trial: Trial) -> None:
+def _check_cores(trial: Trial) -> None:
     """Raise EnvironmentLacks if this node has fewer cores than the trial's ranks need."""
     cores, place = usable_cores(), trial.placement
     if place.allocated_cores is not None and place.allocated_cores > cores:

@@ -25,7 +25,7 @@ def _machine(monkeypatch):
     monkeypatch.setattr(spark, "find_java", lambda: tool)
     monkeypatch.setattr(spark, "find_java_for_spark", lambda: tool)
     monkeypatch.setattr(spark, "find_spark", lambda: tool)
-    monkeypatch.setattr(spark, "check_inputs", lambda _trial: None)
+    monkeypatch.setattr(checks, "check_inputs", lambda _trial: None)
     monkeypatch.setattr(checks, "usable_cores", lambda: 8)
 
 

@@ -15,7 +15,7 @@ from paceline.runner.job.context import rank_environment
 from paceline.runner.launchers.base import Command
 from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
 from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
-from paceline.runner.preflight.this_host import check_cores, check_inputs
+from paceline.runner.preflight.this_host import check_trial
 
 _MODULE = ["-m", "paceline.runner.launchers.local"]
 
@@ -24,8 +24,7 @@ class LocalLauncher:
     """Starts plain processes on one node, as a user would by hand."""
 
     def preflight(self, trial: Trial) -> None:
-        check_inputs(trial)
-        check_cores(trial)
+        check_trial(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         argv = (

@@ -44,7 +44,7 @@ from paceline.runner.launchers.schedulers.kubernetes import (
     pod,
 )
 from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
-from paceline.runner.preflight.this_host import check_cores, check_inputs
+from paceline.runner.preflight.this_host import check_trial
 
 _SLOTS = re.compile(r"(?:\b(?:slots|max_slots|max-slots)\s*=\s*|^[^\s:]+:)(\d+)")
 
@@ -64,10 +64,8 @@ class MpiLauncher:
             _check_parameters(options.parameters, mpirun)
         if options.hostfile is not None:
             _check_hostfile(trial, Path(options.hostfile))
-        elif trial.placement.nodes == 1:
-            check_cores(trial)
         if trial.placement.nodes == 1:
-            check_inputs(trial)
+            check_trial(trial, slots_are_given=options.hostfile is not None)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         mpirun = find_mpirun(trial.option("mpirun"))

@@ -59,7 +59,7 @@ from paceline.runner.launchers.spark.configuration import (
     master_of,
     slots_per_node,
 )
-from paceline.runner.preflight.this_host import check_cores, check_inputs
+from paceline.runner.preflight.this_host import check_trial
 
 _SLOTS_S = 15.0  # for executors to start; on a free host they need a few seconds
 _DRIVER_S = 180.0  # a driver gives up a master that does not answer after a minute
@@ -78,8 +78,7 @@ class SparkLauncher:
         if trial.transport == "mpi" and _runs_on_this_python(trial):
             _check_mpi(trial)
         if is_local(master_of(trial)):
-            check_inputs(trial)
-            check_cores(trial)
+            check_trial(trial)
             _check_local_slots(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
@@ -163,7 +162,7 @@ def _check_local_slots(trial: Trial) -> None:
     master = master_of(trial)
     inner = master.removeprefix("local").strip("[]").partition(",")[0]
     if inner == "*":
-        return  # all cores, which check_cores has counted
+        return  # all cores, which check_trial has counted
     slots = int(inner) if inner.isdigit() else 1
     wanted = slots_per_node(trial) * trial.placement.nodes
     if slots < wanted:

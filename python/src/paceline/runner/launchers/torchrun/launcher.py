@@ -17,7 +17,7 @@ from paceline.runner.job.context import rank_environment
 from paceline.runner.launchers.base import Command, first_named
 from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
 from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
-from paceline.runner.preflight.this_host import check_cores, check_inputs
+from paceline.runner.preflight.this_host import check_trial
 
 _FAILURES = (
     re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL),
@@ -36,8 +36,7 @@ class TorchrunLauncher:
 
     def preflight(self, trial: Trial) -> None:
         find_torchrun()
-        check_inputs(trial)
-        check_cores(trial)
+        check_trial(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         rendezvous = files.root.resolve() / "torchrun.rendezvous"
