@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from paceline.plan.trials.trial import RankContext
-    from paceline.plan.trials.trial import Trial
+    from paceline.plan.trials.trial import RankContext, Trial
     from paceline.train.training.strategy import RankGroups, TrainBatch
     from paceline.train.training.task import Task
 
