@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.analysis.equivalence.resume import ResumeFinding, judge_resume, position_of
-from paceline.measure.records.files import document, write_json
+from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.resumed import ResumedRank
 from paceline.plan.spec import Spec
@@ -22,7 +22,7 @@ from paceline.plan.trials.trial import ResumePart, Trial
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_runner
 from paceline.runner.trials.experiment import preflight
 from paceline.runner.trials.planning import Planned, Progress, manifest_of, plan
-from paceline.runner.trials.run_trial import failure_of, run_followed
+from paceline.runner.trials.verify_script import Trainings, rank_documents, verified_trial
 
 STOPPED, CONTINUED, WHOLE = "stopped", "continued", "uninterrupted"  # trials
 _LARGE = 16 * 2**20  # bytes of a file that is linked, not copied
@@ -73,7 +73,7 @@ def verify_resume(
         preflight([layout, continued])
     with only_runner(run_dir), _folders(files.root, Path(script.directory)) as (first, second):
         write_json(files.manifest, manifest_of(planned))
-        runs = _Runs(files, progress)
+        trainings = Trainings(files, progress, 3)
         part = ResumePart(
             full_from=_MOST_STEPS,
             stop_after=request.stop_after if request.stop_with is None else None,
@@ -81,15 +81,18 @@ def verify_resume(
             words=request.resume_with,
         )
         limit = _MOST_STEPS if request.stop_with is None else None
-        stopped = runs.recorded(layout, STOPPED, first, request.stop_with or (), part, limit)
+        begun = _in_folder(layout, STOPPED, first, request.stop_with or (), part, limit)
+        stopped = _recorded(trainings.finished(begun))
         finding = _without_checkpoint(stopped)
         if finding is None:
             words, steps = request.resume_with, request.steps
-            ours = runs.recorded(continued, CONTINUED, first, words, ResumePart(), steps)
+            resumed = _in_folder(continued, CONTINUED, first, words, ResumePart(), steps)
+            ours = _recorded(trainings.finished(resumed))
             saved = (stopped[0].saved_after or [0])[0]
             start = min(position_of(stopped, ours) or saved, saved)
-            whole = ResumePart(full_from=start)
-            theirs = runs.recorded(layout, WHOLE, second, (), whole, saved + steps)
+            part = ResumePart(full_from=start)
+            whole = _in_folder(layout, WHOLE, second, (), part, saved + steps)
+            theirs = _recorded(trainings.finished(whole))
             finding = judge_resume(stopped, ours, theirs)
     ranks = (layout.placement.ranks, continued.placement.ranks)
     return VerifiedResume(script=script.path, ranks=ranks, finding=finding)
@@ -122,32 +125,6 @@ def _without_checkpoint(stopped: Sequence[ResumedRank]) -> ResumeFinding | None:
     return ResumeFinding(passed=None, reasons=(reason,))
 
 
-class _Runs:
-    """The three trainings, which run one after the other."""
-
-    def __init__(self, files: RunFiles, progress: Progress) -> None:
-        self._files, self._progress = files, progress
-        self._done = 0
-
-    def recorded(
-        self,
-        trial: Trial,
-        name: str,
-        folder: Path,
-        words: tuple[str, ...],
-        part: ResumePart,
-        max_steps: int | None,
-    ) -> list[ResumedRank]:
-        """Run a training, and return what its ranks recorded. Raises RankFailed, TimedOut."""
-        trial = _in_folder(trial, name, folder, words, part, max_steps)
-        files = self._files.trial(trial.id)
-        self._done += 1
-        outcome = run_followed(trial, files, self._progress, self._done, 3)
-        if outcome.status != "ok":
-            raise failure_of(outcome)
-        return _read(files)
-
-
 def _in_folder(
     trial: Trial,
     name: str,
@@ -162,21 +139,19 @@ def _in_folder(
     path = Path(script.path)
     if path.is_relative_to(script.directory):  # it may write beside itself
         path = folder / path.relative_to(script.directory)
-    changed = {
-        "path": str(path),
-        "directory": str(folder),
-        "arguments": (*script.arguments, *words),
-        "resume": part,
-    }
-    training = trial.training.model_copy(
-        update={"script": script.model_copy(update=changed), "max_steps": max_steps}
+    training = trial.training.model_copy(update={"max_steps": max_steps})
+    return verified_trial(
+        trial.model_copy(update={"training": training}),
+        name,
+        path=str(path),
+        directory=str(folder),
+        arguments=(*script.arguments, *words),
+        resume=part,
     )
-    return trial.model_copy(update={"id": name, "training": training, "save_tensors": False})
 
 
-def _read(files: TrialFiles) -> list[ResumedRank]:
-    found = (document(rank.resumed, ResumedRank) for _, rank in files.ranks())
-    return [each for each in found if each is not None]
+def _recorded(files: TrialFiles) -> list[ResumedRank]:
+    return rank_documents(files, lambda rank: rank.resumed, ResumedRank)
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from paceline.analysis.equivalence.observed import LayoutFinding, judge
 from paceline.measure.records.files import document, write_json
-from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.measure.records.observed import Observed
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Spec
@@ -16,6 +18,8 @@ from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_r
 from paceline.runner.trials.experiment import preflight
 from paceline.runner.trials.planning import Planned, Progress, manifest_of
 from paceline.runner.trials.run_trial import failure_of, run_followed
+
+T = TypeVar("T")
 
 REFERENCE, ROUNDED = "reference", "reference-rounded"  # trials
 
@@ -42,28 +46,27 @@ class VerifiedScript:
         return False if False in found else None if None in found else True
 
 
-class _Runs:
-    """The trials of one verification, which run one after the other."""
+class Trainings:
+    """The trainings of one verification, which run one after the other."""
 
     def __init__(self, files: RunFiles, progress: Progress, total: int) -> None:
         """total: of the trainings that are certain."""
         self._files, self._progress, self._total = files, progress, total
         self._done = 0
 
-    def observed(self, trial: Trial, observation: Observation) -> tuple[Outcome, list[Observed]]:
-        """Run a trial, and return what its ranks observed."""
-        trial, files = _observing(trial, observation), self._files.trial(trial.id)
+    def run(self, trial: Trial) -> tuple[Outcome, TrialFiles]:
+        """Run a trial, and return its end and its files."""
+        files = self._files.trial(trial.id)
         self._done += 1
         self._total = max(self._total, self._done)
-        outcome = run_followed(trial, files, self._progress, self._done, self._total)
-        return outcome, _read(files)
+        return run_followed(trial, files, self._progress, self._done, self._total), files
 
-    def reference(self, trial: Trial, name: str, observation: Observation) -> list[Observed]:
-        """Run one process. Raises RankFailed or TimedOut if it fails."""
-        outcome, found = self.observed(trial.model_copy(update={"id": name}), observation)
+    def finished(self, trial: Trial) -> TrialFiles:
+        """Run a trial to its good end. Raises RankFailed or TimedOut if it fails."""
+        outcome, files = self.run(trial)
         if outcome.status != "ok":
             raise failure_of(outcome)
-        return found
+        return files
 
 
 def verify_script(
@@ -86,34 +89,47 @@ def verify_script(
         preflight(planned.trials)
     with only_runner(run_dir):
         write_json(files.manifest, manifest_of(planned))
-        runs = _Runs(files, progress, 1 + len(layouts))
-        reference = runs.reference(baseline, REFERENCE, Observation(reference=None))
+        trainings = Trainings(files, progress, 1 + len(layouts))
+        alone = _observing(baseline, Observation(reference=None), REFERENCE)
+        reference = _observed(trainings.finished(alone))
         rounded: list[Observed] = []
         verified = []
         for trial in layouts:
-            outcome, found = runs.observed(trial, Observation(reference=REFERENCE))
+            layout = _observing(trial, Observation(reference=REFERENCE))
+            outcome, layout_files = trainings.run(layout)
+            found = _observed(layout_files)
             finding = LayoutFinding(passed=None, reason=f"it did not run: {outcome.message}")
             if outcome.status == "ok":
                 finding = judge(reference, rounded, found)
             if finding.passed is False and not rounded:
                 # Roundings only widen the limits, so a layout that agrees needs no such training.
                 again = Observation(reference=REFERENCE, rounded=True)
-                rounded = runs.reference(baseline, ROUNDED, again)
+                rounded = _observed(trainings.finished(_observing(baseline, again, ROUNDED)))
                 finding = judge(reference, rounded, found)
             verified.append(VerifiedLayout(trial=trial, finding=finding))
     assert baseline.training.script is not None
     return VerifiedScript(script=baseline.training.script.path, layouts=tuple(verified))
 
 
-def _observing(trial: Trial, observation: Observation) -> Trial:
+def _observing(trial: Trial, observation: Observation, name: str | None = None) -> Trial:
+    return verified_trial(trial, name or trial.id, observe=observation)
+
+
+def verified_trial(trial: Trial, name: str, **changes: Any) -> Trial:
+    """Return the trial under a name, with other values of its script, without kept weights."""
     script = trial.training.script
     assert script is not None
-    training = trial.training.model_copy(
-        update={"script": script.model_copy(update={"observe": observation})}
-    )
-    return trial.model_copy(update={"training": training, "save_tensors": False})
+    training = trial.training.model_copy(update={"script": script.model_copy(update=changes)})
+    return trial.model_copy(update={"id": name, "training": training, "save_tensors": False})
 
 
-def _read(files: TrialFiles) -> list[Observed]:
-    found = (document(rank.observed, Observed) for _, rank in files.ranks())
+def _observed(files: TrialFiles) -> list[Observed]:
+    return rank_documents(files, lambda rank: rank.observed, Observed)
+
+
+def rank_documents(
+    files: TrialFiles, file_of: Callable[[RankFiles], Path], kind: type[T]
+) -> list[T]:
+    """Return what the ranks of a trial recorded in a file; ranks without it are left out."""
+    found = (document(file_of(rank), kind) for _, rank in files.ranks())
     return [each for each in found if each is not None]

@@ -43,7 +43,7 @@ from paceline.train.rank.script.modules import (
     parameter_names,
     without_wrappers,
 )
-from paceline.train.rank.script.phases import replaced
+from paceline.train.rank.script.phases import hooked, replaced
 from paceline.train.rank.script.tensors import gradient_of, whole, whole_of
 from paceline.train.training.tensors import save_tensors, sha256_of
 
@@ -101,13 +101,13 @@ class Observer:
             stack.enter_context(replaced(torch.autograd, "backward", self._backward))
             for name in ("clip_grad_norm_", "clip_grad_value_"):
                 stack.enter_context(replaced(torch.nn.utils, name, self._clip))
-            for handle in (
+            hooks = hooked(
                 register_module_forward_pre_hook(self._before_forward),
                 register_module_forward_hook(self._after_forward),
                 register_optimizer_step_pre_hook(self._before_step),
                 register_optimizer_step_post_hook(self._after_step),
-            ):
-                stack.callback(handle.remove)
+            )
+            stack.enter_context(hooks)
             yield
 
     # --- samples, losses, clipping ---

@@ -22,6 +22,8 @@ from paceline.base.torch_internals import DataLoaderIterator
 from paceline.train.rank.script.batches import BatchCounter
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from paceline.collectives.recorder import Operation
 
 
@@ -141,6 +143,16 @@ def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None
         yield
     finally:
         setattr(owner, name, function)
+
+
+@contextmanager
+def hooked(*handles: RemovableHandle) -> Iterator[None]:
+    """Remove hooks of torch at the end."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _timed(

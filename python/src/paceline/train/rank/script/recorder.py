@@ -29,7 +29,7 @@ from paceline.measure.records.layout import RankFiles
 from paceline.measure.records.rows import StepRow
 from paceline.plan.trials.trial import RankContext, Training
 from paceline.train.rank.script.batches import BatchCounter
-from paceline.train.rank.script.phases import PhaseTimer, StepTimes
+from paceline.train.rank.script.phases import PhaseTimer, StepTimes, hooked
 from paceline.train.rank.script.program import EnoughSteps
 from paceline.train.rank.script.step import report_to
 from paceline.train.rank.spans import Spans
@@ -84,12 +84,12 @@ class TrainingRecorder:
         with ExitStack() as stack:
             self._rows = stack.enter_context(JsonlWriter(self._file))
             first = nn.modules.module.register_module_forward_pre_hook(self._first_forward)
-            for handle in (
+            hooks = hooked(
                 first,
                 register_optimizer_step_pre_hook(self._before_step),
                 register_optimizer_step_post_hook(self._after_step),
-            ):
-                stack.callback(handle.remove)
+            )
+            stack.enter_context(hooks)
             self._first_hook = first
             stack.enter_context(self._timer.timing(self._batches))
             stack.callback(report_to, None)

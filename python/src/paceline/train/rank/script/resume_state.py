@@ -49,7 +49,7 @@ from paceline.train.rank.script.modules import (
     named_parameters,
     parameter_names,
 )
-from paceline.train.rank.script.phases import replaced
+from paceline.train.rank.script.phases import hooked, replaced
 from paceline.train.rank.script.program import EnoughSteps
 from paceline.train.rank.script.tensors import gradient_of, whole, whole_of
 
@@ -92,12 +92,12 @@ class ResumeRecorder:
             stack.enter_context(replaced(DataLoaderIterator, "__next__", self._next_batch))
             stack.enter_context(replaced(torch.autograd, "backward", self._backward))
             stack.enter_context(replaced(torch.amp.GradScaler, "scale", self._scale))
-            for handle in (
+            hooks = hooked(
                 register_module_forward_pre_hook(self._before_forward),
                 register_optimizer_step_pre_hook(self._before_step),
                 register_optimizer_step_post_hook(self._after_step),
-            ):
-                stack.callback(handle.remove)
+            )
+            stack.enter_context(hooks)
             yield
 
     # --- samples, losses, gradient scaler ---
@@ -144,7 +144,7 @@ class ResumeRecorder:
             self._models = self._modules.models()
             self._names = parameter_names(self._models)
             self._flat = flat_parameters(self._models)
-        number = next(n for n, each in enumerate(self._optimizers) if each is optimizer)
+        number = self._number_of(optimizer)
         if number == 0:
             self._stop_after_checkpoint()
         weights = _sketches(self._whole(optimizer, Tensor.detach))
@@ -164,9 +164,12 @@ class ResumeRecorder:
         )
 
     def _after_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
-        number = next(n for n, each in enumerate(self._optimizers) if each is optimizer)
+        number = self._number_of(optimizer)
         self._done[number] += 1
         self._samples, self._losses, self._buffers = None, [], None
+
+    def _number_of(self, optimizer: Optimizer) -> int:
+        return next(n for n, each in enumerate(self._optimizers) if each is optimizer)
 
     def _whole(self, optimizer: Optimizer, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         return whole_of(named_parameters([optimizer], self._names), self._flat, of)
