@@ -246,9 +246,9 @@ def main() -> None:
         all_reduce.hosts_of = lambda comm: tuple(range(comm.size))
     context = make_context(folder)
     if sys.argv[3:] == ["apart"] and transport == "paceline":  # the last rank has its own host
-        from paceline.collectives import shared_memory as levels
+        from paceline.collectives import shared_memory
 
-        levels.host_identity = lambda: str(context.rank == context.world_size - 1)
+        shared_memory.host_identity = lambda: str(context.rank == context.world_size - 1)
     peers = join_peers(context, make_trial(transport, context.world_size))
     passed: list[str] = []
     with recording(folder / f"communication.{context.rank}.jsonl"):

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 import paceline.mpi  # noqa: F401  (the backend, and where the ranks meet)
 from paceline.base.errors import TimedOut
-from paceline.collectives.mpi import point_to_point as polling
+from paceline.collectives.mpi import point_to_point
 
-polling._PYTHON_ENDS_S = 4.0  # no machine is so busy that this program ends in 20 s only
+point_to_point._PYTHON_ENDS_S = 4.0  # no machine is so busy that this program ends in 20 s only
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from paceline.collectives.torch_internals import PrefixStore, Store
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
-from paceline.collectives import message_schedules as schedules
+from paceline.collectives import message_schedules
 from paceline.collectives.mpi import all_reduce
 from paceline.collectives.mpi import all_reduce as calibration
 from paceline.collectives.mpi.all_reduce import AllReduce
@@ -79,7 +79,7 @@ def check_layout(on_hosts: tuple[int, ...], store: Store) -> dict[str, Any]:
     hosts = [host for host, count in enumerate(on_hosts) for _ in range(count)]
     all_reduce.hosts_of = lambda _: tuple(hosts.index(host) for host in hosts)
     found = {}
-    for name in ("auto", "native", "hierarchical", *schedules.ALGORITHMS):
+    for name in ("auto", "native", "hierarchical", *message_schedules.ALGORITHMS):
         group = AllReduce(
             WORLD,
             names=RankNames.gather(WORLD, LIMIT_S),
@@ -87,9 +87,12 @@ def check_layout(on_hosts: tuple[int, ...], store: Store) -> dict[str, Any]:
             limit_s=LIMIT_S,
             algorithm=name,
         )
-        whole, schedules.MESSAGE_BYTES = schedules.MESSAGE_BYTES, FLOATS_PER_MESSAGE * 4
+        whole, message_schedules.MESSAGE_BYTES = (
+            message_schedules.MESSAGE_BYTES,
+            FLOATS_PER_MESSAGE * 4,
+        )
         sent = {length: check(name, group, length, np.float32, 0) for length in LENGTHS}
-        schedules.MESSAGE_BYTES = whole
+        message_schedules.MESSAGE_BYTES = whole
         check(name, group, LARGE, np.float32, 0)
         for dtype in DTYPES:
             for how in range(len(OPERATIONS)):

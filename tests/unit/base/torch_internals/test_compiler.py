@@ -11,7 +11,7 @@ BEGIN = """
 import sys, torch
 import torch.distributed as dist
 from paceline.base.torch_internals import compiler
-from paceline.train.training import tensors as fake_tensors
+from paceline.train.training import tensors
 compiler.import_when_used()
 def is_imported(): return "torch._dynamo.convert_frame" in sys.modules
 model = torch.nn.Linear(2, 2)
@@ -30,9 +30,9 @@ replica(torch.ones(1, 2)).sum().backward()
 del replica
 dist.destroy_process_group()
 
-mode = fake_tensors.fake_mode()
-fake = fake_tensors.as_fake(mode, torch.ones(3, 2))
-assert fake_tensors.call_fake(mode, model, fake).shape == (3, 2)
+mode = tensors.fake_mode()
+fake = tensors.as_fake(mode, torch.ones(3, 2))
+assert tensors.call_fake(mode, model, fake).shape == (3, 2)
 
 torch._dynamo.config.recompile_limit = 5
 assert not is_imported()

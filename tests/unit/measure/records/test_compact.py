@@ -11,7 +11,7 @@ import pytest
 from tests.support.rows import STEP
 
 from paceline.base.errors import DataError
-from paceline.measure.records import tables as compact
+from paceline.measure.records import tables
 from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import SampleLogRow, StepRow
@@ -64,7 +64,7 @@ def write_trace(files: TrialFiles, *samples: dict[str, Any]) -> Path:
 
 def test_rows_are_the_same_before_and_after(files: TrialFiles) -> None:
     before = rows(files.rank(0).steps, StepRow), read_table(files.rank(0).sample_log, SampleLogRow)
-    compact.compact_trial(files)
+    tables.compact_trial(files)
     assert not files.rank(0).steps.exists()
     assert parquet_path(files.rank(0).steps).exists()
     assert rows(files.rank(0).steps, StepRow) == before[0] == (STEP,)
@@ -73,7 +73,7 @@ def test_rows_are_the_same_before_and_after(files: TrialFiles) -> None:
 
 def test_trace_keeps_its_header_and_the_keys_of_its_dictionaries(files: TrialFiles) -> None:
     path = write_trace(files, complete(), complete(unix_s=2.5, disks={"sdb": {"read_bytes": 7}}))
-    compact.compact_trial(files)
+    tables.compact_trial(files)
     assert read_header(path) == {"schema": 2, "interval_s": 0.5}
     first, second = row_dicts(path)
     assert first["cpu_seconds"] == {"user": 1.0, "idle": 2.0}
@@ -93,11 +93,11 @@ def test_kill_loses_nothing_and_the_next_compaction_completes(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(compact, killed_in, die)
+        patch.setattr(tables, killed_in, die)
         with pytest.raises(Killed):
-            compact.compact_trial(files)
+            tables.compact_trial(files)
     assert rows(files.rank(0).steps, StepRow) == (STEP,)
-    compact.compact_trial(files)
+    tables.compact_trial(files)
     assert rows(files.rank(0).steps, StepRow) == (STEP,)
     assert list(files.root.rglob("*.jsonl")) == []
     assert list(files.root.rglob("*.tmp")) == []
@@ -107,7 +107,7 @@ def test_unfinished_row_and_nan_are_read(files: TrialFiles) -> None:
     path = files.rank(0).steps
     row = json.loads(path.read_text())
     path.write_text(json.dumps({**row, "step": 1, "loss_sum": float("nan")}) + '\n{"step": 2, "ep')
-    compact.compact_trial(files)
+    tables.compact_trial(files)
     table = read_table(path, StepRow)
     assert table["step"].to_list() == [1]
     assert table["loss_sum"].is_nan().to_list() == [True]
@@ -118,13 +118,13 @@ def test_damaged_row_is_an_error_and_keeps_the_json_lines(files: TrialFiles, row
     path = files.rank(0).steps
     path.write_text(f"{row}\n{path.read_text()}")
     with pytest.raises(DataError, match=r"steps\.jsonl"):
-        compact.compact_trial(files)
+        tables.compact_trial(files)
     assert path.exists()
     assert not parquet_path(path).exists()
 
 
 def test_damaged_parquet_file_is_an_error_that_names_it(files: TrialFiles) -> None:
-    compact.compact_trial(files)
+    tables.compact_trial(files)
     parquet_path(files.rank(0).steps).write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match=r"steps\.parquet"):
         read_table(files.rank(0).steps, StepRow)
@@ -134,15 +134,15 @@ def test_file_that_still_grows_is_left_alone(
     files: TrialFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = files.rank(0).steps
-    write = compact.write_parquet
+    write = tables.write_parquet
 
     def append_meanwhile(frame: pl.DataFrame, target: Path, header: dict[str, Any]) -> None:
         write(frame, target, header)
         with JsonlWriter(path) as out:
             out.write(STEP)
 
-    monkeypatch.setattr(compact, "write_parquet", append_meanwhile)
-    compact.compact_trial(files)
+    monkeypatch.setattr(tables, "write_parquet", append_meanwhile)
+    tables.compact_trial(files)
     assert path.exists()
     assert not parquet_path(path).exists()
     assert list(path.parent.glob("*.tmp")) == []

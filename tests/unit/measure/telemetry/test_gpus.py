@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.measure.telemetry import host_reading as gpus_module
+from paceline.measure.telemetry import host_reading
 from paceline.measure.telemetry.host_reading import GpuReader
 
 
@@ -99,13 +99,13 @@ def test_driver_that_does_not_start_means_no_gpus() -> None:
 
 
 def test_host_without_a_driver_does_not_load_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus_module, "_DRIVER_FILES", ())
+    monkeypatch.setattr(host_reading, "_DRIVER_FILES", ())
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)  # an import would fail
     assert GpuReader().read() == {}
 
 
 def test_library_that_is_missing_means_no_gpus(monkeypatch, tmp_path, caplog) -> None:
-    monkeypatch.setattr(gpus_module, "_DRIVER_FILES", (tmp_path,))
+    monkeypatch.setattr(host_reading, "_DRIVER_FILES", (tmp_path,))
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     with caplog.at_level("INFO", "paceline.sidecar"):
         assert GpuReader().read() == {}

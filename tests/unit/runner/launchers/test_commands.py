@@ -24,7 +24,7 @@ from paceline.runner.launchers.mpi.implementations import (
 from paceline.runner.launchers.mpi.launcher import hostfile_slots
 from paceline.runner.launchers.spark import launcher as spark
 from paceline.runner.launchers.torchrun import launcher as torchrun
-from paceline.runner.preflight import this_host as checks
+from paceline.runner.preflight import this_host
 
 THREADS = {
     "OMP_NUM_THREADS": "3",
@@ -45,7 +45,7 @@ def _machine(monkeypatch):
     monkeypatch.setattr(mpi, "job_script", lambda folder, name: Path("/jobs", folder, name))
     monkeypatch.setattr(implementations.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(implementations, "usable_cores", lambda: 8)
-    monkeypatch.setattr(checks, "usable_cores", lambda: 8)
+    monkeypatch.setattr(this_host, "usable_cores", lambda: 8)
     monkeypatch.setattr(spark, "find_java", lambda: tool("/jdk/bin/java"))
     monkeypatch.setattr(spark, "find_java_for_spark", lambda: tool("/jdk/bin/java"))
     monkeypatch.setattr(spark, "find_spark", lambda: tool("/opt/spark"))

@@ -20,7 +20,7 @@ from paceline.plan.spec import load_spec
 from paceline.plan.spec.models import TelemetrySettings
 from paceline.plan.spec.values import CheckpointSettings
 from paceline.plan.trials.trial import planned_steps
-from paceline.runner.trials import preview as disk
+from paceline.runner.trials import preview
 from paceline.runner.trials.planning import known_samples, plan
 from paceline.runner.trials.preview import DiskUse, trial_disk_use
 
@@ -160,23 +160,23 @@ def test_a_script_has_the_steps_that_it_may_make_and_no_known_size(tmp_path, lim
     training = planned.trials[0].training
     assert known_samples(planned, training) is None
     assert planned_steps(training, None) == steps
-    assert disk.total_disk_use(disk.disk_uses(planned)).kept_bytes > 0
+    assert preview.total_disk_use(preview.disk_uses(planned)).kept_bytes > 0
 
 
 def test_too_small_disk_is_a_warning_with_both_sizes(monkeypatch, tmp_path):
     use = DiskUse(kept_bytes=4 * MB, training_bytes=MB, trace_training_bytes_per_s=0.1 * MB)
     free = SimpleNamespace(free=6 * MB)
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: free)
+    monkeypatch.setattr(preview.shutil, "disk_usage", lambda _: free)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        disk.warn_of_small_disk(use, 10.0, tmp_path)
+        preview.warn_of_small_disk(use, 10.0, tmp_path)
     with pytest.warns(PacelineWarning, match="the run may need 7 MB, 6 MB are free"):
-        disk.warn_of_small_disk(use, 20.0, tmp_path)
+        preview.warn_of_small_disk(use, 20.0, tmp_path)
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("SGD", 1), ("AdamW", 2)])
 def test_checkpoints_have_the_state_of_the_optimiser(planned, monkeypatch, optimizer, copies):
     facts = SimpleNamespace(optimizer=optimizer, parameter_bytes=10 * MB)
-    monkeypatch.setattr(disk, "task_facts", lambda _: facts)
+    monkeypatch.setattr(preview, "task_facts", lambda _: facts)
     expected = trial_disk_use(planned.trials[0], 9, (10 * MB, copies), keeps_tensors=True)
-    assert disk.disk_uses(planned) == [expected]
+    assert preview.disk_uses(planned) == [expected]

@@ -17,7 +17,7 @@ from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import SCHEMA
 from paceline.plan.spec import Spec
 from paceline.plan.trials.planning import plan_trials
-from paceline.runner.trials import experiment as measure_more
+from paceline.runner.trials import experiment
 from paceline.runner.trials.experiment import run_share
 
 SPEC = spec_text(
@@ -43,7 +43,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Spec, Path, bool]]:
         found.append((spec, folder, resume))
         return []
 
-    monkeypatch.setattr(measure_more, "run", run)
+    monkeypatch.setattr(experiment, "run", run)
     return found
 
 
@@ -79,7 +79,7 @@ def test_a_failed_trial_of_a_share_is_an_error(tmp_path, monkeypatch, ran) -> No
     del ran
     files = RunFiles(tmp_path)
     write_json(files.manifest, {"schema": SCHEMA, "spec_toml": SPEC})
-    monkeypatch.setattr(measure_more, "run", lambda *_, **__: ["failed"])
-    monkeypatch.setattr(measure_more, "failure_of_all", lambda *_: PacelineError("it failed"))
+    monkeypatch.setattr(experiment, "run", lambda *_, **__: ["failed"])
+    monkeypatch.setattr(experiment, "failure_of_all", lambda *_: PacelineError("it failed"))
     with pytest.raises(PacelineError, match="it failed"):
         run_share(files, WANTED, Quiet())

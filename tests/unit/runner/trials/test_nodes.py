@@ -22,7 +22,7 @@ from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.plan.spec.values import CheckpointSettings
 from paceline.plan.trials.trial import Trial
-from paceline.runner.job import run_directory as unshared
+from paceline.runner.job import run_directory
 from paceline.runner.job.context import Order, RemotePlace
 from paceline.runner.job.delivery import deliver
 from paceline.runner.job.job import Job, parse_job, read_trial
@@ -312,7 +312,7 @@ def test_records_that_cannot_be_sent_stay_on_the_node(
         command, environment = own_module(name)
         return command, {**environment, "AWS_ACCESS_KEY_ID": "unknown"}
 
-    monkeypatch.setattr(unshared, "own_module", without_rights)
+    monkeypatch.setattr(run_directory, "own_module", without_rights)
     own, delivery = on_node(job, place)
     write_status(own.files, 1, "done")
     delivery.wait()

@@ -12,7 +12,7 @@ from tests.unit.runner.tune.conftest import Watcher
 
 from paceline.base.errors import RankFailed
 from paceline.measure.records.files import write_json
-from paceline.runner.tune import search as measurement
+from paceline.runner.tune import search
 from paceline.runner.tune.search import TrialMeasurer
 
 CASE = Case()
@@ -33,7 +33,7 @@ def trials():
 def measurer(run, trials, monkeypatch):
     """A measurer that may not start anything, unless a test lets it."""
     monkeypatch.setattr("paceline.runner.trials.run_trial.run_trial", None)
-    monkeypatch.setattr(measurement, "check_equivalences", lambda *_, **__: None)
+    monkeypatch.setattr(search, "check_equivalences", lambda *_, **__: None)
 
     def make(limit_s=None):
         watcher = Watcher()

@@ -9,7 +9,7 @@ from tests.unit.show.monitor import watching
 from paceline.base.errors import DataError
 from paceline.measure.records.documents import Stopping, only_writer, write_stopping
 from paceline.measure.records.layout import RunFiles
-from paceline.show.monitor import watch as follow
+from paceline.show.monitor import watch
 from paceline.show.monitor.watch import RunFollower
 
 
@@ -113,12 +113,12 @@ def test_without_a_closing_document_the_end_is_seen_once_nothing_new_comes(
     watching.end(watching.start(run, trials[0]))
     follower = RunFollower(run)
     assert not follower.look().ended
-    monkeypatch.setattr(follow, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(watch, "_SETTLED_S", 0.0)
     assert follower.look().ended
 
 
 def test_a_failed_trial_ends_the_run_and_says_why(run, trials, monkeypatch):
-    monkeypatch.setattr(follow, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(watch, "_SETTLED_S", 0.0)
     watching.plan(run, trials)
     watching.end(watching.start(run, trials[0]), "failed", "rank 1 was killed")
     follower = RunFollower(run)
@@ -129,7 +129,7 @@ def test_a_failed_trial_ends_the_run_and_says_why(run, trials, monkeypatch):
 
 
 def test_a_run_that_goes_on_after_a_failed_trial_has_not_ended(run, trials, monkeypatch):
-    monkeypatch.setattr(follow, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(watch, "_SETTLED_S", 0.0)
     watching.plan(run, trials)
     watching.end(watching.start(run, trials[0]), "failed", "rank 1 was killed")
     follower = RunFollower(run)
@@ -141,7 +141,7 @@ def test_a_run_that_goes_on_after_a_failed_trial_has_not_ended(run, trials, monk
 
 
 def test_automatic_repeats_end_a_run_before_all_planned_trials(run, trials, monkeypatch):
-    monkeypatch.setattr(follow, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(watch, "_SETTLED_S", 0.0)
     watching.plan(run, trials)
     watching.end(watching.start(run, trials[0]))
     follower = RunFollower(run)

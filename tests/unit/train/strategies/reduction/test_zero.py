@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.train.strategies.reduction import sharded_strategy as zero
+from paceline.train.strategies.reduction import sharded_strategy
 from paceline.train.strategies.reduction.flat_layout import FlatLayout
 from paceline.train.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.train.strategies.reduction.sharded_strategy import ZeroExchange
@@ -73,7 +73,7 @@ class FakeDist:
 
 @pytest.fixture(autouse=True)
 def threads_for_ranks(monkeypatch):
-    monkeypatch.setattr(zero, "dist", FakeDist)
+    monkeypatch.setattr(sharded_strategy, "dist", FakeDist)
 
 
 def numbers(seed):
