@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,12 +141,9 @@ def test_stacks_shows_the_rank_that_hangs(paceline: Cli) -> None:
     wide = dataclasses.replace(paceline, environment={**paceline.environment, "COLUMNS": "300"})
     with _started(wide, spec):
         # Stacks of a rank that still imports can crash it: their frames change while C reads them.
-        logs = "RUN_DIR/trials/*.torchrun.*/ranks/1/log.txt"
-        wait_for(
-            lambda: any(time.time() - log.stat().st_mtime > 3 for log in wide.cwd.glob(logs)),
-            LIMIT_S, "three seconds of rank 1",
-        )  # fmt: skip
-        sentence = r" for [3-9] s; rank 1 has not begun it and is at \S+:\d+ in forward"
+        # The silence of its log is no sign of its end on a busy machine; the script's own file is.
+        wait_for(lambda: any(wide.cwd.rglob("hangs")), LIMIT_S, "the hanging call of rank 1")
+        sentence = r" for \d+ s; rank 1 has not begun it and is at \S+:\d+ in forward"
         found = _printed(wide, "paceline stacks RUN_DIR", sentence)
     compare_outputs(MONITOR, found)
 

@@ -5,6 +5,7 @@ It sleeps until the trial ends it. The comments mark the lines that the test exp
 
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,10 @@ class Samples(TensorDataset):
 
 
 def hangs():
-    return step == 2 and dist.get_rank() == 1
+    if step != 2 or dist.get_rank() != 1:
+        return False
+    Path("hangs").touch()  # tests that wait for this moment look for the file
+    return True
 
 
 dist.init_process_group("gloo")
