@@ -199,6 +199,12 @@ def test_nodes_that_reduce_in_their_memory_first_have_no_buckets(reduction):
     assert communication_text(trial) == "auto"
 
 
+@pytest.mark.parametrize("strategy", ["sharded", "parameter-server"])
+def test_strategies_that_send_no_buckets_have_none(strategy):
+    trial = changed(default_trial(), local_strategy=strategy)
+    assert communication_text(trial) == "auto"
+
+
 def test_table_shows_memory_speed_and_what_does_not_fit(capsys):
     found = BatchFinding(
         workload="tiny",

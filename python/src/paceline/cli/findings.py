@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import plain_console
-from paceline.plan.spec.extensions import STRATEGIES
 from paceline.plan.trials.trial import Trial
 from paceline.runner.tune.session import SearchPlan
 from paceline.runner.tune.spaces import LeftOut
@@ -97,12 +96,12 @@ def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
 
 def settings_text(trial: Trial) -> str:
     """Return for example `k2 s2 t1 m8 1f1b time`; see LEGEND."""
-    place, strategy = trial.placement, STRATEGIES.get(trial.local_strategy)
-    parts = [f"k{place.replicas_per_node}"] if strategy.is_replicated else []
-    if strategy.is_pipelined:
+    place = trial.placement
+    parts = [f"k{place.replicas_per_node}"] if place.replicas_per_node > 1 else []
+    if place.stages > 1:
         parts.append(f"s{place.stages}")
     parts.append(f"t{place.threads_per_worker}")
-    if strategy.is_pipelined:
+    if place.stages > 1:
         parts.append(f"m{trial.option('micro_batches')}")
     return " ".join([*parts, *trial.details])
 
@@ -187,7 +186,7 @@ def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
 def communication_text(trial: Trial) -> str:
     """Return what a search may change, for example `25 MB buckets, ring, btl_tcp_links=2`."""
     options = gradient_options_of(trial)
-    parts = [f"{options.bucket_mb:g} MB buckets"] if _in_buckets(trial) else []
+    parts = [f"{options.bucket_mb:g} MB buckets"] if trial.reduction.in_buckets else []
     if options.buckets_in_flight is not None:
         parts.append(f"{options.buckets_in_flight} in flight")
     algorithm = trial.option("algorithm")
@@ -197,11 +196,6 @@ def communication_text(trial: Trial) -> str:
         parts.append(options.compression.method)
     parts += trial.launcher_options.labels()
     return ", ".join(parts) or "default"
-
-
-def _in_buckets(trial: Trial) -> bool:
-    is_flat = not trial.strategy_options.sums_within_node and trial.option("averaging") is None
-    return is_flat and trial.placement.replicas_per_rank == trial.placement.stages == 1
 
 
 def print_batch_findings(found: Sequence[BatchFinding]) -> None:

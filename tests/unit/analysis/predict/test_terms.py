@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.trials import changed, tiny_trial
 from tests.unit.analysis import fabricate
 from tests.unit.analysis import operations as made
 from tests.unit.analysis.fabricate import make_one
@@ -25,13 +26,19 @@ from paceline.analysis.predict.exchange import (
     recorded_profile,
     slower_of,
 )
-from paceline.analysis.predict.node import NodeSetup, Spread, node_step, slowest_ratio
+from paceline.analysis.predict.node import (
+    NodeSetup,
+    Spread,
+    node_step,
+    reduction_between_nodes,
+    slowest_ratio,
+)
 from paceline.analysis.predict.prediction import PredictionRequest
 from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import read_steps
 from paceline.plan.costs.link_cost import all_reduce
-from paceline.plan.spec.descriptors import Exchange
 from paceline.plan.spec.extensions import STRATEGIES
+from paceline.plan.spec.reduction import Reduction
 from paceline.train.strategies.descriptors import ProcessesOptions
 
 ONE = np.ones((1, 1))
@@ -109,9 +116,9 @@ def test_a_strategy_that_sums_after_its_passes_exposes_all_of_them() -> None:
     assert exposed(profile.without_overlap(), own_s=1.0) == pytest.approx(0.3)
 
 
-def test_what_a_strategy_states_is_its_exchange() -> None:
-    exchange = Exchange(among="ranks", overlaps=True)
-    replay = replayed(declared_profile(exchange, parameters=50_000, lead=0.1), own_s=1.0)
+def test_how_a_strategy_reduces_is_what_it_sends() -> None:
+    reduction = Reduction(among="ranks", in_buckets=True)
+    replay = replayed(declared_profile(reduction, parameters=50_000, lead=0.1), own_s=1.0)
     assert float(replay.exposed_s()[0, 0]) == pytest.approx(0.1)  # 200 kB in 0.2 s
     # two ranks of each node: a ring of four has 1.5 payloads on its busiest link
     all_ranks = dataclasses.replace(replay, ranks_per_node=2)
@@ -224,16 +231,27 @@ def test_a_nodes_own_step_has_no_communication(tmp_path) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_sharded_moves_the_parameters_twice_and_the_gradients_once(ranks: int) -> None:
-    exchange = STRATEGIES.get("sharded").exchange(None)
-    profile = declared_profile(exchange, parameters=1000, lead=0.0)
+    reduction = STRATEGIES.get("sharded").reduction("gloo", None)
+    profile = declared_profile(reduction, parameters=1000, lead=0.0)
     each = 4 * 1000 * (ranks - 1) / ranks  # bytes of one all-gather, or of a reduce-scatter
     assert all_reduce("ring", ranks).path * profile.reduced_bytes == pytest.approx(3 * each)
 
 
+def test_ranks_that_send_messages_on_one_node_are_predicted_to_sum_in_its_memory() -> None:
+    alone = changed(tiny_trial({"ranks_per_node": 2, "replicas_per_node": 2}),
+                    local_strategy="processes", transport="gloo")  # fmt: skip
+    assert alone.reduction.in_buckets
+    assert reduction_between_nodes(alone).among == "nodes"
+    two = alone.model_copy(update={"placement": alone.placement.model_copy(update={"nodes": 2})})
+    flat = changed(two, reduction="flat")
+    assert reduction_between_nodes(flat) == flat.reduction == alone.reduction
+
+
 @pytest.mark.parametrize("nodes", [2, 5])
 def test_zero_moves_the_gradients_once_and_the_weights_once(nodes: int) -> None:
-    exchange = STRATEGIES.get("processes").exchange(ProcessesOptions(reduction="zero-1"))
-    profile = declared_profile(exchange, parameters=1000, lead=0.0)
+    options = ProcessesOptions(reduction="zero-1")
+    reduction = STRATEGIES.get("processes").reduction("gloo", options)
+    profile = declared_profile(reduction, parameters=1000, lead=0.0)
     each = 4 * 1000 * (nodes - 1) / nodes  # bytes of the reduce-scatter, or of the all-gather
-    assert exchange.among == "nodes"
+    assert reduction.among == "nodes"
     assert all_reduce("ring", nodes).path * profile.reduced_bytes == pytest.approx(2 * each)

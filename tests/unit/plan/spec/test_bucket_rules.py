@@ -5,6 +5,7 @@ from tests.support.specs import spec_text
 
 from paceline.base.errors import UsageError
 from paceline.plan.spec.loading import parse_spec
+from paceline.plan.spec.rules.trial import reduction_of
 from paceline.plan.trials.planning import plan_trials
 
 SPEC = spec_text('launcher = "mpi"', tables='[network]; interface = "eth0"')
@@ -38,6 +39,31 @@ def trial_of(**values):
 def test_key_about_buckets_is_refused_where_there_are_none(key, where):
     with pytest.raises(UsageError, match=f"{key}: has no meaning"):
         parsed(**{key: 2}, **where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"local_strategy": "processes"},
+        {"local_strategy": "processes", "transport": "mpi"},
+        {"local_strategy": "processes", "nodes": 2, "ranks_per_node": 2},
+        {"local_strategy": "processes", "nodes": 2, "ranks_per_node": 2, "reduction": "zero-1"},
+        {"local_strategy": "processes", "transport": "mpi", "averaging_period_steps": 4},
+        {"local_strategy": "threads"},
+        {"local_strategy": "pipeline"},
+        {"local_strategy": "pipeline", "schedule": "pipedream"},
+        {"local_strategy": "parameter-server"},
+    ],
+)
+def test_a_request_reduces_as_its_planned_trial(where):
+    (request,) = [r for r in parsed(**where).trials if not r.is_baseline]
+    assert reduction_of(request) == trial_of(**where).reduction
+
+
+def test_reduction_is_not_known_before_a_search_and_with_counts_that_cannot_be():
+    (request,) = [r for r in parsed(local_strategy="processes").trials if not r.is_baseline]
+    for change in ({"local_strategy": "best"}, {"ranks_per_node": 1}):
+        assert reduction_of(request.model_copy(update=change)) is None
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -131,7 +131,7 @@ def check_equivalence(
         later = ()
     their_steps = global_steps(baseline)
     loss = loss_check(steps, their_steps, allowed)
-    if trial.trial.updates_within_step:
+    if trial.trial.reduction.updates_within_step:
         loss = not_judged(loss, "weights change within a step")
     elif trial.trial.training.batch_norm == "per-replica":
         loss = not_judged(loss, "layers do not normalise over the global batch")

@@ -321,7 +321,7 @@ def bubble(pair: Pair) -> Found:
         return _NOT_FOUND
     stages, count = counts
     words = f"{stages} stages, {count} micro-batches"
-    if not pair.slower.trial.updates_within_step:  # the pipeline drains in every step
+    if not pair.slower.trial.reduction.updates_within_step:  # the pipeline drains in every step
         share = 100 * theoretical_bubble(stages, count)
         words += f": idle for at least {share:.0f} % of the passes"
     return pair.part_s("bubble"), [words]

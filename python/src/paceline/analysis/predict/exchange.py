@@ -33,7 +33,7 @@ from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import RankSteps, read_steps
 from paceline.base.errors import UsageError
 from paceline.plan.costs.link_cost import ALL_REDUCE, all_gather, all_reduce
-from paceline.plan.spec.descriptors import Exchange
+from paceline.plan.spec.reduction import Reduction
 from paceline.plan.spec.values import bits_per_s
 
 REDUCES, GATHERS, SCATTERS = "allreduce", "allgather", "alltoall"
@@ -103,11 +103,11 @@ class ExchangeProfile:
         return any(message.operation == GATHERS for message in self.messages)
 
 
-def declared_profile(exchange: Exchange, parameters: int, lead: float) -> ExchangeProfile:
+def declared_profile(reduction: Reduction, parameters: int, lead: float) -> ExchangeProfile:
     """Return what a strategy says that it exchanges, requested so long before the last gradient."""
     message = NodeOperation(
-        operation=exchange.collective,
-        payload_bytes=exchange.bytes_per_parameter * parameters,
+        operation=REDUCES,
+        payload_bytes=reduction.bytes_per_parameter * parameters,
         lead=lead,
         samples=1.0,
     )
@@ -132,7 +132,7 @@ def recorded_profile(
         pl.col("rank") == rank, pl.col("ranks") > 1, pl.col("step").is_in(steps.steady().step),
         pl.col("payload_bytes") > 0, pl.col("opened_s").is_not_null(), ~is_within_passes,
     ).sort("asked_s")  # fmt: skip
-    if record.trial.strategy_options.divides_updates_among_nodes:
+    if record.trial.reduction.divides_updates_among_nodes:
         # The first half of the all-to-alls scatters gradients, the second half gathers weights.
         # Together they send what an all-reduce by a ring does.
         of_step = ("step", "operation")

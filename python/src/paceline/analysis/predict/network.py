@@ -26,13 +26,13 @@ from paceline.analysis.predict.node import (
     NodeSetup,
     NodeStep,
     Point,
-    exchange_of,
     node_step,
+    reduction_between_nodes,
 )
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
-from paceline.plan.spec.descriptors import Exchange
 from paceline.plan.spec.extensions import TRANSPORTS
+from paceline.plan.spec.reduction import Reduction
 
 
 def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, ...]:
@@ -78,8 +78,8 @@ class Network:
 
     def why_not(self, setup: NodeSetup) -> tuple[str, str] | None:
         """Return why a setup cannot be predicted, and what to do; None if it can be."""
-        strategy, exchange = setup.trial.local_strategy, exchange_of(setup.trial)
-        if exchange is None:
+        strategy, reduction = setup.trial.local_strategy, reduction_between_nodes(setup.trial)
+        if not reduction.is_predictable:
             return (
                 f'"{strategy}" does not say what it exchanges between nodes',
                 "measure it on several nodes, or choose another local strategy",
@@ -92,7 +92,7 @@ class Network:
                 "give the link (--link 10gbit), or run one configuration on two nodes",
             )
         found = self._recorded(setup)
-        return None if found is None else _why_unusable(setup, exchange, found)
+        return None if found is None else _why_unusable(setup, reduction, found)
 
     def exchanged(
         self,
@@ -105,27 +105,26 @@ class Network:
 
         own_s: the step of a node alone, shape (draws, nodes). Returns two arrays of this shape.
         """
-        exchange = exchange_of(setup.trial)
-        assert self._links is not None and exchange is not None, "why_not"  # noqa: PT018
+        reduction = reduction_between_nodes(setup.trial)
+        assert self._links is not None, "why_not"
         latency_s, bytes_per_s = _rates(self._links, generator.random((2, DRAWS)))
         replicas = setup.trial.placement.replicas_per_node
         found = self._recorded(setup)
         replay = Replay(
-            profile=declared_profile(exchange, self._parameters, 0.0),
+            profile=declared_profile(reduction, self._parameters, 0.0),
             algorithms=self.algorithms,
             nodes=nodes,
             samples=setup.shares(nodes),
             own_s=own_s,
             latency_s=latency_s,
             bytes_per_s=bytes_per_s,
-            ranks_per_node=replicas if exchange.among == "ranks" else 1,
+            ranks_per_node=replicas if reduction.among == "ranks" else 1,
         )
         if found is None:
-            return own_s, self._declared_s(setup, exchange, replay, generator)
-        other = exchange_of(found.record.trial)
-        assert other is not None, "else it has no messages"
-        profile = found.profile.scaled(exchange.bytes_per_parameter / other.bytes_per_parameter)
-        profile = profile if exchange.overlaps else profile.without_overlap()
+            return own_s, self._declared_s(setup, reduction, replay, generator)
+        other = reduction_between_nodes(found.record.trial)
+        profile = found.profile.scaled(reduction.bytes_per_parameter / other.bytes_per_parameter)
+        profile = profile if reduction.in_buckets else profile.without_overlap()
         replay = replace(replay, profile=profile)
         burden = self._burden(found, generator)
         if burden is not None:
@@ -134,14 +133,14 @@ class Network:
         return own_s, replay.exposed_s()
 
     def _declared_s(
-        self, setup: NodeSetup, exchange: Exchange, replay: Replay, generator: np.random.Generator
+        self, setup: NodeSetup, reduction: Reduction, replay: Replay, generator: np.random.Generator
     ) -> NDArray[np.float64]:
         """Draw the exposed communication where no trial recorded when gradients are ready: between
         no overlap and, if the strategy overlaps, overlap with the whole computation."""
         exposed_s = replay.exposed_s()
         covered = "no overlap"
-        if exchange.overlaps:
-            full = declared_profile(exchange, self._parameters, setup.computing_share)
+        if reduction.in_buckets:
+            full = declared_profile(reduction, self._parameters, setup.computing_share)
             weight = generator.random((DRAWS, 1))
             exposed_s = (
                 weight * exposed_s + (1 - weight) * replace(replay, profile=full).exposed_s()
@@ -227,10 +226,10 @@ class Network:
         return None
 
     def _read_messages(self, record: TrialRecord) -> _Recorded | None:
-        exchange, step = exchange_of(record.trial), node_step(record)
-        if step is None or exchange is None:
+        reduction, step = reduction_between_nodes(record.trial), node_step(record)
+        if step is None or not reduction.is_predictable:
             return None
-        gradient_bytes = exchange.bytes_per_parameter * self._parameters
+        gradient_bytes = reduction.bytes_per_parameter * self._parameters
         steps = read_steps(record)
         found = recorded_profile(record, steps, step.mean_s, step.samples, gradient_bytes)
         if found is None or not found.messages:
@@ -246,7 +245,9 @@ def _rates(links: Links, places: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.stack([link.at(places) for link in links], axis=1)[..., None]
 
 
-def _why_unusable(setup: NodeSetup, exchange: Exchange, found: _Recorded) -> tuple[str, str] | None:
+def _why_unusable(
+    setup: NodeSetup, reduction: Reduction, found: _Recorded
+) -> tuple[str, str] | None:
     """Return why recorded messages do not tell those of a setup, and what to do; None if they do.
 
     The stages of a pipeline send the factors of fewer layers than other strategies do.
@@ -256,8 +257,8 @@ def _why_unusable(setup: NodeSetup, exchange: Exchange, found: _Recorded) -> tup
             f"its steps have operations without a model: {', '.join(found.profile.unknown)}",
             "measure on several nodes",
         )
-    other = exchange_of(found.record.trial)
-    is_like = other is not None and (other.among == "stages") == (exchange.among == "stages")
+    other = reduction_between_nodes(found.record.trial)
+    is_like = (other.among == "stages") == (reduction.among == "stages")
     if found.profile.gathers and not (is_like or setup.holds(found.record)):
         return (
             "no trial on several nodes measured which linear layers of its stages send factors",

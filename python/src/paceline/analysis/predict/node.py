@@ -27,8 +27,8 @@ from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.phases import mean_of_each, trial_phases
 from paceline.analysis.trial.reading import TrialRecord, pipeline_counts
 from paceline.analysis.trial.steps import global_steps, read_steps, samples_rate
-from paceline.plan.spec.descriptors import Exchange
 from paceline.plan.spec.extensions import STRATEGIES, TRANSPORTS
+from paceline.plan.spec.reduction import Reduction
 from paceline.plan.trials.trial import Trial
 
 DRAWS = 500
@@ -196,9 +196,15 @@ def _merged(samples: float, points: Sequence[Point]) -> Point:
     )
 
 
-def exchange_of(trial: Trial) -> Exchange | None:
-    """Return the exchange between nodes, as the strategy of a trial states it."""
-    return STRATEGIES.get(trial.local_strategy).exchange(trial.strategy_options)
+def reduction_between_nodes(trial: Trial) -> Reduction:
+    """Return how several nodes reduce that have the ranks of this trial each.
+
+    By default the ranks of a node sum in its memory then, also where a single node's used messages.
+    """
+    if trial.placement.nodes > 1:
+        return trial.reduction
+    in_memory = next(t.name for t in TRANSPORTS.all() if t.joins_ranks and not t.spans_nodes)
+    return STRATEGIES.get(trial.local_strategy).reduction(in_memory, trial.strategy_options)
 
 
 def _is_inside(share: float, points: Sequence[Point]) -> bool:

@@ -217,7 +217,7 @@ def trial_pipeline(record: TrialRecord, steps: RankSteps) -> PipelineTimes | Non
         bubble_measured=1 - float(np.median(busy.mean(axis=0))) if busy.size else None,
         # Only a pipeline that drains in every step has a bubble in theory.
         bubble_theoretical=0.0
-        if record.trial.updates_within_step
+        if record.trial.reduction.updates_within_step
         else theoretical_bubble(stages_planned, micro_batches),
         split_points=_split_points({} if record.result is None else record.result.communication),
     )

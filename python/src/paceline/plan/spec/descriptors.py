@@ -15,13 +15,14 @@ import copy
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from paceline.plan.spec.model_facts import ModelFacts, model_facts
 from paceline.plan.spec.models import Experiment, TrialRequest, WorkloadRequest
 from paceline.plan.spec.placement import NodeCounts, Placement
+from paceline.plan.spec.reduction import Reduction
 from paceline.plan.spec.values import absolute_name
 
 LAST = 1000  # position of an extension that does not say where it stands in lists
@@ -47,21 +48,6 @@ class OptionModel(BaseModel):
     def round_steps(self) -> int:
         """Steps from one exchange between ranks to the next; a rate covers whole rounds."""
         return 1
-
-    @property
-    def updates_within_step(self) -> bool:
-        """Return whether weights change within a step, so that its loss has no equivalent."""
-        return False
-
-    @property
-    def sums_within_node(self) -> bool:
-        """Return whether the ranks of a node sum gradients in its memory before they are sent."""
-        return False
-
-    @property
-    def divides_updates_among_nodes(self) -> bool:
-        """Return whether each node updates a part of the weights, instead of all of them."""
-        return False
 
     def exact_form(self) -> Self:
         """Return the options of the equivalent training that differs in nothing else."""
@@ -93,32 +79,14 @@ class Descriptor:
     keys_of_own_training: ClassVar[tuple[str, ...]] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """The messages of the ranks of several nodes in each step; `paceline predict` needs it.
-
-    among: the ranks that join one operation: one of each node, all of them, or those of one stage
-    each. overlaps: operations are requested while the backward pass computes. Layers may send
-    sufficient factors instead, which the records show.
-    """
-
-    among: Literal["nodes", "ranks", "stages"]
-    overlaps: bool
-    collective: Literal["allreduce", "allgather"] = "allreduce"
-    bytes_per_parameter: float = 4.0
-
-
 class StrategyDescriptor(Descriptor):
     """A local strategy: how one node uses its cores or devices."""
 
     has_peers_on_node: ClassVar[bool] = False  # several ranks on one node
-    is_pipelined: ClassVar[bool] = False  # one copy of the model is split among ranks
-    is_replicated: ClassVar[bool] = False  # several copies of the model on one node
     uses_node_memory: ClassVar[bool] = False  # always, between the ranks of a node
     can_reduce_flat: ClassVar[bool] = False  # one replica a rank: all ranks can reduce together
     needs_messages: ClassVar[bool] = False  # point-to-point, at any time
     needs_process_group: ClassVar[bool] = False  # of torch, also between the ranks of one node
-    always_divides_updates: ClassVar[bool] = False  # several workers update shards of parameters
     # whether the ranks of a node have room for the whole model, which evaluations need
     holds_whole_model: ClassVar[bool] = True
     # "best" may become it: it is equivalent with its defaults, and made for speed
@@ -185,29 +153,12 @@ class StrategyDescriptor(Descriptor):
         found: OptionModel = options
         return found
 
-    def reduces_in_buckets(self, request: TrialRequest) -> bool:
-        """Return whether the transport averages gradients bucket by bucket during backward."""
-        return False
+    def reduction(self, transport: str, options: Any) -> Reduction:
+        """Return how gradients become new weights, for the planned options.
 
-    def exchanges_gradients(self, request: TrialRequest) -> bool:
-        """Return whether the ranks exchange gradients, rather than weights."""
-        return True
-
-    def exchange(self, options: Any) -> Exchange | None:
-        """Return what nodes exchange in a step; None if it cannot be predicted.
-
-        options: the planned ones, also of a trial on one node.
+        By default each replica updates all parameters, and what nodes send cannot be predicted.
         """
-        return None
-
-    def divides_updates(self, transport: str, options: Any) -> bool:
-        """Return whether several workers update shards of the parameters."""
-        return self.always_divides_updates
-
-    def updates_by_part(self, options: Any) -> bool:
-        """Return whether an update uses the gradient of a part of the batch or of the model, when
-        the rest is not known yet or already outdated."""
-        return False
+        return Reduction()
 
     def implementation_for(self, transport: str, options: Any) -> str:
         """Return the implementation ("module:attribute") for a planned trial."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from paceline.base.errors import UsageError
 from paceline.collectives.host import LOOPBACK
-from paceline.plan.spec.descriptors import OptionModel, StrategyDescriptor
 from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
 from paceline.plan.spec.models import TRIAL_VALUES, Experiment, TrialRequest, WorkloadRequest
 from paceline.plan.spec.placement import NodeCounts
@@ -183,7 +182,8 @@ def _trial(
     own = {
         name: getattr(request, name) for name in TRIAL_VALUES if getattr(request, name) is not None
     }
-    options = _undivided_for_batch_norm(workload, strategy, request, options)
+    if counts.stages > 1 and _normalises_over_batch(workload):
+        options = strategy.undivided(request, options)
     if request.nodes * counts.replicas == 1 and getattr(options, "micro_batches", 1) == 1:
         own["batch_norm"] = "global"  # the same
     training = training.model_copy(update=own)
@@ -213,18 +213,9 @@ def _trial(
     return trial
 
 
-def _undivided_for_batch_norm(
-    request: WorkloadRequest,
-    strategy: StrategyDescriptor,
-    trial: TrialRequest,
-    options: OptionModel,
-) -> OptionModel:
-    """Return the options without micro-batches if the task's model normalises over the batch and
-    the trial does not request their number."""
+def _normalises_over_batch(request: WorkloadRequest) -> bool:
     workload = workload_of(request)
-    if workload.needs_facts and strategy.is_pipelined and workload.facts().batch_norms:
-        return strategy.undivided(trial, options)
-    return options
+    return workload.needs_facts and bool(workload.facts().batch_norms)
 
 
 def _refuse(faults: Iterable[str]) -> None:

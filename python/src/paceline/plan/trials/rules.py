@@ -54,13 +54,13 @@ def _task_faults(
     facts: ModelFacts, model: str, strategy: StrategyDescriptor, trial: Trial
 ) -> Iterator[str]:
     """Yield why a strategy cannot train the task."""
-    options = trial.strategy_options
-    if strategy.is_pipelined and facts.splitting_fault is not None:
+    reduction = trial.reduction
+    if trial.placement.stages > 1 and facts.splitting_fault is not None:
         yield f'local_strategy "{strategy.name}": {facts.splitting_fault}'
     sharding_fault = facts.sharding_fault
-    if facts.unused_parameter is not None and not strategy.updates_by_part(options):
+    if facts.unused_parameter is not None and not reduction.updates_by_part:
         sharding_fault = _without_gradient(facts.unused_parameter)
-    if strategy.divides_updates(trial.transport, options) and sharding_fault is not None:
+    if reduction.divides_updates and sharding_fault is not None:
         yield (
             f'local_strategy "{strategy.name}" divides the update of {model} among '
             f"workers, but {sharding_fault}; or use a strategy and transport in which each "
@@ -80,17 +80,16 @@ def _method_faults(
     facts: ModelFacts, model: str, strategy: StrategyDescriptor, trial: Trial
 ) -> Iterator[str]:
     """Yield what a task needs that local SGD or updates with a part of the gradient lack."""
-    options, is_global = trial.strategy_options, trial.training.batch_norm == "global"
-    averages_weights = TRANSPORTS.get(trial.transport).averages_weights
-    is_averaged = getattr(options, "averaging", None) is not None
-    if is_averaged and not averages_weights and is_global:
+    reduction, is_global = trial.reduction, trial.training.batch_norm == "global"
+    sends_weights_only = TRANSPORTS.get(trial.transport).averages_weights
+    if reduction.averages_weights and not sends_weights_only and is_global:
         yield from _statistics_faults(facts, model, "local SGD", "remove averaging_period_steps")
-    if is_averaged and averages_weights and facts.batch_norms:
+    if reduction.averages_weights and sends_weights_only and facts.batch_norms:
         yield (
             f'transport "{trial.transport}" sends weights only, but layer '
             f"{facts.batch_norms[0]} of {model} has running statistics; use another transport"
         )
-    if not strategy.updates_by_part(options):
+    if not reduction.updates_by_part:
         return
     name = f'"{strategy.name}"'
     if facts.clip_norm is not None:
@@ -177,7 +176,7 @@ def _checkpointing_faults(request: WorkloadRequest, *, requested: bool) -> Itera
 
 def _arithmetic_faults(strategy: StrategyDescriptor, trial: Trial) -> Iterator[str]:
     """Yield ways to compute that a strategy does not have, or that exclude each other."""
-    training, options = trial.training, trial.strategy_options
+    training, averages = trial.training, trial.reduction.averages_weights
     if training.compile and not strategy.can_compile:
         able = quoted(tuple(s.name for s in STRATEGIES.all() if s.can_compile))
         yield (
@@ -189,7 +188,6 @@ def _arithmetic_faults(strategy: StrategyDescriptor, trial: Trial) -> Iterator[s
             "compile: activation_checkpointing computes blocks again outside of compiled code; use "
             "one of the two"
         )
-    averages = getattr(options, "averaging", None) is not None
     if training.precision == "fp16" and (averages or not strategy.can_scale_loss):
         able = quoted(tuple(s.name for s in STRATEGIES.all() if s.can_scale_loss))
         what = "averages weights" if averages else f'is "{strategy.name}"'
@@ -221,7 +219,7 @@ def _accumulation_faults(
     steps, workload = trial.training.accumulation_steps, workload_of(request)
     if steps is None or steps == 1:
         return
-    if strategy.is_pipelined:
+    if trial.placement.stages > 1:
         yield (
             f'accumulation_steps: "{strategy.name}" divides the samples by micro_batches; use that '
             "key, or remove this"

@@ -16,6 +16,7 @@ from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WOR
 from paceline.plan.spec.model_facts import ModelFacts, model_facts
 from paceline.plan.spec.models import Limits, TelemetrySettings
 from paceline.plan.spec.placement import Placement
+from paceline.plan.spec.reduction import Reduction
 from paceline.plan.spec.values import (
     BatchNorm,
     CheckpointSettings,
@@ -301,9 +302,10 @@ class Trial(_Value):
         return count
 
     @property
-    def updates_within_step(self) -> bool:
-        """Return whether weights change within a step, so that its loss has no equivalent."""
-        return any(each.updates_within_step for each in self.options)
+    def reduction(self) -> Reduction:
+        """How its gradients become new weights."""
+        strategy = STRATEGIES.get(self.local_strategy)
+        return strategy.reduction(self.transport, self.strategy_options)
 
     @property
     def is_exact(self) -> bool:

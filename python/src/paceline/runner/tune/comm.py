@@ -17,8 +17,8 @@ from paceline.base.errors import EnvironmentLacks
 from paceline.collectives.message_schedules import Algorithm
 from paceline.plan.spec import Experiment, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.plan.spec.extensions import TRANSPORTS
-from paceline.plan.spec.rules.transport import has_peers, strategy_of, transport_of
-from paceline.plan.spec.rules.trial import accepts, applies
+from paceline.plan.spec.rules.transport import has_peers, transport_of
+from paceline.plan.spec.rules.trial import accepts, applies, reduction_of
 from paceline.plan.spec.values import BEST
 from paceline.plan.trials.trial import Trial, task_facts
 from paceline.runner.launchers.descriptors import MpiSettings
@@ -81,16 +81,15 @@ def why_left_alone(request: TrialRequest) -> str | None:
 
 def in_buckets(request: TrialRequest) -> bool:
     """Return whether gradients are reduced bucket by bucket while the backward pass runs."""
-    strategy = strategy_of(request)
-    is_reduced = strategy is not None and strategy.reduces_in_buckets(request)
-    return is_reduced and accepts(request, "bucket_mb")
+    reduction = reduction_of(request)
+    return reduction is not None and reduction.in_buckets and accepts(request, "bucket_mb")
 
 
 def compresses(request: TrialRequest) -> bool:
     """Return whether what the trial sends in a step could be compressed."""
-    strategy = strategy_of(request)
-    exchanges = strategy is None or strategy.exchanges_gradients(request)
-    return exchanges and accepts(request, "compression")
+    reduction = reduction_of(request)
+    sends_weights = reduction is not None and reduction.averages_weights
+    return not sends_weights and accepts(request, "compression")
 
 
 def sends_by_mpirun(request: TrialRequest) -> bool:
@@ -166,7 +165,7 @@ def algorithm_choices(request: TrialRequest, trial: Trial, settings: TuneSetting
         return [{"algorithm": name} for name in settings.algorithms]
     place = trial.placement
     # hierarchical differs only if several ranks on several nodes reduce together
-    is_flat = not trial.strategy_options.sums_within_node
+    is_flat = trial.reduction.among == "ranks"
     levels = is_flat and place.nodes > 1 and place.ranks_per_node > 1
     return [{"algorithm": name} for name in ALGORITHMS if levels or name != "hierarchical"]
 

@@ -7,27 +7,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from paceline.plan.spec.descriptors import Exchange, KeyModel, OptionModel, StrategyDescriptor
+from paceline.plan.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
 from paceline.plan.spec.extensions import TRANSPORTS
 from paceline.plan.spec.models import Experiment, TrialRequest
 from paceline.plan.spec.placement import NodeCounts, Placement, divisors, number
+from paceline.plan.spec.reduction import AVERAGED_IN_BUCKETS, NODE_SHARDS, Reduction
 from paceline.plan.spec.rules.transport import transport_of
 from paceline.plan.spec.values import Count, PositiveInt
 
 # How the gradients of several nodes with several replicas each are averaged. "zero-1": each node
 # averages and updates a part (stage 1 of ZeRO: Rajbhandari et al., SC 2020).
-Reduction = Literal["flat", "hierarchical", "zero-1"]
+ReductionName = Literal["flat", "hierarchical", "zero-1"]
 # Local SGD where the transport always averages weights: SparkNet (Moritz et al., ICLR 2016) takes
 # 10 to 50 steps.
 DEFAULT_PERIOD_STEPS = 10
-
-
-def _sums_within_node(reduction: Reduction | None) -> bool:
-    return reduction in ("hierarchical", "zero-1")
-
-
-def _divides_updates(reduction: Reduction | None) -> bool:
-    return reduction == "zero-1"
 
 
 def needs_two(key: str, strategy: str, *, instead: str) -> str:
@@ -56,11 +49,8 @@ class ReplicaPerNode(StrategyDescriptor):
     can_compile = True
     can_scale_loss = True
 
-    def reduces_in_buckets(self, request: TrialRequest) -> bool:
-        return request.nodes > 1
-
-    def exchange(self, options: Any) -> Exchange:
-        return Exchange(among="nodes", overlaps=True)
+    def reduction(self, transport: str, options: Any) -> Reduction:
+        return AVERAGED_IN_BUCKETS
 
 
 class Sequential(ReplicaPerNode):
@@ -125,8 +115,6 @@ class Threads(StrategyDescriptor):
     implementation = "paceline.train.strategies.threads:ThreadsStrategy"
     Keys = ThreadsKeys
     Options = ThreadsOptions
-    is_replicated = True
-    always_divides_updates = True
     count_key = "replicas"
     layout_key_names = ("replicas",)
     without_cuda = (
@@ -155,8 +143,8 @@ class Threads(StrategyDescriptor):
                 f"use {-(-threads // replicas) * replicas}"
             )
 
-    def exchange(self, options: Any) -> Exchange:
-        return Exchange(among="nodes", overlaps=False)
+    def reduction(self, transport: str, options: Any) -> Reduction:
+        return NODE_SHARDS
 
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
         return {"replicas": placement.replicas_per_node, **super().layout_keys(placement, options)}
@@ -170,7 +158,6 @@ class ProcessPerReplica(StrategyDescriptor):
     """k processes on a node with one replica each; at least two unless the request says one."""
 
     has_peers_on_node = True
-    is_replicated = True
     count_key = "ranks_per_node"
 
     def requested_ranks(self, request: TrialRequest) -> int | None:
@@ -195,7 +182,7 @@ class ProcessesKeys(KeyModel):
     """Keys of `processes`."""
 
     replicas: Count | None = None  # processes on a node
-    reduction: Reduction | None = None
+    reduction: ReductionName | None = None
     # Those of AveragingSettings.
     averaging_period_steps: PositiveInt | None = None
     averaging_start_step: Annotated[int, Field(ge=0)] | None = None
@@ -219,16 +206,8 @@ class AveragingSettings(OptionModel):
 class ProcessesOptions(OptionModel):
     """Planned options of `processes`."""
 
-    reduction: Reduction | None = None  # None on one node
+    reduction: ReductionName | None = None  # None on one node
     averaging: AveragingSettings | None = None
-
-    @property
-    def sums_within_node(self) -> bool:
-        return _sums_within_node(self.reduction)
-
-    @property
-    def divides_updates_among_nodes(self) -> bool:
-        return _divides_updates(self.reduction)
 
     @property
     def inexact_reason(self) -> str | None:
@@ -251,13 +230,13 @@ class ProcessesOptions(OptionModel):
             yield f"local{self.averaging.period_steps}" + (f"after{start}" if start else "")
 
     def labels(self) -> Iterator[str]:
-        if self.reduction is not None and self.divides_updates_among_nodes:
+        if self.reduction == "zero-1":
             yield self.reduction
         if self.averaging is not None:
             yield f"average {self.averaging}"
 
     def details(self) -> Iterator[str]:
-        if self.reduction is not None and not self.divides_updates_among_nodes:
+        if self.reduction in ("flat", "hierarchical"):
             yield self.reduction
 
 
@@ -294,7 +273,7 @@ class Processes(ProcessPerReplica):
         keys = request.keys(ProcessesKeys)
         yield from _reduction_faults(request, keys)
         yield from _averaging_faults(request, keys)
-        if _divides_updates(keys.reduction):
+        if keys.reduction == "zero-1":
             instead = 'reduction = "hierarchical"'
             yield from without_all_reduce(request, f'reduction = "{keys.reduction}"', instead)
 
@@ -314,35 +293,27 @@ class Processes(ProcessPerReplica):
             averaging = AveragingSettings(period_steps=period, start_step=start)
         return ProcessesOptions(reduction=reduction, averaging=averaging)
 
-    def reduces_in_buckets(self, request: TrialRequest) -> bool:
-        return _is_flat(request) and self.exchanges_gradients(request)
-
-    def exchange(self, options: ProcessesOptions) -> Exchange | None:
+    def reduction(self, transport: str, options: ProcessesOptions) -> Reduction:
         if options.averaging is not None:
-            return None
-        if options.reduction == "flat":
-            return Exchange(among="ranks", overlaps=True)
-        # The reduce-scatter and the all-gather of "zero-1" together move what an all-reduce does.
-        return Exchange(among="nodes", overlaps=False)
-
-    def exchanges_gradients(self, request: TrialRequest) -> bool:
-        return request.keys(ProcessesKeys).averaging_period_steps is None
+            return Reduction(sends="weights", among="ranks")
+        if options.reduction == "zero-1":
+            # Its reduce-scatter and its all-gather together move what an all-reduce does.
+            return Reduction(among="nodes", shards="all nodes")
+        if options.reduction == "hierarchical" or _is_node_memory(transport):
+            return NODE_SHARDS
+        return AVERAGED_IN_BUCKETS
 
     def implementation_for(self, transport: str, options: ProcessesOptions) -> str:
-        if options.averaging is not None:
+        reduction = self.reduction(transport, options)
+        if reduction.averages_weights:
             return "paceline.train.strategies.local_sgd:LocalSgdStrategy"
-        if reduces_in_shared_memory(transport, options):
+        if reduction.divides_updates:
             return self.implementation
         return "paceline.train.strategies.ddp:DdpStrategy"
 
-    def divides_updates(self, transport: str, options: ProcessesOptions) -> bool:
-        return options.averaging is None and reduces_in_shared_memory(transport, options)
 
-
-def reduces_in_shared_memory(transport: str, options: ProcessesOptions) -> bool:
-    """Return whether the processes of a node sum their gradients in memory that they share."""
-    joins_node = TRANSPORTS.get(transport).joins_ranks and not TRANSPORTS.get(transport).spans_nodes
-    return joins_node or options.sums_within_node
+def _is_node_memory(transport: str) -> bool:
+    return TRANSPORTS.get(transport).joins_ranks and not TRANSPORTS.get(transport).spans_nodes
 
 
 def _is_flat(request: TrialRequest) -> bool:
@@ -365,7 +336,7 @@ def _reduction_faults(request: TrialRequest, keys: ProcessesKeys) -> Iterator[st
             "reduction: is for processes on several nodes, got nodes = 1; remove it "
             '(on one node, choose transport = "shared" or "gloo")'
         )
-    elif not _sums_within_node(keys.reduction):
+    elif keys.reduction == "flat":
         return
     elif request.device == "cuda":
         yield f'reduction: "{keys.reduction}" uses the memory of CPUs; on GPUs use "flat"'
@@ -382,7 +353,7 @@ def _averaging_faults(request: TrialRequest, keys: ProcessesKeys) -> Iterator[st
                 "remove this"
             )
         return
-    if _sums_within_node(keys.reduction):
+    if keys.reduction not in (None, "flat"):
         yield (
             "averaging_period_steps: local SGD averages the weights of all ranks at once; use "
             'reduction = "flat", or remove one of the two'
@@ -405,7 +376,6 @@ class Sharded(ProcessPerReplica):
     implementation = "paceline.train.strategies.sharded:FullyShardedStrategy"
     is_candidate_for_best = False  # it saves memory rather than time
     needs_process_group = True
-    always_divides_updates = True
     holds_whole_model = False
     can_scale_loss = True
     can_accumulate = False
@@ -418,10 +388,10 @@ class Sharded(ProcessPerReplica):
         instead = 'local_strategy = "processes"'
         yield from without_all_reduce(request, f'"{self.name}"', instead)
 
-    def exchange(self, options: Any) -> Exchange:
+    def reduction(self, transport: str, options: Any) -> Reduction:
         # Two all-gathers of the parameters and a reduce-scatter of the gradients: each moves half
         # of what an all-reduce does.
-        return Exchange(among="ranks", overlaps=False, bytes_per_parameter=6.0)
+        return Reduction(among="ranks", shards="all nodes", bytes_per_parameter=6.0)
 
 
 class HogwildOptions(OptionModel):
@@ -433,10 +403,6 @@ class HogwildOptions(OptionModel):
             "processes update shared weights without locks (not deterministic, not equivalent by "
             "design)"
         )
-
-    @property
-    def updates_within_step(self) -> bool:
-        return True
 
 
 class Hogwild(ProcessPerReplica):
@@ -461,5 +427,5 @@ class Hogwild(ProcessPerReplica):
                 'local_strategy = "parameter-server" with update_mode = "asynchronous"'
             )
 
-    def updates_by_part(self, options: Any) -> bool:
-        return True
+    def reduction(self, transport: str, options: Any) -> Reduction:
+        return Reduction(updates="within step")

@@ -91,7 +91,7 @@ class SharedShardsStrategy(ShardedStrategy):
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
         # the name of the workers in the records
         self._node = f"node {context.node_index}"
-        divides_updates = trial.strategy_options.divides_updates_among_nodes
+        divides_updates = trial.reduction.divides_updates_among_nodes
         updating_nodes = trial.placement.nodes if divides_updates else 1
         self._saves_shards = updating_nodes > 1 or context.node_index == 0
         self._saves_buffers = context.node_index == self._rank == 0

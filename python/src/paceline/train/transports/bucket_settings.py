@@ -11,7 +11,8 @@ from paceline.plan.spec.descriptors import KeyModel, OptionModel, TransportDescr
 from paceline.plan.spec.extensions import COMPRESSIONS, TRANSPORTS
 from paceline.plan.spec.models import TrialRequest
 from paceline.plan.spec.placement import Placement
-from paceline.plan.spec.rules.transport import strategy_of, transport_of
+from paceline.plan.spec.rules.transport import transport_of
+from paceline.plan.spec.rules.trial import reduction_of
 from paceline.plan.spec.values import PositiveFloat, PositiveInt
 from paceline.plan.trials.trial import Trial
 
@@ -93,8 +94,8 @@ class GradientTransport(TransportDescriptor):
     keys_of_own_training = tuple(GradientKeys.model_fields)
 
     def key_faults(self, request: TrialRequest) -> Iterator[str]:
-        strategy, keys = strategy_of(request), request.keys(GradientKeys)
-        if strategy is None or not strategy.reduces_in_buckets(request):
+        reduction, keys = reduction_of(request), request.keys(GradientKeys)
+        if reduction is None or not reduction.in_buckets:
             for key in ("bucket_mb", "buckets_in_flight"):
                 if getattr(keys, key) is not None:
                     yield (
@@ -102,25 +103,23 @@ class GradientTransport(TransportDescriptor):
                         'remove it, or use local_strategy = "processes" (on several nodes with '
                         'reduction = "flat")'
                     )
-        if (
-            keys.compression is not None
-            and strategy is not None
-            and not strategy.exchanges_gradients(request)
-        ):
+        sends_weights = reduction is not None and reduction.averages_weights
+        if keys.compression is not None and sends_weights:
             yield (
                 "compression: compresses gradients, but averaging_period_steps exchanges weights; "
                 "use one of the two"
             )
         if keys.sufficient_factors == "always":
-            yield from _factor_faults(request, keys)
+            yield from _factor_faults(request, keys, sends_weights=sends_weights)
 
     def options(self, request: TrialRequest) -> GradientOptions:
         return GradientOptions(**planned_options(request))
 
 
-def _factor_faults(request: TrialRequest, keys: GradientKeys) -> Iterator[str]:
+def _factor_faults(
+    request: TrialRequest, keys: GradientKeys, *, sends_weights: bool
+) -> Iterator[str]:
     """Yield what contradicts the exchange of factors."""
-    strategy = strategy_of(request)
     if keys.compression is not None:
         yield (
             'sufficient_factors: "always" sends factors, but compression compresses gradients; use '
@@ -134,7 +133,7 @@ def _factor_faults(request: TrialRequest, keys: GradientKeys) -> Iterator[str]:
             'sufficient_factors: "always" needs a second process group of all ranks, which '
             f'transport "{transport}" does not have; use "gloo" or "mpi"'
         )
-    if strategy is not None and not strategy.exchanges_gradients(request):
+    if sends_weights:
         yield (
             'sufficient_factors: "always" replaces gradients, but averaging_period_steps exchanges '
             "weights; use one of the two"

@@ -19,6 +19,7 @@ from paceline.plan.spec.extensions import (
 )
 from paceline.plan.spec.models import Experiment, TrialRequest, WorkloadRequest, keys_of_tables
 from paceline.plan.spec.placement import NodeCounts
+from paceline.plan.spec.reduction import Reduction
 from paceline.plan.spec.rules.transport import strategy_of, transport_faults, transport_of
 from paceline.plan.spec.sentences import no_such_key, sentences
 from paceline.plan.spec.values import BEST
@@ -58,7 +59,7 @@ def _combination_faults(request: TrialRequest, experiment: Experiment) -> Iterat
     if request.nodes > 1:
         yield from _multi_node_faults(request, experiment, has_count_faults=bool(counts))
     transport = transport_of(request)
-    if transport is not None:
+    if transport is not None and not counts:
         yield from TRANSPORTS.get(transport).key_faults(request)
 
 
@@ -249,6 +250,19 @@ def counts_if_known(request: TrialRequest) -> NodeCounts | None:
         return None
     few = counts_on_node(request, _FEW_CORES)
     return few if few == counts_on_node(request, _MANY_CORES) else None
+
+
+def reduction_of(request: TrialRequest) -> Reduction | None:
+    """Return how the trial's gradients become new weights; None if it is not known yet.
+
+    That is before a search for "best", and with counts that cannot be. The options are planned for
+    a node of one core and one sample: neither changes how workers reduce.
+    """
+    strategy, transport = strategy_of(request), transport_of(request)
+    if strategy is None or transport is None or not are_counts_valid(request):
+        return None
+    counts = counts_on_node(request, _FEW_CORES)
+    return strategy.reduction(transport, strategy.options(request, counts, 1, transport))
 
 
 def batch_per_replica(global_batch: int, replicas: int) -> int:

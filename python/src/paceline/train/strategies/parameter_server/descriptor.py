@@ -10,6 +10,7 @@ from pydantic import Field
 from paceline.plan.spec.descriptors import KeyModel, OptionModel
 from paceline.plan.spec.models import Experiment, TrialRequest
 from paceline.plan.spec.placement import NodeCounts, Placement
+from paceline.plan.spec.reduction import Reduction
 from paceline.plan.spec.values import PositiveInt
 from paceline.train.strategies.descriptors import ProcessPerReplica, without_all_reduce
 
@@ -88,7 +89,6 @@ class ParameterServer(ProcessPerReplica):
     Options = ParameterServerOptions
     is_candidate_for_best = False
     needs_messages = True
-    always_divides_updates = True
     without_cuda = (
         'local_strategy "parameter-server" updates weights in the memory of CPUs; use '
         'local_strategy = "processes"'
@@ -125,5 +125,5 @@ class ParameterServer(ProcessPerReplica):
             staleness_bound_steps=bound,
         )
 
-    def updates_by_part(self, options: Any) -> bool:
-        return True
+    def reduction(self, transport: str, options: Any) -> Reduction:
+        return Reduction(shards="all nodes", updates="by part")

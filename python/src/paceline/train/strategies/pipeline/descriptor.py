@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field
 
 from paceline.plan.spec.descriptors import (
-    Exchange,
     KeyModel,
     OptionModel,
     StrategyDescriptor,
@@ -18,6 +18,7 @@ from paceline.plan.spec.descriptors import (
 from paceline.plan.spec.model_facts import ModelFacts
 from paceline.plan.spec.models import Experiment, TrialRequest
 from paceline.plan.spec.placement import NodeCounts, Placement, number
+from paceline.plan.spec.reduction import Reduction
 from paceline.plan.spec.values import Count, PositiveInt
 from paceline.train.strategies.descriptors import needs_two
 
@@ -75,10 +76,6 @@ class PipelineOptions(OptionModel):
             return None
         return "stages update stale weights after each micro-batch (not equivalent by design)"
 
-    @property
-    def updates_within_step(self) -> bool:
-        return not self.flushes
-
     def exact_form(self) -> Self:
         if self.flushes:
             return self
@@ -115,9 +112,7 @@ class Pipeline(StrategyDescriptor):
     Keys = PipelineKeys
     Options = PipelineOptions
     has_peers_on_node = True
-    is_pipelined = True
     uses_node_memory = True
-    always_divides_updates = True
     count_key = "stages"
     layout_key_names = tuple(PipelineKeys.model_fields)
 
@@ -220,11 +215,9 @@ class Pipeline(StrategyDescriptor):
     def layout(self, placement: Placement, options: PipelineOptions) -> str:
         return f"{super().layout(placement, options)} m{options.micro_batches}"
 
-    def exchange(self, options: PipelineOptions) -> Exchange:
-        return Exchange(among="stages", overlaps=False)
-
-    def updates_by_part(self, options: PipelineOptions) -> bool:
-        return not options.flushes
+    def reduction(self, transport: str, options: PipelineOptions) -> Reduction:
+        reduction = Reduction(among="stages", shards="node")
+        return reduction if options.flushes else replace(reduction, updates="within step")
 
     def layout_keys(self, placement: Placement, options: PipelineOptions) -> dict[str, Any]:
         if options.split_points is None:
@@ -261,7 +254,6 @@ class Hybrid(Pipeline):
     summary = "several replicas of the model, each split into stages"
     position = 60
     Keys = HybridKeys
-    is_replicated = True
     count_key = "replicas"
     layout_key_names = tuple(HybridKeys.model_fields)
 

@@ -58,7 +58,7 @@ def setting_of(trial: Trial) -> FactorSetting:
         trial.placement.nodes > 1
         and trial.device == "cpu"
         and options.compression is None
-        and not trial.strategy_options.divides_updates_among_nodes
+        and not trial.reduction.divides_updates_among_nodes
         and not TRANSPORTS.get(trial.transport).joins_flat_only
     )
     if options.sufficient_factors == "auto" and not may_send:
