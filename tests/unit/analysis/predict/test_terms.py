@@ -38,7 +38,7 @@ from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import read_steps
 from paceline.plan.costs.link_cost import all_reduce
 from paceline.plan.spec.extensions import STRATEGIES
-from paceline.plan.spec.reduction import Reduction
+from paceline.plan.spec.reduction import StepReduction
 from paceline.train.strategies.descriptors import ProcessesOptions
 
 ONE = np.ones((1, 1))
@@ -117,7 +117,7 @@ def test_a_strategy_that_sums_after_its_passes_exposes_all_of_them() -> None:
 
 
 def test_how_a_strategy_reduces_is_what_it_sends() -> None:
-    reduction = Reduction(among="ranks", in_buckets=True)
+    reduction = StepReduction(among="ranks", in_buckets=True)
     replay = replayed(declared_profile(reduction, parameters=50_000, lead=0.1), own_s=1.0)
     assert float(replay.exposed_s()[0, 0]) == pytest.approx(0.1)  # 200 kB in 0.2 s
     # two ranks of each node: a ring of four has 1.5 payloads on its busiest link

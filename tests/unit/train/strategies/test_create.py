@@ -4,7 +4,7 @@ import pytest
 from tests.support.trials import changed
 
 from paceline.plan.spec.extensions import STRATEGIES
-from paceline.plan.spec.reduction import AVERAGED_IN_BUCKETS, NODE_SHARDS, Reduction
+from paceline.plan.spec.reduction import AVERAGED_IN_BUCKETS, NODE_SHARDS, StepReduction
 from paceline.train.strategies import create_strategy
 from paceline.train.strategies.ddp import DdpStrategy
 from paceline.train.strategies.pipeline.descriptor import PipelineOptions
@@ -63,18 +63,18 @@ AVERAGING = {"averaging": {"period_steps": 4}}
         ("processes", "mpi", {"reduction": "flat"}, AVERAGED_IN_BUCKETS),
         ("processes", "mpi", {"reduction": "hierarchical"}, NODE_SHARDS),
         ("processes", "mpi", {"reduction": "zero-1"},
-         Reduction(among="nodes", shards="all nodes")),
+         StepReduction(among="nodes", shards="all nodes")),
         ("processes", "mpi", {"reduction": "flat", **AVERAGING},
-         Reduction(sends="weights", among="ranks")),
-        ("processes", "spark-rounds", AVERAGING, Reduction(sends="weights", among="ranks")),
+         StepReduction(sends="weights", among="ranks")),
+        ("processes", "spark-rounds", AVERAGING, StepReduction(sends="weights", among="ranks")),
         ("sharded", "gloo", {},
-         Reduction(among="ranks", shards="all nodes", bytes_per_parameter=6.0)),
-        ("pipeline", "shared", {"micro_batches": 2}, Reduction(among="stages", shards="node")),
-        ("hybrid", "shared", {"micro_batches": 2}, Reduction(among="stages", shards="node")),
+         StepReduction(among="ranks", shards="all nodes", bytes_per_parameter=6.0)),
+        ("pipeline", "shared", {"micro_batches": 2}, StepReduction(among="stages", shards="node")),
+        ("hybrid", "shared", {"micro_batches": 2}, StepReduction(among="stages", shards="node")),
         ("pipeline", "shared", {"micro_batches": 2, "schedule": "pipedream"},
-         Reduction(among="stages", shards="node", updates="within step")),
-        ("parameter-server", "gloo", {}, Reduction(shards="all nodes", updates="by part")),
-        ("hogwild", "shared", {}, Reduction(updates="within step")),
+         StepReduction(among="stages", shards="node", updates="within step")),
+        ("parameter-server", "gloo", {}, StepReduction(shards="all nodes", updates="by part")),
+        ("hogwild", "shared", {}, StepReduction(updates="within step")),
     ],
 )  # fmt: skip
 def test_strategy_states_how_it_reduces(name, transport, options, expected):
@@ -84,7 +84,7 @@ def test_strategy_states_how_it_reduces(name, transport, options, expected):
 
 
 def test_every_strategy_states_how_it_reduces():
-    silent = Reduction()
+    silent = StepReduction()
     for strategy in STRATEGIES.all():
         options = {"micro_batches": 2} if strategy.name in ("pipeline", "hybrid") else {}
         planned = strategy.Options.model_validate(options)

@@ -33,7 +33,7 @@ from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import RankSteps, read_steps
 from paceline.base.errors import UsageError
 from paceline.plan.costs.link_cost import ALL_REDUCE, all_gather, all_reduce
-from paceline.plan.spec.reduction import Reduction
+from paceline.plan.spec.reduction import StepReduction
 from paceline.plan.spec.values import bits_per_s
 
 REDUCES, GATHERS, SCATTERS = "allreduce", "allgather", "alltoall"
@@ -103,7 +103,7 @@ class ExchangeProfile:
         return any(message.operation == GATHERS for message in self.messages)
 
 
-def declared_profile(reduction: Reduction, parameters: int, lead: float) -> ExchangeProfile:
+def declared_profile(reduction: StepReduction, parameters: int, lead: float) -> ExchangeProfile:
     """Return what a strategy says that it exchanges, requested so long before the last gradient."""
     message = NodeOperation(
         operation=REDUCES,

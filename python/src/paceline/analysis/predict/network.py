@@ -32,7 +32,7 @@ from paceline.analysis.predict.node import (
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
 from paceline.plan.spec.extensions import TRANSPORTS
-from paceline.plan.spec.reduction import Reduction
+from paceline.plan.spec.reduction import StepReduction
 
 
 def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, ...]:
@@ -133,7 +133,11 @@ class Network:
         return own_s, replay.exposed_s()
 
     def _declared_s(
-        self, setup: NodeSetup, reduction: Reduction, replay: Replay, generator: np.random.Generator
+        self,
+        setup: NodeSetup,
+        reduction: StepReduction,
+        replay: Replay,
+        generator: np.random.Generator,
     ) -> NDArray[np.float64]:
         """Draw the exposed communication where no trial recorded when gradients are ready: between
         no overlap and, if the strategy overlaps, overlap with the whole computation."""
@@ -246,7 +250,7 @@ def _rates(links: Links, places: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _why_unusable(
-    setup: NodeSetup, reduction: Reduction, found: _Recorded
+    setup: NodeSetup, reduction: StepReduction, found: _Recorded
 ) -> tuple[str, str] | None:
     """Return why recorded messages do not tell those of a setup, and what to do; None if they do.
 

@@ -28,7 +28,7 @@ from paceline.analysis.trial.phases import mean_of_each, trial_phases
 from paceline.analysis.trial.reading import TrialRecord, pipeline_counts
 from paceline.analysis.trial.steps import global_steps, read_steps, samples_rate
 from paceline.plan.spec.extensions import STRATEGIES, TRANSPORTS
-from paceline.plan.spec.reduction import Reduction
+from paceline.plan.spec.reduction import StepReduction
 from paceline.plan.trials.trial import Trial
 
 DRAWS = 500
@@ -196,7 +196,7 @@ def _merged(samples: float, points: Sequence[Point]) -> Point:
     )
 
 
-def reduction_between_nodes(trial: Trial) -> Reduction:
+def reduction_between_nodes(trial: Trial) -> StepReduction:
     """Return how several nodes reduce that have the ranks of this trial each.
 
     By default the ranks of a node sum in its memory then, also where a single node's used messages.

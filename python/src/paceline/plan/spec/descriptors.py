@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from paceline.plan.spec.model_facts import ModelFacts, model_facts
 from paceline.plan.spec.models import Experiment, TrialRequest, WorkloadRequest
 from paceline.plan.spec.placement import NodeCounts, Placement
-from paceline.plan.spec.reduction import Reduction
+from paceline.plan.spec.reduction import StepReduction
 from paceline.plan.spec.values import absolute_name
 
 LAST = 1000  # position of an extension that does not say where it stands in lists
@@ -153,12 +153,12 @@ class StrategyDescriptor(Descriptor):
         found: OptionModel = options
         return found
 
-    def reduction(self, transport: str, options: Any) -> Reduction:
+    def reduction(self, transport: str, options: Any) -> StepReduction:
         """Return how gradients become new weights, for the planned options.
 
         By default each replica updates all parameters, and what nodes send cannot be predicted.
         """
-        return Reduction()
+        return StepReduction()
 
     def implementation_for(self, transport: str, options: Any) -> str:
         """Return the implementation ("module:attribute") for a planned trial."""

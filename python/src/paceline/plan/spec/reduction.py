@@ -1,4 +1,4 @@
-"""How the workers of a trial reduce: the one fact about a strategy that plan and analyses share."""
+"""Reduction of a step: the fact about a strategy from which plan and analyses derive the others."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reduction:
-    """How the gradients of all workers become new weights; a worker is a rank, or a thread of it.
+class StepReduction:
+    """Path from the gradients of all workers to new weights; a worker is a rank or a thread.
 
     sends: what ranks exchange.
     among: the ranks that join one operation between nodes: all of them, one of each node after its
@@ -62,6 +62,6 @@ class Reduction:
 
 
 # Each replica updates all parameters, with gradients that the transport averages (DDP).
-AVERAGED_IN_BUCKETS = Reduction(among="ranks", in_buckets=True)
+AVERAGED_IN_BUCKETS = StepReduction(among="ranks", in_buckets=True)
 # Workers of a node sum and update one shard each; shards are all-reduced between nodes.
-NODE_SHARDS = Reduction(among="nodes", shards="node")
+NODE_SHARDS = StepReduction(among="nodes", shards="node")

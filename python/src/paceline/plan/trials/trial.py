@@ -16,7 +16,7 @@ from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WOR
 from paceline.plan.spec.model_facts import ModelFacts, model_facts
 from paceline.plan.spec.models import Limits, TelemetrySettings
 from paceline.plan.spec.placement import Placement
-from paceline.plan.spec.reduction import Reduction
+from paceline.plan.spec.reduction import StepReduction
 from paceline.plan.spec.values import (
     BatchNorm,
     CheckpointSettings,
@@ -302,8 +302,8 @@ class Trial(_Value):
         return count
 
     @property
-    def reduction(self) -> Reduction:
-        """How its gradients become new weights."""
+    def reduction(self) -> StepReduction:
+        """Return how gradients become new weights."""
         strategy = STRATEGIES.get(self.local_strategy)
         return strategy.reduction(self.transport, self.strategy_options)
 

@@ -11,7 +11,7 @@ from paceline.plan.spec.descriptors import KeyModel, OptionModel, StrategyDescri
 from paceline.plan.spec.extensions import TRANSPORTS
 from paceline.plan.spec.models import Experiment, TrialRequest
 from paceline.plan.spec.placement import NodeCounts, Placement, divisors, number
-from paceline.plan.spec.reduction import AVERAGED_IN_BUCKETS, NODE_SHARDS, Reduction
+from paceline.plan.spec.reduction import AVERAGED_IN_BUCKETS, NODE_SHARDS, StepReduction
 from paceline.plan.spec.rules.transport import transport_of
 from paceline.plan.spec.values import Count, PositiveInt
 
@@ -49,7 +49,7 @@ class ReplicaPerNode(StrategyDescriptor):
     can_compile = True
     can_scale_loss = True
 
-    def reduction(self, transport: str, options: Any) -> Reduction:
+    def reduction(self, transport: str, options: Any) -> StepReduction:
         return AVERAGED_IN_BUCKETS
 
 
@@ -143,7 +143,7 @@ class Threads(StrategyDescriptor):
                 f"use {-(-threads // replicas) * replicas}"
             )
 
-    def reduction(self, transport: str, options: Any) -> Reduction:
+    def reduction(self, transport: str, options: Any) -> StepReduction:
         return NODE_SHARDS
 
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
@@ -293,12 +293,12 @@ class Processes(ProcessPerReplica):
             averaging = AveragingSettings(period_steps=period, start_step=start)
         return ProcessesOptions(reduction=reduction, averaging=averaging)
 
-    def reduction(self, transport: str, options: ProcessesOptions) -> Reduction:
+    def reduction(self, transport: str, options: ProcessesOptions) -> StepReduction:
         if options.averaging is not None:
-            return Reduction(sends="weights", among="ranks")
+            return StepReduction(sends="weights", among="ranks")
         if options.reduction == "zero-1":
             # Its reduce-scatter and its all-gather together move what an all-reduce does.
-            return Reduction(among="nodes", shards="all nodes")
+            return StepReduction(among="nodes", shards="all nodes")
         if options.reduction == "hierarchical" or _is_node_memory(transport):
             return NODE_SHARDS
         return AVERAGED_IN_BUCKETS
@@ -388,10 +388,10 @@ class Sharded(ProcessPerReplica):
         instead = 'local_strategy = "processes"'
         yield from without_all_reduce(request, f'"{self.name}"', instead)
 
-    def reduction(self, transport: str, options: Any) -> Reduction:
+    def reduction(self, transport: str, options: Any) -> StepReduction:
         # Two all-gathers of the parameters and a reduce-scatter of the gradients: each moves half
         # of what an all-reduce does.
-        return Reduction(among="ranks", shards="all nodes", bytes_per_parameter=6.0)
+        return StepReduction(among="ranks", shards="all nodes", bytes_per_parameter=6.0)
 
 
 class HogwildOptions(OptionModel):
@@ -427,5 +427,5 @@ class Hogwild(ProcessPerReplica):
                 'local_strategy = "parameter-server" with update_mode = "asynchronous"'
             )
 
-    def reduction(self, transport: str, options: Any) -> Reduction:
-        return Reduction(updates="within step")
+    def reduction(self, transport: str, options: Any) -> StepReduction:
+        return StepReduction(updates="within step")

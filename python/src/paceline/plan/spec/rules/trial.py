@@ -19,7 +19,7 @@ from paceline.plan.spec.extensions import (
 )
 from paceline.plan.spec.models import Experiment, TrialRequest, WorkloadRequest, keys_of_tables
 from paceline.plan.spec.placement import NodeCounts
-from paceline.plan.spec.reduction import Reduction
+from paceline.plan.spec.reduction import StepReduction
 from paceline.plan.spec.rules.transport import strategy_of, transport_faults, transport_of
 from paceline.plan.spec.sentences import no_such_key, sentences
 from paceline.plan.spec.values import BEST
@@ -252,7 +252,7 @@ def counts_if_known(request: TrialRequest) -> NodeCounts | None:
     return few if few == counts_on_node(request, _MANY_CORES) else None
 
 
-def reduction_of(request: TrialRequest) -> Reduction | None:
+def reduction_of(request: TrialRequest) -> StepReduction | None:
     """Return how the trial's gradients become new weights; None if it is not known yet.
 
     That is before a search for "best", and with counts that cannot be. The options are planned for

@@ -10,7 +10,7 @@ from pydantic import Field
 from paceline.plan.spec.descriptors import KeyModel, OptionModel
 from paceline.plan.spec.models import Experiment, TrialRequest
 from paceline.plan.spec.placement import NodeCounts, Placement
-from paceline.plan.spec.reduction import Reduction
+from paceline.plan.spec.reduction import StepReduction
 from paceline.plan.spec.values import PositiveInt
 from paceline.train.strategies.descriptors import ProcessPerReplica, without_all_reduce
 
@@ -125,5 +125,5 @@ class ParameterServer(ProcessPerReplica):
             staleness_bound_steps=bound,
         )
 
-    def reduction(self, transport: str, options: Any) -> Reduction:
-        return Reduction(shards="all nodes", updates="by part")
+    def reduction(self, transport: str, options: Any) -> StepReduction:
+        return StepReduction(shards="all nodes", updates="by part")

@@ -18,7 +18,7 @@ from paceline.plan.spec.descriptors import (
 from paceline.plan.spec.model_facts import ModelFacts
 from paceline.plan.spec.models import Experiment, TrialRequest
 from paceline.plan.spec.placement import NodeCounts, Placement, number
-from paceline.plan.spec.reduction import Reduction
+from paceline.plan.spec.reduction import StepReduction
 from paceline.plan.spec.values import Count, PositiveInt
 from paceline.train.strategies.descriptors import needs_two
 
@@ -215,8 +215,8 @@ class Pipeline(StrategyDescriptor):
     def layout(self, placement: Placement, options: PipelineOptions) -> str:
         return f"{super().layout(placement, options)} m{options.micro_batches}"
 
-    def reduction(self, transport: str, options: PipelineOptions) -> Reduction:
-        reduction = Reduction(among="stages", shards="node")
+    def reduction(self, transport: str, options: PipelineOptions) -> StepReduction:
+        reduction = StepReduction(among="stages", shards="node")
         return reduction if options.flushes else replace(reduction, updates="within step")
 
     def layout_keys(self, placement: Placement, options: PipelineOptions) -> dict[str, Any]:
