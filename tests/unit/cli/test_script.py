@@ -12,6 +12,7 @@ from paceline.base.errors import UsageError
 from paceline.cli import main
 from paceline.cli.experiment import ExperimentCommand, ExperimentRequest, takes_experiment
 from paceline.plan.spec import Spec
+from paceline.plan.trials.planning import plan_trials
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,26 @@ def test_words_after_the_script_are_its_own(arguments):
     (workload,) = loaded("--max-steps", "5", "train.py", *arguments).experiment.workloads
     assert (workload.script, list(workload.arguments)) == ("train.py", arguments)
     assert workload.max_steps == 5
+
+
+def test_a_module_is_named_as_for_python_m(tmp_path):
+    package = tmp_path / "own_package"
+    (package / "part").mkdir(parents=True)
+    for file in ("__init__.py", "train.py", "part/__init__.py", "part/__main__.py"):
+        (package / file).write_text("raise RuntimeError('imported')", "utf-8")
+    for name, file in (("own_package.train", "train.py"), ("own_package.part", "part/__main__.py")):
+        experiment = loaded("--ranks", "2", "-m", name, "--lr", "0.1", "-m").experiment
+        (workload,) = experiment.workloads
+        assert workload.arguments == ("--lr", "0.1", "-m")
+        assert workload.name == name.replace(".", "-")
+        script = plan_trials(experiment, {}, 2)[0].training.script
+        assert script is not None
+        assert (script.path, script.module) == (str(package / file), name)
+
+
+def test_a_module_that_is_missing_is_refused():
+    with pytest.raises(UsageError, match=r"-m own_package\.none: expected a module with a Python"):
+        loaded("-m", "own_package.none")
 
 
 def test_options_may_stand_on_both_sides_of_a_spec():

@@ -18,6 +18,7 @@ from paceline.plan.spec import Spec, load_spec
 from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
 from paceline.plan.spec.models import SCHEMA, name_of_script
 from paceline.plan.spec.values import BASELINE
+from paceline.plan.spec.workloads import module_file
 
 _LAUNCHERS, _TRANSPORTS = ("torchrun",), ("gloo",)
 
@@ -34,6 +35,7 @@ class ScriptOptions:
     warmup_steps: int | None = None
     samples_per_step: int | None = None
     vary: Sequence[tuple[str, ...]] = ()  # arguments that each layout adds in turn
+    module: bool | None = None  # the script is a module, as for `python -m`
 
     @property
     def given(self) -> list[str]:
@@ -44,19 +46,25 @@ class ScriptOptions:
         return [f"--{name.replace('_', '-')}" for name in names]
 
 
-def is_script(word: str) -> bool:
+def is_script(word: str, module: bool | None) -> bool:
     """Return whether the first argument of `paceline run` is a script, and no spec."""
-    return word.endswith(".py")
+    return bool(module) or word.endswith(".py")
 
 
 def script_experiment(
-    script: Path, arguments: Sequence[str], options: ScriptOptions
+    script: str, arguments: Sequence[str], options: ScriptOptions
 ) -> dict[str, Any]:
     """Return the spec of a run of a script. Raises UsageError if there is no such script."""
-    if not script.is_file():
+    if options.module and module_file(script, Path.cwd()) is None:
+        raise UsageError(
+            f"-m {script}: expected a module with a Python file, found none in {Path.cwd()} or "
+            "among the installed packages; start in the folder of its package"
+        )
+    if not options.module and not Path(script).is_file():
         raise UsageError(f"{script}: expected a Python file, found none")
     workload = {
-        "script": str(script),
+        "script": script,
+        "module": options.module,
         "arguments": list(arguments),
         "samples_per_step": options.samples_per_step,
         "max_steps": options.max_steps,
@@ -64,7 +72,7 @@ def script_experiment(
     }
     return {
         "schema": SCHEMA,
-        "name": name_of_script(str(script)),
+        "name": name_of_script(script.replace(".", "-") if options.module else script),
         "workloads": [{key: value for key, value in workload.items() if value is not None}],
         "trials": list(_trials(options)),
     }
@@ -141,8 +149,8 @@ class ExperimentRequest:
             settings.append(f"repeats={number if number.isdecimal() else json.dumps(number)}")
         if self.only:
             settings.append(f"only={json.dumps(self.only, ensure_ascii=False)}")
-        if is_script(self.spec):
-            source: Any = script_experiment(Path(self.spec), self.script_arguments, self.script)
+        if is_script(self.spec, self.script.module):
+            source: Any = script_experiment(self.spec, self.script_arguments, self.script)
             return load_spec(source, settings)
         if self.script.given:
             raise click.UsageError(
@@ -160,7 +168,7 @@ class ExperimentCommand(click.Command):
         ctx.allow_interspersed_args = False
         values, _, _ = self.make_parser(ctx).parse_args(list(args))
         first = values.get("spec")
-        is_of_script = isinstance(first, str) and is_script(first)
+        is_of_script = isinstance(first, str) and is_script(first, values.get("module"))
         ctx.allow_interspersed_args = not is_of_script
         rest = super().parse_args(ctx, args)
         unexpected = ctx.params["script_arguments"]
@@ -187,6 +195,10 @@ def _combinations(
     return tuple(itertools.product(*each)) if each else ()
 
 
+module_option = click.option(
+    "-m", "--module", is_flag=True, flag_value=True, default=None,
+    help="The script is the name of a module, which runs as with `python -m`.",
+)  # fmt: skip
 vary_option = click.option(
     "--vary", metavar="OPTION=A,B,…", multiple=True, callback=_combinations,
     help="Script: run each layout of several ranks once for each value, with this option of the "
@@ -232,6 +244,7 @@ _takes_options = all_of(
         help="Script: samples of all ranks together in a step, if the script does not report them.",
     ),
     vary_option,
+    module_option,
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from paceline.cli.experiment import (
     ExperimentCommand,
     ScriptOptions,
     is_script,
+    module_option,
     script_experiment,
     vary_option,
 )
@@ -61,6 +62,7 @@ def _words_of_script(
     help="Ranks of each layout; they may share cores.",
 )
 @vary_option
+@module_option
 @click.option(
     "--steps",
     metavar="N",
@@ -103,6 +105,7 @@ def command(
     transport: tuple[str, ...],
     ranks: int,
     vary: tuple[tuple[str, ...], ...],
+    module: bool | None,
     steps: int,
     resume_with: tuple[str, ...] | None,
     resume_ranks: int | None,
@@ -117,8 +120,8 @@ def command(
     The script runs unchanged: in one process, and in each layout. A ✗ names the first step, module
     and tensor that differ, and the likely cause.
     """
-    if not is_script(spec):
-        raise click.UsageError(f"{spec}: expected a script (FILE.py)")
+    if not is_script(spec, module):
+        raise click.UsageError(f"{spec}: expected a script (FILE.py, or -m MODULE)")
     options = ScriptOptions(
         launcher=launcher,
         transport=transport,
@@ -127,6 +130,7 @@ def command(
         max_steps=steps,
         warmup_steps=0,
         vary=vary,
+        module=module,
     )
     if resume_with is not None:
         request = ResumeRequest(
@@ -154,7 +158,7 @@ def command(
 
 
 def _loaded(spec: str, arguments: Sequence[str], options: ScriptOptions) -> Spec:
-    source = script_experiment(Path(spec), arguments, options)
+    source = script_experiment(spec, arguments, options)
     for trial in source["trials"]:
         if "ranks_per_node" in trial:
             trial["oversubscribe"] = True  # nothing is timed

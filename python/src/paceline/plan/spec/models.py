@@ -89,8 +89,9 @@ class TrainingRequest(_WorkloadOverrides):
 class WorkloadRequest(_WorkloadOverrides):
     """[[workloads]]: one workload by name; `data` is a data set, else samples are synthesised.
 
-    With `script` it is a training script of the user, run with `arguments`. samples_per_step: of
-    all ranks in one step, where the script does not report them.
+    With `script` it is a training script of the user, run with `arguments`; with `module`, too,
+    `script` names a module, which runs as with `python -m`. samples_per_step: of all ranks in one
+    step, where the script does not report them.
     With `task` the workload is a class of the user, and `name` is any name.
     """
 
@@ -101,6 +102,7 @@ class WorkloadRequest(_WorkloadOverrides):
     cache: str | None = None  # folder that keeps files of a remote data set on each node
     samples: Annotated[int, Field(ge=8)] | None = None
     script: str | None = None
+    module: bool = False
     arguments: Annotated[tuple[str, ...], FROM_LIST] = ()
     samples_per_step: PositiveInt | None = None
 
@@ -110,7 +112,8 @@ class WorkloadRequest(_WorkloadOverrides):
         script = values.get("script") if isinstance(values, dict) else None
         if not isinstance(script, str) or "name" in values:
             return values
-        return {"name": name_of_script(script), **values}
+        name = script.replace(".", "-") if values.get("module") is True else script
+        return {"name": name_of_script(name), **values}
 
 
 class TrialRequest(Overrides):

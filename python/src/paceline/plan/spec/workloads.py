@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +29,29 @@ class ScriptWorkload(WorkloadDescriptor):
     global_batch = 0
     learning_rate = 0.0
     momentum = 0.0
+
+
+def module_file(name: str, folder: Path) -> Path | None:
+    """Return the file that `python -m NAME` would run in a folder; None if there is none.
+
+    Nothing is imported: a package may do anything at its import.
+    """
+    search = [str(folder), *sys.path[1:]]
+    found, whole = None, ""
+    for word in name.split("."):
+        whole = f"{whole}.{word}" if whole else word
+        found = _found_module(whole, search)
+        search = [] if found is None else list(found.submodule_search_locations or ())
+    if search:  # a package
+        found = _found_module(f"{name}.__main__", search)
+    if found is None or not found.has_location or found.origin is None:
+        return None
+    return Path(found.origin)
+
+
+def _found_module(name: str, search: Sequence[str]) -> ModuleSpec | None:
+    specs = (finder.find_spec(name, search) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 class OwnTask(WorkloadDescriptor):

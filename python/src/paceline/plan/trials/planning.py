@@ -32,6 +32,7 @@ from paceline.plan.spec.values import (
 from paceline.plan.spec.workloads import (
     first_given,
     known_steps,
+    module_file,
     reads_dataset,
     task_target,
     task_values,
@@ -140,11 +141,18 @@ def _evaluation(experiment: Experiment, workload: WorkloadRequest) -> Evaluation
 
 def _script(path: str, workload: WorkloadRequest) -> Script:
     return Script(
-        path=str(Path(path).absolute()),
+        path=str(_file_of(path, workload).absolute()),
+        module=path if workload.module else None,
         arguments=workload.arguments,
         directory=str(Path.cwd()),
         samples_per_step=workload.samples_per_step,
     )
+
+
+def _file_of(script: str, workload: WorkloadRequest) -> Path:
+    """Return the file of a script; one that does not exist is reported before any trial begins."""
+    file = module_file(script, Path.cwd()) if workload.module else None
+    return file or Path(script)
 
 
 def resolve_placement(request: TrialRequest, counts: NodeCounts, cores: int) -> Placement:

@@ -63,6 +63,7 @@ class Script(_Value):
     """A training script of the user, which every rank runs instead of a built-in training."""
 
     path: str  # absolute; the same on every host
+    module: str | None = None  # runs as `python -m` runs it; path is its file
     arguments: tuple[str, ...]
     directory: str  # in which it runs
     samples_per_step: int | None  # of all ranks, as the user states; None: the script may report it

@@ -43,6 +43,30 @@ def test_it_runs_as_main_with_its_arguments_folder_and_directory(tmp_path, capsy
     assert capsys.readouterr().out == "__main__ 7 ['--lr', '0.1'] True\n"
 
 
+def test_a_module_runs_as_with_python_m(tmp_path, capsys):
+    package = tmp_path / "package_of_script"
+    package.mkdir()
+    (package / "__init__.py").write_text("", "utf-8")
+    (package / "config.py").write_text("VALUE = 7\n", "utf-8")
+    text = "import sys\nfrom .config import VALUE\nprint(__name__, __package__, VALUE, sys.argv)\n"
+    (package / "train.py").write_text(text, "utf-8")
+    given = Script(
+        path=str(package / "train.py"),
+        module="package_of_script.train",
+        arguments=("--lr", "0.1"),
+        directory=str(tmp_path),
+        samples_per_step=None,
+    )
+    run_script(given)
+    assert capsys.readouterr().out == (
+        f"__main__ package_of_script 7 {[given.path, '--lr', '0.1']}\n"
+    )
+    as_file = given.model_copy(update={"module": None})
+    with pytest.raises(ImportError) as caught:
+        run_script(as_file)
+    assert "`paceline run -m PACKAGE.MODULE`" in str(failure_of(as_file, caught.value))
+
+
 def test_an_exception_names_the_last_line_of_the_users_code(tmp_path, capsys):
     text = "def f():\n    return int('x')\n\nf()\n"
     given = script(tmp_path, text)

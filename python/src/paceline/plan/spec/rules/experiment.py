@@ -245,7 +245,7 @@ def _evaluation_faults(workload: WorkloadRequest, experiment: Experiment) -> Ite
 def _script_faults(workload: WorkloadRequest, experiment: Experiment, place: str) -> Iterator[str]:
     """Yield faults of a [[workloads]] entry that concern a script; `place` names the entry."""
     if workload.script is None:
-        for key in ("arguments", "samples_per_step"):
+        for key in ("module", "arguments", "samples_per_step"):
             if getattr(workload, key):
                 yield f'{place}.{key}: belongs to a script; add script = "FILE.py", or remove it'
         return

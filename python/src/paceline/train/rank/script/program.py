@@ -6,6 +6,8 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -35,13 +37,14 @@ def run_script(script: Script, more: Sequence[str] = ()) -> None:
     """
     os.chdir(script.directory)
     sys.argv = [script.path, *script.arguments, *more]
-    folder = str(Path(script.path).resolve().parent)
+    own = Path(script.path).resolve().parent
+    folder = script.directory if script.module is not None else str(own)
     if sys.path and Path(sys.path[0]).is_dir():
         sys.path[0] = folder
     else:  # an archive with this package
         sys.path.insert(0, folder)
     try:
-        _run_as_main(script.path)
+        _run_as_main(script)
     except EnoughSteps:
         return
     except SystemExit as end:
@@ -51,17 +54,30 @@ def run_script(script: Script, more: Sequence[str] = ()) -> None:
         raise
 
 
-def _run_as_main(path: str) -> None:
+def _run_as_main(script: Script) -> None:
     module = ModuleType("__main__")
-    module.__file__ = path
+    module.__file__ = script.path
     before = sys.modules["__main__"]
-    sys.modules["__main__"] = module
     try:
-        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        if script.module is not None:
+            module.__spec__ = spec = _spec_of(script.module)
+            module.__package__ = spec.parent
+        sys.modules["__main__"] = module
+        code = compile(Path(script.path).read_bytes(), script.path, "exec", dont_inherit=True)
         exec(code, vars(module))  # noqa: S102  (the user asks for it)
     finally:
         sys.modules["__main__"] = before
         _ended.append(module)
+
+
+def _spec_of(name: str) -> ModuleSpec:
+    """Return the spec of a module, or of the `__main__` of a package; imports its parents."""
+    spec = find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = find_spec(f"{name}.__main__")
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {name}", name=name)
+    return spec
 
 
 def failure_of(script: Script, error: Exception) -> PacelineError:
@@ -69,7 +85,10 @@ def failure_of(script: Script, error: Exception) -> PacelineError:
     if isinstance(error, PacelineError):
         return error
     what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ")
-    return RankFailed(f"{_place(script, error)}: {what} (stack trace in the rank's log)")
+    advice = ""
+    if isinstance(error, ImportError) and "no known parent package" in str(error):
+        advice = "; run it as a module, as `python -m` does: `paceline run -m PACKAGE.MODULE`"
+    return RankFailed(f"{_place(script, error)}: {what}{advice} (stack trace in the rank's log)")
 
 
 def _check_exit_status(script: Script, end: SystemExit) -> None:
@@ -96,7 +115,7 @@ def _place(script: Script, error: BaseException) -> str:
     """Return the file and the line where the error left the user's own code."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}"
-    folder = Path(script.path).parent
+    folder = Path(script.path).parent if script.module is None else Path(script.directory)
     places = [
         f"{frame.filename}, line {frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
