@@ -32,6 +32,7 @@ from paceline.train.rank.script.process_group import ProcessGroups
 from paceline.train.rank.script.program import failure_of, run_script, torchrun_variables
 from paceline.train.rank.script.recorder import TrainingRecorder
 from paceline.train.rank.script.resume_state import ResumeRecorder
+from paceline.train.rank.script.spawned import SpawnedProcesses
 from paceline.train.rank.script.tensors import ParameterRecord
 from paceline.train.rank.spans import Spans
 from paceline.train.training.resources import set_threads
@@ -85,6 +86,7 @@ class _ScriptRank:
         self._training = TrainingRecorder(
             trial.training, context, files.rank(context.rank), operations, self._first_step
         )
+        self._processes = SpawnedProcesses(self._script, context)
         self._modules = CalledModules()
         self._parameters: ParameterRecord | None = None
         self._observer: Observer | None = None
@@ -105,6 +107,7 @@ class _ScriptRank:
                 stack.enter_context(self._modules.noting())
                 stack.enter_context(self._groups.answering())
                 stack.enter_context(self._training.recording())
+                stack.enter_context(self._processes.answering())
                 run_script(self._script, self._trial.arguments)
         finally:
             self._training.record_spans(self._spans, started_unix_s)
@@ -145,6 +148,7 @@ class _ScriptRank:
     def _finish(self) -> None:
         """Write the result, after the script has ended well."""
         if self._parameters is None:
+            self._processes.check()
             raise UsageError(
                 f"script {self._script.path}: expected a training, but it ended without a step of "
                 "an optimiser of torch.optim; check its arguments (they follow `--`)"
