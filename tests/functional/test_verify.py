@@ -52,6 +52,25 @@ def test_a_bug_is_found_beside_its_corrected_twin(paceline):
     assert twin["finding"]["passed"] is True, twin
 
 
+def test_the_stack_of_a_layout_that_fails_is_shown_once_below_the_table(paceline, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import builtins, torch, torch.distributed as dist\n"
+        "dist.init_process_group()\n"
+        "builtins.print = lambda *texts, **named: None\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(2, 2)).sum().backward()\n"
+        "assert dist.get_world_size() == 1, 'a fault'\n"
+        "optimizer.step()\n",
+        "utf-8",
+    )
+    finished = paceline.main("verify", "-q", "--out", "run", "--launcher", "local", "train.py")
+    assert finished.returncode == 7
+    assert "Traceback" not in finished.stdout
+    assert finished.stderr.count("Traceback (most recent call last):") == 1
+    assert "run/trials/train.local.gloo.processes.n1r2t1.fp32.r0/ranks/" in finished.stderr
+
+
 def test_layouts_are_varied_by_an_option_of_the_script(paceline):
     # torch 2.9's pipelines fail over Gloo, also without Paceline
     pipelines = () if torch.__version__.startswith("2.9.") else ("pipeline:4",)

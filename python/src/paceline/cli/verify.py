@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from paceline.base.errors import ExitCode
+from paceline.base.host.messages import say
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import (
     ExperimentCommand,
@@ -154,6 +155,9 @@ def command(
         print_json(fields_of(verified))
     else:
         plain_console().print(terminal_view(_section(verified)))
+        for layout in verified.layouts:
+            if layout.failure is not None:
+                say(layout.failure)
     return _CODES[verified.passed]
 
 

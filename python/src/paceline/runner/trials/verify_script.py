@@ -30,6 +30,7 @@ class VerifiedLayout:
 
     trial: Trial
     finding: LayoutFinding
+    failure: str | None = None  # the cause and the end of the log, if it failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ def verify_script(
             layout = _observing(trial, Observation(reference=REFERENCE))
             outcome, layout_files = trainings.run(layout)
             found = _observed(layout_files)
-            finding = LayoutFinding(passed=None, reason=f"it did not run: {outcome.message}")
+            finding = LayoutFinding(passed=None, reason=f"it did not run: {outcome.reason}")
             if outcome.status == "ok":
                 finding = judge(reference, rounded, found)
             if finding.passed is False and not rounded:
@@ -106,7 +107,7 @@ def verify_script(
                 again = Observation(reference=REFERENCE, rounded=True)
                 rounded = _observed(trainings.finished(_observing(baseline, again, ROUNDED)))
                 finding = judge(reference, rounded, found)
-            verified.append(VerifiedLayout(trial=trial, finding=finding))
+            verified.append(VerifiedLayout(trial=trial, finding=finding, failure=outcome.message))
     assert baseline.training.script is not None
     return VerifiedScript(script=baseline.training.script.path, layouts=tuple(verified))
 

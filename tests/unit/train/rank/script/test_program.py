@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 from pathlib import Path
 
@@ -82,6 +83,29 @@ def test_an_exception_names_the_last_line_of_the_users_code(tmp_path, capsys):
     assert printed.startswith("Traceback (most recent call last):\n")
     assert "runpy" not in printed
     assert "int('x')" in printed
+
+
+def test_the_stack_is_written_where_the_script_replaces_print_and_stderr(
+    tmp_path, monkeypatch, capsys
+):
+    text = (
+        "import builtins, io, sys\n"
+        "sys.stderr = io.StringIO()\n"
+        "builtins.print = lambda *a, **n: None\n"
+        "int('x')\n"
+    )
+    monkeypatch.setattr(builtins, "print", print)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    with pytest.raises(ValueError, match="invalid literal"):
+        run_script(script(tmp_path, text))
+    assert "int('x')" in capsys.readouterr().err
+
+
+def test_an_error_of_ours_has_no_stack(tmp_path, capsys):
+    text = "from paceline.base.errors import UsageError\nraise UsageError('no process group')\n"
+    with pytest.raises(UsageError):
+        run_script(script(tmp_path, text))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_syntax_error_names_its_line(tmp_path):

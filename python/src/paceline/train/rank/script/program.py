@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from paceline.base.errors import PacelineError, RankFailed
 from paceline.plan.trials.trial import RankContext
@@ -43,14 +43,17 @@ def run_script(script: Script, more: Sequence[str] = ()) -> None:
         sys.path[0] = folder
     else:  # an archive with this package
         sys.path.insert(0, folder)
+    log = sys.stderr  # the script may replace it
     try:
         _run_as_main(script)
     except EnoughSteps:
         return
     except SystemExit as end:
-        _check_exit_status(script, end)
+        _check_exit_status(script, end, log)
+    except PacelineError:  # its message says all
+        raise
     except Exception as error:
-        _print_stack(script, error)
+        _write_stack(script, error, log)
         raise
 
 
@@ -91,24 +94,28 @@ def failure_of(script: Script, error: Exception) -> PacelineError:
     return RankFailed(f"{_place(script, error)}: {what}{advice} (stack trace in the rank's log)")
 
 
-def _check_exit_status(script: Script, end: SystemExit) -> None:
+def _check_exit_status(script: Script, end: SystemExit, log: TextIO) -> None:
     """Raise RankFailed unless the script has ended well; Python prints a text and exits with 1."""
     if end.code in (None, 0):
         return
     if isinstance(end.code, int):
         reason = f"it ended with exit status {end.code}"
     else:
-        print(end.code, file=sys.stderr)
+        log.write(f"{end.code}\n")
         reason = f"it ended with: {end.code}"
     raise RankFailed(f"{_place(script, end)}: {reason}")
 
 
-def _print_stack(script: Script, error: Exception) -> None:
-    """Print the stack as Python would, without the frames above the script."""
+def _write_stack(script: Script, error: Exception, log: TextIO) -> None:
+    """Write the stack as Python would, without the frames above the script.
+
+    It is written, not printed: scripts replace `print` on all ranks but the first.
+    """
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != script.path:
         trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace)
+    log.write("".join(traceback.format_exception(type(error), error, trace)))
+    log.flush()
 
 
 def _place(script: Script, error: BaseException) -> str:
