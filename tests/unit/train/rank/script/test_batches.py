@@ -1,62 +1,213 @@
-"""Samples of a step, counted from batches."""
+"""Samples of a step, counted where backward passes reach them."""
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
 
-from paceline.train.rank.script.batches import BatchCounter, samples_of
-
-
-def batch(samples):
-    return [torch.ones(samples, 3), torch.zeros(samples)]
-
-
-def test_a_batch_counts_at_the_next_backward_pass():
-    counter = BatchCounter()
-    for samples in (4, 4, 2):
-        counter.fetched(batch(samples))
-        counter.passed_backward()
-        assert counter.take() == samples
+from paceline.train.rank.script.batches import BatchCounter, rows_of, samples_of
 
 
-def test_accumulated_batches_add_up_and_several_passes_over_one_do_not():
-    counter = BatchCounter()
-    for samples in (4, 3):
-        counter.fetched(batch(samples))
-        counter.passed_backward()
-        counter.passed_backward()
-    assert counter.take() == 7
+@pytest.fixture
+def counter():
+    made = BatchCounter()
+    with made.counting():
+        yield made
 
 
-def test_a_batch_that_is_fetched_ahead_does_not_count_twice():
-    counter = BatchCounter()
-    counter.fetched(batch(4))
-    counted = []
-    for last in (False, False, True):
-        if not last:
-            counter.fetched(batch(4))
-        counter.passed_backward()
+def rows(count, width=3):
+    return torch.randn(count, width)
+
+
+def loader(samples=12, batch=4):
+    return DataLoader([(row, row[0]) for row in rows(samples)], batch_size=batch)
+
+
+def passed(model, *inputs):
+    model(*inputs).square().mean().backward()
+
+
+def test_a_batch_of_a_loader_counts_when_a_backward_pass_reaches_it(counter):
+    model = nn.Linear(3, 1)
+    assert [passed(model, x) or counter.take() for x, _ in loader(10)] == [4, 4, 2]
+    assert counter.take() is None
+
+
+def test_accumulated_batches_add_up_and_several_passes_over_one_do_not(counter):
+    model, count = nn.Linear(3, 1), 0
+    for x, _ in loader(12):
+        passed(model, x)
+        passed(model, x)
+        count += 1
+    assert count == 3
+    assert counter.take() == 12
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_batches_that_are_fetched_ahead_do_not_count_twice(counter, copies, ahead):
+    model, batches = nn.Linear(3, 1), iter(loader(24))
+    waiting, counted = [next(batches) for _ in range(ahead)], []
+    while waiting:
+        waiting += [each for each in [next(batches, None)] if each is not None]
+        x, _ = waiting.pop(0)
+        passed(model, x.clone() if copies else x)
         counted.append(counter.take())
-    assert counted == [4, 4, 4]
+    assert counted == [4] * 6
 
 
-def test_nothing_is_counted_without_a_batch_or_a_pass():
-    counter = BatchCounter()
-    counter.passed_backward()
+def test_what_no_gradient_reaches_does_not_count(counter):
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        model(rows(1))  # a dummy
+        for x, _ in loader(50, 25):  # an evaluation
+            model(x)
+    model(rows(7))  # a pass whose output is not used
+    counted = []
+    for x, _ in loader(8):
+        passed(model, x)
+        counted.append(counter.take())
+        counter.settle()
+        with torch.no_grad():
+            for held, _ in loader(6, 6):
+                model(held)
+    assert counted == [4, 4]
+
+
+def test_equal_first_batches_that_are_trained_on_have_equal_checksums():
+    def first_sha256(*inputs):
+        counter, model = BatchCounter(), nn.Linear(3, 1)
+        with counter.counting(), torch.no_grad():
+            model(torch.zeros(1, 3))
+            with torch.enable_grad():
+                for each in inputs:
+                    passed(model, each)
+        return counter.first_sha256
+
+    same = rows(4)
+    found = [first_sha256(same, rows(2)), first_sha256(same), first_sha256(rows(4))]
+    assert found[0] == found[1] != found[2]
+    assert first_sha256() is None
+
+
+def test_without_a_loader_the_inputs_count(counter):
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    for number in range(3):
+        for _ in range(4):
+            passed(model, rows(6))
+        assert counter.take() == 24
+        if number == 0:
+            counter.settle()
+
+
+def test_losses_transforms_and_recomputed_passes_are_no_passes_of_their_own(counter):
+    class Data(Dataset):
+        def __init__(self):
+            self.scale = nn.BatchNorm1d(3).eval()
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            return self.scale(torch.ones(1, 3) * i).detach()[0]
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    model, loss = Net(), nn.Linear(1, 1)
+    for batch in DataLoader(Data(), batch_size=4):
+        loss(model(batch)).sum().backward()
+        assert counter.take() == 4
+
+
+def test_a_discriminator_that_a_generator_feeds_has_no_samples_of_its_own(counter):
+    generator, discriminator = nn.Linear(2, 3), nn.Linear(3, 1)
+    passed(discriminator, generator(rows(5, 2)))
+    assert counter.take() == 5
+    for x, _ in loader(8):
+        passed(discriminator, x)
+        passed(discriminator, generator(rows(4, 2)).detach())
+        passed(discriminator, generator(rows(4, 2)))
+        assert counter.take() == 4
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0][-1])
+
+
+class Sums(nn.Module):
+    """The first dimension is time, which no layer says."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.head(x.sum(0))
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_samples_are_the_second_dimension_where_a_layer_says_so(counter, loads):
+    model = Recurrent()
+    given = [torch.randn(35, 20, 3) for _ in range(2)]
+    for batch in DataLoader(given, batch_size=None) if loads else given:
+        passed(model, batch)
+        assert counter.take() == 20
+        counter.settle()
+
+
+def test_samples_that_the_output_contradicts_are_not_known(counter):
+    passed(Sums(), torch.randn(35, 20, 3))
     assert counter.take() is None
-    counter.fetched("no tensor")
-    assert counter.first_sha256 is None
-    counter.fetched(batch(4))
-    assert counter.take() is None
+    passed(nn.Linear(3, 1), rows(4))
+    assert counter.take() == 4
 
 
-def test_equal_first_batches_have_equal_checksums():
-    counters = [BatchCounter() for _ in range(3)]
-    for counter, samples in zip(counters, (4, 4, 5), strict=True):
-        counter.fetched(batch(samples))
-        counter.fetched(batch(1))
-    first, second, third = (counter.first_sha256 for counter in counters)
-    assert first == second != third
+def test_a_model_that_returns_its_loss_counts_its_inputs(counter):
+    class Task(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(3, 1)
+
+        def forward(self, *, x, labels):
+            logits = self.net(x)
+            return {"loss": (logits - labels).square().mean(), "logits": logits}
+
+    Task()(x=rows(6), labels=rows(6, 1))["loss"].backward()
+    assert counter.take() == 6
+
+
+def test_after_a_forward_pass_that_fails_the_next_step_counts_again(counter):
+    model = nn.Sequential(nn.Linear(3, 1))
+    with pytest.raises(RuntimeError):
+        model(rows(2, 5))
+    counted = [passed(model, rows(4)) or counter.take() for _ in range(2)]
+    assert counted == [None, 4]
+
+
+def test_images_of_their_own_sizes_are_counted():
+    images = tuple(torch.ones(3, 8 + i, 8) for i in range(5))
+    assert rows_of((images, tuple({"boxes": torch.ones(i, 4)} for i in range(5)))) == 5
+    assert rows_of((images, torch.ones(5))) == 5
+    assert rows_of((images[:1], [{}])) == 1
+    assert rows_of(images) is None  # or several tensors of 3 samples each
+    assert rows_of([[torch.ones(3, 8, 8)] * 2, torch.ones(3)]) == 3  # two views of 3 samples
+    assert rows_of([torch.ones(3, 8, 8), torch.ones(3)]) == 3
+    assert rows_of({"x": torch.ones(7, 2), "n": 1}) == 7
+    assert rows_of("no tensor") is None
 
 
 def test_samples_are_the_rows_of_tensors_as_long_as_the_first():

@@ -183,3 +183,29 @@ def test_a_recorder_beside_another_launcher_does_not_end_a_diverged_script(tmp_p
     run = Run(tmp_path, ends_diverged=False)
     rows = run.train(2, after=lambda _: paceline.step(loss=float("nan"), samples=3))
     assert [(row["loss_sum"], row["samples"]) for row in rows] == [(None, 3), (None, 3)]
+
+
+def test_the_first_step_of_a_restored_optimiser_is_no_step(tmp_path):
+    run = Run(tmp_path)
+    optimizer = torch.optim.AdamW([run.parameter], lr=0.1)
+    with run.recorder.recording():
+        run.parameter.grad = torch.zeros(1)  # makes the state, as torch.distributed.checkpoint does
+        optimizer.step()
+        assert run.recorder.steps == 0
+        (3 * run.parameter).sum().backward()
+        optimizer.step()
+        loss = (3 * run.parameter).sum()
+        [run.parameter.grad] = torch.autograd.grad(loss, [run.parameter])
+        optimizer.step()
+    assert [row["step"] for row in read_jsonl(run.files.steps)] == [0, 1]
+
+
+def test_an_evaluation_before_the_training_begins_no_step(tmp_path):
+    run, model = Run(tmp_path), nn.Linear(2, 1)
+    with run.recorder.recording():
+        nn.Flatten()(torch.ones(3, 2))
+        with torch.no_grad():
+            model(torch.ones(3, 2))
+        assert run.recorder.started_unix_s is None
+        model(torch.ones(3, 2))
+        assert run.recorder.started_unix_s is not None

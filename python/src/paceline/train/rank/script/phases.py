@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.base.torch_internals import DataLoaderIterator
-from paceline.train.rank.script.batches import BatchCounter
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -105,13 +104,11 @@ class PhaseTimer:
         return any(begin <= moment_s < end for begin, end in self._backward)
 
     @contextmanager
-    def timing(self, batches: BatchCounter) -> Iterator[None]:
-        """Time the two functions while the context is active, and count the samples of batches."""
-        waits = partial(_timed, self._waited, batches.fetched)
-        passes = partial(_timed, self._passed_backward, lambda _: batches.passed_backward())
+    def timing(self) -> Iterator[None]:
+        """Time the two functions while the context is active."""
         with (
-            replaced(DataLoaderIterator, "__next__", waits),
-            replaced(torch.autograd, "backward", passes),
+            replaced(DataLoaderIterator, "__next__", partial(_timed, self._waited)),
+            replaced(torch.autograd, "backward", partial(_timed, self._passed_backward)),
         ):
             yield
 
@@ -157,19 +154,16 @@ def hooked(*handles: RemovableHandle) -> Iterator[None]:
 
 def _timed(
     note: Callable[[float, float], None],
-    seen: Callable[[Any], None],
     function: Callable[..., Any],
     *arguments: Any,
     **named: Any,
 ) -> Any:
-    """Call a function; note when it began and ended, then what it returned."""
+    """Call a function; note when it began and ended."""
     begin_s = time.perf_counter()
     try:
-        result = function(*arguments, **named)
+        return function(*arguments, **named)
     finally:
         note(begin_s, time.perf_counter())
-    seen(result)
-    return result
 
 
 def _exposed(

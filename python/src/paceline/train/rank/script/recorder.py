@@ -91,7 +91,8 @@ class TrainingRecorder:
             )
             stack.enter_context(hooks)
             self._first_hook = first
-            stack.enter_context(self._timer.timing(self._batches))
+            stack.enter_context(self._timer.timing())
+            stack.enter_context(self._batches.counting())
             stack.callback(report_to, None)
             stack.callback(self._write)
             report_to(self)
@@ -123,12 +124,13 @@ class TrainingRecorder:
         if first is not None:
             spans.record("train", first, now_unix_s if last is None else last)
 
-    def _first_forward(self, _module: nn.Module, inputs: Any) -> None:
-        if torch.compiler.is_compiling():  # a script exports its model: no step
+    def _first_forward(self, module: nn.Module, _inputs: Any) -> None:
+        # An export, an evaluation before the training, and a transform begin no step.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if next(module.parameters(), None) is None:
             return
         self._first_hook.remove()
-        if self._batches.first_sha256 is None:
-            self._batches.fetched(inputs)
         self._begin(time.perf_counter())
 
     def _begin(self, now_s: float) -> None:
@@ -144,6 +146,9 @@ class TrainingRecorder:
 
         Return the arguments of `step`, the optimiser included, where they change.
         """
+        has_closure = len(arguments) > 1 or named.get("closure") is not None
+        if not (has_closure or self._batches.has_passed):
+            return None  # the first step of a restored optimiser, which makes its state
         self._optimizer = self._optimizer or optimizer
         if optimizer is not self._optimizer:
             return None
@@ -198,6 +203,8 @@ class TrainingRecorder:
             "samples": self._batches.take() if self._samples is None else self._samples,
         }
         self._report, self._early_report = self._early_report, None
+        if self.steps == 0:
+            self._batches.settle()
         self.steps += 1
         self.ended_unix_s = ended_s + self._unix_offset_s
         self._operations.flush()
