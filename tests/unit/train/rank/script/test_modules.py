@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from paceline.train.rank.script.modules import (
     CalledModules,
+    OwnUpdates,
+    named_buffers,
     named_parameters,
     parameter_names,
+    plain_names,
     without_wrappers,
 )
 
@@ -48,6 +52,44 @@ def test_a_tied_parameter_has_all_its_names():
 
 def test_words_of_wrappers_are_removed():
     assert without_wrappers("_orig_mod.block._fsdp_wrapped_module.0.weight") == "block.0.weight"
+
+
+@pytest.mark.parametrize("wrapper", [nn.DataParallel, lambda model: model])
+def test_a_wrapped_part_of_a_model_has_the_names_of_the_part(wrapper):
+    model = nn.Sequential(wrapper(nn.Sequential(nn.BatchNorm1d(4), wrapper(nn.Linear(4, 2)))))
+    models = called(model).models()
+    assert [name for [name] in parameter_names(models).values()] == [
+        "0.0.weight", "0.0.bias", "0.1.weight", "0.1.bias",
+    ]  # fmt: skip
+    assert next(iter(named_buffers(models))) == "0.0.running_mean"
+    assert plain_names(model)("0.module") == ("0" if wrapper is nn.DataParallel else "0.module")
+
+
+def trained(update, steps=9):
+    """Return the steps before its own updates were noticed; all if they were not."""
+    modules, model, noticed = CalledModules(), nn.Linear(4, 1), []
+    updates = OwnUpdates(modules, lambda: noticed.append(True))
+    with modules.noting(), updates.noticing():
+        for step in range(steps):
+            model(torch.ones(2, 4)).sum().backward()
+            if noticed:
+                return step
+            update(model, updates)
+    return steps
+
+
+def test_updates_without_an_optimiser_are_noticed():
+    def own(model, _updates):
+        for parameter in model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+
+    def with_optimizer(model, updates):
+        updates.stop()  # in the first step of an optimiser
+        own(model, updates)
+
+    assert trained(own) == 3
+    assert trained(with_optimizer) == 9
+    assert trained(lambda *_: None) == 9  # an accumulation
 
 
 def test_parameters_outside_of_called_modules_are_numbered():

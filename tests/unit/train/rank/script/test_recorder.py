@@ -176,7 +176,22 @@ def test_a_closure_computes_the_gradient_within_the_step(tmp_path, named):
 
 def test_a_step_without_any_gradient_is_noticed(tmp_path):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-    assert not ParameterRecord(optimizer, {}, TrialFiles(tmp_path)).has_gradient
+    reason = ParameterRecord(optimizer, {}, TrialFiles(tmp_path)).not_compared
+    assert reason is not None
+    assert reason.startswith("no parameter had a gradient")
+
+
+def test_an_optimiser_of_other_parameters_than_the_models_is_named(tmp_path):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model.weight, model.bias = (nn.Parameter(each.detach()) for each in (model.weight, model.bias))
+    names = {id(parameter): [name] for name, parameter in model.named_parameters()}
+    model(torch.ones(3, 2)).sum().backward()
+    reason = ParameterRecord(optimizer, names, None).not_compared
+    assert reason is not None
+    assert reason.startswith("the optimiser has other parameters than the model")
+    right = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert ParameterRecord(right, names, None).not_compared is None
 
 
 def test_a_recorder_beside_another_launcher_does_not_end_a_diverged_script(tmp_path):

@@ -8,19 +8,22 @@ words to names, which are removed, so that a parameter has one name in every lay
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.base.torch_internals.flat_parameters import FlatParameter
 from paceline.base.torch_internals.flat_parameters import flat_parameters as of_model
+from paceline.train.rank.script.phases import replaced
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
@@ -84,12 +87,33 @@ def without_wrappers(name: str) -> str:
     return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
 
 
+def plain_names(model: nn.Module) -> Callable[[str], str]:
+    """Return a function that gives a part of the model its name without all wrappers.
+
+    DistributedDataParallel may wrap a part of the model, whose names then have `.module`.
+    """
+    wrapped = [
+        f"{name}.module"
+        for name, module in model.named_modules()
+        if isinstance(module, DistributedDataParallel | DataParallel)
+    ]
+
+    def plain(name: str) -> str:
+        for each in reversed(wrapped):  # inner ones first
+            if name == each or name.startswith(f"{each}."):
+                name = each.removesuffix(".module") + name[len(each) :]
+        return without_wrappers(name)
+
+    return plain
+
+
 def parameter_names(models: dict[str, nn.Module]) -> dict[int, list[str]]:
     """Return all names of each parameter, by its id; tied parameters have several."""
     names: dict[int, list[str]] = {}
     for prefix, model in models.items():
+        plain = plain_names(model)
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(prefix + without_wrappers(name))
+            names.setdefault(id(parameter), []).append(prefix + plain(name))
     return names
 
 
@@ -116,15 +140,67 @@ def _numbered(optimizer: int, group: int, place: int) -> str:
 def flat_parameters(models: dict[str, nn.Module]) -> list[FlatParameter]:
     """Return the flat parameters of FSDP 1, with the names of the original parameters."""
     return [
-        replace(flat, names=[prefix + without_wrappers(name) for name in flat.names])
+        replace(flat, names=[prefix + plain(name) for name in flat.names])
         for prefix, model in models.items()
+        for plain in [plain_names(model)]
         for flat in of_model(model)
     ]
 
 
 def named_buffers(models: dict[str, nn.Module]) -> dict[str, Tensor]:
     return {
-        prefix + without_wrappers(name): buffer
+        prefix + plain(name): buffer
         for prefix, model in models.items()
+        for plain in [plain_names(model)]
         for name, buffer in model.named_buffers()
     }
+
+
+# --- updates without an optimiser ----------------------------------------------------------------
+
+_SEEN_UPDATES = 3
+_READ_PARAMETERS, _READ_ELEMENTS = 8, 16  # of which a change is noticed
+
+
+class OwnUpdates:
+    """Notices a script that changes its weights without an optimiser of torch.optim.
+
+    on_update: called within the backward pass after the third change.
+    """
+
+    def __init__(self, modules: CalledModules, on_update: Callable[[], None]) -> None:
+        self._modules = modules
+        self._on_update = on_update
+        self._before: list[Tensor] = []
+        self._updates = 0
+        self._is_looking = True
+
+    @contextmanager
+    def noticing(self) -> Iterator[None]:
+        """Look at the weights after each backward pass, until `stop` or the end of the context."""
+        with replaced(torch.autograd, "backward", self._backward):
+            yield
+
+    def stop(self) -> None:
+        self._is_looking = False
+
+    def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        result = function(*arguments, **named)
+        if self._is_looking:
+            self._look()
+        return result
+
+    def _look(self) -> None:
+        found = [
+            parameter.detach().flatten()[:_READ_ELEMENTS].clone()
+            for model in self._modules.models().values()
+            for parameter in islice(model.parameters(), _READ_PARAMETERS)
+            if not isinstance(parameter, DTensor)
+        ]
+        pairs = zip(self._before, found, strict=False)
+        if any(a.shape == b.shape and not torch.equal(a, b) for a, b in pairs):
+            self._updates += 1
+        self._before = found
+        if self._updates == _SEEN_UPDATES:
+            self.stop()
+            self._on_update()

@@ -48,8 +48,7 @@ class ParameterRecord:
             or flat
             or any(isinstance(p, DTensor) for p in self._parameters.values())
         )
-        # Without any, a comparison of first gradients would compare zeros.
-        self.has_gradient = any(p.grad is not None for p in self._parameters.values())
+        self.not_compared = self._without_gradient(names)
         self._final: Final | None = None
         weights = self._weights()
         self.count = sum(p.numel() for p in weights.values())
@@ -59,6 +58,17 @@ class ParameterRecord:
             save_tensors(files.gradient, self._gradients())
         elif self._is_sharded:
             self._gradients()  # to gather them is collective
+
+    def _without_gradient(self, names: dict[int, list[str]]) -> str | None:
+        """Return why first gradients cannot be compared: without any, zeros would be equal."""
+        if any(each.grad is not None for each in self._parameters.values()):
+            return None
+        if names and not any(id(each) in names for each in self._parameters.values()):
+            return (
+                "the optimiser has other parameters than the model, so it trains nothing; make it "
+                "after the model is wrapped (FSDP, fully_shard)"
+            )
+        return "no parameter had a gradient when the first step of the optimiser began"
 
     def keep_sharded(self) -> None:
         """Take the final weights now if they are sharded, while ranks can still gather them."""

@@ -26,7 +26,12 @@ from paceline.train.rank.loop import (
 )
 from paceline.train.rank.operations import recording
 from paceline.train.rank.peers import Peers, join_peers
-from paceline.train.rank.script.modules import CalledModules, flat_parameters, parameter_names
+from paceline.train.rank.script.modules import (
+    CalledModules,
+    OwnUpdates,
+    flat_parameters,
+    parameter_names,
+)
 from paceline.train.rank.script.observer import Observer
 from paceline.train.rank.script.process_group import ProcessGroups
 from paceline.train.rank.script.program import failure_of, run_script, torchrun_variables
@@ -88,6 +93,7 @@ class _ScriptRank:
         )
         self._processes = SpawnedProcesses(self._script, context)
         self._modules = CalledModules()
+        self._updates = OwnUpdates(self._modules, self._refuse_updates)
         self._parameters: ParameterRecord | None = None
         self._observer: Observer | None = None
         if self._script.observe is not None:
@@ -105,6 +111,7 @@ class _ScriptRank:
                 if self._observer is not None:  # it sees each step before the last one ends all
                     stack.enter_context(self._observer.observing())
                 stack.enter_context(self._modules.noting())
+                stack.enter_context(self._updates.noticing())
                 stack.enter_context(self._groups.answering())
                 stack.enter_context(self._training.recording())
                 stack.enter_context(self._processes.answering())
@@ -118,6 +125,7 @@ class _ScriptRank:
         """Check and record what is known when the first gradient is complete."""
         self._check_group()
         self._modules.stop()
+        self._updates.stop()
         models = self._modules.models()
         names = parameter_names(models)
         keeps = self._trial.save_tensors and self._context.is_first
@@ -132,6 +140,13 @@ class _ScriptRank:
             self._parameters.initial_sha256,
             self._peers.clock,
             first_batch_sha256=self._training.first_batch_sha256,
+        )
+
+    def _refuse_updates(self) -> None:
+        raise UsageError(
+            f"script {self._script.path}: expected steps of an optimiser of torch.optim, but it "
+            "changes its weights itself, and nothing tells where a step ends; let an optimiser "
+            "make its updates, such as torch.optim.SGD"
         )
 
     def _check_group(self) -> None:
@@ -157,9 +172,6 @@ class _ScriptRank:
         sha256 = write_rank_weights(self._files.rank(self._context.rank), [sums])
         if not self._context.is_first:
             return
-        reason = None
-        if not self._parameters.has_gradient:
-            reason = "no parameter had a gradient when the first step of the optimiser began"
         end = End(
             steps=self._training.steps, weights_sha256=sha256, transport=self._peers.describe()
         )
@@ -169,5 +181,5 @@ class _ScriptRank:
             end,
             parameters=self._parameters.count,
             moved=moved,
-            not_compared=reason,
+            not_compared=self._parameters.not_compared,
         )
