@@ -439,3 +439,9 @@ def test_missing_hostfile_is_refused(preflight):
 )  # fmt: skip
 def test_failed_rank_is_read_from_the_launchers_words(launcher, log, rank):
     assert launcher_for(launcher).failed_rank(log) == rank
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+def test_shared_memory_of_a_script_that_imports_mpi4py_is_removed_with_the_trial(started, launcher):
+    variables = started(launcher).temporary(TemporaryFolders(Path("/tmp/x"), Path("/dev/shm/x")))
+    assert variables["OMPI_MCA_btl_sm_backing_directory"] == "/dev/shm/x"

@@ -25,6 +25,16 @@ class TemporaryFolders:
     memory: Path  # in shared memory if there is some
 
 
+def shared_memory_of_mpi(folders: TemporaryFolders) -> dict[str, str]:
+    """Return the variables that put Open MPI's shared memory into the folders of the trial.
+
+    A rank may import mpi4py for purposes of its own. Without mpirun nothing removes its segment,
+    not even MPI_Finalize.
+    """
+    names = ("sm", "vader")  # of Open MPI 5 and 4
+    return {f"OMPI_MCA_btl_{name}_backing_directory": str(folders.memory) for name in names}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A program with its arguments, and the variables to set on top of our own environment."""

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import rank_environment
-from paceline.runner.launchers.base import Command
+from paceline.runner.launchers.base import Command, shared_memory_of_mpi
 from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
 from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.runner.preflight.this_host import check_trial
@@ -34,7 +34,9 @@ class LocalLauncher:
             "--trial",
             str(files.trial),
         )
-        return Command(argv=argv, environment=rank_environment(trial))
+        return Command(
+            argv=argv, environment=rank_environment(trial), temporary=shared_memory_of_mpi
+        )
 
     def failed_rank(self, log_text: str) -> int | None:  # noqa: ARG002
         return None  # the job side reports it

@@ -14,7 +14,7 @@ from paceline.base.host.programs import MachineFinding, Tool, tool_finding
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import rank_environment
-from paceline.runner.launchers.base import Command, first_named
+from paceline.runner.launchers.base import Command, first_named, shared_memory_of_mpi
 from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
 from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.runner.preflight.this_host import check_trial
@@ -43,7 +43,8 @@ class TorchrunLauncher:
         rendezvous.unlink(missing_ok=True)  # of an attempt that was stopped
         argv = [str(find_torchrun().path), *agent_arguments(trial, trial.id, str(rendezvous))]
         argv += ["-m", "paceline.runner.launchers.torchrun", "--trial", str(files.trial)]
-        return Command(argv=tuple(argv), environment={**rank_environment(trial), **ENVIRONMENT})
+        environment = {**rank_environment(trial), **ENVIRONMENT}
+        return Command(argv=tuple(argv), environment=environment, temporary=shared_memory_of_mpi)
 
     def failed_rank(self, log_text: str) -> int | None:
         return first_named(_FAILURES, log_text)
