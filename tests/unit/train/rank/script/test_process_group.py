@@ -99,6 +99,15 @@ def test_functions_are_replaced_where_torch_uses_them_and_restored():
     assert device_mesh.init_process_group is before
 
 
+@pytest.mark.parametrize(("name", "own"), [("gloo", BACKEND), ("nccl", None), (None, None)])
+def test_a_further_group_is_the_transports_unless_gloo_is_named(name, own, monkeypatch):
+    made = []
+    monkeypatch.setattr(dist, "new_group", lambda *given: made.append(given))
+    groups = groups_of(2)
+    groups._answer_new_group([0], timedelta(days=9), name)
+    assert made == [([0], timedelta(seconds=7), own, None)]
+
+
 def test_the_destruction_of_the_default_group_is_announced():
     groups = groups_of(1)
     announced: list[bool] = []

@@ -99,13 +99,17 @@ class ProcessGroups:
         self,
         ranks: list[int] | None = None,
         timeout: timedelta | None = None,
-        backend: str | None = None,  # noqa: ARG002  (that of the default group is used)
+        backend: str | None = None,
         pg_options: Any = None,  # noqa: ARG002  (they belong to the named backend)
         *others: Any,
         **named: Any,
     ) -> Any:
         limit = self._limit if timeout is None else min(timeout, self._limit)
-        return self._new_group(ranks, limit, None, None, *others, **named)
+        # A group of the default one's back end, but for a script that wants Gloo beside it: for
+        # monitored_barrier, or for objects on CPUs.
+        found = _recorded(backend)
+        own = found if found == BACKEND and self._context.world_size > 1 else None
+        return self._new_group(ranks, limit, own, None, *others, **named)
 
     def _answer_destroy(self, group: Any = None) -> None:
         if dist.is_initialized() and group in (None, dist.group.WORLD):
