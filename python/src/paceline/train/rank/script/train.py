@@ -26,6 +26,7 @@ from paceline.train.rank.loop import (
 )
 from paceline.train.rank.operations import recording
 from paceline.train.rank.peers import Peers, join_peers
+from paceline.train.rank.script.former_files import FormerFiles
 from paceline.train.rank.script.modules import (
     CalledModules,
     OwnUpdates,
@@ -91,6 +92,7 @@ class _ScriptRank:
         self._training = TrainingRecorder(
             trial.training, context, files.rank(context.rank), operations, self._first_step
         )
+        self._former = FormerFiles(files, files.rank(context.rank))
         self._processes = SpawnedProcesses(self._script, context)
         self._modules = CalledModules()
         self._updates = OwnUpdates(self._modules, self._refuse_updates)
@@ -115,6 +117,8 @@ class _ScriptRank:
                 stack.enter_context(self._groups.answering())
                 stack.enter_context(self._training.recording())
                 stack.enter_context(self._processes.answering())
+                if self._script.resume is None:
+                    stack.enter_context(self._former.noticing())
                 run_script(self._script, self._trial.arguments)
         finally:
             self._training.record_spans(self._spans, started_unix_s)
@@ -124,6 +128,7 @@ class _ScriptRank:
     def _first_step(self, optimizer: Optimizer) -> None:
         """Check and record what is known when the first gradient is complete."""
         self._check_group()
+        self._former.check(self._script.path)
         self._modules.stop()
         self._updates.stop()
         models = self._modules.models()
@@ -164,6 +169,7 @@ class _ScriptRank:
         """Write the result, after the script has ended well."""
         if self._parameters is None:
             self._processes.check()
+            self._former.check(self._script.path)
             raise UsageError(
                 f"script {self._script.path}: expected a training, but it ended without a step of "
                 "an optimiser of torch.optim; check its arguments (they follow `--`)"
