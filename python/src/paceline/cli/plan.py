@@ -73,6 +73,8 @@ def _print_preview(preview: Preview, *, automatic: bool) -> None:
     most = "at most " if automatic else ""
     console.print(f"\n{most}{preview.summary}")
     console.print(_disk_use_sentence(preview.disk))
+    for text in preview.left_out:
+        console.print(f"left out: {text}", soft_wrap=True)
     for text in preview.warnings:
         console.print(f"warning: {text}")
 
@@ -100,6 +102,7 @@ def _document(planned: Plan) -> dict[str, object]:
         "disk_use": preview.disk,
         "faults": preview.faults,
         "warnings": preview.warnings,
+        "left_out": preview.left_out,
     }
 
 

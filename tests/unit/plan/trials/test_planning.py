@@ -126,12 +126,9 @@ def test_auto_takes_the_cores():
     assert (place["sequential"].ranks_per_node, place["sequential"].threads_per_rank) == (1, 1)
 
 
-def test_auto_that_does_not_divide_the_batch_is_refused_for_each_workload():
-    with pytest.raises(UsageError) as raised:
-        planned(cores=3)
-    message = str(raised.value)
-    assert "batch of 32 cannot be divided among 3 replicas" in message
-    assert "batch of 64 cannot be divided among 3 replicas" in message
+def test_auto_is_the_largest_number_that_divides_the_batch():
+    ranks = {t.placement.ranks for t in planned(cores=15) if t.local_strategy == "processes"}
+    assert ranks == {8}  # of batches of 32 and 64
 
 
 def test_first_rank_of_a_trial_is_rank_0(context_of):
@@ -323,18 +320,23 @@ def test_replicas_are_of_all_nodes_and_have_their_own_threads(
 def test_batch_is_shared_by_replicas_not_by_ranks():
     assert one("local/pipeline", "stages = 5", batch=32).placement.ranks == 5
     with pytest.raises(UsageError, match="32 cannot be divided among 5 replicas"):
-        one("local/hybrid", "stages = 2", cores=10, batch=32)
+        one("local/hybrid", "stages = 2; replicas = 5", batch=32)
+    place = one("local/hybrid", "stages = 2", cores=10, batch=32).placement
+    assert (place.replicas, place.ranks) == (4, 8)
 
 
 def test_model_has_only_so_many_stages():
+    assert one("local/pipeline", cores=16).placement.stages == 13
     with pytest.raises(UsageError, match="tiny-alexnet has at most 13, got 16"):
-        one("local/pipeline", cores=16)
+        one("local/pipeline", "stages = 16")
 
 
 def test_micro_batches_are_no_more_than_a_replica_has_samples():
     assert one("local/hybrid", "replicas = 3", batch=6).option("micro_batches") == 2
     with pytest.raises(UsageError, match=r"is 3 sample\(s\), expected at most as many, got 4"):
-        one("local/hybrid", "micro_batches = 4", cores=16, batch=24)
+        one("local/hybrid", "micro_batches = 4; replicas = 8", batch=24)
+    place = one("local/hybrid", "micro_batches = 4", cores=16, batch=24).placement
+    assert place.replicas == 6
 
 
 @pytest.mark.parametrize(
@@ -358,7 +360,7 @@ def test_cores_that_ranks_of_other_nodes_share_are_not_known():
 def test_trials_that_only_differ_in_words_are_refused():
     again = "[[trials]]; launcher = 'mpi'; local_strategy = 'processes'; replicas = 4"
     with pytest.raises(UsageError) as raised:
-        one("mpi/processes", again)
+        one("mpi/processes", "ranks_per_node = 4; " + again)
     assert "trials[3], workload tiny: with all defaults filled in it is" in str(raised.value)
 
 

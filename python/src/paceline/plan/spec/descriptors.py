@@ -259,6 +259,10 @@ class LauncherDescriptor(Descriptor):
     render_slurm: ClassVar[str | None] = None  # "module:function", None: cannot be rendered
     render_kubernetes: ClassVar[str | None] = None
 
+    def starts_here(self, options: Any) -> bool:
+        """Return whether the ranks of a trial on one node have the cores of this host."""
+        return not self.spans_nodes
+
     def executor_program(self, options: Any) -> str | None:
         """Return the end of an argument of the processes that hold ranks (executors).
 

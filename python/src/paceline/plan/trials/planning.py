@@ -7,7 +7,8 @@ drifts of the machine affect all trials alike, and a run that is cut short has w
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from paceline.plan.spec.rules.transport import chosen_transport
 from paceline.plan.spec.rules.trial import (
     applies,
     batch_per_replica,
+    counts_if_known,
     counts_on_node,
 )
 from paceline.plan.spec.values import (
@@ -52,35 +54,66 @@ class _PlanError(UsageError):
         self.faults = faults
 
 
+class _MisfitError(_PlanError):
+    """A trial that another number of cores could have."""
+
+
 _OF_SCRIPTS = ("max_steps", "warmup_steps")  # the values of [training] that apply to scripts
 # values of a spec whose defaults are those of `Training`
 _AS_GIVEN = (*TRIAL_VALUES, "learning_rate_warmup_steps", "dropout", "reading")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPlan:
+    """The trials on a node with some cores, and what it cannot have."""
+
+    trials: list[Trial]  # of all repeats, interleaved
+    left_out: list[str]  # a sentence for each configuration that another machine could have
+
+
 def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int) -> list[Trial]:
-    """Return all trials of `experiment`, interleaved.
+    """Return all trials of `experiment` that a node with `cores` cores can have, interleaved.
+
+    `plan_on_node` says the others, and takes the same arguments.
+    """
+    return plan_on_node(experiment, datasets, cores).trials
+
+
+def plan_on_node(experiment: Experiment, datasets: Mapping[str, str], cores: int) -> TrialPlan:
+    """Plan all trials of `experiment` for a node with `cores` cores.
 
     datasets: path or URL of the data set of each workload that reads one, by its name.
     cores: cores of this node that ranks may use.
-    Raises UsageError where a trial cannot be placed, all of them at once.
+    A configuration whose counts follow from the cores is left out if no count fits. Raises
+    UsageError where other trials cannot be placed, all of them at once, or if none is left.
     """
     faults: list[str] = []
+    left_out: list[str] = []
     blocks: list[Trial] = []
+    from_cores: set[str] = set()  # configurations whose counts the cores give
     for workload in experiment.workloads:
         for place, request in enumerate(experiment.trials, start=1):
             if not applies(request, workload):
                 continue
+            where = f"trials[{place}], workload {workload.name}"
             try:
                 dataset = datasets[workload.name] if reads_dataset(workload) else ""
                 trial = _trial(experiment, workload, request, dataset, cores)
-                _refuse(duplicate_faults(trial, blocks))
+                if counts_if_known(request) is None:
+                    from_cores.add(trial.configuration)
+                error_type = _MisfitError if trial.configuration in from_cores else _PlanError
+                _refuse(duplicate_faults(trial, blocks), error_type)
                 blocks.append(trial)
+            except _MisfitError as error:
+                left_out.append(f"{where}: {error}")
             except UsageError as error:
                 found = error.faults if isinstance(error, _PlanError) else [str(error)]
-                faults += [f"  - trials[{place}], workload {workload.name}: {f}" for f in found]
+                faults += [f"  - {where}: {f}" for f in found]
+    if not blocks:
+        faults += [f"  - {each}" for each in left_out]
     if faults:
         raise UsageError(f"experiment {experiment.name!r} cannot be planned:\n" + "\n".join(faults))
-    return _interleaved(experiment, blocks)
+    return TrialPlan(trials=_interleaved(experiment, blocks), left_out=left_out)
 
 
 def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset: str) -> Training:
@@ -178,10 +211,9 @@ def _trial(
 ) -> Trial:
     _refuse(unsearched_faults(request))
     training = resolve_training(experiment, workload, dataset)
-    counts = counts_on_node(request, cores)
+    counts = _counts_that_fit(request, workload, training, cores)
     strategy = STRATEGIES.get(request.local_strategy)
     replica_batch = batch_per_replica(training.global_batch, request.nodes * counts.replicas)
-    _refuse(strategy.batch_faults(request, counts, replica_batch, workload_of(workload)))
     transport = chosen_transport(request)
     if workload.script is None:
         options = strategy.options(request, counts, replica_batch, transport)
@@ -221,15 +253,65 @@ def _trial(
     return trial
 
 
+def _counts_that_fit(
+    request: TrialRequest, workload: WorkloadRequest, training: Training, cores: int
+) -> NodeCounts:
+    """Return the largest counts that batch, samples and model allow; given numbers stand.
+
+    Counts follow from the cores, so those of a smaller node are tried where the node's own do not
+    fit. Raises _MisfitError with the faults on the whole node if none fit.
+    """
+    whole = tried = counts_on_node(request, cores)
+    found = faults = list(_fit_faults(request, workload, training, whole))
+    for fewer in range(cores - 1, 0, -1):
+        if not found:
+            break
+        counts = counts_on_node(request, fewer)
+        if counts != tried:
+            tried, found = counts, list(_fit_faults(request, workload, training, counts))
+    if found:
+        _refuse(faults, _MisfitError if counts_if_known(request) is None else _PlanError)
+    return tried
+
+
+def _fit_faults(
+    request: TrialRequest, workload: WorkloadRequest, training: Training, counts: NodeCounts
+) -> Iterator[str]:
+    """Yield why a batch, the samples or a model cannot be divided so."""
+    replicas = request.nodes * counts.replicas
+    try:
+        share = batch_per_replica(training.global_batch, replicas)
+    except UsageError as error:
+        yield str(error)
+        return
+    samples = None if counts_if_known(request) is not None else _samples(workload, training)
+    if samples is not None and replicas > max(1, samples):
+        yield f"{samples} sample(s) cannot be divided among {replicas} replicas"
+    strategy = STRATEGIES.get(request.local_strategy)
+    yield from strategy.batch_faults(request, counts, share, workload_of(workload))
+
+
+def _samples(workload: WorkloadRequest, training: Training) -> int | None:
+    """Return the samples to train on; None if only a data set or a script knows them."""
+    if workload.script is not None:
+        return None
+    samples = training.items
+    if samples is None and workload.data is None:
+        samples = workload.samples or workload_of(workload).samples
+    if samples is None:
+        return None
+    return samples - (training.evaluation.held_out_samples if training.evaluation else 0)
+
+
 def _normalises_over_batch(request: WorkloadRequest) -> bool:
     workload = workload_of(request)
     return workload.needs_facts and bool(workload.facts().batch_norms)
 
 
-def _refuse(faults: Iterable[str]) -> None:
-    """Raise _PlanError if there are faults."""
+def _refuse(faults: Iterable[str], error_type: type[_PlanError] = _PlanError) -> None:
+    """Raise the error if there are faults."""
     if found := list(faults):
-        raise _PlanError(found)
+        raise error_type(found)
 
 
 def _checkpoint(

@@ -260,6 +260,30 @@ def _without_gradient(parameter: str) -> str:
     )
 
 
+# --- cores ----------------------------------------------------------------------------------------
+
+
+def core_faults(trial: Trial, cores: int) -> Iterator[str]:
+    """Yield why the ranks of a trial cannot have their cores, if this host is their node.
+
+    cores: of this host.
+    """
+    place, launcher = trial.placement, LAUNCHERS.get(trial.launcher)
+    if place.nodes > 1 or not launcher.starts_here(trial.launcher_options):
+        return
+    if place.allocated_cores is not None and place.allocated_cores > cores:
+        yield (
+            f"{trial.configuration}: its ranks were planned to share {place.allocated_cores} "
+            f"cores, there are {cores} here; plan it again on this machine (`paceline run SPEC`)"
+        )
+    if place.cores_per_node > cores and not place.oversubscribe:
+        yield (
+            f"{trial.configuration}: {place.ranks_per_node} ranks of {place.threads_per_rank} "
+            f"thread(s) need {place.cores_per_node} cores on a node, there are {cores} here; use "
+            "fewer ranks or threads, or set oversubscribe to share cores on purpose"
+        )
+
+
 # --- trials beside each other -------------------------------------------------------------------
 
 

@@ -95,6 +95,9 @@ class Mpi(LauncherDescriptor):
     render_slurm = "paceline.runner.launchers.mpi.launcher:slurm_step"
     render_kubernetes = "paceline.runner.launchers.mpi.launcher:kubernetes_object"
 
+    def starts_here(self, options: Any) -> bool:
+        return options.hostfile is None  # else it says how many ranks a host may have
+
     def options(self, request: TrialRequest, experiment: Experiment) -> MpiLaunchOptions:
         settings = experiment.settings(self.name, MpiSettings)
         parameters = request.keys(MpiKeys).mpi_parameters
@@ -147,6 +150,9 @@ class Spark(LauncherDescriptor):
     render_slurm = "paceline.runner.launchers.spark.launcher:slurm_step"
     render_kubernetes = "paceline.runner.launchers.spark.launcher:kubernetes_object"
     programs = frozenset({"java"})
+
+    def starts_here(self, options: Any) -> bool:
+        return is_local(options.master or "local")
 
     def executor_program(self, options: Any) -> str | None:
         return None if is_local(options.master or "local") else _EXECUTOR

@@ -11,20 +11,18 @@ from paceline.base.host.machine import usable_cores
 from paceline.collectives.host import host_name
 from paceline.plan.spec.models import WorkloadRequest
 from paceline.plan.spec.workloads import workload_of
+from paceline.plan.trials.rules import core_faults
 from paceline.plan.trials.trial import Trial
 
 if TYPE_CHECKING:
     from paceline.train.data.dataset import Dataset
 
 
-def check_trial(trial: Trial, *, slots_are_given: bool = False) -> None:
-    """Raise EnvironmentLacks if this host, which is to have all ranks, cannot run a trial.
-
-    slots_are_given: a hostfile says how many ranks the host may have, whatever its cores.
-    """
+def check_trial(trial: Trial) -> None:
+    """Raise EnvironmentLacks if this host, which is to have all ranks, cannot run a trial."""
     check_inputs(trial)
-    if not slots_are_given:
-        _check_cores(trial)
+    for fault in core_faults(trial, usable_cores()):
+        raise EnvironmentLacks(fault)
 
 
 def check_inputs(trial: Trial) -> None:
@@ -55,22 +53,6 @@ def _check_dataset(dataset: str) -> None:
         raise EnvironmentLacks(
             f"data set {path}: expected a directory, found none; make one with "
             "`paceline data ingest IMAGES_DIR OUT_DATASET`, or correct the path"
-        )
-
-
-def _check_cores(trial: Trial) -> None:
-    """Raise EnvironmentLacks if this node has fewer cores than the trial's ranks need."""
-    cores, place = usable_cores(), trial.placement
-    if place.allocated_cores is not None and place.allocated_cores > cores:
-        raise EnvironmentLacks(
-            f"{trial.id}: its ranks were planned to share {place.allocated_cores} cores, there are "
-            f"{cores} here; plan it again on this machine (`paceline run SPEC`)"
-        )
-    if place.cores_per_node > cores and not place.oversubscribe:
-        raise EnvironmentLacks(
-            f"{trial.id}: {place.ranks_per_node} ranks of {place.threads_per_rank} thread(s) need "
-            f"{place.cores_per_node} cores on a node, there are {cores} here; use fewer ranks or "
-            "threads, or set oversubscribe to share cores on purpose"
         )
 
 

@@ -66,7 +66,7 @@ def run(
         preview.check()
         preflight(planned.trials)
         warn_of_small_disk(preview.disk, spec.experiment.limits.trial_s, run_dir)
-        for text in preview.warnings:
+        for text in (*(f"left out: {each}" for each in preview.left_out), *preview.warnings):
             warnings.warn(text, PacelineWarning, stacklevel=2)
         progress.planned(preview.summary, planned.trials, preview.expected_trials_s)
     if keep_going is None:

@@ -16,7 +16,8 @@ from paceline.measure.records.rows import SCHEMA, Outcome
 from paceline.plan.spec import Experiment, Spec
 from paceline.plan.spec.values import absolute_name
 from paceline.plan.spec.workloads import workload_of
-from paceline.plan.trials.planning import plan_trials, selected_trials
+from paceline.plan.trials.planning import matching, plan_on_node, selected_trials
+from paceline.plan.trials.rules import core_faults
 from paceline.plan.trials.trial import Training, Trial
 from paceline.runner.preflight.this_host import check_fields
 from paceline.train.data.catalogue import (
@@ -55,6 +56,7 @@ class Planned:
     spec_text: str
     datasets: dict[str, str]
     trials: list[Trial]
+    left_out: Sequence[str] = ()  # a sentence for each configuration that this machine cannot have
 
 
 def plan(spec: Spec, cores: int | None = None) -> Planned:
@@ -66,14 +68,24 @@ def plan(spec: Spec, cores: int | None = None) -> Planned:
 
 
 def planned_trials(spec: Spec, datasets: dict[str, str], cores: int | None = None) -> Planned:
-    """Plan the trials that the spec selects."""
-    experiment = spec.experiment
-    trials = plan_trials(experiment, datasets, cores or usable_cores())
+    """Plan the trials that the spec selects, without those that this machine cannot have.
+
+    Raises EnvironmentLacks if none or no configuration of the spec's `baseline` is left.
+    """
+    experiment, cores = spec.experiment, cores or usable_cores()
+    planned = plan_on_node(experiment, datasets, cores)
+    selected = selected_trials(planned.trials, experiment.only, experiment.baseline)
+    lacking = {t.configuration: fault for t in selected for fault in core_faults(t, cores)}
+    trials = [trial for trial in selected if trial.configuration not in lacking]
+    kept, pattern = [trial.configuration for trial in trials], experiment.baseline or "*"
+    if not matching(kept, pattern):
+        raise EnvironmentLacks("\n".join(lacking.values()))
     return Planned(
         experiment=experiment,
         spec_text=spec.text,
         datasets=datasets,
-        trials=selected_trials(trials, experiment.only, experiment.baseline),
+        trials=trials,
+        left_out=[*planned.left_out, *lacking.values()],
     )
 
 

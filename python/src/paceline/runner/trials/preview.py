@@ -171,6 +171,7 @@ class Preview:
     disk: DiskUse
     faults: tuple[str, ...]  # each once, although it would hit every trial
     warnings: tuple[str, ...]
+    left_out: tuple[str, ...]  # configurations that this machine cannot have, each with its reason
 
     @property
     def trials(self) -> int:
@@ -259,6 +260,7 @@ def preview_run(planned: Planned, former_runs: Path) -> Preview:
         disk=total_disk_use(uses),
         faults=tuple(_faults(planned)),
         warnings=tuple(_warnings(planned)),
+        left_out=tuple(planned.left_out),
     )
 
 

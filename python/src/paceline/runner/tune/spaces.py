@@ -14,7 +14,7 @@ from paceline.plan.spec import Experiment, TuneSettings, WorkloadRequest, values
 from paceline.plan.spec.models import TrialRequest
 from paceline.plan.spec.rules.experiment import faults_of
 from paceline.plan.spec.rules.trial import counts_on_node
-from paceline.plan.trials.planning import plan_trials
+from paceline.plan.trials.planning import plan_on_node
 from paceline.plan.trials.trial import Trial
 
 BASELINE = TrialRequest.model_validate(values.BASELINE)
@@ -157,8 +157,10 @@ def plan_one(
             "a trial of the spec allows it"
         )
     once = one.model_copy(update={"repeats": 1})  # the rules have seen what the spec says
-    planned = plan_trials(once, {workload.name: dataset}, cores)
-    return next(t for t in planned if t.is_baseline is alone)
+    planned = plan_on_node(once, {workload.name: dataset}, cores)
+    for reason in planned.left_out:
+        raise UsageError(reason)
+    return next(t for t in planned.trials if t.is_baseline is alone)
 
 
 def cores_wanted(request: TrialRequest, cores: int) -> int:

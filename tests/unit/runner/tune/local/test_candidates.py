@@ -32,9 +32,9 @@ def test_default_is_first_and_counted_once(make_space):
 def test_split_that_does_not_divide_the_batch_is_left_out_with_the_reason(make_space):
     spec = SPEC.replace('name = "tiny"', 'name = "tiny"\nglobal_batch = 6')
     space = make_space("processes", cores=4, spec=spec)
-    assert [t.placement.ranks for t in space.candidates] == [2]
-    assert space.default is None
-    assert [o.what for o in space.left_out] == ["default", "ranks_per_node=4 threads_per_rank=1"]
+    assert [t.placement.ranks for t in space.candidates] == [3, 2]
+    assert space.default is space.candidates[0]
+    assert [o.what for o in space.left_out] == ["ranks_per_node=4 threads_per_rank=1"]
     assert all("6 cannot be divided among 4" in o.reason for o in space.left_out)
 
 

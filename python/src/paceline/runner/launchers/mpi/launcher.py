@@ -65,7 +65,7 @@ class MpiLauncher:
         if options.hostfile is not None:
             _check_hostfile(trial, Path(options.hostfile))
         if trial.placement.nodes == 1:
-            check_trial(trial, slots_are_given=options.hostfile is not None)
+            check_trial(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         mpirun = find_mpirun(trial.option("mpirun"))
