@@ -156,15 +156,17 @@ def _quick_jvm(shared_folder: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quick_model_facts() -> Iterator[None]:
+def _quick_model_facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Derive the facts of models of the package and of files in this process, which then imports
-    torch once.
+    torch once, and keep them in a folder of this session.
 
     tests/unit/train/workloads/test_facts.py has the process that derives them otherwise.
     """
     replaced = SimpleNamespace(**{**vars(subprocess), "run": _run_or_derive})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_facts, "subprocess", replaced)
+        folder = tmp_path_factory.mktemp("facts")
+        patch.setattr(model_facts, "default_cache_dir", lambda: folder)
         yield
 
 

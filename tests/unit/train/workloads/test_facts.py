@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from paceline.base.errors import EnvironmentLacks, UsageError
+from paceline.plan.spec import model_facts as kept_facts
 from paceline.plan.spec.extensions import WORKLOADS
-from paceline.plan.spec.model_facts import model_facts
+from paceline.plan.spec.model_facts import ModelFacts, model_facts
 from paceline.train.data.register import register
 from paceline.train.workloads.build import make_task, on_meta_device
 from paceline.train.workloads.facts import derive_facts
+
+TINY_MODEL = "paceline.train.workloads.convolutional:TinyAlexNet"
 
 # Published numbers of parameters with 1000 classes, and indexes of the layers that do not work in
 # place, counted by hand in torchvision's listing (features, avgpool, flatten, classifier).
@@ -44,16 +48,93 @@ def test_deriving_takes_no_memory_for_weights() -> None:
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
-def test_another_process_derives_the_same_and_torch_stays_out_of_this_one() -> None:
+def test_another_process_derives_the_same_and_torch_stays_out_of_this_one(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from paceline.plan.spec.extensions import WORKLOADS\n"
         "print(WORKLOADS.get('tiny').facts().model_dump_json())\n"
         "assert not {'torch', 'numpy'} & sys.modules.keys()\n"
     )
-    found = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=120)
-    expected = derive_facts("paceline.train.workloads.convolutional:TinyAlexNet")
-    assert found.strip() == expected.model_dump_json()
+    environment = os.environ | {"PACELINE_CACHE": str(tmp_path)}
+    expected = derive_facts(TINY_MODEL).model_dump_json()
+    for _ in range(2):  # derived, then kept
+        found = subprocess.check_output(
+            [sys.executable, "-c", program], text=True, timeout=120, env=environment
+        )
+        assert found.strip() == expected
+        assert len(list(tmp_path.glob("facts/*"))) == 1
+
+
+@pytest.fixture
+def derivations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return the derivations since; `model_facts` keeps its results in `tmp_path`."""
+    made: list[list[str]] = []
+
+    def derived(words: list[str]) -> str:
+        made.append(words)
+        return derive_facts(words[0]).model_dump_json()
+
+    monkeypatch.setattr(kept_facts, "_derived", derived)
+    monkeypatch.setattr(kept_facts, "default_cache_dir", lambda: tmp_path)
+    return made
+
+
+def facts_of_a_new_command(options: str = "{}") -> ModelFacts:
+    model_facts.cache_clear()
+    return model_facts(TINY_MODEL, options)
+
+
+def test_facts_of_our_models_are_kept_until_a_source_or_torch_changes(
+    derivations: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert facts_of_a_new_command() == facts_of_a_new_command()
+    assert len(derivations) == 1
+    monkeypatch.setattr(kept_facts, "_source_checksum", lambda: "changed")
+    facts_of_a_new_command()
+    assert len(derivations) == 2
+    facts_of_a_new_command('{"dropout": 0.1}')
+    assert len(derivations) == 3
+
+
+def test_checksum_follows_every_source_and_the_version_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checksum() -> str | None:
+        kept_facts._source_checksum.cache_clear()
+        return kept_facts._source_checksum()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_facts, "_PACKAGE", tmp_path)
+        assert checksum() is None  # an archive
+        (tmp_path / "a.py").write_text("one")
+        found = {checksum()}
+        (tmp_path / "a.py").write_text("two")
+        found.add(checksum())
+        (tmp_path / "a.py").rename(tmp_path / "b.py")
+        found.add(checksum())
+        patch.setattr(kept_facts.metadata, "version", lambda _name: "99.0")
+        found.add(checksum())
+    kept_facts._source_checksum.cache_clear()
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"source": "x", "facts": {"parameters": 1}}'])
+def test_damaged_facts_are_derived_again(
+    derivations: list[list[str]], tmp_path: Path, content: bytes
+) -> None:
+    right = facts_of_a_new_command()
+    [file] = tmp_path.glob("facts/*")
+    file.write_bytes(content)
+    assert facts_of_a_new_command() == right
+    assert len(derivations) == 2
+
+
+def test_facts_of_a_users_model_are_not_kept(derivations: list[list[str]], tmp_path: Path) -> None:
+    model_facts.cache_clear()
+    with pytest.raises(Exception, match="no_such_module"):
+        model_facts("no_such_module:Net")
+    assert derivations
+    assert not list(tmp_path.glob("facts/*"))
 
 
 def test_a_model_that_cannot_be_built_is_reported_with_the_reason() -> None:
