@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.base.errors import EnvironmentLacks, TimedOut
 from paceline.base.host.machine import default_cache_dir
+from paceline.base.host.messages import say
 from paceline.base.host.programs import why_it_failed
 from paceline.plan.spec.values import Target
 
@@ -134,6 +135,8 @@ def _keep(facts: ModelFacts, kept: Path, source: str) -> None:
 def _derived(words: list[str]) -> str:
     """Return the facts as JSON, from a process that imports torch."""
     implementation = words[0]
+    if sys.stderr.isatty():
+        say(f"asking torch for the facts of model {implementation.rpartition(':')[2]}")
     command = [sys.executable, "-m", "paceline.train.workloads", *words]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
