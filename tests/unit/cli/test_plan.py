@@ -12,6 +12,7 @@ from tests.support.specs import spec_text
 
 from paceline.base.errors import ExitCode
 from paceline.cli import main
+from paceline.runner.trials import planning
 
 
 def text_of(*, repeats: int | str, steps: int = 20, data: str = "samples = 64") -> str:
@@ -77,3 +78,15 @@ def test_json_has_the_same(spec: Path, output: Callable[..., str]) -> None:
     assert (document["expected_s"], document["faults"]) == (None, [])
     assert "only 5 steps would be measured" in document["warnings"][0]
     assert document["disk_use"]["kept_bytes"] > 0
+
+
+def test_what_the_cores_do_not_allow_is_shown_with_its_reason(
+    spec: Path, output: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "usable_cores", lambda: 1)
+    spec.write_text(text_of(repeats=2))
+    reason = "tiny.torchrun.gloo.processes.n1r2t1.fp32: 2 ranks of 1 thread(s) need 2 cores"
+    shown = output("plan", spec)
+    assert f"left out: {reason}" in shown
+    assert "2 trials of 1 configuration" in shown
+    assert json.loads(output("plan", spec, "--json"))["left_out"][0].startswith(reason)
