@@ -88,8 +88,8 @@ def ingest_command(images_dir: Path, out_dataset: str, on_bad_image: Any, seed: 
     metavar="NAME=CODEC",
     type=pair,
     multiple=True,
-    help="Encoding of a column whose bytes do not show it: image, array or compressed_array; may "
-    "be repeated.",
+    help="Encoding of a column whose bytes do not show it: other_image (also BMP and WebP), image, "
+    "array or compressed_array; may be repeated.",
 )
 def register_command(
     dataset: str, manifest_dir: Path | None, codecs: tuple[tuple[str, str], ...]

@@ -140,7 +140,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Images that reading mode `memory` has decoded."""
     found: list[bytes] = []
 
-    def counting(data: bytes, image_size: int) -> Any:
+    def counting(data: bytes, image_size: int, *, others: bool = False) -> Any:
         found.append(data)
         return decode(data, image_size)
 

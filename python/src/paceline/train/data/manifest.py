@@ -14,17 +14,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Literal, Self, get_args
+from typing import IO, Any, Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic import Field as Value
 
 from paceline.base.errors import DataError
 from paceline.plan.spec.sentences import first_of
-from paceline.train.data.images import decode
+from paceline.train.data.images import MAX_BYTES, decode
 
 # --- fields of a data set: how their values are stored, and which arrays they become -------------
 #
@@ -33,12 +34,12 @@ from paceline.train.data.images import decode
 # first bytes of its values: NumPy files (Petastorm's NdarrayCodec and CompressedNdarrayCodec) and
 # images have signatures.
 
-Codec = Literal["scalar", "list", "image", "array", "compressed_array"]
+Codec = Literal["scalar", "list", "image", "other_image", "array", "compressed_array"]
 CODECS: tuple[str, ...] = get_args(Codec)
-_ENCODED = ("image", "array", "compressed_array")
+_ENCODED = ("image", "other_image", "array", "compressed_array")
+_IMAGES = ("image", "other_image")  # JPEG and PNG; with BMP and WebP, only if the user says so
 _COMPRESSED_NAME = "arr"  # of the array in what CompressedNdarrayCodec writes
 NUMBERS = "biuf"  # kinds of NumPy's types: truth values and numbers
-_LARGEST_VALUE_BYTES = 1 << 30
 _SIGNATURES = {
     b"\x93NUMPY": "array",
     b"PK\x03\x04": "compressed_array",
@@ -78,16 +79,16 @@ class Field(BaseModel):
             raise ValueError(f"field {self.name!r}: expected numbers, got type {self.dtype!r}")
         if any(size < 0 for size in self.shape):
             raise ValueError(f"field {self.name!r}: expected sizes of 0 or more, got {self.shape}")
-        if math.prod(self.shape) * kind.itemsize > _LARGEST_VALUE_BYTES:
+        if math.prod(self.shape) * kind.itemsize > MAX_BYTES:
             raise ValueError(
-                f"field {self.name!r}: expected values of at most {_LARGEST_VALUE_BYTES} bytes, "
+                f"field {self.name!r}: expected values of at most {MAX_BYTES} bytes, "
                 f"got {self.shape} of {self.dtype}"
             )
         return self
 
     def value_shape(self, image_size: int) -> tuple[int, ...]:
         """Return the shape of a decoded value."""
-        return (image_size, image_size, 3) if self.codec == "image" else self.shape
+        return (image_size, image_size, 3) if self.codec in _IMAGES else self.shape
 
     @property
     def is_encoded(self) -> bool:
@@ -96,7 +97,7 @@ class Field(BaseModel):
 
     def describe(self) -> str:
         """Return `name (float32, 3x4)`."""
-        kind = "image" if self.codec == "image" else self.dtype
+        kind = "image" if self.codec in _IMAGES else self.dtype
         shape = "x".join(map(str, self.shape))
         return f"{self.name} ({kind}{', ' if shape else ''}{shape})"
 
@@ -183,21 +184,21 @@ def _codec_of(value: bytes) -> str:
         if value.startswith(signature):
             return codec
     raise UnusableField(
-        "bytes of an unknown kind; expected a NumPy file, a JPEG or PNG image; for another image "
-        "format, state it with --codec NAME=image"
+        "bytes of an unknown kind; expected a NumPy file, a JPEG or PNG image; for BMP and WebP, "
+        "state --codec NAME=other_image"
     )
 
 
 def _encoded_field(name: str, value: bytes, codec: str) -> Field:
-    if codec == "image":
+    if codec in _IMAGES:
         try:
-            decode(value, 1)
+            decode(value, 1, others=codec == "other_image")
         except DataError as error:
             raise UnusableField(str(error)) from None
-        return Field(name=name, codec="image", dtype="uint8")
+        return Field.model_validate({"name": name, "codec": codec, "dtype": "uint8"})
     if codec not in _ENCODED:
         raise UnusableField(f"codec {codec}: expected one of {', '.join(_ENCODED)} for bytes")
-    array = _load_array(value, codec)
+    array = _load_array(value, codec, None)
     return Field.model_validate(
         {"name": name, "codec": codec, "dtype": str(array.dtype), "shape": array.shape}
     )
@@ -206,27 +207,57 @@ def _encoded_field(name: str, value: bytes, codec: str) -> Field:
 def _decoded(field: Field, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     if not isinstance(value, bytes):
         raise UnusableField(f"field {field.name}: a value is missing (null)")
-    if field.codec == "image":
-        return decode(value, shape[0])
-    array = _load_array(value, field.codec)
-    if array.shape != field.shape or str(array.dtype) != field.dtype:
+    if field.codec in _IMAGES:
+        return decode(value, shape[0], others=field.codec == "other_image")
+    return _load_array(value, field.codec, field)
+
+
+def _load_array(value: bytes, codec: str, field: Field | None) -> NDArray[Any]:
+    """Return the array in the bytes of a NumPy file. It never unpickles anything.
+
+    field: what its header must say. Memory is allocated only after the header has been checked.
+    """
+    try:
+        if codec == "array":
+            return _read_array(io.BytesIO(value), len(value), field)
+        archive = zipfile.ZipFile(io.BytesIO(value))
+        member = _member(archive)
+        with archive, archive.open(member) as stream:
+            return _read_array(stream, member.file_size, field)
+    except UnusableField:
+        raise
+    except Exception as error:  # noqa: BLE001  (zipfile and NumPy raise almost anything)
+        raise UnusableField(f"not a NumPy file with an array of numbers: {error}") from None
+
+
+def _member(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    """Return the entry of the array. LZMA could ask for a dictionary of any size."""
+    member = archive.getinfo(f"{_COMPRESSED_NAME}.npy")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise UnusableField("not a NumPy file: expected no other compression than deflate")
+    return member
+
+
+def _read_array(stream: IO[bytes], file_bytes: int, field: Field | None) -> NDArray[Any]:
+    """Return the array in a stream of `file_bytes` (numpy.lib.format, versions 1 and 2)."""
+    version = npy.read_magic(stream)  # type: ignore[no-untyped-call]
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, by_column, dtype = read_header(stream)  # type: ignore[no-untyped-call]
+    if dtype.kind not in NUMBERS:
+        raise UnusableField("not a NumPy file with an array of numbers")
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or size > min(MAX_BYTES, file_bytes - stream.tell()):
+        raise UnusableField(
+            f"not a NumPy file: an array of shape {shape} and {dtype} in a file of {file_bytes} "
+            f"bytes; expected at most {MAX_BYTES} bytes, and not more than the file has"
+        )
+    if field is not None and (shape != field.shape or str(dtype) != field.dtype):
         raise UnusableField(
             f"field {field.name}: expected arrays of {field.dtype} and shape {field.shape}, got "
-            f"{array.dtype} and {array.shape}; give all arrays of the field the same shape"
+            f"{dtype} and {shape}; give all arrays of the field the same shape"
         )
-    return array
-
-
-def _load_array(value: bytes, codec: str) -> NDArray[Any]:
-    """Return the array in the bytes of a NumPy file. It never unpickles anything."""
-    try:
-        loaded = np.load(io.BytesIO(value), allow_pickle=False)
-        array = loaded if codec == "array" else loaded[_COMPRESSED_NAME]
-    except (ValueError, KeyError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise UnusableField(f"not a NumPy file with an array of numbers: {error}") from None
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in NUMBERS:
-        raise UnusableField("not a NumPy file with an array of numbers")
-    return array
+    content = stream.read(size)
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if by_column else "C")
 
 
 MANIFEST_NAME = "_paceline_manifest.json"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.base.errors import DataError
-from paceline.train.data.images import BadImage, decode, normalise
+from paceline.train.data.images import BadImage, decode, image_header, normalise, scaled_size
 
 Pair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 _SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -51,11 +51,10 @@ class ImagesWithMasks:
         try:
             stored, info = normalise(image.read_bytes())
             pixels, classes = decode(stored, self._size), read_mask(mask.read_bytes(), self._size)
-            with Image.open(mask) as opened:
-                same = opened.size == (info.width, info.height)
+            shape = image_header(mask.read_bytes())
         except (BadImage, OSError) as error:
             raise DataError(f"{image} or its mask: {error}") from None
-        if not same:
+        if (shape.width, shape.height) != (info.width, info.height):
             raise DataError(f"{mask}: expected the size of its image, {info.width}x{info.height}")
         if classes.max() >= self._classes:
             raise DataError(
@@ -67,11 +66,11 @@ class ImagesWithMasks:
 
 def read_mask(data: bytes, size: int) -> NDArray[np.uint8]:
     """Return the classes of a mask, shape (size, size). Raises BadImage for other images."""
-    with Image.open(io.BytesIO(data)) as mask:
+    header = image_header(data)
+    with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as mask:
         if mask.mode not in ("L", "P", "1"):
             raise BadImage(f"expected a mask with one channel or a palette, got mode {mask.mode}")
-        scale = size / min(mask.size)
-        width, height = (max(size, round(side * scale)) for side in mask.size)
+        width, height = scaled_size(header.width, header.height, size)
         scaled = np.asarray(mask.resize((width, height), Image.Resampling.NEAREST), dtype=np.uint8)
     top, left = (height - size) // 2, (width - size) // 2
     return np.ascontiguousarray(scaled[top : top + size, left : left + size])
