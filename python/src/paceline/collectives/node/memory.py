@@ -4,6 +4,9 @@ Weights, for example, are kept once per node instead of once per rank. Local ran
 an anonymous memory file (memfd_create, Linux) and the others open it through /proc. The file has
 no name in any file system, so nothing is left behind however the ranks end. It is sparse: a page
 exists once a rank has touched it, so one file is large enough for everything that the ranks share.
+
+The path comes from the trial's store, which every account of the machine can reach. So a rank maps
+only what the kernel says is a memory file of its own user, and never a file of a file system.
 """
 
 from __future__ import annotations
@@ -11,14 +14,20 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import secrets
+import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from paceline.collectives.free_memory import available_bytes
 
 _NONCE_BYTES = 16
 _FILE_BYTES = 1 << 44
+_NAME = "paceline"
+_LINK = f"/memfd:{_NAME} (deleted)"  # as /proc shows it (man 2 memfd_create)
+_PATH = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 
 
 class NodeShare(Protocol):
@@ -163,7 +172,7 @@ def _create_file(nonce: bytes) -> int | None:
     if not hasattr(os, "memfd_create"):
         return None
     try:
-        descriptor = os.memfd_create("paceline", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     except OSError:  # forbidden, or too many descriptors
         return None
     try:
@@ -177,18 +186,38 @@ def _create_file(nonce: bytes) -> int | None:
 
 def _attach(published: str) -> int | None:
     path, _, nonce = published.partition(" ")
+    if not _PATH.fullmatch(path):
+        return None
     try:
+        if str(Path(path).readlink()) != _LINK:  # before it is opened: a device may act on that
+            return None
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # no such process here, or not permitted
         return None
     try:
-        found = os.pread(descriptor, _NONCE_BYTES, 0).hex()
+        is_right = _is_own_memory(descriptor) and _begins_with(descriptor, nonce)
     except OSError:  # another process's path, which is not a file here
-        found = ""
-    if found == nonce:
+        is_right = False
+    if is_right:
         return descriptor
     os.close(descriptor)
     return None
+
+
+def _begins_with(descriptor: int, nonce: str) -> bool:
+    return os.pread(descriptor, _NONCE_BYTES, 0).hex() == nonce
+
+
+def _is_own_memory(descriptor: int) -> bool:
+    """Return whether the kernel knows it as a memory file that this user made with `_create`."""
+    found = os.fstat(descriptor)
+    return (
+        str(Path(f"/proc/self/fd/{descriptor}").readlink()) == _LINK
+        and stat.S_ISREG(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and found.st_nlink == 0
+        and found.st_size == _FILE_BYTES
+    )
 
 
 def lack_of_memory(size: int, what: str, advice: str) -> str | None:
