@@ -18,10 +18,15 @@ from paceline.show.export.run_data import FORMATS
 )
 @out_option("DIR", "Write the files here; default: RUN_DIR/export/FORMAT.")
 @click.option("--trial", metavar="ID", help="Export only this trial.")
-def command(run_dir: Path, to: str, out: Path | None, trial: str | None) -> None:
+@click.option(
+    "--trust-run",
+    is_flag=True,
+    help="Run the tasks of a run that you did not make here, which onnx needs.",
+)
+def command(run_dir: Path, to: str, out: Path | None, trial: str | None, trust_run: bool) -> None:
     """Write a run for other tools.
 
     RUN_DIR is the newest run in runs/ by default.
     """
-    for path in load(run_dir).export(to, out, trial):
+    for path in load(run_dir).export(to, out, trial, trust_run=trust_run):
         print(path)

@@ -30,6 +30,7 @@ from paceline.plan.spec.values import (
     is_baseline,
     training_steps,
 )
+from paceline.plan.spec.workloads import split_task_path
 
 __all__ = ["Placement", "Training", "Trial", "trial_name"]
 
@@ -37,6 +38,12 @@ __all__ = ["Placement", "Training", "Trial", "trial_name"]
 _SECONDS_OF_0_3 = {"every_s", "mtbf_s"}  # keys of [checkpoint]
 _WORKLOADS, _WORKLOADS_OF_0_3 = "paceline.train.workloads.", "paceline.workloads."
 OptionsT = TypeVar("OptionsT", bound=OptionModel)
+
+
+def is_built_in(task: str) -> bool:
+    """Return whether "module:Class" or "file.py:Class" names a task of Paceline itself."""
+    place, _ = split_task_path(task)
+    return place.startswith(_WORKLOADS) and not place.endswith(".py")
 
 
 class _Value(BaseModel):

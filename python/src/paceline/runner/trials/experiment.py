@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.analysis.trial.reading import load_manifest
 from paceline.base.errors import PacelineWarning, UsageError
+from paceline.base.host.own_runs import remember_run
 from paceline.measure.records.documents import set_aside
 from paceline.measure.records.files import read_json, write_json
 from paceline.measure.records.layout import RunFiles
@@ -80,6 +81,7 @@ def _write_plan(planned: Planned, files: RunFiles) -> None:
     """Write the manifest of a new run; give that of an earlier one its further repeats."""
     if not files.manifest.exists():
         write_json(files.manifest, manifest_of(planned))
+        remember_run(files.root)
     elif gets_further_repeats(files, planned.experiment):
         files.repeats.unlink(missing_ok=True)  # a fixed number follows no looks
         plan = {"spec_toml": planned.spec_text, "trials": [trial.id for trial in planned.trials]}

@@ -22,9 +22,11 @@ from paceline.analysis.trial.host_frames import HostSeries, read_series
 from paceline.analysis.trial.reading import TrialRecord, load_run, load_trial
 from paceline.analysis.trial.steps import global_steps, read_steps
 from paceline.base.errors import DataError, EnvironmentLacks, NotComparable, UsageError
+from paceline.base.host.own_runs import check_own_run
 from paceline.base.host.programs import how_to_install
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec.extensions import load_object
+from paceline.plan.trials.trial import is_built_in
 
 _OF_AN_OPERATION = (
     "rank", "step", "group", "operation", "algorithm", "ranks", "sequence", "payload_bytes",
@@ -224,17 +226,25 @@ class RunData:
         return self.frame("rank_trace", trial)
 
     def export(
-        self, to: str, out: str | Path | None = None, trial: str | None = None
+        self,
+        to: str,
+        out: str | Path | None = None,
+        trial: str | None = None,
+        *,
+        trust_run: bool = False,
     ) -> list[Path]:
         """Write the run in a format of `paceline export`; return the files or folders.
 
-        out: a folder; default RUN_DIR/export/FORMAT. trial: only the trial with this id.
-        Raises UsageError for an unknown format or trial, or if `out` cannot be made; OSError if a
-        file in it cannot be written; EnvironmentLacks if the format's library is not installed;
-        DataError if a file is damaged.
+        out: a folder; default RUN_DIR/export/FORMAT. trial: only the trial with this id. trust_run:
+        ONNX may run tasks of a run that this user did not make.
+        Raises UsageError for an unknown format or trial, for a run that would have to be trusted,
+        or if `out` cannot be made; OSError if a file in it cannot be written; EnvironmentLacks if
+        the format's library is not installed; DataError if a file is damaged.
         """
         if to not in _EXPORTERS:
             raise UsageError(f"export: expected a format among {', '.join(FORMATS)}, got {to!r}")
+        if to in _RUN_TASKS and not trust_run:
+            self._check_tasks(trial)
         exporter: Exporter = load_object(_EXPORTERS[to])
         folder = self.files.export / to if out is None else Path(out)
         try:
@@ -245,6 +255,13 @@ class RunData:
                 "choose another with --out"
             ) from error
         return list(exporter(self, folder, trial))
+
+    def _check_tasks(self, trial: str | None) -> None:
+        """Raise UsageError if tasks that are not Paceline's belong to a run of somebody else."""
+        tasks = {record.trial.training.task for record in self.chosen(trial)}
+        others = sorted(task for task in tasks if task and not is_built_in(task))
+        if others:
+            check_own_run(self.files.root, f"the task {others[0]}")
 
     def chosen(self, trial: str | None) -> tuple[TrialRecord, ...]:
         """Return the trial with this id; None returns all. Raises UsageError if there is none."""
@@ -282,6 +299,7 @@ _EXPORTERS = {
     "openmetrics": "paceline.show.export.openmetrics:write_run",
     "onnx": "paceline.show.export.onnx:write_onnx",
 }
+_RUN_TASKS = ("onnx",)  # formats whose export runs the task of a trial
 FORMATS = tuple(_EXPORTERS)
 
 
