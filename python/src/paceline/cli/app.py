@@ -17,7 +17,7 @@ from paceline.base.host.memory import permanent_objects
 from paceline.base.host.messages import say, show_warning
 from paceline.base.host.programs import missing_extra
 from paceline.cli.signals import EndedBySignal, signals_raise
-from paceline.cli.streams import reader_may_end
+from paceline.cli.streams import make_streams_usable, reader_may_end
 
 # Set to 1, it makes Python show the stack trace of an error of the operating system.
 _TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"
@@ -119,6 +119,7 @@ click.version_option(__version__, prog_name="paceline", message="%(prog)s %(vers
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. A user's mistake shows no stack trace."""
     warnings.showwarning = show_warning
+    make_streams_usable()
     if _COMPLETION_VARIABLE in os.environ:
         app.main(prog_name="paceline", complete_var=_COMPLETION_VARIABLE)  # exits
     with reader_may_end("stderr"):

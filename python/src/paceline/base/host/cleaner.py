@@ -1,4 +1,4 @@
-"""`python cleaner.py PARENT_PID NAME=VALUE FOLDER …`: clean up if the parent dies.
+"""`python cleaner.py PARENT_PID NAME=VALUE FOLDER ...`: clean up if the parent dies.
 
 The processes with the environment variable NAME=VALUE get some seconds to end by themselves, then
 SIGKILL. Afterwards the folders are removed. A parent that cleans up itself kills this program.

@@ -1,4 +1,4 @@
-"""`python exec_guarded.py PARENT_PID[:SECONDS] COMMAND …`: become COMMAND and end with the parent.
+"""`python exec_guarded.py PARENT_PID[:SECONDS] COMMAND ...`: become it and end with the parent.
 
 It is a program of its own, run without the package, instead of a `preexec_fn`: after a fork of a
 process with threads, only exec is safe. The kernel sends SIGTERM when the parent ends: mpirun then
