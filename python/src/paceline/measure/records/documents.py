@@ -151,8 +151,13 @@ def only_writer(run: RunFiles) -> Iterator[bool]:
 
     Raises OSError if the file cannot be written.
     """
-    with run.lock.open("w") as file:
+    # neither emptied nor followed: in a run directory of somebody else it may be a link
+    with open(run.lock, "a", opener=_no_link) as file:
         yield wait_until(lambda: try_lock(file), _WAIT_S)
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def has_writer(run: RunFiles) -> bool:

@@ -95,8 +95,8 @@ def json_object(content: bytes, place: str, expected: str = "a JSON object") -> 
     """Parse a JSON object. Raises DataError that names its place if it is not one."""
     try:
         found = json.loads(content.decode("utf-8"))
-    except ValueError as error:
-        raise DataError(f"{place}: expected {expected}: {error}") from error
+    except (ValueError, RecursionError) as error:  # nested 1,000 deep and more
+        raise DataError(f"{place}: expected {expected}: {error}") from None
     if not isinstance(found, dict):
         raise DataError(f"{place}: expected a JSON object, got {found!r:.50}")
     return found
