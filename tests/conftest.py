@@ -58,15 +58,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests and the programs they start find ip, tc and prometheus; give mpirun a folder.
+    """Let tests and the programs they start find ip, tc and prometheus; give them folders.
 
-    In a shared folder, files of a killed mpirun stop a later one that has its process id.
+    In a shared folder, files of a killed mpirun stop a later one that has its process id. The list
+    of runs that were made here belongs to the user.
     """
     os.environ["PATH"] = capabilities.path_with_system_folders(os.environ.get("PATH", os.defpath))
     if _MPI_FOLDER not in os.environ:  # else it is that of the process that started this one
         folder = tempfile.TemporaryDirectory(prefix="mpi-")
         config.add_cleanup(folder.cleanup)
         os.environ[_MPI_FOLDER] = folder.name
+        state = tempfile.TemporaryDirectory(prefix="state-")
+        config.add_cleanup(state.cleanup)
+        os.environ["XDG_STATE_HOME"] = state.name
 
 
 # Folders whose tests may leave no file, socket or process open. Elsewhere libraries do: Petastorm
