@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +22,11 @@ from paceline.measure.records.observed import ComparedTensor, ModuleCall, Observ
 _NOISE = 2.0**-13  # share of the norm of all tensors below which one tensor is noise
 _SAME_FACTOR = 0.02  # spread of the factors of tensors that were all multiplied by one number
 _EQUAL_START = 1e-6
+_ROUNDING_ONLY = 0.1  # relative change of a gradient by roundings, from which it is one
 _NORMALISES = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
+
+
+Kind = Literal["none", "start", "samples", "random", "module", "gradient", "update", "replicas"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,7 @@ class LayoutFinding:
 
     passed: bool | None
     reason: str  # a sentence without its full stop
+    kind: Kind = "none"  # of the difference
     step: int | None = None
     module: str | None = None
     tensor: str | None = None
@@ -101,6 +107,7 @@ class _Judgement:
                 if each.difference_l2 > _EQUAL_START * each.l2:
                     return LayoutFinding(
                         passed=False,
+                        kind="start",
                         reason=f"{each.name} of rank {rank} differs before the first step; seed "
                         "every process equally (torch.manual_seed), or let rank 0 send its weights",
                         step=0,
@@ -120,7 +127,9 @@ class _Judgement:
         if gradient is None:
             return None  # equal gradients show more than checksums of samples
         if samples is not None:
-            return LayoutFinding(passed=False, reason=samples, step=step, tensor=gradient.name)
+            return LayoutFinding(
+                passed=False, kind="samples", reason=samples, step=step, tensor=gradient.name
+            )
         return self._of_gradient(theirs, own, gradient)
 
     def _first_difference(
@@ -129,12 +138,15 @@ class _Judgement:
         """Return the tensor that differs most beyond its limit; None if none does."""
         rounded = self._rounded_updates.get(_key(theirs))
         changes = {} if rounded is None else _by_name(getattr(rounded, kind))
+        noise = set() if rounded is None or kind == "gradient" else _noise(rounded)
         every = _tensors(own, kind)
         whole = math.hypot(*(each.l2 for each in _by_name(every).values()))
         base = self._base(theirs)
         worst: ComparedTensor | None = None
         beyond = 1.0
         for each in every:
+            if each.name in noise:
+                continue
             scale = each.l2 + _NOISE * whole
             if not scale:
                 scale = 1.0
@@ -161,6 +173,7 @@ class _Judgement:
         by = "" if worst.factor is None else f", by a factor of {worst.factor:.2f}"
         return LayoutFinding(
             passed=False,
+            kind="update",
             reason=f"gradients agree, but the optimiser moves {worst.name} differently{by}: its "
             "state or its learning rate differs",
             step=step,
@@ -180,6 +193,7 @@ class _Judgement:
                 if sha256 != each.sha256:
                     return LayoutFinding(
                         passed=False,
+                        kind="replicas",
                         reason=f"{each.name} of rank {rank} is no longer that of rank {where}: "
                         "replicas drift apart",
                         step=step,
@@ -194,14 +208,16 @@ class _Judgement:
         module, direction = self._first_module(theirs.step)
         factors = [e.factor for e in _tensors(own, "gradient") if e.factor is not None and e.l2]
         factor = _common(factors)
+        reduction = self._of_reduction(theirs, own, worst, factor)
         cause = (
-            self._of_reduction(theirs, own, worst, factor)
+            reduction
             or _of_module(module, direction)
             or "all modules agree, so the difference arises when gradients are reduced"
         )
         by = "" if factor is None else f" (factor {factor:.2f})"
         return LayoutFinding(
             passed=False,
+            kind="gradient" if reduction else _kind_of(module, direction),
             reason=f"the gradient of {worst.name} differs{by}: {cause}",
             step=theirs.step,
             module=None if module is None else module.name,
@@ -306,7 +322,7 @@ def _of_module(module: ModuleCall | None, direction: str) -> str | None:
     """Return what the first module that differs says about the cause."""
     if module is None:
         return None
-    if direction == "forward" and module.kind.startswith(_NORMALISES):
+    if direction == "forward" and _normalises(module):
         return f"{module.name} ({module.kind}) uses the statistics of each rank's samples"
     if direction == "forward":
         return f"{module.name} ({module.kind}) is the first module that computes another output"
@@ -318,12 +334,31 @@ def _of_module(module: ModuleCall | None, direction: str) -> str | None:
     return f"{module.name} ({module.kind}) is the first module that computes another gradient"
 
 
+def _kind_of(module: ModuleCall | None, direction: str) -> Kind:
+    """Return what a gradient that differs shows, by the first module that differs."""
+    if module is None or direction != "forward":
+        return "gradient"
+    return "random" if "Dropout" in module.kind or _normalises(module) else "module"
+
+
+def _normalises(module: ModuleCall) -> bool:
+    return module.kind.startswith(_NORMALISES)
+
+
 def _key(update: Update) -> tuple[int, int]:
     return update.optimizer, update.step
 
 
 def _by_key(updates: Iterable[Update]) -> dict[tuple[int, int], Update]:
     return {_key(update): update for update in updates}
+
+
+def _noise(rounded: Update) -> set[str]:
+    """Return the tensors whose gradient is nothing but roundings.
+
+    An optimiser as Adam, which divides by the gradient's size, moves them by any amount.
+    """
+    return {e.name for e in rounded.gradient if e.difference_l2 > _ROUNDING_ONLY * e.l2}
 
 
 def _by_name(tensors: Iterable[ComparedTensor]) -> dict[str, ComparedTensor]:

@@ -1,0 +1,251 @@
+"""Find out how a step's gradients came from the ranks' own ones, from linear sketches.
+
+The used gradient of a tensor is a weighted sum of the own gradients of ranks and passes. In a
+data-parallel step all weights are equal. Where they are not, they are fitted; a fit counts only if
+it is exact up to rounding, measured against the magnitudes that were added.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.measure.records.own_steps import OwnGradient, OwnStep, Place, Sketch, UsedGradient
+
+Vector = npt.NDArray[np.float64]
+Weights = dict[tuple[int, int], float]  # by rank and pass
+
+# Residual of an exact sum, as a share of the magnitudes: many roundings of fp32, and of 16 bits.
+_EXACT, _EXACT_LOW = 2e-5, 2.0**-6
+_ROUNDED = 2e-2  # up to here numbers were rounded on the way
+_SAME = 2e-4  # relative difference of two factors
+_FEW = 4  # numbers that show nothing alone
+
+
+@lru_cache(maxsize=8192)
+def numbers(sketch: Sketch) -> Vector:
+    raw = np.frombuffer(base64.b64decode(sketch.numbers), dtype="<f4")
+    return np.nan_to_num(raw.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def near(factor: float | None, expected: float | None, within: float = _SAME) -> bool:
+    if factor is None or expected is None:
+        return False
+    return abs(factor - expected) <= within * abs(expected)
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchanged:
+    """The way of one tensor, or of one part of it, from own gradients to the used one.
+
+    factor: the used gradient is so many times the mean of the ranks' own ones; None if it is not
+    their mean. weights: otherwise, of each rank that uses it; None where none fit.
+    """
+
+    place: Place
+    factor: float | None = None
+    rounded: float = 0.0  # residual, as a share of the magnitudes, where it is more than rounding
+    weights: dict[int, Weights | None] = field(default_factory=dict)
+    is_zero: bool = False  # own gradients, of all ranks
+    is_finite: bool = True
+    is_distinct: bool = True  # own gradients differ between ranks
+    numbers: int = 0  # that are not zero
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """The own gradients of one tensor."""
+
+    by_pass: dict[tuple[int, int], Vector]  # rank, place of the pass
+    norms: dict[tuple[int, int], float]
+    low: bool
+
+    @property
+    def magnitude(self) -> float:
+        return sum(self.norms.values())
+
+    def total(self) -> Vector:
+        return np.asarray(np.sum(list(self.by_pass.values()), axis=0), dtype=np.float64)
+
+    def is_distinct(self) -> bool:
+        by_rank: dict[int, Vector] = {}
+        for (rank, _), each in self.by_pass.items():
+            by_rank[rank] = by_rank.get(rank, np.zeros_like(each)) + each
+        first, *others = by_rank.values()
+        least = 1e-6 * self.magnitude
+        return not others or any(float(np.linalg.norm(e - first)) > least for e in others)
+
+    def limit(self, used: Iterable[Sketch]) -> float:
+        return _EXACT_LOW if self.low or any(each.low for each in used) else _EXACT
+
+
+def exchanged(steps: Mapping[int, OwnStep], ranks: int) -> list[Exchanged]:
+    """Return what became of each tensor in a step; steps: of each rank."""
+    own: dict[Place, dict[int, OwnGradient]] = {}
+    used: dict[Place, dict[int, UsedGradient]] = {}
+    for rank, step in steps.items():
+        for gradient in step.own:
+            own.setdefault(gradient.place, {})[rank] = gradient
+        for each in step.used:
+            used.setdefault(each.place, {})[rank] = each
+    found = {
+        place: _of_tensor(place, own[place], theirs, ranks)
+        for place, theirs in used.items()
+        if place in own and any(each.passes for each in own[place].values())
+    }
+    common = common_factor(found.values())
+    scale = 1.0 if common is None or near(common, ranks) else common
+    for place, tensor in found.items():
+        # A single number is a multiple of any other one.
+        if (
+            tensor.is_zero
+            or tensor.numbers >= _FEW
+            or tensor.factor is None
+            or near(tensor.factor, common)
+        ):
+            continue
+        current = _own(own[place])
+        fits = {rank: _fitted(current, u.value, rank, scale) for rank, u in used[place].items()}
+        if None not in fits.values():
+            tensor.factor, tensor.weights = None, fits
+    return list(found.values())
+
+
+def common_factor(found: Iterable[Exchanged]) -> float | None:
+    """Return the factor of most tensors; None if no tensor is a mean of the ranks' own ones."""
+    every = [each for each in found if each.factor is not None and not each.is_zero]
+    wide = [each for each in every if each.numbers >= _FEW] or every
+    factors = [each.factor for each in wide if each.factor is not None]
+    return float(np.median(factors)) if factors else None
+
+
+def _of_tensor(
+    place: Place,
+    own: Mapping[int, OwnGradient],
+    used: Mapping[int, UsedGradient],
+    ranks: int,
+) -> Exchanged:
+    """Try what may have been exchanged, and what came of it, until one is the mean of the other."""
+    choices = [_own(own)]
+    passes = [each for gradient in own.values() for each in gradient.passes]
+    same_hooks = len({gradient.hooks for gradient in own.values()}) == 1
+    if same_hooks and any(each.last is not None for each in passes):
+        choices.append(_own(own, last=True))
+    if any(each.fresh for gradient in own.values() for each in gradient.passes[1:]):
+        choices.append(_own(own, every=True))
+    best: Exchanged | None = None
+    for choice in choices:
+        for kind in ("before_clip", "value", "after"):
+            theirs = {
+                rank: found
+                for rank, each in used.items()
+                if (found := getattr(each, kind)) is not None
+            }
+            if len(theirs) < len(used):
+                continue
+            result = _mean(place, choice, theirs, ranks)
+            if result.factor is None:
+                continue
+            if not result.rounded:
+                return result
+            if best is None or result.rounded < best.rounded:
+                best = result
+    if best is not None:
+        return best
+    result = Exchanged(
+        place=place,
+        is_distinct=choices[0].is_distinct(),
+        is_finite=all(each.value.l2 >= 0 for each in used.values()),
+    )
+    for rank, each in used.items():
+        kept = [s for s in (each.value, each.after, each.before_clip) if s is not None]
+        fits = (_fitted(choice, sketch, rank) for sketch in kept for choice in choices)
+        result.weights[rank] = next((fit for fit in fits if fit is not None), None)
+    return result
+
+
+def _own(own: Mapping[int, OwnGradient], *, last: bool = False, every: bool = False) -> _Own:
+    by_pass: dict[tuple[int, int], Vector] = {}
+    norms: dict[tuple[int, int], float] = {}
+    low = False
+    for rank, gradient in own.items():
+        for place, each in enumerate(gradient.passes if every else gradient.current):
+            sketch = (each.last if last else None) or each.first
+            by_pass[rank, place] = numbers(sketch)
+            norms[rank, place] = max(sketch.l2, 0.0)
+            low = low or sketch.low
+    return _Own(by_pass, norms, low)
+
+
+def _mean(place: Place, own: _Own, used: Mapping[int, Sketch], ranks: int) -> Exchanged:
+    """Return the factor with which the used gradient is the mean, if it is."""
+    mean, scale = own.total() / ranks, own.magnitude / ranks
+    result = Exchanged(
+        place=place,
+        is_zero=not scale,
+        is_distinct=own.is_distinct(),
+        numbers=int(np.count_nonzero(mean)),
+    )
+    vectors = [numbers(each) for each in used.values()]
+    square = float(mean @ mean)
+    if not square:
+        result.factor = None if any(each.l2 for each in used.values()) else 1.0
+        return result
+    factors = [float(each @ mean) / square for each in vectors]
+    factor = float(np.median(factors))
+    if not factor or any(each.l2 < 0 for each in used.values()):
+        return result
+    residuals = [float(np.linalg.norm(each - factor * mean)) for each in vectors]
+    residual = max(residuals) / (scale * abs(factor))
+    exact = own.limit(used.values())
+    # What was rounded on the way is the same on all ranks; what a rank scales alone is not.
+    is_same = all(near(each, factors[0], 1e-6) for each in factors)
+    if residual <= exact or (residual <= _ROUNDED and is_same):
+        result.factor = factor
+        result.rounded = residual if residual > exact else 0.0
+    return result
+
+
+def _fitted(own: _Own, used: Sketch, rank: int, scale: float = 1.0) -> Weights | None:
+    """Return the weights of own gradients that give the used one exactly; None if none do.
+
+    scale: by which a rank that exchanges nothing multiplies its own.
+    """
+    keys = list(own.by_pass)
+    columns = np.array([own.by_pass[key] for key in keys]).T
+    norms = np.array([own.norms[key] for key in keys])
+    target = numbers(used)
+    if not used.l2:
+        return dict.fromkeys(keys, 0.0)
+
+    def fits(weights: Vector) -> bool:
+        limit = own.limit([used]) * float(np.abs(weights) @ norms)
+        return float(np.linalg.norm(columns @ weights - target)) <= limit
+
+    for simple in ([scale * (key[0] == rank) for key in keys], [scale for _ in keys]):
+        if fits(np.array(simple)):
+            return dict(zip(keys, simple, strict=True))
+    lengths = np.linalg.norm(columns, axis=0)
+    kept = lengths > 0
+    unknown = int(kept.sum())
+    if not unknown or np.count_nonzero(np.abs(columns).sum(1)) < 2 * unknown:
+        return None
+    solution, _, order, _ = np.linalg.lstsq(columns[:, kept] / lengths[kept], target, rcond=1e-6)
+    weights = np.zeros(len(keys))
+    weights[kept] = solution / lengths[kept]
+    if order < unknown or not fits(weights):
+        return None
+    least = _SAME * float(np.abs(weights).max())
+    return {
+        key: 0.0 if abs(value) < least else float(value)
+        for key, value in zip(keys, weights, strict=True)
+    }
+
+
+def of_all_passes(weights: Sequence[Weights]) -> int:
+    return max(place for fit in weights for _, place in fit) + 1

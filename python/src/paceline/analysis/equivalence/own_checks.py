@@ -1,0 +1,277 @@
+"""Checks of what ranks recorded by themselves: forms of parallelism, weights, buffers, rows.
+
+Each yields findings; `ranks` puts them into an order and says what they show together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.analysis.equivalence.exchange import near, numbers
+from paceline.analysis.equivalence.sample_log import some
+from paceline.measure.records.own_steps import OwnStep, OwnSteps, Place, State
+
+# Levels of findings, by what they do to the statement.
+FAULT, SUSPICION, NOT_SHOWN, WEAKER, REMARK = "fault", "suspicion", "not shown", "weaker", "remark"
+# Order of causes within a step: what comes first makes the others.
+_ORDER = (
+    *("start", "buffers", "groups", "rows", "exchange", "used", "terms", "passes", "summed"),
+    *("drift", "counts"),
+)
+_ROUNDING = 1e-6  # relative difference of weights that were computed in another order
+
+Steps = Mapping[int, OwnStep]  # of each rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFinding:
+    """One thing that the ranks show. step: counted from 0."""
+
+    level: str
+    reason: str  # a sentence without its full stop
+    kind: str
+    step: int | None = None
+    tensor: str | None = None
+    factor: float | None = None
+
+    @property
+    def place(self) -> int:
+        return _ORDER.index(self.kind) if self.kind in _ORDER else len(_ORDER)
+
+    @property
+    def is_of_replicas(self) -> bool:
+        """Return whether it is a fault in every form of parallelism."""
+        return self.kind in ("drift", "groups", "counts")
+
+
+def layout_of(records: Sequence[OwnSteps]) -> list[str]:
+    """Return the forms of parallelism in which gradients are no plain means of ranks."""
+    found = list(dict.fromkeys(each for record in records for each in record.layout))
+    starts = [{s.place.name: s for s in record.steps[0].weights} for record in records]
+    shared = set(starts[0]).intersection(*starts[1:])
+    if all(starts) and not shared:
+        found.append("ranks have different layers (pipeline)")
+        return found
+    whole = [n for n in shared if all(s[n].place.parts == 1 for s in starts)]
+    if any(starts[0][name].shape != each[name].shape for name in whole for each in starts):
+        found.append("ranks have parts of tensors, divided by hand (tensor parallel)")
+    elif _shares_rows(records) and any(
+        starts[0][name].value.crc32 != each[name].value.crc32 for name in whole for each in starts
+    ):
+        found.append("ranks have the same rows, and some weights of their own (tensor parallel)")
+    return found
+
+
+def _shares_rows(records: Sequence[OwnSteps]) -> bool:
+    """Return whether all ranks call their models with the same rows first."""
+    first = [each.steps[0].rows for each in records]
+    calls = [rows[0].checksums for rows in first if rows]
+    return len(calls) < len(first) or all(each == calls[0] for each in calls)
+
+
+# --- weights, buffers, groups ---
+
+
+def equal_states(
+    records: Sequence[OwnSteps],
+    keys: Sequence[tuple[int, int]],
+    by_key: Sequence[Mapping[tuple[int, int], OwnStep]],
+    *,
+    is_divided: bool,
+) -> Iterator[RankFinding]:
+    """Compare weights before each step, and buffers when modules use them.
+
+    is_divided: ranks may have weights of their own; those that were equal must stay so.
+    """
+    first: set[Place] = set()
+    for number, key in enumerate(keys):
+        steps = [found[key] for found in by_key]
+        unequal = list(_unequal([each.weights for each in steps]))
+        if not number:
+            first = {each.place for each in unequal} if is_divided else set()
+        new = [each for each in unequal if each.place not in first]
+        yield from _of_states(new, "drift" if number else "start", key[1])
+        if not is_divided:
+            unequal = list(_unequal([each.buffers for each in steps]))
+            yield from _of_states(unequal, "buffers", key[1])
+    unequal = [e for e in _unequal([each.after for each in records]) if e.place not in first]
+    if keys:
+        yield from _of_states(unequal, "drift", keys[-1][1] + 1)
+
+
+def equal_starts(
+    records: Sequence[OwnSteps],
+    keys: Sequence[tuple[int, int]],
+    by_key: Sequence[Mapping[tuple[int, int], OwnStep]],
+) -> list[bool]:
+    """Return whether all ranks have equal weights before each step, and after the last one."""
+    states = [[found[key].weights for found in by_key] for key in keys]
+    if all(each.after for each in records):
+        states.append([each.after for each in records])
+    return [not unequal_places(each) for each in states]
+
+
+def unequal_places(states: Sequence[Sequence[State]]) -> list[Place]:
+    return [each.place for each in _unequal(states)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unequal:
+    place: Place
+    ranks: tuple[int, int]
+    difference: float
+
+
+def _unequal(states: Sequence[Sequence[State]]) -> Iterator[_Unequal]:
+    """Yield each place where ranks differ; places that one rank alone has are not compared."""
+    first: dict[Place, tuple[int, State]] = {}
+    seen: set[Place] = set()
+    for rank, those in enumerate(states):
+        for each in those:
+            other, theirs = first.setdefault(each.place, (rank, each))
+            if theirs.value.crc32 == each.value.crc32 or each.place in seen:
+                continue
+            if theirs.shape != each.shape:
+                continue
+            seen.add(each.place)
+            a, b = numbers(theirs.value), numbers(each.value)
+            scale = max(float(np.linalg.norm(a)), float(np.linalg.norm(b))) or 1.0
+            yield _Unequal(each.place, (other, rank), float(np.linalg.norm(a - b)) / scale)
+
+
+def _of_states(unequal: Sequence[_Unequal], kind: str, step: int) -> Iterator[RankFinding]:
+    for is_rounding in (False, True):
+        those = [each for each in unequal if (each.difference <= _ROUNDING) == is_rounding]
+        if not those:
+            continue
+        rank, other = those[0].ranks
+        what = f"{some([each.place.name for each in those])} of rank {other}"
+        words = {
+            "start": f"{what} differs from that of rank {rank} before the first step: seed every "
+            "process equally (torch.manual_seed), or let rank 0 send its weights",
+            "drift": f"{what} is no longer that of rank {rank}",
+            "buffers": f"the buffer {what} differs from that of rank {rank} when it is used",
+        }
+        yield RankFinding(
+            level=REMARK if is_rounding else FAULT,
+            kind=kind,
+            step=step,
+            tensor=those[0].place.name,
+            reason=words[kind] + (", by rounding" if is_rounding else ""),
+        )
+
+
+def equal_groups(steps: Steps) -> Iterator[RankFinding]:
+    """Compare the options of optimisers, parameter by parameter."""
+    known: dict[tuple[str, str], tuple[int, float | str]] = {}
+    for rank, step in steps.items():
+        for group in step.groups:
+            for name in group.names:
+                for option, value in group.options.items():
+                    other, theirs = known.setdefault((name, option), (rank, value))
+                    if theirs != value:
+                        words = "the learning rate" if option == "lr" else option
+                        yield RankFinding(
+                            level=FAULT,
+                            kind="groups",
+                            step=step.step,
+                            tensor=name,
+                            factor=_ratio(value, theirs),
+                            reason=f"{words} of rank {rank} is {_text(value)}, of rank {other} "
+                            f"{_text(theirs)}",
+                        )
+                        return
+
+
+def _ratio(value: float | str, other: float | str) -> float | None:
+    if isinstance(value, float) and isinstance(other, float) and other:
+        return value / other
+    return None
+
+
+def _text(value: float | str) -> str:
+    return f"{value:g}" if isinstance(value, float) else value
+
+
+# --- gradients that are used ---
+
+
+def equal_used(steps: Steps) -> Iterator[RankFinding]:
+    """Compare the gradients that optimisers use, where they were the mean before."""
+    first: dict[Place, tuple[int, int]] = {}
+    ratios: dict[int, list[float]] = {}
+    names: set[str] = set()
+    for rank, step in steps.items():
+        for each in step.used:
+            crc32 = (each.after or each.value).crc32
+            other, theirs = first.setdefault(each.place, (rank, crc32))
+            if each.before_clip is not None:
+                a, b = numbers(each.value), numbers(each.before_clip)
+                if square := float(b @ b):
+                    ratios.setdefault(rank, []).append(float(a @ b) / square)
+            if theirs != crc32 and other != rank:
+                names.add(each.place.name)
+    yield from of_scales({r: float(np.median(each)) for r, each in ratios.items()}, _number(steps))
+    if names:
+        yield RankFinding(
+            level=REMARK,
+            kind="used",
+            step=_number(steps),
+            tensor=min(names),
+            reason=f"the gradient of {some(sorted(names))} differs between ranks in its last bits",
+        )
+
+
+def of_scales(scales: Mapping[int, float], step: int) -> Iterator[RankFinding]:
+    """Compare the factors by which ranks multiply the mean, or their parts of it."""
+    values = list(scales.values())
+    if values and any(not near(each, values[0]) for each in values):
+        words = ", ".join(f"{each:.3g} on rank {rank}" for rank, each in scales.items())
+        yield RankFinding(
+            level=FAULT,
+            kind="used",
+            step=step,
+            factor=max(values) / min(values) if min(values) > 0 else None,
+            reason=f"ranks multiply the mean gradient differently, as by a norm of their own: "
+            f"{words}",
+        )
+
+
+def _number(steps: Steps) -> int:
+    return next(iter(steps.values())).step
+
+
+# --- rows ---
+
+
+def own_rows(steps: Steps) -> Iterator[RankFinding]:
+    """Find rows that several ranks have."""
+    step = _number(steps)
+    counters = [Counter(c for each in s.rows for c in each.checksums) for s in steps.values()]
+    if not all(counters):
+        yield RankFinding(
+            level=WEAKER, kind="no-rows", step=step, reason="the rows of the step are not known"
+        )
+        return
+    if len(set().union(*counters)) == 1 and sum(each.total() for each in counters) > len(counters):
+        yield RankFinding(
+            level=WEAKER, kind="no-rows", step=step, reason="rows cannot be told apart"
+        )
+        return
+    if all(each == counters[0] for each in counters):
+        yield RankFinding(
+            level=FAULT, kind="rows", step=step, reason="all ranks train on the same rows"
+        )
+        return
+    shared = sum((a & b).total() for n, a in enumerate(counters) for b in counters[n + 1 :])
+    if shared:
+        yield RankFinding(
+            level=WEAKER,
+            kind="shared-rows",
+            step=step,
+            reason=f"{shared} rows of the step are on two ranks",
+        )

@@ -1,0 +1,361 @@
+"""Judge the ranks of a script against each other: is it a right data-parallel training?
+
+A data-parallel step is the gradient of one mean loss over all ranks' rows. So ranks start each step
+with equal weights, have rows of their own, and each row has the same weight in the gradient. Every
+finding comes from the ranks' records alone; `Statement` says what they show together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+
+import numpy as np
+
+from paceline.analysis.equivalence.exchange import (
+    Exchanged,
+    Weights,
+    common_factor,
+    exchanged,
+    near,
+    of_all_passes,
+)
+from paceline.analysis.equivalence.own_checks import (
+    FAULT,
+    NOT_SHOWN,
+    REMARK,
+    SUSPICION,
+    WEAKER,
+    RankFinding,
+    equal_groups,
+    equal_starts,
+    equal_states,
+    equal_used,
+    layout_of,
+    of_scales,
+    own_rows,
+    unequal_places,
+)
+from paceline.analysis.equivalence.row_weights import row_weights
+from paceline.analysis.equivalence.sample_log import some
+from paceline.measure.records.own_steps import OwnStep, OwnSteps
+
+_LEVELS = (FAULT, SUSPICION, NOT_SHOWN, WEAKER, REMARK)
+
+
+class Statement(IntEnum):
+    """A statement about a script; the first one needs a training in one process."""
+
+    EQUAL = 1
+    DATA_PARALLEL = 2
+    MEAN = 3
+    NOT_SHOWN = 4
+    WRONG = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksFinding:
+    """The statement that the ranks of a layout allow."""
+
+    statement: Statement
+    findings: tuple[RankFinding, ...]  # the cause first
+    steps: int  # that were compared
+    rows: tuple[int, ...] = ()  # of each rank, in the first step
+
+    @property
+    def is_suspicious(self) -> bool:
+        return any(each.level == SUSPICION for each in self.findings)
+
+
+def judge_ranks(records: Sequence[OwnSteps], steps: int) -> RanksFinding:
+    """Judge what ranks recorded by themselves, in their order. steps: that were to be recorded."""
+    if len(records) < 2 or not all(each.steps for each in records):
+        reason = "no step of an optimiser was recorded on every rank"
+        found = RankFinding(level=NOT_SHOWN, kind="no-step", reason=reason)
+        return RanksFinding(statement=Statement.NOT_SHOWN, findings=(found,), steps=0)
+    return _Judgement(records, steps).result()
+
+
+class _Judgement:
+    def __init__(self, records: Sequence[OwnSteps], steps: int) -> None:
+        self._records, self._most = records, steps
+        self._ranks = len(records)
+        self._by_key = [{(e.optimizer, e.step): e for e in each.steps} for each in records]
+        shared = set(self._by_key[0]).intersection(*self._by_key[1:])
+        self._keys = [key for key in self._by_key[0] if key in shared]  # as they took place
+        self._layout = layout_of(records) or self._by_hand()
+        self._equal = equal_starts(records, self._keys, self._by_key)
+        self._becomes_equal = any(not a and b for a, b in pairwise(self._equal))
+
+    def result(self) -> RanksFinding:
+        found = list(self._findings())
+        if self._layout:  # gradients that are no plain means of ranks are right there
+            found = [each for each in found if each.level == REMARK or each.is_of_replicas]
+            found += [
+                RankFinding(level=NOT_SHOWN, kind=reason, reason=reason) for reason in self._layout
+            ]
+        found.sort(key=lambda each: (_LEVELS.index(each.level), each.step or 0, each.place))
+        levels = {each.level for each in found}
+        statement = Statement.DATA_PARALLEL
+        if FAULT in levels:
+            statement = Statement.WRONG
+        elif NOT_SHOWN in levels:
+            statement = Statement.NOT_SHOWN
+        elif levels & {WEAKER, SUSPICION}:
+            statement = Statement.MEAN
+        return RanksFinding(
+            statement=statement,
+            findings=tuple(_once(found)),
+            steps=len({step for _, step in self._keys}),
+            rows=tuple(sum(len(r.checksums) for r in each.steps[0].rows) for each in self._records),
+        )
+
+    def _findings(self) -> Iterator[RankFinding]:
+        yield from self._counts()
+        of_steps = list(self._of_steps())
+        if not any(each.kind == "averaged" for each in of_steps):
+            divided = bool(self._layout)
+            yield from equal_states(self._records, self._keys, self._by_key, is_divided=divided)
+        yield from of_steps
+        if mixing := self._records[0].mixing:
+            reason = f"{some(mixing)} normalises by the rows of each rank"
+            yield RankFinding(level=REMARK, kind="batch-norm", reason=reason)
+        used = {each.place.name for r in self._records for s in r.steps for each in s.used}
+        own = {each.place.name for r in self._records for s in r.steps for each in s.own}
+        if frozen := sorted(own - used):
+            reason = f"{some(frozen)} has a gradient, but no optimiser steps it"
+            yield RankFinding(level=REMARK, kind="no-optimiser", tensor=frozen[0], reason=reason)
+
+    def _of_steps(self) -> Iterator[RankFinding]:
+        for key in self._keys:
+            steps = {rank: found[key] for rank, found in enumerate(self._by_key)}
+            yield from equal_groups(steps)
+            rows = list(own_rows(steps))
+            yield from rows
+            yield from self._of_exchange(steps, has_rows=not rows)
+
+    def _by_hand(self) -> list[str]:
+        """Return how ranks divide layers if own gradients show it.
+
+        Weights differ, and those that do not have the same gradient on all ranks by itself.
+        """
+        if not self._keys:
+            return []
+        steps = {rank: found[self._keys[0]] for rank, found in enumerate(self._by_key)}
+        unequal = {each.name for each in unequal_places([e.weights for e in steps.values()])}
+        same = [e for e in exchanged(steps, self._ranks) if e.place.name not in unequal]
+        if unequal and same and not any(each.is_distinct for each in same):
+            what = "ranks have some weights of their own, and without an exchange equal gradients"
+            return [f"{what} of the others (tensor parallel)"]
+        return []
+
+    def _averaged(self, steps: Mapping[int, OwnStep]) -> RankFinding | None:
+        """Return what ranks that exchange no gradients do if they average weights; else None."""
+        step, key = steps[0].step, (steps[0].optimizer, steps[0].step)
+        after = self._keys.index(key) + 1
+        every = after < len(self._equal) and all(self._equal)
+        if not every and not self._becomes_equal:
+            return None
+        kind = self._records[0].optimizers[steps[0].optimizer]
+        when = "after each step" if every else "after some steps"
+        reason = f"ranks step by themselves, and average their weights {when}"
+        if every and kind != "SGD":
+            reason += f", which is no step of {kind} with the mean gradient"
+            return RankFinding(level=FAULT, kind="exchange", step=step, reason=reason)
+        return RankFinding(level=NOT_SHOWN, kind="averaged", step=step, reason=reason)
+
+    def _counts(self) -> Iterator[RankFinding]:
+        """Compare how many steps ranks take, as far as they were recorded."""
+        counts = [sum(min(n, self._most) for n in each.counts) for each in self._records]
+        for rank, each in enumerate(counts):
+            if each != counts[0]:
+                yield RankFinding(
+                    level=FAULT,
+                    kind="counts",
+                    step=min(each, counts[0]),
+                    reason=f"rank {rank} takes {each} steps, rank 0 takes {counts[0]}",
+                )
+                return
+
+    def _of_exchange(
+        self, steps: Mapping[int, OwnStep], *, has_rows: bool
+    ) -> Iterator[RankFinding]:
+        found = exchanged(steps, self._ranks)
+        step = steps[0].step
+        right = [each for each in found if each.factor is not None and not each.is_zero]
+        wrong = [each for each in found if each.factor is None]
+        if not found:
+            reason = "no gradient of a rank by itself was seen"
+            yield RankFinding(level=NOT_SHOWN, kind="exchange", step=step, reason=reason)
+        elif not right and not wrong:
+            reason = "all gradients are zero, so nothing was compared"
+            yield RankFinding(level=NOT_SHOWN, kind="exchange", step=step, reason=reason)
+        elif (
+            not right
+            and all(map(_is_local, wrong))
+            and (averaged := self._averaged(steps)) is not None
+        ):
+            yield averaged
+        else:
+            faults = _skipped(steps) if wrong else []
+            faults = faults or _not_means(wrong, step, self._ranks)
+            yield from faults
+            if not faults:
+                yield from equal_used(steps)
+                yield from _of_parts(right, steps)
+            yield from _remarks(right, step, has_rows=has_rows)
+        factor = common_factor(right)
+        if factor is not None and len(right) >= len(wrong):
+            yield from row_weights(steps, factor, self._ranks)
+
+
+def _of_parts(right: Sequence[Exchanged], steps: Mapping[int, OwnStep]) -> Iterator[RankFinding]:
+    """Compare the factors of the parts of tensors that ranks have."""
+    by_part: dict[int, list[float]] = {}
+    if any(each.rounded for each in right):
+        return
+    for each in right:
+        if each.place.parts > 1 and each.factor is not None and each.numbers > 1:
+            by_part.setdefault(each.place.part, []).append(each.factor)
+    scales = {part: float(np.median(factors)) for part, factors in by_part.items()}
+    yield from of_scales(scales, next(iter(steps.values())).step)
+
+
+def _remarks(right: Sequence[Exchanged], step: int, *, has_rows: bool) -> Iterator[RankFinding]:
+    rounded = max(right, key=lambda each: each.rounded, default=None)
+    if rounded is not None and rounded.rounded:
+        name = rounded.place.name
+        yield RankFinding(
+            level=WEAKER,
+            kind="rounded",
+            step=step,
+            tensor=name,
+            reason=f"the mean of the gradients is rounded, by {rounded.rounded:.0e} in {name}",
+        )
+    if right and has_rows and not any(each.is_distinct for each in right):
+        yield RankFinding(
+            level=WEAKER,
+            kind="equal-gradients",
+            step=step,
+            reason="all ranks have the same gradient before the exchange, which shows nothing",
+        )
+
+
+def _skipped(steps: Mapping[int, OwnStep]) -> list[RankFinding]:
+    """Find a rank that has left out a step, so that its gradient is that of a later pass."""
+    passes = {rank: max((p.number for p in s.passes), default=0) for rank, s in steps.items()}
+    for rank, number in passes.items():
+        if number != passes[0]:
+            reason = (
+                f"ranks step after different numbers of backward passes: {passes[0]} on rank 0, "
+                f"{number} on rank {rank}"
+            )
+            return [RankFinding(level=FAULT, kind="counts", step=steps[0].step, reason=reason)]
+    return []
+
+
+def _not_means(wrong: Sequence[Exchanged], step: int, ranks: int) -> list[RankFinding]:
+    """Say what gradients are that are not the mean of the ranks' own ones."""
+    by_reason: dict[tuple[str, str, float | None], list[str]] = {}
+    for each in wrong:
+        by_reason.setdefault(_reason(each, ranks), []).append(each.place.name)
+    findings = [
+        RankFinding(
+            level=level,
+            kind="exchange",
+            step=step,
+            tensor=min(names),
+            factor=factor,
+            reason=reason.format(some(sorted(set(names)))),
+        )
+        for (level, reason, factor), names in by_reason.items()
+    ]
+    faults = [each for each in findings if each.level == FAULT]
+    return faults or findings
+
+
+def _reason(each: Exchanged, ranks: int) -> tuple[str, str, float | None]:
+    """Return level, sentence and factor for one tensor, which `{}` stands for."""
+    known = {rank: fit for rank, fit in each.weights.items() if fit is not None}
+    if len(known) < len(each.weights) or not known:
+        what = "is no weighted sum of the ranks' own ones: compressed, or changed afterwards"
+        return (
+            NOT_SHOWN,
+            f"the gradient of {{}} {what if each.is_finite else 'is not finite'}",
+            None,
+        )
+    fits = list(known.values())
+    if all(not any(fit.values()) for fit in fits):
+        return FAULT, "the gradient of {} is lost: it is zero after the exchange", 0.0
+    if all(_is_own(fit, rank) for rank, fit in known.items()):
+        return FAULT, "the gradient of {} is not exchanged: each rank uses its own", None
+    passes = of_all_passes(fits)
+    if passes > 1 and (reason := _of_passes(known, passes)) is not None:
+        return FAULT, reason, None
+    return _of_ranks(known, passes, ranks)
+
+
+def _of_ranks(
+    known: Mapping[int, Weights], passes: int, ranks: int
+) -> tuple[str, str, float | None]:
+    """Say by how much the weights of ranks differ, or the ranks that use the gradient."""
+    by_rank = [_sums(fit, 0) for fit in known.values()]
+    totals = [sum(each.values()) / passes for each in by_rank]
+    if all(near(w, next(iter(those.values()))) for those in by_rank for w in those.values()):
+        if all(near(each, totals[0]) for each in totals):
+            return FAULT, f"the gradient of {{}} is {totals[0]:.3g} times the mean", totals[0]
+        words = ", ".join(f"{t:.3g} on rank {r}" for r, t in zip(known, totals, strict=True))
+        what = f"ranks multiply the mean gradient of {{}} differently: {words}"
+        return FAULT, what, max(totals) / min(totals) if min(totals) > 0 else None
+    words = ", ".join(f"{w * ranks / passes:.3g} (rank {r})" for r, w in by_rank[0].items())
+    what = f"own gradients of {{}} have unequal weights in the mean: {words}"
+    return FAULT, f"{what}; scaled or clipped before the exchange", None
+
+
+def _of_passes(known: Mapping[int, Weights], passes: int) -> str | None:
+    """Say which accumulated passes are not exchanged, or count more than others."""
+    alone = [
+        place + 1
+        for place in range(passes)
+        if all(_is_own(_of_pass(fit, place), rank) for rank, fit in known.items())
+    ]
+    if alone and len(alone) < passes:
+        return f"the gradient of {{}} is not exchanged in pass {some(alone)}"
+    by_pass = _sums(next(iter(known.values())), 1)
+    last = by_pass[max(by_pass)]
+    if any(not near(weight, last, 1e-2) for weight in by_pass.values()):
+        counts = " : ".join(f"{weight / (last or 1.0):.3g}" for weight in by_pass.values())
+        return f"accumulated passes have unequal weights in the gradient of {{}} ({counts})"
+    return None
+
+
+def _is_local(each: Exchanged) -> bool:
+    """Return whether all ranks use their own gradient of a tensor."""
+    return all(fit is not None and _is_own(fit, rank) for rank, fit in each.weights.items())
+
+
+def _is_own(fit: Weights, rank: int) -> bool:
+    return all(bool(weight) == (key[0] == rank) for key, weight in fit.items())
+
+
+def _of_pass(fit: Weights, place: int) -> Weights:
+    return {key: weight for key, weight in fit.items() if key[1] == place}
+
+
+def _sums(fit: Weights, part: int) -> dict[int, float]:
+    """Return the weights by rank (part 0) or by pass (part 1)."""
+    found: dict[int, float] = {}
+    for key, weight in fit.items():
+        found[key[part]] = found.get(key[part], 0.0) + weight
+    return found
+
+
+def _once(found: Sequence[RankFinding]) -> Iterator[RankFinding]:
+    """Yield the first finding of each kind."""
+    seen: set[tuple[str, str]] = set()
+    for each in found:
+        if (each.level, each.kind) not in seen:
+            seen.add((each.level, each.kind))
+            yield each

@@ -1,0 +1,208 @@
+"""The weights of rows in a step, from the terms of the ranks' losses.
+
+The loss is the mean over all ranks' rows if the elements of each term have the same weight on all
+ranks, and all weights together are 1. A term's weight is the gradient that arrives at it, times
+what the exchange and the scaling of the loss make of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from paceline.analysis.equivalence.exchange import near
+from paceline.analysis.equivalence.own_checks import FAULT, REMARK, SUSPICION, WEAKER, RankFinding
+from paceline.analysis.equivalence.sample_log import some
+from paceline.measure.records.own_steps import LossTerm, OwnStep
+
+_EQUAL = 1e-4  # relative difference of two weights of rows
+_ONE = 1e-3
+_MANY_TERMS = 8  # in a pass: the loss has a term for each row
+_WORDS = {"NllLoss": "cross entropy", "NllLoss2D": "cross entropy", "MseLoss": "MSE"}
+
+
+def row_weights(steps: Mapping[int, OwnStep], factor: float, ranks: int) -> Iterator[RankFinding]:
+    """Compare the weights that the losses of ranks give to their rows.
+
+    factor: the used gradient is so many times the mean of the ranks' own ones.
+    """
+    yield from _RowWeights(list(steps.values()), factor, ranks).findings()
+
+
+class _RowWeights:
+    def __init__(self, steps: Sequence[OwnStep], factor: float, ranks: int) -> None:
+        self._steps, self._factor, self._ranks = steps, factor, ranks
+        self._first = steps[0]
+        self._mean = factor * self._first.scale  # 1: the used gradient is the mean
+
+    def findings(self) -> Iterator[RankFinding]:
+        yield from self._gathered()
+        terms = [each.terms for each in self._steps]
+        kinds = [[each.kind for each in those] for those in terms]
+        if not all(terms):
+            yield self._finding(WEAKER, "no-terms", "the terms of the loss are not known")
+            yield from self._of_factor_alone()
+        elif len(kinds[0]) > _MANY_TERMS * max(1, len(self._first.passes)):
+            yield from self._many(terms)
+        elif any(each != kinds[0] for each in kinds):
+            yield self._finding(WEAKER, "terms", "the losses of ranks have different terms")
+        else:
+            yield from self._aligned(list(zip(*terms, strict=True)))
+
+    def _finding(
+        self, level: str, kind: str, reason: str, factor: float | None = None
+    ) -> RankFinding:
+        return RankFinding(
+            level=level, kind=kind, step=self._first.step, reason=reason, factor=factor
+        )
+
+    def _gathered(self) -> Iterator[RankFinding]:
+        if not any(each.gathered for each in self._steps):
+            return
+        if all(self._is_whole(each) for each in self._steps):
+            reason = "the loss uses rows of all ranks, so it is no sum over rows"
+            yield self._finding(WEAKER, "gathered", reason)
+        else:
+            reason = (
+                "the loss uses rows of other ranks without their gradient, which "
+                "torch.distributed.all_gather loses"
+            )
+            yield self._finding(SUSPICION, "gathered", reason)
+
+    def _is_whole(self, step: OwnStep) -> bool:
+        """Return whether a rank computes the loss of all rows, and makes up for the mean."""
+        rows = sum(len(each.checksums) for each in step.rows)
+        return any(
+            near(each.gradient * self._factor, self._ranks, _ONE)
+            and each.elements >= self._ranks * rows / 2
+            for each in step.terms
+            if each.is_mean
+        )
+
+    def _many(self, terms: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
+        weights = [float(np.median([each.gradient for each in those])) for those in terms]
+        if any(not near(each, weights[0], _EQUAL) for each in weights):
+            reason = "the terms of the ranks' losses have different weights"
+            yield self._finding(WEAKER, "terms", reason)
+
+    def _aligned(self, aligned: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
+        kinds = Counter(each[0].kind for each in aligned)
+        unequal = next(
+            (f for e in aligned if (f := self._unequal(e, kinds[e[0].kind])) is not None), None
+        )
+        if unequal is not None:
+            yield unequal
+            return
+        unknown = sorted({_word(e.kind) for each in aligned for e in each if e.is_mean is None})
+        if unknown:
+            reason = f"the term {some(unknown)} of the loss is not known to be a mean over rows"
+            yield self._finding(WEAKER, "unknown-term", reason)
+        known = [each for each in aligned if all(e.is_mean is not None for e in each)]
+        if known:
+            yield from self._totals(known)
+        else:
+            yield from self._of_factor_alone()
+
+    def _unequal(self, each: Sequence[LossTerm], like: int) -> RankFinding | None:
+        """Return what is wrong with a term whose elements have other weights on other ranks.
+
+        like: terms of its kind in the step.
+        """
+        weights = [_weight(e) for e in each]
+        if any(e.is_mean is None for e in each) or all(
+            near(w, weights[0], _EQUAL) for w in weights
+        ):
+            return None
+        word = _word(each[0].kind)
+        if not all(e.is_linear for e in each):
+            reason = f"the loss is not linear in its term {word}, so it is no mean over all rows"
+            return self._finding(WEAKER, "not-linear", reason)
+        if not all(weights):
+            return self._finding(SUSPICION, "terms", f"the term {word} is zero on some ranks")
+        if each[0].is_mean and all(near(e.gradient, each[0].gradient, _EQUAL) for e in each):
+            counts = " and ".join(f"{e.elements:g}" for e in each[:4])
+            if like > max(1, len(self._first.passes)):  # each may be one sample of its own size
+                reason = f"terms of the loss ({word}) are means of {counts} elements on the ranks"
+                return self._finding(WEAKER, "terms", reason)
+            reason = (
+                f"each rank takes the mean of its own {counts} elements ({word}), and all ranks "
+                "count the same: samples have unequal weights"
+            )
+        else:
+            shown = " and ".join(f"{w:.3g}" for w in weights[:4])
+            reason = f"samples have unequal weights in the loss ({word}): {shown}"
+        low = min(weights)
+        return self._finding(FAULT, "terms", reason, max(weights) / low if low > 0 else None)
+
+    def _totals(self, known: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
+        """Compare the weight of all rows together with 1."""
+        totals = [(each[0].number, _total(each) * self._factor / self._ranks) for each in known]
+        numbers = sorted({number for number, _ in totals})
+        sites = {each.site for each in self._first.passes if each.number in numbers}
+        if len(numbers) > 1 and len(sites) == 1 and _rows_differ(self._first):
+            leading = [max(t for n, t in totals if n == number) for number in numbers]
+            yield from self._of_passes(sum(leading), len(numbers))
+            return
+        values = [total for _, total in totals]
+        if any(near(each, 1.0, _ONE) for each in values):
+            return
+        ranks = self._ranks
+        if near(self._mean, ranks) and any(near(each, ranks, _ONE) for each in values):
+            reason = f"gradients are summed over {ranks} ranks instead of averaged"
+            yield self._finding(FAULT, "summed", reason, float(ranks))
+        elif near(self._mean, 1 / ranks) and any(near(e, 1 / ranks, _ONE) for e in values):
+            reason = f"gradients are divided by {ranks} once too often"
+            yield self._finding(FAULT, "summed", reason, 1 / ranks)
+        elif all(not e.is_mean for each in known for e in each):
+            reason = (
+                f"the weights of all rows add up to {values[0]:.3g}: the loss is not known to be a "
+                "mean"
+            )
+            yield self._finding(WEAKER, "total", reason)
+        elif any(near(each, w, _ONE) for each in values for w in (ranks, 1 / ranks)):
+            reason = f"the weights of all rows add up to {values[0]:.3g}"
+            yield self._finding(WEAKER, "total", reason)
+        elif len(values) == 1:
+            yield self._finding(REMARK, "total", f"the loss is multiplied by {values[0]:.3g}")
+
+    def _of_passes(self, total: float, passes: int) -> Iterator[RankFinding]:
+        if near(total, passes, _ONE) and near(self._mean, 1.0):
+            reason = f"gradients of {passes} accumulated passes are not divided by their number"
+            yield self._finding(FAULT, "passes", reason, float(passes))
+        elif not near(total, 1.0, _ONE):
+            reason = f"the weights of all rows of {passes} passes add up to {total:.3g}"
+            yield self._finding(WEAKER, "passes", reason)
+
+    def _of_factor_alone(self) -> Iterator[RankFinding]:
+        for factor, words in ((float(self._ranks), "sum"), (1 / self._ranks, "mean, divided")):
+            if near(self._mean, factor):
+                reason = (
+                    f"gradients are the {words} of the ranks' own ones; right only if the loss "
+                    "makes up for it"
+                )
+                yield self._finding(SUSPICION, "summed", reason, factor)
+
+
+def _rows_differ(step: OwnStep) -> bool:
+    """Return whether each pass has rows of its own."""
+    by_pass: dict[int, set[str]] = {}
+    for each in step.rows:
+        by_pass.setdefault(each.number, set()).update(each.checksums)
+    every = list(by_pass.values())
+    return bool(every) and len(set().union(*every)) == sum(map(len, every))
+
+
+def _weight(term: LossTerm) -> float:
+    return term.gradient / term.elements if term.is_mean and term.elements else term.gradient
+
+
+def _total(each: Sequence[LossTerm]) -> float:
+    """Return the weights of all elements of a term together, on all ranks."""
+    return sum(e.gradient if e.is_mean else e.gradient * e.elements for e in each)
+
+
+def _word(kind: str) -> str:
+    name = kind.partition("Backward")[0]
+    return _WORDS.get(name, name)

@@ -1,0 +1,145 @@
+"""Records of what each rank did by itself, `ranks/<rank>/own_steps.json`.
+
+`paceline verify` checks the ranks against each other by these files: no rank waits for another one
+while it writes them. A tensor is a sketch: numbers that are linear in it, so that the sketch of a
+mean of ranks is the mean of their sketches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Forms of parallelism that change gradients.
+COMPRESSED = "gradients are compressed by a hook of DDP"
+UNEVEN = "ranks may have different numbers of batches (join)"
+DIVIDED = "layers are divided among ranks (tensor parallel)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sketch:
+    """A tensor, or a part of one, in few numbers."""
+
+    numbers: str  # base64 of little-endian float32
+    l2: float  # -1: not finite
+    crc32: int  # of all its bytes
+    low: bool = False  # it has 16 bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which part of which tensor: `part` of `parts` equal ranges of its elements."""
+
+    name: str
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A weight, or a buffer."""
+
+    place: Place
+    shape: list[int]
+    value: Sketch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPass:
+    """A rank's own gradient of one tensor in one backward pass."""
+
+    number: int  # of the backward pass
+    fresh: bool  # there was no gradient before
+    first: Sketch  # as autograd computed it
+    last: Sketch | None = None  # after hooks of the script, where they changed it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnGradient:
+    """A rank's own gradients of one tensor, or of one part of it, since the last step."""
+
+    place: Place
+    passes: list[OwnPass]
+    hooks: int = 0  # of the script
+
+    @property
+    def current(self) -> list[OwnPass]:
+        """Return the passes since there was no gradient."""
+        fresh = [place for place, each in enumerate(self.passes) if each.fresh]
+        return self.passes[fresh[-1] if fresh else 0 :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsedGradient:
+    """The gradient with which an optimiser steps."""
+
+    place: Place
+    value: Sketch
+    after: Sketch | None = None  # after the step, where it differs
+    before_clip: Sketch | None = None  # before it was clipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachedRows:
+    """Rows of a model's input that a backward pass reached."""
+
+    number: int  # of the pass
+    call: int  # in the order of calls
+    module: str
+    checksums: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerm:
+    """A term of a loss: where many numbers become one."""
+
+    number: int  # of the backward pass
+    kind: str  # of the node of autograd's graph
+    elements: float  # that it takes the mean or sum of; class weights count as such
+    is_mean: bool | None  # None: neither mean nor sum
+    is_linear: bool  # the loss is a constant times the term, plus others
+    gradient: float  # that arrives at it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardPass:
+    number: int
+    site: str  # file and line
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A group of an optimiser."""
+
+    names: list[str]
+    options: dict[str, float | str]
+
+
+@dataclass(slots=True, kw_only=True)
+class OwnStep:
+    """One step of one optimiser."""
+
+    step: int
+    optimizer: int  # in the order in which they were made
+    weights: list[State] = field(default_factory=list)  # before the step
+    buffers: list[State] = field(default_factory=list)  # at the first call of their module
+    own: list[OwnGradient] = field(default_factory=list)
+    used: list[UsedGradient] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    rows: list[ReachedRows] = field(default_factory=list)
+    terms: list[LossTerm] = field(default_factory=list)
+    passes: list[BackwardPass] = field(default_factory=list)
+    scale: float = 1.0  # of the loss, by a gradient scaler
+    gathered: list[str] = field(default_factory=list)  # where all_gather lost a gradient
+
+
+@dataclass(slots=True, kw_only=True)
+class OwnSteps:
+    """Everything that one rank did by itself."""
+
+    steps: list[OwnStep] = field(default_factory=list)
+    after: list[State] = field(default_factory=list)  # weights before the step that follows
+    counts: list[int] = field(default_factory=list)  # steps of each optimiser
+    optimizers: list[str] = field(default_factory=list)  # their classes
+    layout: list[str] = field(default_factory=list)  # forms of parallelism, as above
+    mixing: list[str] = field(default_factory=list)  # modules that mix rows

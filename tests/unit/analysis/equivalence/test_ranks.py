@@ -1,0 +1,295 @@
+"""The judgement of ranks against each other, from fabricated records."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.analysis.equivalence.observed import LayoutFinding
+from paceline.analysis.equivalence.ranks import Statement, judge_ranks
+from paceline.analysis.equivalence.shown import shown
+from paceline.measure.records.own_steps import (
+    COMPRESSED,
+    BackwardPass,
+    Group,
+    LossTerm,
+    OwnGradient,
+    OwnPass,
+    OwnStep,
+    OwnSteps,
+    Place,
+    ReachedRows,
+    Sketch,
+    State,
+    UsedGradient,
+)
+
+NAMES = ("body.weight", "head.weight")
+RANKS = 2
+
+
+def sketch_of(values):
+    raw = np.asarray(values, "<f4").tobytes()
+    return Sketch(
+        numbers=base64.b64encode(raw).decode(),
+        l2=float(np.linalg.norm(values)),
+        crc32=zlib.crc32(raw),
+    )
+
+
+def own_values(name, rank, number=0):
+    return np.random.default_rng([NAMES.index(name), rank, number]).normal(size=64)
+
+
+def mean(name, passes=1):
+    return sum(own_values(name, r, p) for r in range(RANKS) for p in range(passes)) / RANKS
+
+
+def a_pass(number=0, loss=1.0):
+    return BackwardPass(number=number, site="train.py:9", loss=loss)
+
+
+def term(gradient=1.0, elements=8.0, number=0, **more):
+    fields = {"kind": "MseLossBackward0", "is_mean": True, "is_linear": True, **more}
+    return LossTerm(number=number, elements=elements, gradient=gradient, **fields)
+
+
+def own(name, rank, passes=1):
+    return OwnGradient(
+        place=Place(name=name),
+        passes=[
+            OwnPass(number=p, fresh=p == 0, first=sketch_of(own_values(name, rank, p)))
+            for p in range(passes)
+        ],
+    )
+
+
+def weights(value=1.0):
+    return [
+        State(place=Place(name=name), shape=[64], value=sketch_of(np.full(64, value)))
+        for name in NAMES
+    ]
+
+
+def a_step(rank, used, *, passes=1, step=0, **more):
+    """used: of a tensor's name, the gradient that the optimiser uses."""
+    rows = [
+        ReachedRows(
+            number=p, call=p, module="Model", checksums=[f"{rank}-{p}-{row}" for row in range(8)]
+        )
+        for p in range(passes)
+    ]
+    fields = {
+        "weights": weights(),
+        "own": [own(name, rank, passes) for name in NAMES],
+        "used": [
+            UsedGradient(place=Place(name=name), value=sketch_of(used(name))) for name in NAMES
+        ],
+        "groups": [Group(names=list(NAMES), options={"lr": 0.1})],
+        "rows": rows,
+        "terms": [term(1 / passes, number=p) for p in range(passes)],
+        "passes": [a_pass(p) for p in range(passes)],
+    }
+    return OwnStep(step=step, optimizer=0, **{**fields, **more})
+
+
+def judged(*steps, **more):
+    """Judge a training of one step for each rank."""
+    records = [
+        OwnSteps(steps=[each], after=weights(), counts=[1], optimizers=["SGD"], **more)
+        for each in steps
+    ]
+    return judge_ranks(records, 1)
+
+
+def of_both(used=mean, **more):
+    return judged(*(a_step(rank, used, **more) for rank in range(RANKS)))
+
+
+def first(found):
+    return found.findings[0].reason
+
+
+def test_the_mean_of_all_rows_is_a_data_parallel_step():
+    found = of_both()
+    assert (found.statement, found.findings, found.rows) == (Statement.DATA_PARALLEL, (), (8, 8))
+
+
+def test_a_mean_of_other_order_is_rounding_however_small_it_is():
+    # Own gradients that cancel leave a mean that is nothing but roundings.
+    def cancels(name, rank):
+        values = own_values(name, 0) * (1 if rank == 0 else -1 + 1e-7)
+        passes = [OwnPass(number=0, fresh=True, first=sketch_of(values))]
+        return OwnGradient(place=Place(name=name), passes=passes)
+
+    def noise(name):
+        return own_values(name, 1) * 1e-7
+
+    found = judged(
+        *(a_step(rank, noise, own=[cancels(n, rank) for n in NAMES]) for rank in range(RANKS))
+    )
+    assert not [each for each in found.findings if each.level == "fault"]
+
+
+@pytest.mark.parametrize(
+    ("used", "factor", "words"),
+    [
+        (lambda name: 2 * mean(name), 2.0, "summed over 2 ranks"),
+        (lambda name: mean(name) / 2, 0.5, "divided by 2 once too often"),
+    ],
+)
+def test_a_sum_is_not_the_mean(used, factor, words):
+    found = of_both(used)
+    assert found.statement == Statement.WRONG
+    assert (found.findings[0].factor, found.findings[0].step) == (factor, 0)
+    assert words in first(found)
+
+
+def test_a_sum_is_right_if_the_loss_is_divided_by_the_ranks():
+    found = of_both(lambda name: 2 * mean(name), terms=[term(0.5)])
+    assert found.statement == Statement.DATA_PARALLEL
+
+
+def test_a_tensor_that_is_not_exchanged_is_named():
+    def used(rank):
+        return lambda name: own_values(name, rank) if name == "head.weight" else mean(name)
+
+    found = judged(*(a_step(rank, used(rank)) for rank in range(RANKS)))
+    assert found.statement == Statement.WRONG
+    assert first(found) == ("the gradient of head.weight is not exchanged: each rank uses its own")
+
+
+def test_gradients_that_ranks_scale_before_the_exchange_are_found():
+    found = of_both(lambda name: (own_values(name, 0) + 3 * own_values(name, 1)) / 2)
+    assert "unequal weights in the mean: 1 (rank 0), 3 (rank 1)" in first(found)
+
+
+def test_ranks_that_scale_the_mean_alone_are_found():
+    found = judged(a_step(0, mean), a_step(1, lambda name: mean(name) / 4))
+    assert "differently: 1 on rank 0, 0.25 on rank 1" in first(found)
+
+
+def test_passes_must_be_exchanged_divided_and_equal():
+    assert of_both(lambda n: mean(n, 2), passes=2).statement == Statement.DATA_PARALLEL
+    whole = [term(1.0, number=p) for p in range(2)]
+    found = of_both(lambda n: mean(n, 2), passes=2, terms=whole)
+    assert "2 accumulated passes are not divided" in first(found)
+
+    def second_alone(rank):
+        return lambda name: mean(name) + own_values(name, rank, 1)
+
+    found = judged(*(a_step(rank, second_alone(rank), passes=2) for rank in range(RANKS)))
+    assert "is not exchanged in pass 2" in first(found)
+    twice = of_both(lambda n: mean(n) + mean(n, 2), passes=2)
+    assert "unequal weights in the gradient of body.weight, head.weight (2 : 1)" in first(twice)
+
+
+def test_two_terms_of_one_loss_need_no_division():
+    passes = [replace(a_pass(p), site=f"train.py:{p}") for p in range(2)]
+    whole = [term(1.0, number=p) for p in range(2)]
+    found = of_both(lambda n: mean(n, 2), passes=2)
+    two = judged(
+        *(
+            replace(a_step(rank, lambda n: mean(n, 2), passes=2), terms=whole, passes=passes)
+            for rank in range(RANKS)
+        )
+    )
+    assert (found.statement, two.statement) == (Statement.DATA_PARALLEL,) * 2
+
+
+def test_unequal_shares_have_unequal_weights():
+    found = judged(a_step(0, mean), a_step(1, mean, terms=[term(elements=4.0)]))
+    assert found.statement == Statement.WRONG
+    assert "its own 8 and 4 elements (MSE)" in first(found)
+    not_linear = judged(
+        a_step(0, mean, terms=[term(is_linear=False)]),
+        a_step(1, mean, terms=[term(0.5, is_linear=False)]),
+    )
+    assert not_linear.statement == Statement.MEAN
+
+
+def test_equal_rows_are_wrong_and_shared_ones_are_not_known_to_be():
+    rows = [ReachedRows(number=0, call=0, module="Model", checksums=["a", "b"])]
+    other = [ReachedRows(number=0, call=0, module="Model", checksums=["b", "c"])]
+    same = judged(a_step(0, mean, rows=rows), a_step(1, mean, rows=rows))
+    shared = judged(a_step(0, mean, rows=rows), a_step(1, mean, rows=other))
+    unknown = judged(a_step(0, mean, rows=[]), a_step(1, mean, rows=[]))
+    assert (same.statement, first(same)) == (Statement.WRONG, "all ranks train on the same rows")
+    assert {shared.statement, unknown.statement} == {Statement.MEAN}
+
+
+def test_weights_groups_and_numbers_of_steps_must_be_equal():
+    start = judged(a_step(0, mean), a_step(1, mean, weights=weights(1.5)))
+    assert "of rank 1 differs from that of rank 0 before the first step" in first(start)
+    groups = [Group(names=list(NAMES), options={"lr": 0.2})]
+    rates = judged(a_step(0, mean), a_step(1, mean, groups=groups))
+    assert first(rates) == "the learning rate of rank 1 is 0.2, of rank 0 0.1"
+    assert rates.findings[0].factor == pytest.approx(2)
+    records = [OwnSteps(steps=[a_step(r, mean)], counts=[1 + r]) for r in range(RANKS)]
+    assert "rank 1 takes 2 steps, rank 0 takes 1" in first(judge_ranks(records, 4))
+
+
+def test_local_sgd_and_compressed_gradients_are_not_shown():
+    records = [
+        OwnSteps(
+            steps=[
+                a_step(r, lambda n, r=r: own_values(n, r)),
+                a_step(r, lambda n, r=r: own_values(n, r), step=1, weights=weights(r)),
+            ],
+            after=weights(),
+            counts=[2],
+            optimizers=["SGD"],
+        )
+        for r in range(RANKS)
+    ]
+    found = judge_ranks(records, 2)
+    assert found.statement == Statement.NOT_SHOWN
+    assert "average their weights after some steps" in first(found)
+    layout = [COMPRESSED]
+    steps = [a_step(r, lambda n: own_values(n, 7)) for r in range(RANKS)]
+    assert judged(*steps, layout=layout).statement == Statement.NOT_SHOWN
+
+
+def test_zero_gradients_show_nothing_even_if_one_process_has_them_too():
+    nothing = [
+        OwnGradient(
+            place=Place(name=n),
+            passes=[OwnPass(number=0, fresh=True, first=sketch_of(np.zeros(64)))],
+        )
+        for n in NAMES
+    ]
+    found = of_both(lambda _: np.zeros(64), own=nothing)
+    assert found.statement == Statement.NOT_SHOWN
+    assert shown(LayoutFinding(passed=True, reason=""), found).statement == Statement.NOT_SHOWN
+
+
+def test_a_gradient_that_all_gather_loses_is_a_suspicion():
+    found = of_both(gathered=["all_gather"])
+    assert (found.statement, found.is_suspicious) == (Statement.MEAN, True)
+
+
+def test_a_parameter_that_only_one_process_steps_is_a_fault():
+    steps = [replace(a_step(r, mean), used=a_step(r, mean).used[:1]) for r in range(RANKS)]
+    alone = LayoutFinding(passed=None, reason="no rank has head.weight", tensor="head.weight")
+    found = shown(alone, judged(*steps))
+    assert (found.statement, found.findings[0].tensor) == (Statement.WRONG, "head.weight")
+
+
+@pytest.mark.parametrize(
+    ("finding", "statement"),
+    [
+        (LayoutFinding(passed=True, reason="4 steps agree"), Statement.EQUAL),
+        (LayoutFinding(passed=False, kind="gradient", reason="differs"), Statement.WRONG),
+        (LayoutFinding(passed=False, kind="update", reason="differs"), Statement.WRONG),
+        (LayoutFinding(passed=False, kind="samples", reason="others"), Statement.DATA_PARALLEL),
+        (LayoutFinding(passed=False, kind="random", reason="dropout"), Statement.DATA_PARALLEL),
+        (LayoutFinding(passed=False, kind="module", reason="differs"), Statement.MEAN),
+        (LayoutFinding(passed=None, reason="did not run"), Statement.DATA_PARALLEL),
+    ],
+)
+def test_one_process_decides_only_on_equal_samples(finding, statement):
+    assert shown(finding, of_both()).statement == statement
