@@ -29,13 +29,58 @@ class FlatParameter:
         flat = self._handle.flat_param
         return [flat] if flat._params is None else list(flat._params)
 
+    @property
+    def leaf(self) -> Tensor:
+        """Return the parameter that autograd knows."""
+        flat: Tensor = self._handle.flat_param
+        return flat
+
+    @property
+    def shards(self) -> int:
+        handle = self._handle
+        return dist.get_world_size(handle.process_group) if handle.uses_sharded_strategy else 1
+
+    @property
+    def shard(self) -> int:
+        """Return the number of this rank's shard."""
+        handle = self._handle
+        return dist.get_rank(handle.process_group) if handle.uses_sharded_strategy else 0
+
+    @property
+    def shard_elements(self) -> int:
+        flat = self._handle.flat_param
+        size = flat._sharded_size if self._handle.uses_sharded_strategy else flat.shape
+        return int(size.numel())
+
+    @property
+    def frozen(self) -> list[tuple[int, int]]:
+        """Return the ranges of original parameters without a gradient, in the whole flat one.
+
+        Autograd computes one for them, too, which FSDP drops.
+        """
+        flat = self._handle.flat_param
+        found, begin = [], 0
+        places = iter(flat._params or ())
+        for numel, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+            if not is_padding:
+                parameter = next(places, None)
+                if parameter is not None and not parameter.requires_grad:
+                    found.append((begin, begin + numel))
+            begin += numel
+        return found
+
+    def own(self, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return something of this rank's shard."""
+        flat = self._handle.flat_param
+        return of(flat) if flat._params is None else self._of_views(of)
+
     def whole(self, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Return something of each original parameter, gathered from all ranks; collective.
 
         of: returns a tensor of the size of what it is given, for example the gradient.
         """
         handle, flat = self._handle, self._handle.flat_param
-        own = of(flat) if flat._params is None else self._of_views(of)
+        own = self.own(of)
         if handle.uses_sharded_strategy:
             group = handle.process_group
             parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]

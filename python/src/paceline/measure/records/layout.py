@@ -53,6 +53,7 @@ class RankFiles:
     stacks = _File("stacks.txt")  # of Python, at every request
     operations = _File("operations.bin")  # the last operation of each group; see records.pending
     observed = _File("observed.json")  # of a script under `paceline verify`
+    own_steps = _File("own_steps.json")  # the same
     resumed = _File("resumed.json")  # of a script under `paceline verify --resume-with`
     read_files = _File("read_files.json")  # of a script: written in this run, read before its steps
     status = _File("status.json")

@@ -50,6 +50,10 @@ class CalledModules:
         if not torch.compiler.is_compiling():
             self._called.setdefault(id(module), module)
 
+    @property
+    def count(self) -> int:
+        return len(self._called)
+
     def models(self) -> dict[str, nn.Module]:
         """Return the outermost modules that have parameters, without wrappers, by a prefix.
 

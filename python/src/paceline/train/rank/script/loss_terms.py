@@ -1,0 +1,154 @@
+"""The terms of a loss, from autograd's graph: where many numbers become one.
+
+The gradient that arrives at a term, over the elements of which it takes the mean, is the weight of
+an element in the step. Nodes are found before the backward pass, and gradients noted during it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.base.torch_internals.autograd import is_scalar, operands, reduction
+from paceline.measure.records.own_steps import LossTerm
+
+_MOST_NODES = 20_000
+_MOST_TERMS = 256
+# A stack of so many losses is followed to each of them; longer ones have one for each sample.
+_FEW = 8
+_LINEAR = (
+    *("Add", "Sub", "Rsub", "Neg", "Mean", "Sum", "Stack", "Cat", "Select", "Unbind", "View"),
+    *("Reshape", "Squeeze", "Unsqueeze", "Expand", "ToCopy", "Clone", "Alias", "Identity"),
+    *("BackwardHook", "_DDPSink", "UnsafeView"),
+)
+
+
+class LossTerms:
+    """Notes the terms of the losses of backward passes."""
+
+    def __init__(self) -> None:
+        self._found: list[LossTerm] = []
+
+    def follow(self, loss: Tensor, number: int) -> None:
+        """Note the terms of a loss during its next backward pass."""
+        for node, is_linear in _terms(loss.grad_fn):
+            elements, is_mean = reduction(node)
+            term = LossTerm(
+                number=number,
+                kind=node.name(),
+                elements=elements,
+                is_mean=is_mean,
+                is_linear=is_linear,
+                gradient=0.0,
+            )
+            node.register_prehook(partial(self._note, term))
+
+    def _note(self, term: LossTerm, gradients: tuple[Any, ...]) -> None:
+        first = gradients[0]
+        if isinstance(first, Tensor) and first.numel() == 1:
+            self._found.append(
+                LossTerm(
+                    number=term.number,
+                    kind=term.kind,
+                    elements=term.elements,
+                    is_mean=term.is_mean,
+                    is_linear=term.is_linear,
+                    gradient=_finite(first),
+                )
+            )
+
+    def take(self) -> list[LossTerm]:
+        found, self._found = self._found, []
+        return found
+
+
+def _terms(root: Any) -> list[tuple[Any, bool]]:
+    """Return the nodes that make one number of many, nearest to the loss.
+
+    With each of them, whether the loss is linear in it.
+    """
+    found: list[tuple[Any, bool]] = []
+    seen = {root}
+    rest = [(root, True)]
+    while rest and len(found) < _MOST_TERMS and len(seen) < _MOST_NODES:
+        node, linear = rest.pop()
+        if node.name() == "torch::autograd::AccumulateGrad":
+            continue
+        inputs = [(each, place) for each, place in node.next_functions if each is not None]
+        scalars = [each for each, place in inputs if is_scalar(each, place)]
+        if len(scalars) < len(inputs):
+            stack = inputs[0][0] if len(inputs) == 1 else None
+            if stack is None or not _stacks_few_scalars(stack):
+                found.append((node, linear))
+                continue
+            scalars = [each for each, _ in stack.next_functions if each is not None]
+        linear = linear and _is_linear(node, len(inputs))
+        for each in scalars:
+            if each not in seen:
+                seen.add(each)
+                rest.append((each, linear))
+    return found
+
+
+def _is_linear(node: Any, inputs: int) -> bool:
+    """Return whether the result of a node of scalars is linear in its inputs."""
+    name = node.name()
+    if name.startswith(("MulBackward", "DivBackward")):
+        return inputs == 1
+    return bool(name.startswith(_LINEAR))
+
+
+def _stacks_few_scalars(node: Any) -> bool:
+    parts = [(each, place) for each, place in node.next_functions if each is not None]
+    return (
+        node.name().startswith(("StackBackward", "CatBackward"))
+        and len(parts) <= _FEW
+        and all(is_scalar(each, place) for each, place in parts)
+    )
+
+
+def _finite(value: Tensor) -> float:
+    number = float(value.detach())
+    return number if math.isfinite(number) else 0.0
+
+
+def loses_gradient(loss: Tensor, gathered: list[Tensor], ranks: int) -> bool:
+    """Return whether a loss depends on gathered tensors that have no gradient.
+
+    gathered: results of all_gather, one list of `ranks` after the other.
+    """
+    sums = [(each.numel(), float(each.double().sum())) for each in _together(gathered, ranks)]
+    for node in _nodes(loss.grad_fn):
+        name = node.name()
+        if name.startswith(("CatBackward", "StackBackward")):
+            parts = [each for each, _ in node.next_functions]
+            if len(parts) == ranks and None in parts:
+                return True
+        if name.startswith(("MmBackward", "BmmBackward", "MulBackward")):
+            for saved in operands(node):
+                if not saved.requires_grad:
+                    size, total = saved.numel(), float(saved.detach().double().sum())
+                    if any(size == n and math.isclose(total, s, rel_tol=1e-6) for n, s in sums):
+                        return True
+    return False
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    seen, rest = {root}, [root]
+    while rest and len(seen) < _MOST_NODES:
+        node = rest.pop()
+        yield node
+        for each, _ in node.next_functions:
+            if each is not None and each not in seen:
+                seen.add(each)
+                rest.append(each)
+
+
+def _together(gathered: list[Tensor], ranks: int) -> Iterator[Tensor]:
+    for first in range(0, len(gathered) - ranks + 1, ranks):
+        yield torch.cat([each.detach().reshape(-1) for each in gathered[first : first + ranks]])

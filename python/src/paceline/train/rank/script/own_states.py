@@ -1,0 +1,217 @@
+"""Names, weights, buffers, groups and used gradients of this rank, for its record of own steps."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from paceline.base.torch_internals.flat_parameters import FlatParameter
+from paceline.measure.records.own_steps import Group, Place, Sketch, State, UsedGradient
+from paceline.train.rank.script.modules import (
+    CalledModules,
+    flat_parameters,
+    named_parameters,
+    parameter_names,
+    without_wrappers,
+)
+from paceline.train.rank.script.own_gradients import Leaf, place_of
+from paceline.train.rank.script.sketches import sketch
+from paceline.train.rank.script.tensors import gradient_of
+
+
+class States:
+    """Reads the state of a rank's models and optimisers."""
+
+    def __init__(self, modules: CalledModules) -> None:
+        self._modules = modules
+        self._count = -1  # of called modules when names were last found
+        self._models: dict[str, nn.Module] = {}
+        self._flat: list[FlatParameter] = []
+        self._buffers: dict[tuple[int, str], State] = {}
+        self._of_module: dict[int, str] = {}
+
+    def models(self) -> dict[str, nn.Module]:
+        """Return the called models by a prefix; the first one has none."""
+        if self._modules.count != self._count:
+            self._count = self._modules.count
+            kinds: Counter[str] = Counter()
+            self._models = {}
+            for model in self._modules.models().values():
+                kind = type(model).__name__
+                kinds[kind] += 1
+                prefix = f"{kind}{kinds[kind] if kinds[kind] > 1 else ''}." if self._models else ""
+                self._models[prefix] = model
+            self._flat = flat_parameters(self._models)
+            self._of_module = {
+                id(module): prefix + without_wrappers(name)
+                for prefix, model in self._models.items()
+                for name, module in model.named_modules()
+            }
+        return self._models
+
+    def flat(self) -> list[FlatParameter]:
+        self.models()
+        return self._flat
+
+    def names(self, optimizers: Sequence[Optimizer]) -> dict[int, str]:
+        """Return the names of parameters by their id."""
+        by_id = parameter_names(self.models())
+        names = {id(p): name for name, p in named_parameters(optimizers, by_id).items()}
+        names |= {key: each[0] for key, each in by_id.items()}
+        for each in self._flat:
+            name = _flat_name(each)
+            names |= dict.fromkeys((id(each.leaf), *map(id, each.parameters)), name)
+        return names
+
+    # --- weights, buffers ---
+
+    def weights(self, optimizers: Sequence[Optimizer]) -> list[State]:
+        """Return all parameters of models and optimisers."""
+        names = self.names(optimizers)
+        of_models = (p for model in self.models().values() for p in model.parameters())
+        of_optimizers = (p for o in optimizers for g in o.param_groups for p in g["params"])
+        found: dict[str, State] = {}
+        flat = {id(p): each for each in self._flat for p in (each.leaf, *each.parameters)}
+        for parameter in (*of_optimizers, *of_models):
+            name = names.get(id(parameter))
+            if name is None or name in found:
+                continue
+            owner = flat.get(id(parameter))
+            if owner is None:
+                found[name] = State(
+                    place=place_of(parameter, name) or _coordinates(parameter, name),
+                    shape=list(parameter.shape),
+                    value=sketch(local(parameter)),
+                )
+            else:
+                own = owner.own(Tensor.detach)
+                place = Place(name=name, part=owner.shard, parts=owner.shards)
+                found[name] = State(place=place, shape=list(own.shape), value=sketch(own))
+        return list(found.values())
+
+    def called(self, module: nn.Module) -> None:
+        """Note the buffers of a module at its first call in a step."""
+        for name, buffer in module.named_buffers(recurse=False):
+            if isinstance(buffer, DTensor) or buffer.is_meta or (id(module), name) in self._buffers:
+                continue
+            self._buffers[id(module), name] = State(
+                place=Place(name=name), shape=list(buffer.shape), value=sketch(buffer)
+            )
+
+    def take_buffers(self) -> list[State]:
+        self.models()
+        found = []
+        for (number, name), state in self._buffers.items():
+            owner = self._of_module.get(number)
+            if owner is not None:
+                full = ".".join(part for part in (owner, name) if part)
+                found.append(State(place=Place(name=full), shape=state.shape, value=state.value))
+        self._buffers = {}
+        return found
+
+    def mixing(self) -> list[str]:
+        """Return the modules that normalise over the rows of this rank."""
+        return [
+            f"{self._of_module[id(module)]} ({type(module).__name__})"
+            for model in self.models().values()
+            for module in model.modules()
+            if type(module).__name__.startswith("BatchNorm")
+            and module.training
+            and id(module) in self._of_module
+        ]
+
+    # --- optimisers ---
+
+    def used(self, optimizer: Optimizer, clipped: Mapping[int, Sketch]) -> list[UsedGradient]:
+        """Return the gradients of an optimiser's parameters."""
+        names = self.names([optimizer])
+        flat = {id(p): each for each in self._flat for p in each.parameters}
+        found: dict[str, UsedGradient] = {}
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            name = names.get(id(parameter), "")
+            owner = flat.get(id(parameter))
+            if name in found:
+                continue
+            if owner is not None:
+                if any(p.grad is not None for p in owner.parameters):
+                    place = Place(name=name, part=owner.shard, parts=owner.shards)
+                    found[name] = UsedGradient(place=place, value=sketch(owner.own(gradient_of)))
+            elif parameter.grad is not None:
+                found[name] = UsedGradient(
+                    place=place_of(parameter, name) or _coordinates(parameter, name),
+                    value=sketch(local(parameter.grad)),
+                    before_clip=clipped.get(id(parameter)),
+                )
+        return list(found.values())
+
+    def used_after(
+        self, before: Iterable[UsedGradient], optimizer: Optimizer, clipped: Mapping[int, Sketch]
+    ) -> list[UsedGradient]:
+        """Return gradients before a step with those after it, where they differ."""
+        known = {each.place: each for each in before}
+        for each in self.used(optimizer, clipped):
+            old = known.get(each.place)
+            known[each.place] = UsedGradient(
+                place=each.place,
+                value=each.value if old is None else old.value,
+                after=None if old is None or old.value == each.value else each.value,
+                before_clip=each.before_clip,
+            )
+        return list(known.values())
+
+    def groups(self, optimizer: Optimizer, names: Mapping[int, str]) -> list[Group]:
+        return [
+            Group(
+                names=sorted({names.get(id(p), "") for p in group["params"]}),
+                options={
+                    key: text
+                    for key, value in group.items()
+                    if key != "params" and (text := _option(value)) is not None
+                },
+            )
+            for group in optimizer.param_groups
+        ]
+
+
+def name_of(leaf: Leaf, names: Mapping[int, str]) -> str | None:
+    return next((names[id(p)] for p in (*leaf.owners, leaf.tensor) if id(p) in names), None)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, dense."""
+    own = tensor.detach()
+    part = own.to_local() if isinstance(own, DTensor) else own
+    return part.to_dense() if part.layout != torch.strided else part
+
+
+def _coordinates(tensor: Tensor, name: str) -> Place:
+    """Return the part of a tensor that is sharded in several or in later dimensions."""
+    assert isinstance(tensor, DTensor)
+    mesh = tensor.device_mesh
+    part, parts = 0, 1
+    for dimension, placement in enumerate(tensor.placements):
+        if not placement.is_replicate():
+            part = part * mesh.size(dimension) + mesh.get_local_rank(dimension)
+            parts *= mesh.size(dimension)
+    return Place(name=f"{name} ({' '.join(map(str, tensor.placements))})", part=part, parts=parts)
+
+
+def _flat_name(flat: FlatParameter) -> str:
+    first, last = flat.names[0], flat.names[-1]
+    return first if first == last else f"{first} … {last}"
+
+
+def _option(value: object) -> float | str | None:
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 else None
+    if isinstance(value, bool | int | float):
+        return float(value) if math.isfinite(value) else str(value)
+    if isinstance(value, str | tuple):
+        return str(value)
+    return None

@@ -1,0 +1,340 @@
+"""Record what this rank does by itself in the first steps, for `paceline verify`.
+
+Nothing is exchanged between ranks for it. The record has the rank's own gradients, the gradients
+that optimisers use, weights, buffers, rows of the model's input, and the terms of losses. After the
+last recorded step all hooks are removed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from paceline.measure.records.files import write_json
+from paceline.measure.records.layout import RankFiles
+from paceline.measure.records.own_steps import (
+    COMPRESSED,
+    DIVIDED,
+    UNEVEN,
+    BackwardPass,
+    LossTerm,
+    OwnStep,
+    OwnSteps,
+    ReachedRows,
+    Sketch,
+)
+from paceline.train.rank.script.batches import checksums, tensors_in
+from paceline.train.rank.script.loss_terms import LossTerms, loses_gradient
+from paceline.train.rank.script.modules import CalledModules
+from paceline.train.rank.script.own_gradients import OwnGradients, place_of, take
+from paceline.train.rank.script.own_states import States, local, name_of
+from paceline.train.rank.script.phases import replaced
+from paceline.train.rank.script.sketches import sketch
+
+_MOST_ROWS = 1024
+_KEPT_PASSES = 64
+_MOST_OUTPUTS = 8
+# Modules of torch's hooks for DDP that change gradients, and hooks in them that do not.
+_LOSSY = ("powerSGD", "quantization", "default_hooks", "post_localSGD")
+_EXACT = {"allreduce_hook"}
+
+
+class OwnStepsRecorder:
+    """Records the first `steps` steps of each optimiser while `observing` is active."""
+
+    def __init__(self, steps: int, own: RankFiles, ranks: int) -> None:
+        self._most, self._file, self._ranks = steps, own.own_steps, ranks
+        self._found = OwnSteps()
+        self._modules = CalledModules()
+        self._gradients = OwnGradients()
+        self._noted_terms = LossTerms()
+        self._states = States(self._modules)
+        self._optimizers: list[Optimizer] = []
+        self._counts: list[int] = []
+        self._stepping = 0  # depth of optimisers that call others
+        self._passing = 0  # depth of backward passes
+        self._calls: list[nn.Module] = []  # modules that are being called
+        self._call = 0  # number of the outermost call
+        self._call_rows: list[str] | None = None
+        self._rows: list[ReachedRows] = []
+        self._passes: list[BackwardPass] = []
+        self._terms: list[LossTerm] = []
+        self._clipped: dict[int, Sketch] = {}  # before that, by id of the parameter
+        self._gathered: list[Tensor] = []
+        self._lost: list[str] = []
+        self._scale = 1.0
+        self._step: OwnStep | None = None
+        self._hooks = ExitStack()
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Record while the context is active, and write the record at its end."""
+        with ExitStack() as stack:
+            stack.callback(self._write)
+            stack.enter_context(self._hooks)
+            self._enter(self._hooks)
+            yield
+
+    def _enter(self, stack: ExitStack) -> None:
+        stack.callback(self._gradients.stop)
+        stack.enter_context(self._modules.noting())
+        for owner, name, answer in (
+            (torch.autograd, "backward", self._backward),
+            (torch.nn.utils, "clip_grad_norm_", self._clip),
+            (torch.nn.utils, "clip_grad_value_", self._clip),
+            (Optimizer, "add_param_group", self._add_group),
+            (torch.amp.GradScaler, "step", self._scaled_step),
+            (dist, "all_gather", self._gather),
+            (dist, "all_gather_into_tensor", self._gather),
+            (DistributedDataParallel, "register_comm_hook", self._hook),
+            (DistributedDataParallel, "join", self._join),
+        ):
+            stack.enter_context(replaced(owner, name, answer))
+        for handle in (
+            register_module_parameter_registration_hook(self._registered),
+            register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward, always_call=True),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ):
+            stack.callback(handle.remove)
+
+    def _write(self) -> None:
+        self._found.counts = self._counts
+        self._found.optimizers = [type(each).__name__ for each in self._optimizers]
+        write_json(self._file, self._found)
+
+    # --- parameters, optimisers, wrappers ---
+
+    def _registered(self, _module: nn.Module, _name: str, parameter: Any) -> None:
+        if isinstance(parameter, Tensor):
+            self._gradients.follow(parameter)
+
+    def _add_group(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        result = function(*arguments, **named)
+        self._number(arguments[0])
+        for parameter in _parameters([arguments[0]]):
+            self._gradients.follow(parameter)
+        return result
+
+    def _number(self, optimizer: Optimizer) -> int:
+        for number, each in enumerate(self._optimizers):
+            if each is optimizer:
+                return number
+        self._optimizers.append(optimizer)
+        self._counts.append(0)
+        return len(self._optimizers) - 1
+
+    def _hook(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        hook = arguments[2] if len(arguments) > 2 else named.get("hook")
+        module, name = getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")
+        is_torch = module.startswith("torch.distributed.algorithms")
+        if is_torch and any(each in module for each in _LOSSY) and name not in _EXACT:
+            self._note_layout(COMPRESSED)
+        return function(*arguments, **named)
+
+    def _join(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self._note_layout(UNEVEN)
+        return function(*arguments, **named)
+
+    def _note_layout(self, what: str) -> None:
+        if what not in self._found.layout:
+            self._found.layout.append(what)
+
+    # --- forward passes ---
+
+    def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling() or self._passing:
+            return
+        if not self._calls:
+            self._call_rows, self._call = None, self._call + 1
+        self._calls.append(module)
+        self._states.called(module)
+        if self._call_rows is None and torch.is_grad_enabled() and _has_parameters(self._calls[0]):
+            rows = checksums(inputs)
+            self._call_rows = None if rows is None else rows[:_MOST_ROWS]
+
+    def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        if torch.compiler.is_compiling() or self._passing:
+            return
+        while self._calls and self._calls.pop() is not module:
+            pass
+        for parameter in module.parameters(recurse=False):
+            self._gradients.follow(parameter)
+        if self._calls or not self._call_rows or not torch.is_grad_enabled():
+            return
+        rows, call, kind = self._call_rows, self._call, type(module).__name__
+        reached: set[int] = set()
+
+        def arrived(_gradient: Tensor) -> None:
+            number = self._gradients.number
+            if number not in reached:
+                reached.add(number)
+                self._rows.append(
+                    ReachedRows(number=number, call=call, module=kind, checksums=rows)
+                )
+
+        with_gradient = [each for each in tensors_in(outputs) if each.requires_grad]
+        for each in with_gradient[:_MOST_OUTPUTS]:
+            each.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def _gather(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        result = function(*arguments, **named)
+        is_forward = torch.is_grad_enabled() and not self._passing
+        if is_forward and arguments and _caller() != "torch":  # FSDP gathers parameters with it
+            into = arguments[0]
+            parts = list(into) if isinstance(into, list | tuple) else list(into.chunk(self._ranks))
+            if all(each.is_floating_point() and each.numel() > 1 for each in parts):
+                self._gathered += parts
+        return result
+
+    # --- backward passes ---
+
+    def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if not self._passing:
+            tensors = arguments[0] if arguments else named.get("tensors")
+            first = tensors if isinstance(tensors, Tensor) else next(iter(tensors or ()), None)
+            models = list(self._states.models().values())
+            self._gradients.before_pass(models, self._states.flat())
+            self._begin_pass(first)
+        self._passing += 1
+        try:
+            return function(*arguments, **named)
+        finally:
+            self._passing -= 1
+
+    def _begin_pass(self, loss: Tensor | None) -> None:
+        number = self._gradients.number
+        self._clipped = {}
+        value = None
+        if loss is not None and loss.grad_fn is not None and loss.numel() == 1:
+            value = float(loss.detach())
+            self._noted_terms.follow(loss, number)
+            kept = [each for each in self._gathered if each.untyped_storage().size()]
+            if kept and loses_gradient(loss, kept, self._ranks):
+                self._lost.append("all_gather")
+        self._gathered = []
+        self._passes.append(BackwardPass(number=number, site=_site(), loss=value))
+        del self._passes[:-_KEPT_PASSES], self._rows[: -4 * _KEPT_PASSES]
+
+    def _clip(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        parameters = arguments[0] if arguments else named.pop("parameters")
+        kept = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        for each in kept:
+            if each.grad is not None:
+                self._clipped.setdefault(id(each), sketch(local(each.grad)))
+        return function(kept, *arguments[1:], **named)
+
+    def _scaled_step(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self._scale = float(arguments[0].get_scale())
+        try:
+            return function(*arguments, **named)
+        finally:
+            self._scale = 1.0
+
+    # --- steps ---
+
+    def _before_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
+        self._stepping += 1
+        if self._stepping > 1:
+            return
+        number = self._number(optimizer)
+        step = self._counts[number]
+        if step >= self._most:
+            if not self._found.after:
+                self._found.after = self._states.weights(self._optimizers)
+            self._step = None
+            return
+        self._step = OwnStep(step=step, optimizer=number, scale=self._scale)
+        self._step.weights = self._states.weights(self._optimizers)
+        self._step.used = self._states.used(optimizer, self._clipped)
+
+    def _after_step(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
+        self._stepping = max(0, self._stepping - 1)
+        if self._stepping:
+            return
+        self._counts[self._number(optimizer)] += 1
+        if self._step is not None:
+            self._end(self._step, optimizer, arguments, named)
+        self._step = None
+        if self._found.after:
+            self._hooks.close()
+
+    def _end(self, step: OwnStep, optimizer: Optimizer, arguments: Any, named: Any) -> None:
+        closure = len(arguments) > 1 or named.get("closure") is not None
+        own_step = not getattr(type(optimizer).step, "__module__", "").startswith("torch.optim")
+        if closure or own_step:
+            step.used = self._states.used_after(step.used, optimizer, self._clipped)
+        names = self._states.names(self._optimizers)
+        theirs = {id(p) for p in _parameters([optimizer])}
+        others = {id(p) for p in _parameters(self._optimizers)} - theirs
+        for leaf in self._gradients.leaves.values():
+            if leaf.is_sharded:
+                self._note_layout(DIVIDED)
+            if not any(id(owner) in others for owner in leaf.owners):
+                name = name_of(leaf, names)
+                step.own += [] if name is None else take(leaf, name)
+        numbers = {each.number for own in step.own for each in own.current}
+        self._terms += self._noted_terms.take()
+        step.terms = [each for each in self._terms if each.number in numbers]
+        rows = [each for each in self._rows if each.number in numbers]
+        step.rows = sorted(rows, key=lambda each: each.call)
+        step.passes = [each for each in self._passes if each.number in numbers]
+        del self._terms[: -64 * _KEPT_PASSES]
+        step.groups = self._states.groups(optimizer, names)
+        step.buffers = self._states.take_buffers()
+        step.gathered, self._lost = self._lost, []
+        if any(place_of(p) is None for p in _parameters([optimizer])):
+            self._note_layout(DIVIDED)
+        self._found.mixing = sorted({*self._found.mixing, *self._states.mixing()})
+        self._found.steps.append(step)
+
+
+def _parameters(optimizers: list[Optimizer]) -> list[Tensor]:
+    return [p for each in optimizers for group in each.param_groups for p in group["params"]]
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _site() -> str:
+    """Return the file and line of the script from which a backward pass began."""
+    for frame in _frames():
+        if _package(frame) not in ("torch", "paceline"):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return ""
+
+
+def _caller() -> str:
+    """Return the package that called a function that this one replaces."""
+    return next((p for frame in _frames() if (p := _package(frame)) != "paceline"), "")
+
+
+def _frames() -> Iterator[FrameType]:
+    frame = inspect.currentframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
