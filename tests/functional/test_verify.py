@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
 BUGS = ROOT / "python/benchmarks/parallel_bugs.py"
 FLAT = Path(__file__).parent / "programs/flat_parameters.py"
+STATEMENTS = FLAT.with_name("statements.py")
 DDP = ROOT / "examples/scripts/ddp.py"
 LAYOUTS = DDP.with_name("layouts.py")
 
@@ -89,8 +90,18 @@ def test_flat_parameters_of_fsdp_1_are_put_together(paceline, tmp_path):
     assert not trained_with_roundings(tmp_path), "layouts agree without it"
 
 
-def test_plain_ddp_is_no_false_alarm_and_another_model_is_not_judged(paceline):
+def test_plain_ddp_is_no_false_alarm_and_another_model_is_not_compared(paceline):
     code, [same, other] = verified(paceline, "--vary=--width=16,32", DDP, "--width", "16")
     assert same["finding"]["passed"] is True, same
-    assert (code, other["finding"]["passed"]) == (7, None)
+    assert (code, other["finding"]["passed"], other["shown"]["statement"]) == (0, None, 2)
     assert "as one process has it" in other["finding"]["reason"]
+
+
+def test_each_way_to_train_allows_its_statement(paceline):
+    ways = {"mean": 1, "own-rows": 2, "sum-of-rows": 3, "local": 4, "sum": 5}
+    code, layouts = verified(paceline, f"--vary=--way={','.join(ways)}", STATEMENTS)
+    found = {e["trial"]["arguments"][0]: e["shown"]["statement"] for e in layouts}
+    assert found == {f"--way={way}": each for way, each in ways.items()}, layouts
+    [wrong] = [each["shown"] for each in layouts if each["shown"]["statement"] == 5]
+    assert code == 9
+    assert "summed over 2 ranks" in wrong["findings"][0]["reason"]

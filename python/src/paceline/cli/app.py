@@ -42,7 +42,7 @@ _SECTIONS = {
         "show": "Print the spec of a shipped experiment.",
         "plan": "Show what a run would do; run nothing.",
         "run": "Run an experiment or a training script, and compare.",
-        "verify": "Show whether a training script trains the same in every layout.",
+        "verify": "Show whether a training script is trained right by several ranks.",
     },
     "Read results": {
         "compare": "Print the table of a run, or compare two runs.",

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import click
 
+from paceline.analysis.equivalence.own_checks import RankFinding
+from paceline.analysis.equivalence.ranks import Statement
+from paceline.analysis.equivalence.sample_log import some
+from paceline.analysis.equivalence.shown import Shown
 from paceline.base.errors import ExitCode
 from paceline.base.host.messages import say
 from paceline.cli.console import plain_console, print_json
@@ -35,6 +39,13 @@ from paceline.runner.trials.verify_script import VerifiedLayout, VerifiedScript,
 from paceline.show.report.section import Cell, Column, Section, Table, terminal_view
 
 _STEPS = 4
+_STATEMENTS = {
+    Statement.EQUAL: ("✓", "yes", "equal to one process on the same samples"),
+    Statement.DATA_PARALLEL: ("✓", "yes", "a right data-parallel step"),
+    Statement.MEAN: ("(✓)", "unknown", "ranks agree, and use the mean of their own gradients"),
+    Statement.NOT_SHOWN: ("?", "unknown", "not shown"),
+    Statement.WRONG: ("✗", "no", "wrong"),
+}
 _MARKS = {True: ("✓", "yes"), False: ("✗", "no"), None: ("?", "unknown")}
 _CODES = {True: ExitCode.OK, False: ExitCode.NOT_EQUIVALENT, None: ExitCode.NOT_COMPARABLE}
 
@@ -96,6 +107,11 @@ def _words_of_script(
     default=2,
     help="Without --stop-with: end it after N steps at the earliest.",
 )
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="End with 7 where it is only shown that ranks agree and use the mean of their gradients.",
+)
 @out_option("RUN_DIR", "Write the run here; default: runs/verify-NAME-DATE-TIME.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @json_option
@@ -112,14 +128,15 @@ def command(
     resume_ranks: int | None,
     stop_with: tuple[str, ...] | None,
     stop_after: int,
+    strict: bool,
     out: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Show whether a training script trains the same in every layout.
+    """Show whether a training script is trained right by several ranks.
 
-    The script runs unchanged: in one process, and in each layout. A ✗ names the first step, module
-    and tensor that differ, and the likely cause.
+    The script runs unchanged: in each layout, where ranks are checked against each other, and in
+    one process. A ✗ names the first step that is wrong, the tensor, and the likely cause.
     """
     if not is_script(spec, module):
         raise click.UsageError(f"{spec}: expected a script (FILE.py, or -m MODULE)")
@@ -158,7 +175,17 @@ def command(
         for layout in verified.layouts:
             if layout.failure is not None:
                 say(layout.failure)
-    return _CODES[verified.passed]
+    return max(_code(each, strict=strict) for each in verified.layouts)
+
+
+def _code(layout: VerifiedLayout, *, strict: bool) -> int:
+    shown = layout.shown
+    if shown.statement == Statement.WRONG:
+        return ExitCode.NOT_EQUIVALENT
+    weak = shown.statement == Statement.MEAN and (strict or shown.is_suspicious)
+    if weak or shown.statement == Statement.NOT_SHOWN:
+        return ExitCode.NOT_COMPARABLE
+    return ExitCode.OK
 
 
 def _loaded(spec: str, arguments: Sequence[str], options: ScriptOptions) -> Spec:
@@ -195,20 +222,44 @@ def _step(step: int | None) -> str:
 
 
 _COLUMNS: tuple[Column[VerifiedLayout], ...] = (
-    Column("", lambda layout: _mark_of(layout.finding.passed), "name"),
+    Column("", lambda layout: _mark(layout.shown), "name"),
     Column("layout", _words, "text"),
-    Column("first\ndifference", lambda layout: _step(layout.finding.step), "name"),
-    Column("what was found", lambda layout: layout.finding.reason, "text"),
+    Column("first\nfault", lambda layout: _step(layout.shown.step), "name"),
+    Column("what is shown", lambda layout: _shown(layout.shown), "text"),
 )
+
+
+def _mark(shown: Shown) -> Cell:
+    text, style, _ = _STATEMENTS[shown.statement]
+    return Cell(text, style=style)
+
+
+def _shown(shown: Shown) -> str:
+    """Return the statement and the findings, a line for each of them."""
+    _, _, words = _STATEMENTS[shown.statement]
+    if shown.statement <= Statement.MEAN:
+        words += f", in the first {shown.steps} steps"
+    if shown.statement == Statement.DATA_PARALLEL and any(shown.rows):
+        equal = len(set(shown.rows)) == 1
+        rows = f"{len(shown.rows)} \u00d7 {shown.rows[0]}" if equal else some(shown.rows)
+        words += f" ({rows} rows)"
+    return "\n".join([words, *(_finding(each) for each in shown.findings)])
+
+
+def _finding(finding: RankFinding) -> str:
+    step = "" if finding.step is None else f"step {finding.step + 1}: "
+    return f"- {step}{finding.reason}"
 
 
 def _section(verified: VerifiedScript) -> Section:
     """Return a line for each layout, and a sentence about all of them."""
     sentence = {
-        True: "Every layout trains what one process trains.",
-        False: "Not every layout trains what one process trains.",
-        None: "Not every layout could be compared with one process.",
-    }[verified.passed]
+        Statement.EQUAL: "Every layout trains what one process trains, as far as it was compared.",
+        Statement.DATA_PARALLEL: "Every layout trains on the mean loss over all ranks' rows.",
+        Statement.MEAN: "Ranks agree with each other; more is not shown.",
+        Statement.NOT_SHOWN: "It is not shown that every layout trains right.",
+        Statement.WRONG: "A layout trains wrong.",
+    }[verified.statement]
     return Section(table=Table(columns=_COLUMNS, items=verified.layouts), sentences=[sentence])
 
 

@@ -54,6 +54,7 @@ class Observation(_Value):
     """The part of a trial of `paceline verify`: the reference, or compared with it."""
 
     reference: str | None  # the trial to compare with; None: this is the reference
+    steps: int  # that are compared
     rounded: bool = False  # train with outputs that differ by roundings
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.analysis.equivalence.observed import LayoutFinding, judge
+from paceline.analysis.equivalence.ranks import Statement, judge_ranks
+from paceline.analysis.equivalence.shown import Shown, shown
 from paceline.measure.records.files import document, write_json
 from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.measure.records.observed import Observed
+from paceline.measure.records.own_steps import OwnSteps
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Spec
 from paceline.plan.trials.trial import Observation, Trial
@@ -26,25 +29,28 @@ REFERENCE, ROUNDED = "reference", "reference-rounded"  # trials
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedLayout:
-    """One way to distribute a script, and what was found."""
+    """One way to distribute a script, and what was found.
+
+    finding: compared with one process. shown: by this, and by the ranks against each other.
+    """
 
     trial: Trial
     finding: LayoutFinding
+    shown: Shown
     failure: str | None = None  # the cause and the end of the log, if it failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedScript:
-    """All layouts of a script, compared with one process."""
+    """All layouts of a script."""
 
     script: str
     layouts: tuple[VerifiedLayout, ...]
 
     @property
-    def passed(self) -> bool | None:
-        """True if all layouts train the same, False if one does not, None if one is unknown."""
-        found = [each.finding.passed for each in self.layouts]
-        return False if False in found else None if None in found else True
+    def statement(self) -> Statement:
+        """Return the statement that is true of all layouts."""
+        return max(each.shown.statement for each in self.layouts)
 
 
 class Trainings:
@@ -77,37 +83,52 @@ def verify_script(
     *,
     progress: Progress,
 ) -> VerifiedScript:
-    """Train the script of a spec in every layout, and compare each with one process.
+    """Train the script of a spec in every layout; compare its ranks, and it with one process.
 
     The number of steps is `max_steps` of the script. Raises UsageError, EnvironmentLacks before
-    anything runs; RankFailed, TimedOut if the reference fails.
+    anything runs; RankFailed, TimedOut if the script fails in one process and in every layout.
     """
     files = RunFiles(run_dir)
     check_run_dir(files, spec, resume=False)
     layouts = sorted((t for t in planned.trials if not t.is_baseline), key=lambda t: t.id)
+    steps = planned.trials[0].training.max_steps or 1
     [baseline] = [trial for trial in planned.trials if trial.is_baseline]
     with made_run_dir(run_dir):
         preflight(planned.trials)
     with only_runner(run_dir):
         write_json(files.manifest, manifest_of(planned))
         trainings = Trainings(files, progress, 1 + len(layouts))
-        alone = _observing(baseline, Observation(reference=None), REFERENCE)
-        reference = _observed(trainings.finished(alone))
+        observe = Observation(reference=None, steps=steps)
+        alone, alone_files = trainings.run(_observing(baseline, observe, REFERENCE))
+        reference = _observed(alone_files)
         rounded: list[Observed] = []
         verified = []
         for trial in layouts:
-            layout = _observing(trial, Observation(reference=REFERENCE))
+            layout = _observing(trial, Observation(reference=REFERENCE, steps=steps))
             outcome, layout_files = trainings.run(layout)
             found = _observed(layout_files)
             finding = LayoutFinding(passed=None, reason=f"it did not run: {outcome.reason}")
-            if outcome.status == "ok":
+            if outcome.status == "ok" and alone.status != "ok":
+                reason = f"one process did not run: {alone.reason}"
+                finding = LayoutFinding(passed=None, reason=reason)
+            elif outcome.status == "ok":
                 finding = judge(reference, rounded, found)
             if finding.passed is False and not rounded:
                 # Roundings only widen the limits, so a layout that agrees needs no such training.
-                again = Observation(reference=REFERENCE, rounded=True)
+                again = Observation(reference=REFERENCE, steps=steps, rounded=True)
                 rounded = _observed(trainings.finished(_observing(baseline, again, ROUNDED)))
                 finding = judge(reference, rounded, found)
-            verified.append(VerifiedLayout(trial=trial, finding=finding, failure=outcome.message))
+            ranks = judge_ranks(_own_steps(layout_files), steps)
+            verified.append(
+                VerifiedLayout(
+                    trial=trial,
+                    finding=finding,
+                    shown=shown(finding, ranks),
+                    failure=outcome.message,
+                )
+            )
+    if alone.status != "ok" and all(each.failure is not None for each in verified):
+        raise failure_of(alone)
     assert baseline.training.script is not None
     return VerifiedScript(script=baseline.training.script.path, layouts=tuple(verified))
 
@@ -134,3 +155,7 @@ def rank_documents(
     """Return what the ranks of a trial recorded in a file; ranks without it are left out."""
     found = (document(file_of(rank), kind) for _, rank in files.ranks())
     return [each for each in found if each is not None]
+
+
+def _own_steps(files: TrialFiles) -> list[OwnSteps]:
+    return rank_documents(files, lambda rank: rank.own_steps, OwnSteps)

@@ -22,7 +22,7 @@ def observed(folder, train, *, rank=0, reference=None, rounded=False):
     files = TrialFiles(folder)
     own = files.rank(rank)
     own.root.mkdir(parents=True)
-    observation = Observation(reference=reference, rounded=rounded)
+    observation = Observation(reference=reference, rounded=rounded, steps=100)
     context = rank_context(rank, ranks=2)
     observer = Observer(observation, context, files, own, Recorder(lambda _: None))
     with observer.observing():

@@ -178,8 +178,10 @@ class Observer:
             self._models = self._modules.models()
             self._names = parameter_names(self._models)
             self._flat = flat_parameters(self._models)
-        weights = self._weights(optimizer)
         number = self._optimizers.index(optimizer)
+        if self._steps[number] >= self._observation.steps:
+            return
+        weights = self._weights(optimizer)
         if not self._steps[number]:
             self._found.initial += self._compared(f"initial-{number}", weights, hashed=False)
         self._before = {name: tensor.clone() for name, tensor in weights.items()}
@@ -188,6 +190,8 @@ class Observer:
 
     def _after_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
         number = self._optimizers.index(optimizer)
+        if self._steps[number] >= self._observation.steps:
+            return
         gradient = self._gradients(optimizer) if self._gradient is None else self._gradient
         weights = self._weights(optimizer)
         change = {name: weights[name] - tensor for name, tensor in self._before.items()}

@@ -53,13 +53,17 @@ class TrainingRecorder:
         on_first_step: Callable[[Optimizer], None],
         *,
         ends_diverged: bool = True,
+        ends_at_once: bool = True,
     ) -> None:
-        """ends_diverged: end the script if it reports a loss that is not finite."""
+        """ends_diverged: end the script if it reports a loss that is not finite. ends_at_once: end
+        it after its last step, or else when the step after it would change the weights.
+        """
         self.steps = 0
         self.started_unix_s: float | None = None  # of the first step
         self.ended_unix_s: float | None = None  # of the last step
         self._rank = context.rank
         self._ends_diverged = ends_diverged
+        self._ends_at_once = ends_at_once
         self._max_steps = training.max_steps
         self._samples, self._global_samples = _stated_samples(training, context)
         self._operations = operations
@@ -103,7 +107,7 @@ class TrainingRecorder:
         next one."""
         if self._ended is not None and self._report is None:
             self._report = (loss, samples)
-            if self.steps == self._max_steps:
+            if self.steps == self._max_steps and self._ends_at_once:
                 raise EnoughSteps
         else:
             self._early_report = (loss, samples)
@@ -210,6 +214,8 @@ class TrainingRecorder:
         self._operations.flush()
         self._begin(ended_s)
         # A script that reports after each step also reports the last one.
+        if not self._ends_at_once:
+            return
         if self.steps == self._max_steps and (self._report is not None or not self._was_reported):
             raise EnoughSteps
 

@@ -34,6 +34,7 @@ from paceline.train.rank.script.modules import (
     parameter_names,
 )
 from paceline.train.rank.script.observer import Observer
+from paceline.train.rank.script.own_steps import OwnStepsRecorder
 from paceline.train.rank.script.process_group import ProcessGroups
 from paceline.train.rank.script.program import failure_of, run_script, torchrun_variables
 from paceline.train.rank.script.recorder import TrainingRecorder
@@ -90,7 +91,12 @@ class _ScriptRank:
         self._peers = peers
         self._groups = ProcessGroups(trial, context, peers)
         self._training = TrainingRecorder(
-            trial.training, context, files.rank(context.rank), operations, self._first_step
+            trial.training,
+            context,
+            files.rank(context.rank),
+            operations,
+            self._first_step,
+            ends_at_once=self._script.observe is None,
         )
         self._former = FormerFiles(files, files.rank(context.rank))
         self._processes = SpawnedProcesses(self._script, context)
@@ -98,9 +104,13 @@ class _ScriptRank:
         self._updates = OwnUpdates(self._modules, self._refuse_updates)
         self._parameters: ParameterRecord | None = None
         self._observer: Observer | None = None
-        if self._script.observe is not None:
+        self._own_steps: OwnStepsRecorder | None = None
+        observe = self._script.observe
+        if observe is not None:
             own = files.rank(context.rank)
-            self._observer = Observer(self._script.observe, context, files, own, operations)
+            self._observer = Observer(observe, context, files, own, operations)
+            if context.world_size > 1:
+                self._own_steps = OwnStepsRecorder(observe.steps, own, context.world_size)
 
     def run(self) -> None:
         os.environ.update(torchrun_variables(self._trial, self._context))
@@ -112,6 +122,8 @@ class _ScriptRank:
                     stack.enter_context(ResumeRecorder(self._script.resume, own).recording())
                 if self._observer is not None:  # it sees each step before the last one ends all
                     stack.enter_context(self._observer.observing())
+                if self._own_steps is not None:
+                    stack.enter_context(self._own_steps.observing())
                 stack.enter_context(self._modules.noting())
                 stack.enter_context(self._updates.noticing())
                 stack.enter_context(self._groups.answering())
