@@ -21,10 +21,11 @@ _MOST_NODES = 20_000
 _MOST_TERMS = 256
 # A stack of so many losses is followed to each of them; longer ones have one for each sample.
 _FEW = 8
+_SINK = "_DDPSink"  # lets each output of a model through, to the input of the same number
 _LINEAR = (
     *("Add", "Sub", "Rsub", "Neg", "Mean", "Sum", "Stack", "Cat", "Select", "Unbind", "View"),
     *("Reshape", "Squeeze", "Unsqueeze", "Expand", "ToCopy", "Clone", "Alias", "Identity"),
-    *("BackwardHook", "_DDPSink", "UnsafeView"),
+    *("BackwardHook", _SINK, "UnsafeView"),
 )
 
 
@@ -36,7 +37,7 @@ class LossTerms:
 
     def follow(self, loss: Tensor, number: int) -> None:
         """Note the terms of a loss during its next backward pass."""
-        for node, is_linear in _terms(loss.grad_fn):
+        for node, is_linear in _terms(loss.grad_fn, loss.output_nr):
             elements, is_mean = reduction(node)
             term = LossTerm(
                 number=number,
@@ -67,31 +68,33 @@ class LossTerms:
         return found
 
 
-def _terms(root: Any) -> list[tuple[Any, bool]]:
+def _terms(root: Any, number: int) -> list[tuple[Any, bool]]:
     """Return the nodes that make one number of many, nearest to the loss.
 
-    With each of them, whether the loss is linear in it.
+    With each of them, whether the loss is linear in it. number: of the result of the root.
     """
     found: list[tuple[Any, bool]] = []
-    seen = {root}
-    rest = [(root, True)]
+    seen = {(root, number)}
+    rest = [(root, number, True)]
     while rest and len(found) < _MOST_TERMS and len(seen) < _MOST_NODES:
-        node, linear = rest.pop()
+        node, number, linear = rest.pop()
         if node.name() == "torch::autograd::AccumulateGrad":
             continue
         inputs = [(each, place) for each, place in node.next_functions if each is not None]
-        scalars = [each for each, place in inputs if is_scalar(each, place)]
+        if node.name().startswith(_SINK) and len(node.next_functions) > number:
+            inputs = [node.next_functions[number]]
+        scalars = [each for each in inputs if is_scalar(*each)]
         if len(scalars) < len(inputs):
             stack = inputs[0][0] if len(inputs) == 1 else None
             if stack is None or not _stacks_few_scalars(stack):
                 found.append((node, linear))
                 continue
-            scalars = [each for each, _ in stack.next_functions if each is not None]
+            scalars = [each for each in stack.next_functions if each[0] is not None]
         linear = linear and _is_linear(node, len(inputs))
         for each in scalars:
             if each not in seen:
                 seen.add(each)
-                rest.append((each, linear))
+                rest.append((*each, linear))
     return found
 
 
