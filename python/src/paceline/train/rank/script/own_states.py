@@ -35,6 +35,7 @@ class States:
         self._flat: list[FlatParameter] = []
         self._buffers: dict[tuple[int, str], State] = {}
         self._of_module: dict[int, str] = {}
+        self._last_call: dict[int, int] = {}  # by id of the module
 
     def models(self) -> dict[str, nn.Module]:
         """Return the called models by a prefix; the first one has none."""
@@ -95,8 +96,15 @@ class States:
                 found[name] = State(place=place, shape=list(own.shape), value=sketch(own))
         return list(found.values())
 
-    def called(self, module: nn.Module) -> None:
-        """Note the buffers of a module at its first call in a step."""
+    def called(self, module: nn.Module, call: int) -> None:
+        """Note the buffers of a module at its first call in a step.
+
+        call: number of the outermost call around it. DDP broadcasts buffers when that begins, so
+        modules that are called several times in it may differ until the next one.
+        """
+        if self._last_call.get(id(module)) == call:
+            return
+        self._last_call[id(module)] = call
         for name, buffer in module.named_buffers(recurse=False):
             if isinstance(buffer, DTensor) or buffer.is_meta or (id(module), name) in self._buffers:
                 continue

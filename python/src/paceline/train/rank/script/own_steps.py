@@ -167,7 +167,7 @@ class OwnStepsRecorder:
         if not self._calls:
             self._call_rows, self._call = None, self._call + 1
         self._calls.append(module)
-        self._states.called(module)
+        self._states.called(module, self._call)
         if self._call_rows is None and torch.is_grad_enabled() and _has_parameters(self._calls[0]):
             rows = checksums(inputs)
             self._call_rows = None if rows is None else rows[:_MOST_ROWS]
