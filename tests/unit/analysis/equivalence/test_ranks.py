@@ -97,11 +97,13 @@ def a_step(rank, used, *, passes=1, step=0, **more):
     return OwnStep(step=step, optimizer=0, **{**fields, **more})
 
 
-def judged(*steps, **more):
-    """Judge a training of one step for each rank."""
+def judged(*steps, drift=0.0, **more):
+    """Judge a training of one step for each rank. drift: of the weights after it, per rank."""
     records = [
-        OwnSteps(steps=[each], after=weights(), counts=[1], optimizers=["SGD"], **more)
-        for each in steps
+        OwnSteps(
+            steps=[each], after=weights(1 + rank * drift), counts=[1], optimizers=["SGD"], **more
+        )
+        for rank, each in enumerate(steps)
     ]
     return judge_ranks(records, 1)
 
@@ -158,9 +160,13 @@ def test_a_tensor_that_is_not_exchanged_is_named():
     def used(rank):
         return lambda name: own_values(name, rank) if name == "head.weight" else mean(name)
 
-    found = judged(*(a_step(rank, used(rank)) for rank in range(RANKS)))
+    steps = [a_step(rank, used(rank)) for rank in range(RANKS)]
+    found = judged(*steps, drift=0.1)
     assert found.statement == Statement.WRONG
     assert first(found) == ("the gradient of head.weight is not exchanged: each rank uses its own")
+    found = judged(*steps)
+    assert found.statement == Statement.NOT_SHOWN
+    assert "the optimiser exchanges the gradient of head.weight itself" in first(found)
 
 
 def test_gradients_that_ranks_scale_before_the_exchange_are_found():

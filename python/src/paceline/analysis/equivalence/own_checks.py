@@ -200,13 +200,13 @@ def _text(value: float | str) -> str:
 # --- gradients that are used ---
 
 
-def equal_used(steps: Steps) -> Iterator[RankFinding]:
-    """Compare the gradients that optimisers use, where they were the mean before."""
+def equal_used(steps: Steps, exchanged: set[Place]) -> Iterator[RankFinding]:
+    """Compare the gradients that optimisers use, of the places where they are the mean."""
     first: dict[Place, tuple[int, int]] = {}
     ratios: dict[int, list[float]] = {}
     names: set[str] = set()
     for rank, step in steps.items():
-        for each in step.used:
+        for each in (each for each in step.used if each.place in exchanged):
             crc32 = (each.after or each.value).crc32
             other, theirs = first.setdefault(each.place, (rank, crc32))
             if each.before_clip is not None:

@@ -151,6 +151,27 @@ class _Judgement:
             return [f"{what} of the others (tensor parallel)"]
         return []
 
+    def _exchanged_inside(
+        self, steps: Mapping[int, OwnStep], wrong: Sequence[Exchanged]
+    ) -> list[Exchanged]:
+        """Return tensors whose weights stay equal although each rank steps with its own gradient.
+
+        Optimisers that divide their state among ranks exchange gradients in their step.
+        """
+        after = self._keys.index((steps[0].optimizer, steps[0].step)) + 1
+        if after < len(self._keys):
+            states = [found[self._keys[after]].weights for found in self._by_key]
+        elif all(each.after for each in self._records):
+            states = [each.after for each in self._records]
+        else:
+            return []
+        unequal = {each.name for each in unequal_places(states)}
+        return [
+            each
+            for each in wrong
+            if each.is_distinct and _is_local(each) and each.place.name not in unequal
+        ]
+
     def _averaged(self, steps: Mapping[int, OwnStep]) -> RankFinding | None:
         """Return what ranks that exchange no gradients do if they average weights; else None."""
         step, key = steps[0].step, (steps[0].optimizer, steps[0].step)
@@ -186,6 +207,12 @@ class _Judgement:
         step = steps[0].step
         right = [each for each in found if each.factor is not None and not each.is_zero]
         wrong = [each for each in found if each.factor is None]
+        inside = self._exchanged_inside(steps, wrong) if right else []
+        if inside:
+            wrong = [each for each in wrong if each not in inside]
+            what = some(sorted({each.place.name for each in inside}))
+            reason = f"the optimiser exchanges the gradient of {what} itself, inside its step"
+            yield RankFinding(level=NOT_SHOWN, kind="inside", step=step, reason=reason)
         if not found:
             reason = "no gradient of a rank by itself was seen"
             yield RankFinding(level=NOT_SHOWN, kind="exchange", step=step, reason=reason)
@@ -203,7 +230,7 @@ class _Judgement:
             faults = faults or _not_means(wrong, step, self._ranks)
             yield from faults
             if not faults:
-                yield from equal_used(steps)
+                yield from equal_used(steps, {each.place for each in right})
                 yield from _of_parts(right, steps)
             yield from _remarks(right, step, has_rows=has_rows)
         factor = common_factor(right)
