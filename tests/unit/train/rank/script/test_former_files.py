@@ -72,6 +72,12 @@ def test_other_files_may_be_read(run, tmp_path, age_s, loads):
     started(run, "second", tmp_path / "snapshot.pt", loads=loads).check("train.py")
 
 
+def test_a_cache_of_a_data_set_is_no_snapshot(run, tmp_path):
+    cache = tmp_path / "dataset_info.json"
+    written(cache, age_s=90.0)
+    started(run, "second", cache).check("train.py")
+
+
 def test_what_the_earlier_trial_has_read_itself_is_no_snapshot_of_its_training(run, tmp_path):
     written(tmp_path / "pretrained.pt", age_s=90.0)
     started(run, "first", tmp_path / "pretrained.pt").check("train.py")

@@ -25,7 +25,11 @@ from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
 from paceline.train.rank.script.phases import replaced
 
-_CODE = (".py", ".pyc", ".so")
+# What holds no weights: code, and caches and settings that libraries of data share between runs.
+_NO_STATE = (
+    *(".py", ".pyc", ".so", ".json", ".jsonl", ".toml", ".yaml", ".yml", ".txt", ".csv", ".log"),
+    *(".arrow", ".parquet", ".lock"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +93,7 @@ class FormerFiles:
         if not isinstance(file, str | os.PathLike) or not str(mode).startswith("r"):
             return
         path = os.path.abspath(file)  # noqa: PTH100  (links keep their names)
-        if isinstance(path, str) and not path.endswith(_CODE) and os.path.isfile(path):  # noqa: PTH113
+        if isinstance(path, str) and not path.endswith(_NO_STATE) and os.path.isfile(path):  # noqa: PTH113
             self._read[path] = os.stat(path).st_mtime_ns  # noqa: PTH116
 
     def _load(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
