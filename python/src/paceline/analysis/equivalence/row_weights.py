@@ -59,6 +59,10 @@ class _RowWeights:
         )
 
     def _gathered(self) -> Iterator[RankFinding]:
+        crossed = sorted({name for each in self._steps for name in each.crossed})
+        if crossed:
+            reason = f"{some(crossed)} takes rows of all ranks, so the loss is no sum over rows"
+            yield self._finding(WEAKER, "gathered", reason)
         if not any(each.gathered for each in self._steps):
             return
         if all(self._is_whole(each) for each in self._steps):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -55,6 +57,8 @@ _MOST_OUTPUTS = 8
 # Modules of torch's hooks for DDP that change gradients, and hooks in them that do not.
 _LOSSY = ("powerSGD", "quantization", "default_hooks", "post_localSGD")
 _EXACT = {"allreduce_hook"}
+_EXCHANGES = ("all_reduce", "all_to_all", "all_to_all_single", "reduce_scatter_tensor")
+_SYNC_BATCH_NORM = "torch.nn.modules._functions"  # normalises as one process would
 
 
 class OwnStepsRecorder:
@@ -80,6 +84,7 @@ class OwnStepsRecorder:
         self._clipped: dict[int, Sketch] = {}  # before that, by id of the parameter
         self._gathered: list[Tensor] = []
         self._lost: list[str] = []
+        self._crossed: set[str] = set()
         self._scale = 1.0
         self._step: OwnStep | None = None
         self._hooks = ExitStack()
@@ -104,6 +109,7 @@ class OwnStepsRecorder:
             (torch.amp.GradScaler, "step", self._scaled_step),
             (dist, "all_gather", self._gather),
             (dist, "all_gather_into_tensor", self._gather),
+            *((dist, name, self._exchange) for name in _EXCHANGES),
             (DistributedDataParallel, "register_comm_hook", self._hook),
             (DistributedDataParallel, "join", self._join),
         ):
@@ -196,7 +202,13 @@ class OwnStepsRecorder:
         for each in with_gradient[:_MOST_OUTPUTS]:
             each.register_hook(arrived)  # type: ignore[no-untyped-call]
 
+    def _exchange(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if not self._passing and (crossing := _differentiated()) is not None:
+            self._crossed.add(crossing)
+        return function(*arguments, **named)
+
     def _gather(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        function = partial(self._exchange, function)
         result = function(*arguments, **named)
         is_forward = torch.is_grad_enabled() and not self._passing
         if is_forward and arguments and _caller() != "torch":  # FSDP gathers parameters with it
@@ -302,6 +314,7 @@ class OwnStepsRecorder:
         step.groups = self._states.groups(optimizer, names)
         step.buffers = self._states.take_buffers()
         step.gathered, self._lost = self._lost, []
+        step.crossed, self._crossed = sorted(self._crossed), set()
         if any(place_of(p) is None for p in _parameters([optimizer])):
             self._note_layout(DIVIDED)
         self._found.mixing = sorted({*self._found.mixing, *self._states.mixing()})
@@ -322,6 +335,21 @@ def _site() -> str:
         if _package(frame) not in ("torch", "paceline"):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return ""
+
+
+def _differentiated() -> str | None:
+    """Return the function of autograd whose forward part calls; None if there is none."""
+    for frame in _frames():
+        if frame.f_code.co_name == "forward" and frame.f_code.co_argcount:
+            own = frame.f_locals.get(frame.f_code.co_varnames[0])
+            is_ours = frame.f_globals.get("__name__") != _SYNC_BATCH_NORM
+            if (
+                isinstance(own, FunctionCtx)
+                and is_ours
+                and any(getattr(own, "needs_input_grad", ()))
+            ):
+                return type(own).__name__.removesuffix("Backward")
+    return None
 
 
 def _caller() -> str:
