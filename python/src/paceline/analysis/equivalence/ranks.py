@@ -69,18 +69,25 @@ class RanksFinding:
         return any(each.level == SUSPICION for each in self.findings)
 
 
-def judge_ranks(records: Sequence[OwnSteps], steps: int) -> RanksFinding:
-    """Judge what ranks recorded by themselves, in their order. steps: that were to be recorded."""
+def judge_ranks(
+    records: Sequence[OwnSteps], steps: int, of_rows: Sequence[RankFinding] = ()
+) -> RanksFinding:
+    """Judge what ranks recorded by themselves, in their order.
+
+    steps: that were to be recorded. of_rows: what the rows of the whole training show.
+    """
     if len(records) < 2 or not all(each.steps for each in records):
         reason = "no step of an optimiser was recorded on every rank"
         found = RankFinding(level=NOT_SHOWN, kind="no-step", reason=reason)
         return RanksFinding(statement=Statement.NOT_SHOWN, findings=(found,), steps=0)
-    return _Judgement(records, steps).result()
+    return _Judgement(records, steps, of_rows).result()
 
 
 class _Judgement:
-    def __init__(self, records: Sequence[OwnSteps], steps: int) -> None:
-        self._records, self._most = records, steps
+    def __init__(
+        self, records: Sequence[OwnSteps], steps: int, of_rows: Sequence[RankFinding]
+    ) -> None:
+        self._records, self._most, self._of_rows = records, steps, of_rows
         self._ranks = len(records)
         self._by_key = [{(e.optimizer, e.step): e for e in each.steps} for each in records]
         shared = set(self._by_key[0]).intersection(*self._by_key[1:])
@@ -119,6 +126,8 @@ class _Judgement:
             divided = bool(self._layout)
             yield from equal_states(self._records, self._keys, self._by_key, is_divided=divided)
         yield from of_steps
+        if not any(each.kind == "rows" for each in of_steps):
+            yield from self._of_rows
         if mixing := self._records[0].mixing:
             reason = f"{some(mixing)} normalises by the rows of each rank"
             yield RankFinding(level=REMARK, kind="batch-norm", reason=reason)

@@ -54,6 +54,7 @@ class RankFiles:
     operations = _File("operations.bin")  # the last operation of each group; see records.pending
     observed = _File("observed.json")  # of a script under `paceline verify`
     own_steps = _File("own_steps.json")  # the same
+    trained_rows = _File("trained_rows.json")  # the same
     resumed = _File("resumed.json")  # of a script under `paceline verify --resume-with`
     read_files = _File("read_files.json")  # of a script: written in this run, read before its steps
     status = _File("status.json")
@@ -86,6 +87,7 @@ class TrialFiles:
     reported = _File("reported_failure.json")
     failures = _File("failures.jsonl")  # after which the trial was started again
     stacks_request = _File("stacks.request")  # changed when hosts shall ask their ranks for stacks
+    last_step = _File("last_step")  # after which the ranks of a script that is verified end
     injected = _File("injected.jsonl")  # failures that the run itself has caused
     result = _File("result.json")
     equivalence = _File("equivalence.json")  # result of the comparison with the baseline

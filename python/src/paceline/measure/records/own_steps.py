@@ -7,7 +7,11 @@ mean of ranks is the mean of their sketches.
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 # Forms of parallelism that change gradients.
 COMPRESSED = "gradients are compressed by a hook of DDP"
@@ -144,3 +148,31 @@ class OwnSteps:
     optimizers: list[str] = field(default_factory=list)  # their classes
     layout: list[str] = field(default_factory=list)  # forms of parallelism, as above
     mixing: list[str] = field(default_factory=list)  # modules that mix rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRows:
+    """The rows that one rank trained on in each step, by their checksums; see `of`.
+
+    `ranks/<rank>/trained_rows.json`.
+    """
+
+    lengths: list[int]  # rows of each step; 0: not known
+    checksums: str  # of all steps: base64 of little-endian integers of 64 bits
+    is_whole: bool  # the script ended by itself
+
+    @classmethod
+    def of(cls, steps: Sequence[Sequence[str]], *, is_whole: bool) -> TrainedRows:
+        """steps: hexadecimal checksums."""
+        every = np.array([int(row, 16) for rows in steps for row in rows], "<u8")
+        return cls(
+            lengths=[len(rows) for rows in steps],
+            checksums=base64.b64encode(every.tobytes()).decode(),
+            is_whole=is_whole,
+        )
+
+    @property
+    def steps(self) -> list[list[int]]:
+        every = np.frombuffer(base64.b64decode(self.checksums), "<u8")
+        ends = np.cumsum(self.lengths, dtype=int)
+        return [part.tolist() for part in np.split(every, ends)[: len(self.lengths)]]

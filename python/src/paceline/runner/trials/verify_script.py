@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from paceline.analysis.equivalence.observed import LayoutFinding, judge
 from paceline.analysis.equivalence.ranks import Statement, judge_ranks
 from paceline.analysis.equivalence.shown import Shown, shown
+from paceline.analysis.equivalence.trained_rows import judge_rows
 from paceline.measure.records.files import document, write_json
 from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.measure.records.observed import Observed
-from paceline.measure.records.own_steps import OwnSteps
+from paceline.measure.records.own_steps import OwnSteps, TrainedRows
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Spec
 from paceline.plan.trials.trial import Observation, Trial
@@ -118,7 +119,8 @@ def verify_script(
                 again = Observation(reference=REFERENCE, steps=steps, rounded=True)
                 rounded = _observed(trainings.finished(_observing(baseline, again, ROUNDED)))
                 finding = judge(reference, rounded, found)
-            ranks = judge_ranks(_own_steps(layout_files), steps)
+            of_rows = judge_rows(_rows(layout_files), next(iter(_rows(alone_files)), None))
+            ranks = judge_ranks(_own_steps(layout_files), steps, of_rows)
             verified.append(
                 VerifiedLayout(
                     trial=trial,
@@ -159,3 +161,7 @@ def rank_documents(
 
 def _own_steps(files: TrialFiles) -> list[OwnSteps]:
     return rank_documents(files, lambda rank: rank.own_steps, OwnSteps)
+
+
+def _rows(files: TrialFiles) -> list[TrainedRows]:
+    return rank_documents(files, lambda rank: rank.trained_rows, TrainedRows)

@@ -90,25 +90,33 @@ class Observer:
         self._is_rounding = observation.rounded  # the next output of a module
         self._clipped_unix_s: float | None = None
         self._context = context
+        self._hooks = ExitStack()
 
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Observe while the context is active, and write what was seen at its end."""
         with ExitStack() as stack:
             stack.callback(self._write)
-            stack.enter_context(self._modules.noting())
-            stack.enter_context(replaced(DataLoaderIterator, "__next__", self._next_batch))
-            stack.enter_context(replaced(torch.autograd, "backward", self._backward))
-            for name in ("clip_grad_norm_", "clip_grad_value_"):
-                stack.enter_context(replaced(torch.nn.utils, name, self._clip))
-            hooks = hooked(
-                register_module_forward_pre_hook(self._before_forward),
-                register_module_forward_hook(self._after_forward),
+            steps = hooked(  # cannot be removed while one of them runs
                 register_optimizer_step_pre_hook(self._before_step),
                 register_optimizer_step_post_hook(self._after_step),
             )
-            stack.enter_context(hooks)
+            stack.enter_context(steps)
+            stack.enter_context(self._hooks)
+            self._enter(self._hooks)
             yield
+
+    def _enter(self, stack: ExitStack) -> None:
+        stack.enter_context(self._modules.noting())
+        stack.enter_context(replaced(DataLoaderIterator, "__next__", self._next_batch))
+        stack.enter_context(replaced(torch.autograd, "backward", self._backward))
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            stack.enter_context(replaced(torch.nn.utils, name, self._clip))
+        hooks = hooked(
+            register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward),
+        )
+        stack.enter_context(hooks)
 
     # --- samples, losses, clipping ---
 
@@ -180,6 +188,8 @@ class Observer:
             self._flat = flat_parameters(self._models)
         number = self._optimizers.index(optimizer)
         if self._steps[number] >= self._observation.steps:
+            if not number:  # the steps that are compared are over
+                self._hooks.close()
             return
         weights = self._weights(optimizer)
         if not self._steps[number]:

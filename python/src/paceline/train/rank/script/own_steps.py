@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -43,17 +44,16 @@ from paceline.measure.records.own_steps import (
     ReachedRows,
     Sketch,
 )
-from paceline.train.rank.script.batches import checksums, tensors_in
 from paceline.train.rank.script.loss_terms import LossTerms, loses_gradient
 from paceline.train.rank.script.modules import CalledModules
 from paceline.train.rank.script.own_gradients import OwnGradients, place_of, take
 from paceline.train.rank.script.own_states import States, local, name_of
-from paceline.train.rank.script.phases import replaced
+from paceline.train.rank.script.phases import hooked, replaced
+from paceline.train.rank.script.reached_rows import ReachedRowsRecorder
 from paceline.train.rank.script.sketches import sketch
 
 _MOST_ROWS = 1024
 _KEPT_PASSES = 64
-_MOST_OUTPUTS = 8
 # Modules of torch's hooks for DDP that change gradients, and hooks in them that do not.
 _LOSSY = ("powerSGD", "quantization", "default_hooks", "post_localSGD")
 _EXACT = {"allreduce_hook"}
@@ -64,8 +64,9 @@ _SYNC_BATCH_NORM = "torch.nn.modules._functions"  # normalises as one process wo
 class OwnStepsRecorder:
     """Records the first `steps` steps of each optimiser while `observing` is active."""
 
-    def __init__(self, steps: int, own: RankFiles, ranks: int) -> None:
+    def __init__(self, steps: int, own: RankFiles, ranks: int, rows: ReachedRowsRecorder) -> None:
         self._most, self._file, self._ranks = steps, own.own_steps, ranks
+        self._reached_rows = rows
         self._found = OwnSteps()
         self._modules = CalledModules()
         self._gradients = OwnGradients()
@@ -75,9 +76,6 @@ class OwnStepsRecorder:
         self._counts: list[int] = []
         self._stepping = 0  # depth of optimisers that call others
         self._passing = 0  # depth of backward passes
-        self._calls: list[nn.Module] = []  # modules that are being called
-        self._call = 0  # number of the outermost call
-        self._call_rows: list[str] | None = None
         self._rows: list[ReachedRows] = []
         self._passes: list[BackwardPass] = []
         self._terms: list[LossTerm] = []
@@ -94,12 +92,19 @@ class OwnStepsRecorder:
         """Record while the context is active, and write the record at its end."""
         with ExitStack() as stack:
             stack.callback(self._write)
+            steps = hooked(  # cannot be removed while one of them runs
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            )
+            stack.enter_context(steps)
             stack.enter_context(self._hooks)
             self._enter(self._hooks)
             yield
 
     def _enter(self, stack: ExitStack) -> None:
         stack.callback(self._gradients.stop)
+        self._reached_rows.on_reached = self._reached
+        stack.callback(setattr, self._reached_rows, "on_reached", lambda _rows: None)
         stack.enter_context(self._modules.noting())
         for owner, name, answer in (
             (torch.autograd, "backward", self._backward),
@@ -118,8 +123,6 @@ class OwnStepsRecorder:
             register_module_parameter_registration_hook(self._registered),
             register_module_forward_pre_hook(self._before_forward),
             register_module_forward_hook(self._after_forward, always_call=True),
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
         ):
             stack.callback(handle.remove)
 
@@ -167,40 +170,22 @@ class OwnStepsRecorder:
 
     # --- forward passes ---
 
-    def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling() or self._passing:
-            return
-        if not self._calls:
-            self._call_rows, self._call = None, self._call + 1
-        self._calls.append(module)
-        self._states.called(module, self._call)
-        if self._call_rows is None and torch.is_grad_enabled() and _has_parameters(self._calls[0]):
-            rows = checksums(inputs)
-            self._call_rows = None if rows is None else rows[:_MOST_ROWS]
+    def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
+        if not (torch.compiler.is_compiling() or self._passing):
+            self._states.called(module, self._reached_rows.call)
 
-    def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> None:
+    def _after_forward(self, module: nn.Module, _inputs: Any, _outputs: Any) -> None:
         if torch.compiler.is_compiling() or self._passing:
             return
-        while self._calls and self._calls.pop() is not module:
-            pass
         for parameter in module.parameters(recurse=False):
             self._gradients.follow(parameter)
-        if self._calls or not self._call_rows or not torch.is_grad_enabled():
-            return
-        rows, call, kind = self._call_rows, self._call, type(module).__name__
-        reached: set[int] = set()
 
-        def arrived(_gradient: Tensor) -> None:
-            number = self._gradients.number
-            if number not in reached:
-                reached.add(number)
-                self._rows.append(
-                    ReachedRows(number=number, call=call, module=kind, checksums=rows)
-                )
-
-        with_gradient = [each for each in tensors_in(outputs) if each.requires_grad]
-        for each in with_gradient[:_MOST_OUTPUTS]:
-            each.register_hook(arrived)  # type: ignore[no-untyped-call]
+    def _reached(self, rows: ReachedRows) -> None:
+        """Note the rows of a call, once for each backward pass that reaches it."""
+        number = self._gradients.number
+        if not any(each.number == number and each.call == rows.call for each in self._rows):
+            kept = rows.checksums[:_MOST_ROWS]
+            self._rows.append(replace(rows, number=number, checksums=kept))
 
     def _exchange(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if not self._passing and (crossing := _differentiated()) is not None:
@@ -323,10 +308,6 @@ class OwnStepsRecorder:
 
 def _parameters(optimizers: list[Optimizer]) -> list[Tensor]:
     return [p for each in optimizers for group in each.param_groups for p in group["params"]]
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 def _site() -> str:

@@ -127,19 +127,22 @@ class PhaseTimer:
 def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
     """Let `answer` be called in place of a function of torch, which has no hook.
 
-    Its first argument is the function.
+    Its first argument is the function. Contexts may end in any order.
     """
     function = getattr(owner, name)
+    is_active = True
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        return answer(function, *arguments, **named)
+        return answer(function, *arguments, **named) if is_active else function(*arguments, **named)
 
     setattr(owner, name, call)
     try:
         yield
     finally:
-        setattr(owner, name, function)
+        is_active = False
+        if getattr(owner, name) is call:  # else another one has replaced it since
+            setattr(owner, name, function)
 
 
 @contextmanager

@@ -28,12 +28,12 @@ class EnoughSteps(BaseException):
     """Ends a script after `max_steps`. Not an Exception, because scripts catch those."""
 
 
-def run_script(script: Script, more: Sequence[str] = ()) -> None:
+def run_script(script: Script, more: Sequence[str] = ()) -> bool:
     """Run the script as `__main__`, with its arguments, in its directory.
 
-    more: arguments of the trial, after those of the script. Raises whatever the script raises,
-    after its stack trace was printed; RankFailed if it ends with an exit status other than 0. It
-    returns after `EnoughSteps`.
+    more: arguments of the trial, after those of the script. Return whether it ended by itself, not
+    by `EnoughSteps`. Raises whatever the script raises, after its stack trace was printed;
+    RankFailed if it ends with an exit status other than 0.
     """
     os.chdir(script.directory)
     sys.argv = [script.path, *script.arguments, *more]
@@ -47,7 +47,7 @@ def run_script(script: Script, more: Sequence[str] = ()) -> None:
     try:
         _run_as_main(script)
     except EnoughSteps:
-        return
+        return False
     except SystemExit as end:
         _check_exit_status(script, end, log)
     except PacelineError:  # its message says all
@@ -55,6 +55,7 @@ def run_script(script: Script, more: Sequence[str] = ()) -> None:
     except Exception as error:
         _write_stack(script, error, log)
         raise
+    return True
 
 
 def _run_as_main(script: Script) -> None:

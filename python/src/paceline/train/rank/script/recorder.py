@@ -53,17 +53,17 @@ class TrainingRecorder:
         on_first_step: Callable[[Optimizer], None],
         *,
         ends_diverged: bool = True,
-        ends_at_once: bool = True,
+        ends: bool = True,
     ) -> None:
-        """ends_diverged: end the script if it reports a loss that is not finite. ends_at_once: end
-        it after its last step, or else when the step after it would change the weights.
+        """ends_diverged: end the script if it reports a loss that is not finite. ends: end it after
+        its last step.
         """
         self.steps = 0
         self.started_unix_s: float | None = None  # of the first step
         self.ended_unix_s: float | None = None  # of the last step
         self._rank = context.rank
         self._ends_diverged = ends_diverged
-        self._ends_at_once = ends_at_once
+        self._ends = ends
         self._max_steps = training.max_steps
         self._samples, self._global_samples = _stated_samples(training, context)
         self._operations = operations
@@ -107,7 +107,7 @@ class TrainingRecorder:
         next one."""
         if self._ended is not None and self._report is None:
             self._report = (loss, samples)
-            if self.steps == self._max_steps and self._ends_at_once:
+            if self.steps == self._max_steps and self._ends:
                 raise EnoughSteps
         else:
             self._early_report = (loss, samples)
@@ -156,7 +156,7 @@ class TrainingRecorder:
         self._optimizer = self._optimizer or optimizer
         if optimizer is not self._optimizer:
             return None
-        if self._max_steps is not None and self.steps >= self._max_steps:
+        if self._ends and self._max_steps is not None and self.steps >= self._max_steps:
             raise EnoughSteps
         self._write()
         self._times = None
@@ -214,7 +214,7 @@ class TrainingRecorder:
         self._operations.flush()
         self._begin(ended_s)
         # A script that reports after each step also reports the last one.
-        if not self._ends_at_once:
+        if not self._ends:
             return
         if self.steps == self._max_steps and (self._report is not None or not self._was_reported):
             raise EnoughSteps

@@ -37,6 +37,7 @@ from paceline.train.rank.script.observer import Observer
 from paceline.train.rank.script.own_steps import OwnStepsRecorder
 from paceline.train.rank.script.process_group import ProcessGroups
 from paceline.train.rank.script.program import failure_of, run_script, torchrun_variables
+from paceline.train.rank.script.reached_rows import ReachedRowsRecorder
 from paceline.train.rank.script.recorder import TrainingRecorder
 from paceline.train.rank.script.resume_state import ResumeRecorder
 from paceline.train.rank.script.spawned import SpawnedProcesses
@@ -96,7 +97,7 @@ class _ScriptRank:
             files.rank(context.rank),
             operations,
             self._first_step,
-            ends_at_once=self._script.observe is None,
+            ends=self._script.observe is None,
         )
         self._former = FormerFiles(files, files.rank(context.rank))
         self._processes = SpawnedProcesses(self._script, context)
@@ -105,12 +106,16 @@ class _ScriptRank:
         self._parameters: ParameterRecord | None = None
         self._observer: Observer | None = None
         self._own_steps: OwnStepsRecorder | None = None
+        self._rows: ReachedRowsRecorder | None = None
         observe = self._script.observe
         if observe is not None:
             own = files.rank(context.rank)
             self._observer = Observer(observe, context, files, own, operations)
+            self._rows = ReachedRowsRecorder(observe.steps, files, context.rank)
             if context.world_size > 1:
-                self._own_steps = OwnStepsRecorder(observe.steps, own, context.world_size)
+                self._own_steps = OwnStepsRecorder(
+                    observe.steps, own, context.world_size, self._rows
+                )
 
     def run(self) -> None:
         os.environ.update(torchrun_variables(self._trial, self._context))
@@ -124,6 +129,8 @@ class _ScriptRank:
                     stack.enter_context(self._observer.observing())
                 if self._own_steps is not None:
                     stack.enter_context(self._own_steps.observing())
+                if self._rows is not None:  # it ends the script
+                    stack.enter_context(self._rows.noting())
                 stack.enter_context(self._modules.noting())
                 stack.enter_context(self._updates.noticing())
                 stack.enter_context(self._groups.answering())
@@ -131,7 +138,9 @@ class _ScriptRank:
                 stack.enter_context(self._processes.answering())
                 if self._script.resume is None:
                     stack.enter_context(self._former.noticing())
-                run_script(self._script, self._trial.arguments)
+                has_ended = run_script(self._script, self._trial.arguments)
+                if self._rows is not None:
+                    self._rows.has_ended = has_ended
         finally:
             self._training.record_spans(self._spans, started_unix_s)
         with self._spans("bookkeeping"):

@@ -1,0 +1,142 @@
+"""Judge the rows of a whole training: of the ranks against each other, and with one process.
+
+Only exact evidence is a fault: rows that are random views of samples differ in every training, and
+samples may be drawn with replacement, in another order, or with a few repeated ones as padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+
+from paceline.analysis.equivalence.own_checks import FAULT, SUSPICION, RankFinding
+from paceline.measure.records.own_steps import TrainedRows
+
+_CHANCE = 1e-6  # of a right training that looks like a wrong one
+_MIXED_STEPS = 2
+
+Steps = Sequence[Sequence[int]]  # checksums of the rows of each step
+
+
+def judge_rows(ranks: Sequence[TrainedRows], alone: TrainedRows | None) -> list[RankFinding]:
+    """Compare the rows of ranks with each other, and with those of one process."""
+    own = [each.steps for each in ranks]
+    if len(own) < 2 or not all(steps and all(steps) for steps in own):
+        return []  # not known
+    together = [_of_step(step) for step in zip(*own, strict=False)]
+    one = alone.steps if alone is not None and all(alone.steps) else []
+    first = _first_other(together, one)
+    found = _of_ranks(own, first)
+    if one and found is None:
+        found = _of_orders(together, one, first, len(own))
+    if one and found is None and all(each.is_whole for each in (*ranks, alone) if each is not None):
+        found = _of_counts(together, one, first)
+    return [] if found is None else [found]
+
+
+def _of_step(ranks: Sequence[Sequence[int]]) -> list[int]:
+    """Return the rows of a step, once where ranks have the same ones."""
+    return list(chain.from_iterable(dict.fromkeys(map(tuple, ranks))))
+
+
+def _first_other(together: Steps, one: Steps) -> int | None:
+    """Return the first step that has other rows than that of one process, where both have as many.
+
+    None if there is none, or if steps cannot be compared.
+    """
+    for step, (ours, theirs) in enumerate(zip(together, one, strict=False)):
+        if len(ours) != len(theirs):
+            return None
+        if Counter(ours) != Counter(theirs):
+            return step
+    return None
+
+
+def _finding(reason: str, step: int | None, level: str = FAULT) -> RankFinding:
+    return RankFinding(level=level, kind="rows", step=step, reason=reason)
+
+
+def _of_ranks(own: Sequence[Steps], first: int | None) -> RankFinding | None:
+    """Find rows of one rank that another one repeats, before any rank repeats a row of its own.
+
+    In the epochs of a right training, and with replacement, a rank meets its own rows again as
+    often as those of another rank. If it only meets those of others, between rows that are new to
+    all, ranks have orders or parts of their own.
+    """
+    ranks = len(own)
+    enough = max(ranks, math.ceil(math.log(_CHANCE) / math.log((ranks - 1) / ranks)))
+    seen: list[set[int]] = [set() for _ in own]  # of each rank, in this part of the training
+    repeats, mixed, begin = 0, 0, None
+    for step, rows in enumerate(map(set, each) for each in zip(*own, strict=False)):
+        here = list(rows)
+        every, before = set().union(*here), set().union(*seen)
+        again = every & before
+        if any(a & b for a, b in zip(here, seen, strict=True)) or again == every:
+            # A rank meets its own rows again, or an epoch begins anew.
+            seen, repeats, mixed, begin = here, 0, 0, None
+            continue
+        if again:
+            repeats, mixed = repeats + len(again), mixed + 1
+            begin = step if begin is None else begin
+        seen = [mine | new for mine, new in zip(seen, here, strict=True)]
+        if repeats >= enough and mixed >= _MIXED_STEPS and begin is not None:
+            return _finding(
+                "ranks train on rows that another rank has had, between new ones: their parts of "
+                "the data overlap",
+                begin if first is None else min(first, begin),
+            )
+    return None
+
+
+def _of_orders(together: Steps, one: Steps, first: int | None, ranks: int) -> RankFinding | None:
+    """Find rows that repeat where one process repeats none, after steps with equal rows."""
+    if first is None or first < _MIXED_STEPS:
+        return None
+    for begin, end in _without_repeats(one):
+        rows = Counter(chain.from_iterable(together[begin:end]))
+        repeats = rows.total() - len(rows)
+        if end > first and repeats >= ranks:
+            return _finding(
+                f"rows are those of one process before this step; from here on {repeats} rows are "
+                "trained on twice, where one process repeats none",
+                first,
+            )
+    return None
+
+
+def _without_repeats(steps: Steps) -> list[tuple[int, int]]:
+    """Return the longest ranges of steps, one after the other, in which no row repeats."""
+    ranges: list[tuple[int, int]] = []
+    begin = 0
+    seen: set[int] = set()
+    for step, rows in enumerate(steps):
+        if seen.intersection(rows):
+            ranges.append((begin, step))
+            begin, seen = step, set()
+        seen.update(rows)
+    return [*ranges, (begin, len(steps))]
+
+
+def _of_counts(together: Steps, one: Steps, first: int | None) -> RankFinding | None:
+    """Compare how often rows were trained on, where both trainings have ended by themselves."""
+    ours, theirs = (Counter(chain.from_iterable(steps)) for steps in (together, one))
+    # Each epoch may leave out the rows of a step that is not full.
+    room = max(map(len, (*together, *one))) * max(theirs.values())
+    missing = (theirs - ours).total()
+    unknown = sum(count for row, count in ours.items() if row not in theirs)
+    if missing <= room:
+        return None
+    is_less = ours.total() + room < theirs.total()
+    what = f"ranks train on {ours.total()} rows, one process on {theirs.total()}"
+    if unknown > room:  # of other data, or changed at random
+        return _finding(what, first, SUSPICION) if is_less else None
+    if is_less:
+        return _finding(f"{what}: {missing} rows are missing", first)
+    if len(set(theirs.values())) == 1 and (more := (ours - theirs).total() - unknown) > room:
+        return _finding(
+            f"{missing} rows are trained on less often than in one process, {more} more often",
+            first,
+        )
+    return None

@@ -1,0 +1,167 @@
+"""The rows of a script's training, for `paceline verify`: those that backward passes reach.
+
+A row is known by a checksum of what the outermost module gets of it. They are noted from the first
+step to the end of the script, or for some seconds after the steps that are compared: a fault in
+their order may show in no single step. Nothing is exchanged between ranks; the first one writes
+after which step all of them end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from paceline.measure.records.files import write_json, write_text
+from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.own_steps import ReachedRows, TrainedRows
+from paceline.train.rank.script.batches import checksums, tensors_in
+from paceline.train.rank.script.phases import hooked, replaced
+from paceline.train.rank.script.program import EnoughSteps
+
+_MOST_OUTPUTS = 8
+_MOST_ROWS = 2_000_000
+_FOLLOWED_S = 10.0  # after the steps that are compared
+# Steps from the one in which the first rank writes the end: another one may be in the next already.
+_NOTICE_STEPS = 2
+
+
+class ReachedRowsRecorder:
+    """Notes the rows of this rank, and ends the script.
+
+    steps: that are compared; those after them are followed for their rows alone. on_reached: called
+    whenever a gradient arrives at an output of a call.
+    """
+
+    def __init__(self, steps: int, files: TrialFiles, rank: int) -> None:
+        self.on_reached: Callable[[ReachedRows], None] = lambda _rows: None
+        self.has_ended = False  # the script, by itself
+        self._steps, self._rank = steps, rank
+        self._file, self._end = files.rank(rank).trained_rows, files.last_step
+        self._optimizer: Optimizer | None = None
+        self._taken = 0  # steps of the first optimiser
+        self._has_passed = False  # a backward pass, since the last step
+        self._ends_s: float | None = None
+        self._last: int | None = None
+        self._stepping = 0  # depth of optimisers that call others
+        self._passing = 0  # depth of backward passes
+        self._calls: list[nn.Module] = []  # modules that are being called
+        self._call = 0  # number of the outermost call
+        self._call_rows: list[str] | None = None
+        self._now: list[ReachedRows] = []  # in the step that is under way
+        self._found: list[list[str]] = []
+        self._count = 0
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note rows while the context is active, and write them at its end."""
+        with ExitStack() as stack:
+            stack.callback(self._write)
+            stack.enter_context(replaced(torch.autograd, "backward", self._backward))
+            hooks = hooked(
+                register_module_forward_pre_hook(self._before_forward),
+                register_module_forward_hook(self._after_forward, always_call=True),
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            )
+            stack.enter_context(hooks)
+            yield
+
+    @property
+    def call(self) -> int:
+        """Number of the outermost call that is under way, else of the next one."""
+        return self._call if self._calls else self._call + 1
+
+    def _write(self) -> None:
+        is_whole = self.has_ended and self._count < _MOST_ROWS
+        write_json(self._file, TrainedRows.of(self._found, is_whole=is_whole))
+
+    # --- passes ---
+
+    def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling() or self._passing:
+            return
+        if not self._calls:
+            self._call_rows, self._call = None, self._call + 1
+        self._calls.append(module)
+        if self._call_rows is None and torch.is_grad_enabled() and _has_parameters(self._calls[0]):
+            self._call_rows = checksums(inputs)
+
+    def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        if torch.compiler.is_compiling() or self._passing:
+            return
+        while self._calls and self._calls.pop() is not module:
+            pass
+        if self._calls or not self._call_rows or not torch.is_grad_enabled():
+            return
+        rows = ReachedRows(
+            number=0, call=self._call, module=type(module).__name__, checksums=self._call_rows
+        )
+
+        def arrived(_gradient: Tensor) -> None:
+            if all(each is not rows for each in self._now):
+                self._now.append(rows)
+            self.on_reached(rows)
+
+        with_gradient = [each for each in tensors_in(outputs) if each.requires_grad]
+        for each in with_gradient[:_MOST_OUTPUTS]:
+            each.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self._passing += 1
+        self._has_passed = True
+        try:
+            return function(*arguments, **named)
+        finally:
+            self._passing -= 1
+
+    # --- steps ---
+
+    def _before_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
+        self._stepping += 1
+        if self._stepping > 1:
+            return
+        if self._taken >= self._steps and self._is_over(optimizer):
+            raise EnoughSteps
+
+    def _is_over(self, optimizer: Optimizer) -> bool:
+        """Return whether all ranks end before this step."""
+        if not any(self._found):
+            return optimizer is self._optimizer  # rows are not known
+        now_s = time.monotonic()
+        if self._ends_s is None:
+            self._ends_s = now_s + _FOLLOWED_S
+        if self._last is None and self._end.exists():
+            self._last = int(self._end.read_text())
+        if self._last is None and not self._rank and now_s >= self._ends_s:
+            self._last = len(self._found) + _NOTICE_STEPS
+            write_text(self._end, str(self._last))
+        return self._last is not None and len(self._found) >= self._last
+
+    def _after_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
+        self._stepping = max(0, self._stepping - 1)
+        if self._stepping or not self._has_passed:
+            return  # an optimiser makes its state by a step before it restores it
+        self._optimizer = self._optimizer or optimizer
+        self._taken += optimizer is self._optimizer
+        self._has_passed = False
+        calls = {tuple(each.checksums) for each in self._now}  # several passes over the same rows
+        rows = [row for each in sorted(calls) for row in each]
+        self._now = []
+        if self._count < _MOST_ROWS:
+            self._found.append(rows)
+            self._count += len(rows)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
