@@ -16,6 +16,7 @@ from paceline.measure.records.own_steps import (
     COMPRESSED,
     BackwardPass,
     Group,
+    LaterWeights,
     LossTerm,
     OwnGradient,
     OwnPass,
@@ -299,3 +300,22 @@ def test_a_parameter_that_only_one_process_steps_is_a_fault():
 )
 def test_one_process_decides_only_on_equal_samples(finding, statement):
     assert shown(finding, of_both()).statement == statement
+
+
+def test_weights_that_drift_apart_in_later_steps_are_found():
+    def found(value):
+        records = [
+            OwnSteps(
+                steps=[a_step(rank, mean)],
+                after=weights(),
+                later=[LaterWeights(steps=8, weights=weights(1.0 + rank * value))],
+                counts=[9],
+                optimizers=["SGD"],
+            )
+            for rank in range(RANKS)
+        ]
+        return judge_ranks(records, 1)
+
+    assert found(1e-5).statement == Statement.DATA_PARALLEL  # rounding of many steps
+    assert found(0.01).statement == Statement.WRONG
+    assert [each.step for each in found(0.01).findings if each.level == "fault"] == [8]

@@ -23,6 +23,7 @@ _ORDER = (
     *("drift", "counts"),
 )
 _ROUNDING = 1e-6  # relative difference of weights that were computed in another order
+_ROUNDING_OF_MANY_STEPS = 1e-3
 
 Steps = Mapping[int, OwnStep]  # of each rank
 
@@ -101,6 +102,20 @@ def equal_states(
     unequal = [e for e in _unequal([each.after for each in records]) if e.place not in first]
     if keys:
         yield from _of_states(unequal, "drift", keys[-1][1] + 1)
+    if not unequal:
+        yield from _of_later(records, first)
+
+
+def _of_later(records: Sequence[OwnSteps], first: set[Place]) -> Iterator[RankFinding]:
+    """Find weights that differ after later steps. first: those that always did."""
+    for those in zip(*(each.later for each in records), strict=False):
+        if len({each.steps for each in those}) > 1:
+            return
+        unequal = [e for e in _unequal([each.weights for each in those]) if e.place not in first]
+        apart = [each for each in unequal if each.difference > _ROUNDING_OF_MANY_STEPS]
+        if apart:
+            yield from _of_states(apart, "drift", those[0].steps)
+            return
 
 
 def equal_starts(

@@ -138,12 +138,21 @@ class OwnStep:
     crossed: list[str] = field(default_factory=list)  # functions that exchange values in a forward
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaterWeights:
+    """Weights after one of the later steps. steps: that the first optimiser took."""
+
+    steps: int
+    weights: list[State]
+
+
 @dataclass(slots=True, kw_only=True)
 class OwnSteps:
     """Everything that one rank did by itself."""
 
     steps: list[OwnStep] = field(default_factory=list)
     after: list[State] = field(default_factory=list)  # weights before the step that follows
+    later: list[LaterWeights] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)  # steps of each optimiser
     optimizers: list[str] = field(default_factory=list)  # their classes
     layout: list[str] = field(default_factory=list)  # forms of parallelism, as above

@@ -38,6 +38,7 @@ from paceline.measure.records.own_steps import (
     DIVIDED,
     UNEVEN,
     BackwardPass,
+    LaterWeights,
     LossTerm,
     OwnStep,
     OwnSteps,
@@ -85,6 +86,7 @@ class OwnStepsRecorder:
         self._crossed: set[str] = set()
         self._scale = 1.0
         self._step: OwnStep | None = None
+        self._is_over = False  # the steps of which everything is recorded
         self._hooks = ExitStack()
 
     @contextmanager
@@ -255,7 +257,7 @@ class OwnStepsRecorder:
             return
         number = self._number(optimizer)
         step = self._counts[number]
-        if step >= self._most:
+        if self._is_over or step >= self._most:
             if not self._found.after:
                 self._found.after = self._states.weights(self._optimizers)
             self._step = None
@@ -268,12 +270,17 @@ class OwnStepsRecorder:
         self._stepping = max(0, self._stepping - 1)
         if self._stepping:
             return
-        self._counts[self._number(optimizer)] += 1
+        number = self._number(optimizer)
+        self._counts[number] += 1
         if self._step is not None:
             self._end(self._step, optimizer, arguments, named)
         self._step = None
         if self._found.after:
             self._hooks.close()
+            self._is_over = True
+            if not number and _is_looked_at(self._counts[0]):
+                weights = self._states.weights(self._optimizers)
+                self._found.later.append(LaterWeights(steps=self._counts[0], weights=weights))
 
     def _end(self, step: OwnStep, optimizer: Optimizer, arguments: Any, named: Any) -> None:
         closure = len(arguments) > 1 or named.get("closure") is not None
@@ -304,6 +311,13 @@ class OwnStepsRecorder:
             self._note_layout(DIVIDED)
         self._found.mixing = sorted({*self._found.mixing, *self._states.mixing()})
         self._found.steps.append(step)
+
+
+def _is_looked_at(steps: int) -> bool:
+    """Return whether weights are kept after so many steps: 6, 8, 12, 16, 24, 32 …, as they cost."""
+    while steps % 2 == 0 and steps > 3:
+        steps //= 2
+    return steps in (2, 3)
 
 
 def _parameters(optimizers: list[Optimizer]) -> list[Tensor]:

@@ -1,0 +1,93 @@
+"""The rows of whole trainings, from fabricated records: faults, and right ways that look odd."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from paceline.analysis.equivalence.own_checks import FAULT
+from paceline.analysis.equivalence.trained_rows import judge_rows
+from paceline.measure.records.own_steps import TrainedRows
+
+ROWS, SHARE = 320, 8
+
+
+def rows(steps, *, is_whole=True):
+    return TrainedRows.of([[f"{row:x}" for row in step] for step in steps], is_whole=is_whole)
+
+
+def cut(order, size):
+    return [order[begin : begin + size] for begin in range(0, len(order), size)]
+
+
+def shuffled(seed):
+    return random.Random(seed).sample(range(1, ROWS + 1), ROWS)
+
+
+def of_ranks(*orders, **more):
+    return [rows(cut(order, SHARE), **more) for order in orders]
+
+
+def of_one(order, **more):
+    return rows(cut(order, 2 * SHARE), **more)
+
+
+def reasons(ranks, alone):
+    return [(each.level, each.step, each.reason) for each in judge_rows(ranks, alone)]
+
+
+@pytest.mark.parametrize("alone_seed", [1, 2], ids=["the same order", "another order"])
+def test_shares_of_one_order_are_right(alone_seed):
+    order = shuffled(1)
+    assert reasons(of_ranks(order[0::2], order[1::2]), of_one(shuffled(alone_seed))) == []
+
+
+def test_several_epochs_and_padded_rows_are_right():
+    parts: list[list[int]] = [[], []]
+    for epoch in range(3):
+        order = shuffled(epoch)[: ROWS - 1]
+        order += order[: len(order) % 2]  # as DistributedSampler pads
+        for rank in range(2):
+            parts[rank] += order[rank::2]
+    alone = [row for epoch in range(3) for row in shuffled(epoch)[: ROWS - 1]]
+    assert reasons(of_ranks(*parts), of_one(alone)) == []
+
+
+def test_rows_that_are_drawn_with_replacement_are_right():
+    drawn = [random.Random(seed).choices(range(1, ROWS + 1), k=ROWS // 2) for seed in range(2)]
+    alone = random.Random(0).choices(range(1, ROWS + 1), k=ROWS)
+    assert [each for each in reasons(of_ranks(*drawn), of_one(alone)) if each[0] == FAULT] == []
+
+
+def test_an_order_of_each_rank_is_found():
+    found = reasons(of_ranks(shuffled(1)[0::2], shuffled(2)[1::2]), of_one(shuffled(1)))
+    assert [(level, step) for level, step, _ in found] == [(FAULT, 0)]
+
+
+def test_data_that_are_divided_twice_are_found():
+    order = list(range(1, ROWS + 1))
+    [(level, _, reason)] = reasons(of_ranks(order[0::4], order[1::4]), of_one(order))
+    assert level == FAULT
+    assert reason == "ranks train on 160 rows, one process on 320: 160 rows are missing"
+
+
+def test_without_an_end_nothing_is_said_of_missing_rows():
+    order = list(range(1, ROWS + 1))
+    parts = of_ranks(order[0::4], order[1::4], is_whole=False)
+    assert reasons(parts, of_one(order)) == []
+
+
+def test_rows_that_repeat_after_equal_steps_are_found():
+    order = list(range(1, 193))
+    again = order[:80] + order[40:136]  # continues at a wrong place after five steps
+    parts = [[row for step in cut(again, 16) for row in step[rank::2]] for rank in range(2)]
+    [(level, step, reason)] = reasons(of_ranks(*parts), of_one(order))
+    assert (level, step) == (FAULT, 5)
+    assert "trained on twice" in reason or "overlap" in reason
+
+
+def test_unknown_rows_show_nothing():
+    empty = TrainedRows.of([], is_whole=True)
+    assert reasons([empty, empty], of_one(shuffled(1))) == []
+    assert reasons([rows([[1], []]), rows([[2], [3]])], None) == []
