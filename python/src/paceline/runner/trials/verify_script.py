@@ -103,12 +103,14 @@ def verify_script(
         alone, alone_files = trainings.run(_observing(baseline, observe, REFERENCE))
         reference = _observed(alone_files)
         rounded: list[Observed] = []
-        verified = []
+        failed, verified = [], []
         for trial in layouts:
             layout = _observing(trial, Observation(reference=REFERENCE, steps=steps))
             outcome, layout_files = trainings.run(layout)
             found = _observed(layout_files)
             finding = LayoutFinding(passed=None, reason=f"it did not run: {outcome.reason}")
+            if outcome.status != "ok":
+                failed.append(outcome)
             if outcome.status == "ok" and alone.status != "ok":
                 reason = f"one process did not run: {alone.reason}"
                 finding = LayoutFinding(passed=None, reason=reason)
@@ -129,8 +131,11 @@ def verify_script(
                     failure=outcome.message,
                 )
             )
-    if alone.status != "ok" and all(each.failure is not None for each in verified):
-        raise failure_of(alone)
+    if len(failed) == len(verified):
+        if alone.status != "ok":
+            raise failure_of(alone)
+        if all(each.status == "refused" for each in failed):
+            raise failure_of(failed[0])
     assert baseline.training.script is not None
     return VerifiedScript(script=baseline.training.script.path, layouts=tuple(verified))
 
