@@ -57,6 +57,8 @@ def layout_of(records: Sequence[OwnSteps]) -> list[str]:
     if all(starts) and not shared:
         found.append("ranks have different layers (pipeline)")
         return found
+    if _steps_parts(records):
+        found.append("optimisers step parts of weights that ranks have divided by hand")
     whole = [n for n in shared if all(s[n].place.parts == 1 for s in starts)]
     if any(starts[0][name].shape != each[name].shape for name in whole for each in starts):
         found.append("ranks have parts of tensors, divided by hand (tensor parallel)")
@@ -65,6 +67,18 @@ def layout_of(records: Sequence[OwnSteps]) -> list[str]:
     ):
         found.append("ranks have the same rows, and some weights of their own (tensor parallel)")
     return found
+
+
+def _steps_parts(records: Sequence[OwnSteps]) -> bool:
+    """Return whether optimisers step other tensors than the weights that have a gradient.
+
+    Their tensors differ between ranks, and the weights do not: a rank steps a part of a flat copy.
+    """
+    first = [each.steps[0] for each in records]
+    own = {each.place.name for step in first for each in step.own}
+    used = {each.place.name for step in first for each in step.used}
+    unequal = {each.name for each in unequal_places([step.weights for step in first])}
+    return bool(own) and not own & used and bool(unequal) and unequal <= used
 
 
 def _shares_rows(records: Sequence[OwnSteps]) -> bool:
