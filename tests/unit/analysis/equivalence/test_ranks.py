@@ -319,3 +319,37 @@ def test_weights_that_drift_apart_in_later_steps_are_found():
     assert found(1e-5).statement == Statement.DATA_PARALLEL  # rounding of many steps
     assert found(0.01).statement == Statement.WRONG
     assert [each.step for each in found(0.01).findings if each.level == "fault"] == [8]
+
+
+def test_a_mean_that_one_rank_alone_uses_is_a_fault():
+    found = judged(
+        a_step(0, mean), a_step(1, lambda name: own_values(name, 0) * 0.2 + own_values(name, 1))
+    )
+    assert found.statement == Statement.WRONG
+    assert first(found) == "only rank 0 uses the mean of the gradients of body.weight, head.weight"
+
+
+def test_optimisers_that_step_parts_of_a_flat_copy_are_not_shown():
+    def shard(rank, step):
+        place = Place(name="group0.parameter0")
+        part = State(place=place, shape=[64], value=sketch_of(np.full(64, rank + step)))
+        used = UsedGradient(place=place, value=sketch_of(own_values("body.weight", rank)))
+        step_of_rank = a_step(rank, mean, step=step, weights=[*weights(step), part])
+        return replace(step_of_rank, used=[used])
+
+    def records(of_rank):
+        return [
+            OwnSteps(
+                steps=[shard(rank, 0), replace(shard(rank, 1), weights=of_rank(rank))],
+                counts=[2],
+                optimizers=["AdamW"],
+            )
+            for rank in range(RANKS)
+        ]
+
+    found = judge_ranks(records(lambda _rank: weights(2.0)), 2)
+    assert found.statement == Statement.NOT_SHOWN
+    assert "divided by hand" in first(found)
+    found = judge_ranks(records(weights), 2)
+    assert found.statement == Statement.WRONG
+    assert first(found) == "body.weight, head.weight of rank 1 is no longer that of rank 0"

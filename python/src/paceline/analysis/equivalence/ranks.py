@@ -345,9 +345,17 @@ def _of_ranks(
         words = ", ".join(f"{t:.3g} on rank {r}" for r, t in zip(known, totals, strict=True))
         what = f"ranks multiply the mean gradient of {{}} differently: {words}"
         return FAULT, what, max(totals) / min(totals) if min(totals) > 0 else None
+    means = [rank for rank, those in zip(known, by_rank, strict=True) if _is_even(those)]
+    if 0 < len(means) < len(by_rank):
+        return FAULT, f"only rank {some(means)} uses the mean of the gradients of {{}}", None
     words = ", ".join(f"{w * ranks / passes:.3g} (rank {r})" for r, w in by_rank[0].items())
     what = f"own gradients of {{}} have unequal weights in the mean: {words}"
     return FAULT, f"{what}; scaled or clipped before the exchange", None
+
+
+def _is_even(weights: Mapping[int, float]) -> bool:
+    first = next(iter(weights.values()))
+    return bool(first) and all(near(each, first) for each in weights.values())
 
 
 def _of_passes(known: Mapping[int, Weights], passes: int) -> str | None:
