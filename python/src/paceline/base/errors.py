@@ -19,7 +19,6 @@ message without a stack trace and exits with `exit_code`.
 """
 
 from paceline.collectives.errors import (
-    CallsDiffer,
     EnvironmentLacks,
     ExitCode,
     PacelineError,
@@ -30,7 +29,6 @@ from paceline.collectives.errors import (
 )
 
 __all__ = [
-    "CallsDiffer",
     "DataError",
     "EnvironmentLacks",
     "ExitCode",

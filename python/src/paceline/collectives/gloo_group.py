@@ -14,21 +14,16 @@ they call C++, and Gloo's threads, which need the GIL to release tensors, would 
 from __future__ import annotations
 
 import ctypes
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from paceline.collectives.errors import UsageError
 from paceline.collectives.recorder import Operation, begin_operation, is_recording, payload_bytes
 from paceline.collectives.torch_internals import (
     ProcessGroupGloo,
-    Store,
     Work,
-    asked_backends,
     register_backend,
     set_default_backend,
     set_group_name,
@@ -37,8 +32,6 @@ from paceline.collectives.torch_internals import (
 
 BACKEND = "recorded-gloo"
 DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
-
-_RELEASE_S = 0.1
 
 # Method of torch 2.9 to 2.14 -> (name in the records, index of the argument with this rank's
 # payload).
@@ -147,7 +140,7 @@ class RecordedProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses A
 
     def __init__(self, inner: dist.ProcessGroup, name: str) -> None:
         super().__init__(inner.rank(), inner.size())
-        self._inner: Any = inner
+        self._inner = inner
         self._name = name  # the same on all ranks of the group
 
 
@@ -215,53 +208,24 @@ for _method in _OTHERS:
     setattr(RecordedProcessGroup, _method, _handed_on(_method))
 
 
-def check_asked(backend: str) -> None:
-    """Raise UsageError if torch was asked for another back end for some device, too.
-
-    torch would leave out the other one without a word, for a group written in Python has all
-    devices.
-    """
-    asked = asked_backends()
-    others = sorted({other for other in asked.values() if other != backend})
-    if others:
-        text = ",".join(f"{device}:{each}" for device, each in asked.items())
-        raise UsageError(
-            f'back end "{text}": expected "{backend}" for all devices, got {", ".join(others)} '
-            f"too. Create two groups: init_process_group({others[0]!r}), and for the other device "
-            f"new_group(backend={backend!r})"
-        )
-
-
-def create_gloo(given: Any, store: Store) -> tuple[ProcessGroupGloo, Any]:
+def create_gloo(given: Any) -> tuple[ProcessGroupGloo, Any]:
     """Return a backend of Gloo and a group around it, as torch creates one of Gloo.
 
     given: what torch tells an extended backend about the group. See
-    torch.distributed.distributed_c10d._new_process_group_helper. store: used by this group only.
+    torch.distributed.distributed_c10d._new_process_group_helper.
     """
-    backend = ProcessGroupGloo(store, given.group_rank, given.group_size, timeout=given.timeout)
+    backend = ProcessGroupGloo(
+        given.store, given.group_rank, given.group_size, timeout=given.timeout
+    )
     backend.options.global_ranks_in_group = given.global_ranks_in_group
     backend.options.group_name = given.group_id
-    inner: Any = dist.ProcessGroup(store, given.group_rank, given.group_size)
+    inner: Any = dist.ProcessGroup(given.store, given.group_rank, given.group_size)
     register_gloo(inner, backend)
     set_group_name(inner, given.group_id)
-    # Not freed before `release_gloo`: its destructor waits for Gloo's threads and holds the GIL,
-    # for which one of them may wait to release a callback. The last reference is often that of a
-    # user's model.
+    # Never freed: its destructor waits for Gloo's threads and holds the GIL, for which one of them
+    # may wait to release a callback. The last reference is often that of a user's model.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
     return backend, inner
-
-
-def release_gloo(inner: Any) -> None:
-    """Let a group from `create_gloo` be freed, all of whose operations have ended; does not wait.
-
-    Gloo's threads may still release the last tensor, see there, but not for long.
-    """
-
-    def release() -> None:
-        time.sleep(_RELEASE_S)
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(inner))
-
-    threading.Thread(target=release, name="gloo-release", daemon=True).start()
 
 
 def register_gloo(group: Any, backend: ProcessGroupGloo) -> None:
@@ -273,7 +237,7 @@ def register_gloo(group: Any, backend: ProcessGroupGloo) -> None:
 
 def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     """Create a group; torch calls this for each group with this rank."""
-    backend, inner = create_gloo(given, given.store)
+    backend, inner = create_gloo(given)
     group = RecordedProcessGroup(inner, given.group_id)
     register_gloo(group, backend)
     return group

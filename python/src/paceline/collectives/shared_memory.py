@@ -30,7 +30,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from paceline.collectives.agreement import Agreement, agreement_bytes
 from paceline.collectives.buffers import reduce_in_order
 from paceline.collectives.errors import TIMED_OUT, EnvironmentLacks, PeerLost, TimedOut
 from paceline.collectives.host import host_identity
@@ -49,7 +48,6 @@ SLOTS = 3  # chunks in progress: one is copied in, one reduced, one copied out
 _ALIGNMENT = 64  # bytes: a cache line, and a multiple of the size of every number type
 _BLOCK_BYTES = 256 * 2**10  # three blocks fit in a core's second-level cache
 _LARGEST_AREA_BYTES = 2**20  # one chunk of one rank; half of it costs 5 % of speed, a quarter 40 %
-_SIGNAL_BYTES = 2**20  # more than states, semaphores and counters of a group need
 _LARGEST_BYTES = 64 * 2**20  # all ranks and all slots
 
 Parts = Mapping[int, NDArray[Any]]  # flat arrays of one type, by the rank that owns them
@@ -260,18 +258,11 @@ class HostGroup:
             store, local_rank, size, prefix=f"host of rank {world_ranks[members[0]]}"
         )
         names = [f"rank {world_ranks[member]}" for member in members]
-        sizes = [segment_bytes(size), agreement_bytes(size)]
-        self._node = SharedNode(share, limit_s, names, sum(sizes) + _SIGNAL_BYTES)
+        self._node = SharedNode(share, limit_s, names)
         place = f"{names[local_rank]}: {library}"
-        barrier = partial(_synchronise, self._node.barrier(range(size)), place)
-        memory, records = self._node.memories("all-reduce", sizes)
-        self.agreement = Agreement(records, local_rank, names, barrier)
-        self.synchronise = self.agreement.synchronise
+        self.synchronise = partial(_synchronise, self._node.barrier(range(size)), place)
+        memory = self._node.memory("all-reduce", segment_bytes(size))
         self.segments = SharedSegments(memory, local_rank, size, self.synchronise)
-
-    def limit_waits(self, limit_s: float) -> None:
-        """Limit each wait from now on."""
-        self._node.limit_waits(limit_s)
 
     def fail(self) -> None:
         """Let the members that wait, now or later, get PeerLost instead of a time-out."""
@@ -381,10 +372,6 @@ _GLOO_OPERATIONS = {
 }
 
 
-class NothingToShare(EnvironmentLacks):
-    """No two ranks of a group are on one host."""
-
-
 class Levels:
     """The ranks of a group, by host. One thread at a time uses it, in the same order on all
     ranks."""
@@ -401,7 +388,7 @@ class Levels:
         self.algorithm = "shared" if self.hosts == 1 else "hierarchical"
         self._world_rank, self._limit_s = world_ranks[rank], limit_s
         if self.hosts == ranks:
-            raise NothingToShare("each rank is on a host of its own")
+            raise EnvironmentLacks("each rank is on a host of its own")
         reasons = GroupStore(store, rank, ranks, "reasons")
         self._host: HostGroup | None = open_host_group(
             LIBRARY, hosts, rank, world_ranks, store, limit_s,
@@ -421,21 +408,6 @@ class Levels:
     def reduces(self, dtype: torch.dtype, ufunc: np.ufunc) -> bool:
         """Return whether values of this type can be reduced. dtype: after `Reduction.begin`."""
         return self.hosts == 1 or (dtype in _BETWEEN_HOSTS and ufunc in _GLOO_OPERATIONS)
-
-    def begin(self, call: str, limit_s: float) -> None:
-        """Announce to the ranks of this host what this rank calls, in words; each wait has this
-        limit."""
-        if self._host is not None:  # None: the only rank of its host
-            self._host.limit_waits(limit_s)
-            self._host.agreement.begin(call)
-
-    def agree(self, name: str) -> None:
-        """Compare what the ranks of this host call, unless the call has done so.
-
-        name: of the operation. Raises CallsDiffer on all of them if they call different things.
-        """
-        if self._host is not None:
-            self._host.agreement.end(name)
 
     def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> None:
         """Reduce a flat array over all ranks in place; all ranks get bit-identical results.

@@ -17,7 +17,6 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from paceline.collectives.agreement import TEXT_BYTES, calls_differ
 from paceline.collectives.errors import EnvironmentLacks
 from paceline.collectives.message_schedules import Algorithm, between_hosts, chunks
 from paceline.collectives.mpi.message_collectives import MessageCollectives, Traffic
@@ -208,7 +207,6 @@ class AllReduce:
         self._requested = algorithm
         self._hosts = hosts_of(comm)
         self._host_group: HostGroup | None = None
-        self._call = ""
         self._reason_not_shared: str | None = None
         self._hierarchy: Hierarchy | None = None
         self._messages: MessageCollectives | None = None
@@ -235,39 +233,13 @@ class AllReduce:
             algorithm=algorithm, sent_bytes=traffic.bytes, sent_messages=traffic.messages
         )
 
-    def begin(self, call: str) -> None:
-        """Announce what this rank calls, in words that are the same on all ranks."""
-        self._call = call
-        if (group := self._whole_group()) is not None:
-            group.agreement.begin(call)
-
     def synchronise(self, name: str) -> None:
-        """Wait until every rank has reached operation `name`; see GroupCore._submit.
-
-        Raises CallsDiffer on all ranks if they call different things.
-        """
-        if (group := self._whole_group()) is not None:
-            group.synchronise(name)
-            return
-        own = np.zeros(TEXT_BYTES, np.uint8)
-        text = self._call.encode()[:TEXT_BYTES]
-        own[: len(text)] = list(text)
-        calls = np.zeros((self._size, TEXT_BYTES), np.uint8)
-        world_rank = self._names.world_ranks[self._rank]
-        complete(self._comm.Iallgather(own, calls), name, world_rank, self._limit_s)
-        if (calls != own).any():
-            texts = [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in calls]
-            names = [f"rank {rank}" for rank in self._names.world_ranks]
-            raise calls_differ(dict(zip(names, texts, strict=True)))
-
-    def agree(self, name: str) -> None:
-        """Compare the calls of this host, unless the call has done so."""
-        if (group := self._whole_group()) is not None:
-            group.agreement.end(name)
-
-    def _whole_group(self) -> HostGroup | None:
-        """Return the ranks of this host if they share memory and are all."""
-        return self._host_group if len(set(self._hosts)) == 1 else None
+        """Wait until every rank has reached operation `name`; see GroupCore._submit."""
+        if self._host_group is not None and len(set(self._hosts)) == 1:
+            self._host_group.synchronise(name)
+        else:
+            world_rank = self._names.world_ranks[self._rank]
+            complete(self._comm.Ibarrier(), name, world_rank, self._limit_s)
 
     def describe(self) -> GroupDescription:
         """Return which algorithm reduces messages of which size, for the records."""

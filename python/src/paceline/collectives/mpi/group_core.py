@@ -154,13 +154,11 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         results: list[Any],
         inputs: list[Tensor],
         *,
-        said: str | None = None,
         synchronise: bool = True,
     ) -> PendingWork:
         """Queue `call`. With `synchronise`, it begins when every rank has reached it.
 
-        results: content of the work's future. inputs: this rank's tensors. said: the call in words
-        that are the same on all ranks.
+        results: content of the work's future. inputs: this rank's tensors.
 
         Ranks synchronise first for three reasons: MPI would spin while it waits for a late peer and
         take the core from a running backward pass; it would wait without limit; and it could not
@@ -176,13 +174,9 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         def carry_out() -> None:
             try:
                 wait_for_inputs()
-                # Results may be tensors of inference mode, which only that mode may write.
-                with torch.inference_mode():
-                    self._reductions.begin(said or name)
-                    if synchronise:
-                        self._reductions.synchronise(name)
-                    statistics = call()
-                    self._reductions.agree(name)
+                if synchronise:
+                    self._reductions.synchronise(name)
+                statistics = call()
                 device_wait(inputs)()
             finally:
                 end_profile_event()

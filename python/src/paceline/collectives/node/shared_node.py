@@ -39,19 +39,16 @@ class SharedNode:
     memory when no process uses it.
     """
 
-    def __init__(
-        self, node: NodeShare, limit_s: float, names: Sequence[str] = (), reserved_bytes: int = 0
-    ) -> None:
+    def __init__(self, node: NodeShare, limit_s: float, names: Sequence[str] = ()) -> None:
         """limit_s: limit of each wait, here and in all objects created from this. node: used for
-        nothing else. names: of the ranks in messages, by local rank. reserved_bytes: of memory that
-        will be used for certain, mapped at once.
+        nothing else. names: of the ranks in messages, by local rank.
 
         Raises EnvironmentLacks if the ranks cannot share memory, TimedOut if a rank does not take
         part.
         """
         self.local_rank = node.local_rank
         self.ranks_on_node = ranks = node.ranks_on_node
-        self._file = None if ranks == 1 else _open_file(node, limit_s, reserved_bytes)
+        self._file = None if ranks == 1 else _open_file(node, limit_s)
         states = self._map(ranks + 1)
         self._refused = states[ranks:]  # whether rank 0 has found too little memory
         needed = Barrier.semaphores_needed(ranks)
@@ -107,10 +104,6 @@ class SharedNode:
         views = [memory[slot * line :][:slot_bytes] for slot in range(slots)]
         return Channel(sender, receiver, views, signals, self._peers)
 
-    def limit_waits(self, limit_s: float) -> None:
-        """Limit each wait from now on, in all objects created from this."""
-        self._peers.limit_s = limit_s
-
     def check_peers(self) -> None:
         """Raise PeerLost if a rank of the node has failed or died, without waiting."""
         self._peers.check()
@@ -161,14 +154,14 @@ class SharedNode:
             raise ValueError(f"{list(members)} are not different local ranks of {known}")
 
 
-def _open_file(node: NodeShare, limit_s: float, reserved_bytes: int) -> SharedFile:
-    file = open_shared_file(node, limit_s, reserved_bytes)
+def _open_file(node: NodeShare, limit_s: float) -> SharedFile:
+    file = open_shared_file(node, limit_s)
     if file is None:
         raise EnvironmentLacks(
             f"the {node.ranks_on_node} ranks of this node must share memory, but cannot open one "
-            "another's through /proc (different containers or users, /proc hidden, or a limit of "
-            "the process on files or memory, see ulimit -a); start them in one container as one "
-            'user. Without shared memory there is local strategy "processes" with transport "gloo"'
+            "another's through /proc (different containers or users, or /proc hidden); start them "
+            "in one container as one user. Without shared memory there is local strategy "
+            '"processes" with transport "gloo"'
         )
     return file
 
