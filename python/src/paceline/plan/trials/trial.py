@@ -54,7 +54,7 @@ class Observation(_Value):
     """The part of a trial of `paceline verify`: the reference, or compared with it."""
 
     reference: str | None  # the trial to compare with; None: this is the reference
-    steps: int  # that are compared
+    steps: int = 4  # that are compared; runs of 0.3.0 do not say it
     rounded: bool = False  # train with outputs that differ by roundings
 
 
