@@ -208,6 +208,20 @@ def test_two_terms_of_one_loss_need_no_division():
     assert (found.statement, two.statement) == (Statement.DATA_PARALLEL,) * 2
 
 
+@pytest.mark.parametrize("sites", [("train.py:9",) * 2, ("train.py:9", "train.py:12")])
+def test_passes_that_are_divided_by_those_of_all_ranks_are_a_suspicion(sites):
+    passes = [replace(a_pass(p), site=site) for p, site in enumerate(sites)]
+    quarters = [term(1 / 4, number=p) for p in range(2)]
+    found = judged(
+        *(
+            replace(a_step(rank, lambda n: mean(n, 2), passes=2), terms=quarters, passes=passes)
+            for rank in range(RANKS)
+        )
+    )
+    assert (found.statement, found.is_suspicious) == (Statement.MEAN, True)
+    assert "of 2 passes add up to 1/2" in first(found)
+
+
 def test_unequal_shares_have_unequal_weights():
     found = judged(a_step(0, mean), a_step(1, mean, terms=[term(elements=4.0)]))
     assert found.statement == Statement.WRONG

@@ -145,13 +145,18 @@ class _RowWeights:
         totals = [(each[0].number, _total(each) * self._factor / self._ranks) for each in known]
         numbers = sorted({number for number, _ in totals})
         sites = {each.site for each in self._first.passes if each.number in numbers}
-        if len(numbers) > 1 and len(sites) == 1 and _rows_differ(self._first):
-            leading = [max(t for n, t in totals if n == number) for number in numbers]
-            yield from self._of_passes(sum(leading), len(numbers))
+        accumulates = len(numbers) > 1 and _rows_differ(self._first)
+        together = sum(max(t for n, t in totals if n == number) for number in numbers)
+        if accumulates and len(sites) == 1:
+            yield from self._of_passes(together, len(numbers))
             return
         values = [total for _, total in totals]
         if any(near(each, 1.0, _ONE) for each in values):
             return
+        if accumulates:
+            values = [together]
+            if near(together, 1.0, _ONE):
+                return
         ranks = self._ranks
         if near(self._mean, ranks) and any(near(each, ranks, _ONE) for each in values):
             reason = f"gradients are summed over {ranks} ranks instead of averaged"
@@ -165,6 +170,8 @@ class _RowWeights:
                 "mean"
             )
             yield self._finding(WEAKER, "total", reason)
+        elif accumulates and near(together, 1 / ranks, _ONE):
+            yield self._of_all_passes(len(numbers))
         elif any(near(each, w, _ONE) for each in values for w in (ranks, 1 / ranks)):
             reason = f"the weights of all rows add up to {values[0]:.3g}"
             yield self._finding(WEAKER, "total", reason)
@@ -175,9 +182,18 @@ class _RowWeights:
         if near(total, passes, _ONE) and near(self._mean, 1.0):
             reason = f"gradients of {passes} accumulated passes are not divided by their number"
             yield self._finding(FAULT, "passes", reason, float(passes))
+        elif near(total, 1 / self._ranks, _ONE) and near(self._mean, 1.0):
+            yield self._of_all_passes(passes)
         elif not near(total, 1.0, _ONE):
             reason = f"the weights of all rows of {passes} passes add up to {total:.3g}"
             yield self._finding(WEAKER, "passes", reason)
+
+    def _of_all_passes(self, passes: int) -> RankFinding:
+        reason = (
+            f"the weights of all rows of {passes} passes add up to 1/{self._ranks}: each pass may "
+            "be divided by the passes of all ranks"
+        )
+        return self._finding(SUSPICION, "passes", reason, 1 / self._ranks)
 
     def _of_factor_alone(self) -> Iterator[RankFinding]:
         for factor, words in ((float(self._ranks), "sum"), (1 / self._ranks, "mean, divided")):
