@@ -50,7 +50,7 @@ class ReachedRowsRecorder:
         self._file, self._end = files.rank(rank).trained_rows, files.last_step
         self._optimizer: Optimizer | None = None
         self._taken = 0  # steps of the first optimiser
-        self._has_passed = False  # a backward pass, since the last step
+        self._has_begun = False  # to train: a module was called
         self._ends_s: float | None = None
         self._last: int | None = None
         self._stepping = 0  # depth of optimisers that call others
@@ -91,6 +91,7 @@ class ReachedRowsRecorder:
     def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if torch.compiler.is_compiling() or self._passing:
             return
+        self._has_begun = True
         if not self._calls:
             self._call_rows, self._call = None, self._call + 1
         self._calls.append(module)
@@ -119,7 +120,7 @@ class ReachedRowsRecorder:
 
     def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         self._passing += 1
-        self._has_passed = True
+        self._has_begun = True
         try:
             return function(*arguments, **named)
         finally:
@@ -127,34 +128,35 @@ class ReachedRowsRecorder:
 
     # --- steps ---
 
-    def _before_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
+    def _before_step(self, _optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
         self._stepping += 1
         if self._stepping > 1:
             return
-        if self._taken >= self._steps and self._is_over(optimizer):
+        if self._taken >= self._steps and self._is_over():
             raise EnoughSteps
 
-    def _is_over(self, optimizer: Optimizer) -> bool:
-        """Return whether all ranks end before this step."""
-        if not any(self._found):
-            return optimizer is self._optimizer  # rows are not known
+    def _is_over(self) -> bool:
+        """Return whether all ranks end before this step.
+
+        The first rank writes the end, and so does one that does not know its rows.
+        """
         now_s = time.monotonic()
         if self._ends_s is None:
             self._ends_s = now_s + _FOLLOWED_S
         if self._last is None and self._end.exists():
             self._last = int(self._end.read_text())
-        if self._last is None and not self._rank and now_s >= self._ends_s:
+        is_late = not self._rank and now_s >= self._ends_s
+        if self._last is None and (is_late or not any(self._found)):
             self._last = len(self._found) + _NOTICE_STEPS
             write_text(self._end, str(self._last))
         return self._last is not None and len(self._found) >= self._last
 
     def _after_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
         self._stepping = max(0, self._stepping - 1)
-        if self._stepping or not self._has_passed:
+        if self._stepping or not self._has_begun:
             return  # an optimiser makes its state by a step before it restores it
         self._optimizer = self._optimizer or optimizer
         self._taken += optimizer is self._optimizer
-        self._has_passed = False
         calls = {tuple(each.checksums) for each in self._now}  # several passes over the same rows
         rows = [row for each in sorted(calls) for row in each]
         self._now = []
