@@ -22,10 +22,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from paceline.base.torch_internals import DataLoaderIterator
 from paceline.base.torch_internals.flat_parameters import FlatParameter
@@ -43,7 +39,13 @@ from paceline.train.rank.script.modules import (
     parameter_names,
     without_wrappers,
 )
-from paceline.train.rank.script.phases import hooked, replaced
+from paceline.train.rank.script.phases import (
+    around_steps,
+    first_loss,
+    has_closure,
+    hooked,
+    replaced,
+)
 from paceline.train.rank.script.tensors import gradient_of, whole, whole_of
 from paceline.train.training.tensors import save_tensors, sha256_of
 
@@ -97,13 +99,8 @@ class Observer:
         """Observe while the context is active, and write what was seen at its end."""
         with ExitStack() as stack:
             stack.callback(self._write)
-            steps = hooked(  # cannot be removed while one of them runs
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
-            )
-            stack.enter_context(steps)
-            stack.enter_context(self._hooks)
-            self._enter(self._hooks)
+            stack.enter_context(around_steps(self._before_step, self._after_step))
+            self._enter(stack.enter_context(self._hooks))
             yield
 
     def _enter(self, stack: ExitStack) -> None:
@@ -130,8 +127,7 @@ class Observer:
         self._samples += self._batch or []
 
     def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        tensors = arguments[0] if arguments else named.get("tensors")
-        first = tensors if isinstance(tensors, Tensor) else next(iter(tensors or ()), None)
+        first = first_loss(arguments, named)
         if first is not None and first.numel() == 1:
             self._losses.append(float(first.detach()))
         result = function(*arguments, **named)
@@ -195,8 +191,8 @@ class Observer:
         if not self._steps[number]:
             self._found.initial += self._compared(f"initial-{number}", weights, hashed=False)
         self._before = {name: tensor.clone() for name, tensor in weights.items()}
-        has_closure = len(arguments) > 1 or named.get("closure") is not None
-        self._gradient = None if has_closure else self._gradients(optimizer)
+        closure = has_closure(arguments, named)
+        self._gradient = None if closure else self._gradients(optimizer)
 
     def _after_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
         number = self._optimizers.index(optimizer)

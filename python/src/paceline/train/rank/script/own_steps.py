@@ -2,7 +2,7 @@
 
 Nothing is exchanged between ranks for it. The record has the rank's own gradients, the gradients
 that optimisers use, weights, buffers, rows of the model's input, and the terms of losses. After the
-last recorded step all hooks are removed.
+last of these steps only weights are kept, of few steps.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles
@@ -49,7 +45,7 @@ from paceline.train.rank.script.loss_terms import LossTerms, loses_gradient
 from paceline.train.rank.script.modules import CalledModules
 from paceline.train.rank.script.own_gradients import OwnGradients, place_of, take
 from paceline.train.rank.script.own_states import States, local, name_of
-from paceline.train.rank.script.phases import hooked, replaced
+from paceline.train.rank.script.phases import around_steps, first_loss, has_closure, replaced
 from paceline.train.rank.script.reached_rows import ReachedRowsRecorder
 from paceline.train.rank.script.sketches import sketch
 
@@ -94,13 +90,8 @@ class OwnStepsRecorder:
         """Record while the context is active, and write the record at its end."""
         with ExitStack() as stack:
             stack.callback(self._write)
-            steps = hooked(  # cannot be removed while one of them runs
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
-            )
-            stack.enter_context(steps)
-            stack.enter_context(self._hooks)
-            self._enter(self._hooks)
+            stack.enter_context(around_steps(self._before_step, self._after_step))
+            self._enter(stack.enter_context(self._hooks))
             yield
 
     def _enter(self, stack: ExitStack) -> None:
@@ -209,8 +200,7 @@ class OwnStepsRecorder:
 
     def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if not self._passing:
-            tensors = arguments[0] if arguments else named.get("tensors")
-            first = tensors if isinstance(tensors, Tensor) else next(iter(tensors or ()), None)
+            first = first_loss(arguments, named)
             models = list(self._states.models().values())
             self._gradients.before_pass(models, self._states.flat())
             self._begin_pass(first)
@@ -283,7 +273,7 @@ class OwnStepsRecorder:
                 self._found.later.append(LaterWeights(steps=self._counts[0], weights=weights))
 
     def _end(self, step: OwnStep, optimizer: Optimizer, arguments: Any, named: Any) -> None:
-        closure = len(arguments) > 1 or named.get("closure") is not None
+        closure = has_closure(arguments, named)
         own_step = not getattr(type(optimizer).step, "__module__", "").startswith("torch.optim")
         if closure or own_step:
             step.used = self._states.used_after(step.used, optimizer, self._clipped)

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from paceline.base.torch_internals import DataLoaderIterator
 
@@ -153,6 +158,27 @@ def hooked(*handles: RemovableHandle) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def around_steps(before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
+    """Call functions before and after each step of an optimiser while the context is active.
+
+    It must not end within one of them: torch goes through its hooks then.
+    """
+    with hooked(register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)):
+        yield
+
+
+def has_closure(arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Return whether a step, whose first argument is the optimiser, computes the loss itself."""
+    return len(arguments) > 1 or named.get("closure") is not None
+
+
+def first_loss(arguments: Sequence[Any], named: Mapping[str, Any]) -> Tensor | None:
+    """Return the first tensor from which `torch.autograd.backward` is called with arguments."""
+    tensors = arguments[0] if arguments else named.get("tensors")
+    return tensors if isinstance(tensors, Tensor) else next(iter(tensors or ()), None)
 
 
 def _timed(

@@ -17,16 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.own_steps import ReachedRows, TrainedRows
 from paceline.train.rank.script.batches import checksums, tensors_in
-from paceline.train.rank.script.phases import hooked, replaced
+from paceline.train.rank.script.phases import around_steps, hooked, replaced
 from paceline.train.rank.script.program import EnoughSteps
 
 _MOST_OUTPUTS = 8
@@ -71,10 +67,9 @@ class ReachedRowsRecorder:
             hooks = hooked(
                 register_module_forward_pre_hook(self._before_forward),
                 register_module_forward_hook(self._after_forward, always_call=True),
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
             )
             stack.enter_context(hooks)
+            stack.enter_context(around_steps(self._before_step, self._after_step))
             yield
 
     @property

@@ -16,10 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from paceline.base.errors import RankFailed
 from paceline.collectives.message_schedules import share_bounds
@@ -29,7 +25,13 @@ from paceline.measure.records.layout import RankFiles
 from paceline.measure.records.rows import StepRow
 from paceline.plan.trials.trial import RankContext, Training
 from paceline.train.rank.script.batches import BatchCounter
-from paceline.train.rank.script.phases import PhaseTimer, StepTimes, hooked
+from paceline.train.rank.script.phases import (
+    PhaseTimer,
+    StepTimes,
+    around_steps,
+    has_closure,
+    hooked,
+)
 from paceline.train.rank.script.program import EnoughSteps
 from paceline.train.rank.script.step import report_to
 from paceline.train.rank.spans import Spans
@@ -88,12 +90,8 @@ class TrainingRecorder:
         with ExitStack() as stack:
             self._rows = stack.enter_context(JsonlWriter(self._file))
             first = nn.modules.module.register_module_forward_pre_hook(self._first_forward)
-            hooks = hooked(
-                first,
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
-            )
-            stack.enter_context(hooks)
+            stack.enter_context(hooked(first))
+            stack.enter_context(around_steps(self._before_step, self._after_step))
             self._first_hook = first
             stack.enter_context(self._timer.timing())
             stack.enter_context(self._batches.counting())
@@ -150,8 +148,7 @@ class TrainingRecorder:
 
         Return the arguments of `step`, the optimiser included, where they change.
         """
-        has_closure = len(arguments) > 1 or named.get("closure") is not None
-        if not (has_closure or self._batches.has_passed):
+        if not (has_closure(arguments, named) or self._batches.has_passed):
             return None  # the first step of a restored optimiser, which makes its state
         self._optimizer = self._optimizer or optimizer
         if optimizer is not self._optimizer:

@@ -24,10 +24,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from paceline.base.torch_internals import DataLoaderIterator
 from paceline.base.torch_internals.flat_parameters import FlatParameter
@@ -49,7 +45,7 @@ from paceline.train.rank.script.modules import (
     named_parameters,
     parameter_names,
 )
-from paceline.train.rank.script.phases import hooked, replaced
+from paceline.train.rank.script.phases import around_steps, first_loss, hooked, replaced
 from paceline.train.rank.script.program import EnoughSteps
 from paceline.train.rank.script.tensors import gradient_of, whole, whole_of
 
@@ -94,10 +90,9 @@ class ResumeRecorder:
             stack.enter_context(replaced(torch.amp.GradScaler, "scale", self._scale))
             hooks = hooked(
                 register_module_forward_pre_hook(self._before_forward),
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
             )
             stack.enter_context(hooks)
+            stack.enter_context(around_steps(self._before_step, self._after_step))
             yield
 
     # --- samples, losses, gradient scaler ---
@@ -121,8 +116,7 @@ class ResumeRecorder:
             self._batch, self._is_new = checksums(inputs), True
 
     def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        tensors = arguments[0] if arguments else named.get("tensors")
-        first = tensors if isinstance(tensors, Tensor) else next(iter(tensors or ()), None)
+        first = first_loss(arguments, named)
         if first is not None and first.numel() == 1:
             self._losses.append(_finite(float(first.detach())))
         if self._is_new and self._batch is not None:
