@@ -108,13 +108,12 @@ def verify_script(
             layout = _observing(trial, Observation(reference=REFERENCE, steps=steps))
             outcome, layout_files = trainings.run(layout)
             found = _observed(layout_files)
-            finding = LayoutFinding(passed=None, reason=f"it did not run: {outcome.reason}")
             if outcome.status != "ok":
                 failed.append(outcome)
-            if outcome.status == "ok" and alone.status != "ok":
-                reason = f"one process did not run: {alone.reason}"
-                finding = LayoutFinding(passed=None, reason=reason)
-            elif outcome.status == "ok":
+                finding = _not_compared(f"it did not run: {outcome.reason}")
+            elif alone.status != "ok":
+                finding = _not_compared(f"one process did not run: {alone.reason}")
+            else:
                 finding = judge(reference, rounded, found)
             if finding.passed is False and not rounded:
                 # Roundings only widen the limits, so a layout that agrees needs no such training.
@@ -138,6 +137,10 @@ def verify_script(
             raise failure_of(failed[0])
     assert baseline.training.script is not None
     return VerifiedScript(script=baseline.training.script.path, layouts=tuple(verified))
+
+
+def _not_compared(reason: str) -> LayoutFinding:
+    return LayoutFinding(passed=None, reason=reason)
 
 
 def _observing(trial: Trial, observation: Observation, name: str | None = None) -> Trial:

@@ -65,8 +65,7 @@ class TrainingRecorder:
         self.ended_unix_s: float | None = None  # of the last step
         self._rank = context.rank
         self._ends_diverged = ends_diverged
-        self._ends = ends
-        self._max_steps = training.max_steps
+        self._max_steps = training.max_steps if ends else None
         self._samples, self._global_samples = _stated_samples(training, context)
         self._operations = operations
         self._on_first_step = on_first_step
@@ -105,7 +104,7 @@ class TrainingRecorder:
         next one."""
         if self._ended is not None and self._report is None:
             self._report = (loss, samples)
-            if self.steps == self._max_steps and self._ends:
+            if self.steps == self._max_steps:
                 raise EnoughSteps
         else:
             self._early_report = (loss, samples)
@@ -153,7 +152,7 @@ class TrainingRecorder:
         self._optimizer = self._optimizer or optimizer
         if optimizer is not self._optimizer:
             return None
-        if self._ends and self._max_steps is not None and self.steps >= self._max_steps:
+        if self._max_steps is not None and self.steps >= self._max_steps:
             raise EnoughSteps
         self._write()
         self._times = None
@@ -211,8 +210,6 @@ class TrainingRecorder:
         self._operations.flush()
         self._begin(ended_s)
         # A script that reports after each step also reports the last one.
-        if not self._ends:
-            return
         if self.steps == self._max_steps and (self._report is not None or not self._was_reported):
             raise EnoughSteps
 
