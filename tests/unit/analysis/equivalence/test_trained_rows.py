@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paceline.analysis.equivalence.own_checks import FAULT
+from paceline.analysis.equivalence.own_checks import Level
 from paceline.analysis.equivalence.trained_rows import judge_rows
 from paceline.measure.records.own_steps import TrainedRows
 
@@ -57,18 +57,20 @@ def test_several_epochs_and_padded_rows_are_right():
 def test_rows_that_are_drawn_with_replacement_are_right():
     drawn = [random.Random(seed).choices(range(1, ROWS + 1), k=ROWS // 2) for seed in range(2)]
     alone = random.Random(0).choices(range(1, ROWS + 1), k=ROWS)
-    assert [each for each in reasons(of_ranks(*drawn), of_one(alone)) if each[0] == FAULT] == []
+    assert [
+        each for each in reasons(of_ranks(*drawn), of_one(alone)) if each[0] == Level.FAULT
+    ] == []
 
 
 def test_an_order_of_each_rank_is_found():
     found = reasons(of_ranks(shuffled(1)[0::2], shuffled(2)[1::2]), of_one(shuffled(1)))
-    assert [(level, step) for level, step, _ in found] == [(FAULT, 0)]
+    assert [(level, step) for level, step, _ in found] == [(Level.FAULT, 0)]
 
 
 def test_data_that_are_divided_twice_are_found():
     order = list(range(1, ROWS + 1))
     [(level, _, reason)] = reasons(of_ranks(order[0::4], order[1::4]), of_one(order))
-    assert level == FAULT
+    assert level == Level.FAULT
     assert reason == "ranks train on 160 rows, one process on 320: 160 rows are missing"
 
 
@@ -83,7 +85,7 @@ def test_rows_that_repeat_after_equal_steps_are_found():
     again = order[:80] + order[40:136]  # continues at a wrong place after five steps
     parts = [[row for step in cut(again, 16) for row in step[rank::2]] for rank in range(2)]
     [(level, step, reason)] = reasons(of_ranks(*parts), of_one(order))
-    assert (level, step) == (FAULT, 5)
+    assert (level, step) == (Level.FAULT, 5)
     assert "trained on twice" in reason or "overlap" in reason
 
 

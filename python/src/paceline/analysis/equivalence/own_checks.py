@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
@@ -15,8 +16,6 @@ from paceline.analysis.equivalence.exchange import near, numbers
 from paceline.analysis.equivalence.sample_log import some
 from paceline.measure.records.own_steps import OwnStep, OwnSteps, Place, State
 
-# Levels of findings, by what they do to the statement.
-FAULT, SUSPICION, NOT_SHOWN, WEAKER, REMARK = "fault", "suspicion", "not shown", "weaker", "remark"
 # Order of causes within a step: what comes first makes the others.
 _ORDER = (
     *("start", "buffers", "groups", "rows", "exchange", "used", "terms", "passes", "summed"),
@@ -28,11 +27,21 @@ _ROUNDING_OF_MANY_STEPS = 1e-3
 Steps = Mapping[int, OwnStep]  # of each rank
 
 
+class Level(StrEnum):
+    """The weight of a finding in the statement; the heaviest first."""
+
+    FAULT = "fault"
+    SUSPICION = "suspicion"
+    NOT_SHOWN = "not shown"
+    WEAKER = "weaker"
+    REMARK = "remark"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinding:
     """One thing that the ranks show. step: counted from 0."""
 
-    level: str
+    level: Level
     reason: str  # a sentence without its full stop
     kind: str
     step: int | None = None
@@ -186,7 +195,7 @@ def _of_states(unequal: Sequence[_Unequal], kind: str, step: int) -> Iterator[Ra
             "buffers": f"the buffer {what} differs from that of rank {rank} when it is used",
         }
         yield RankFinding(
-            level=REMARK if is_rounding else FAULT,
+            level=Level.REMARK if is_rounding else Level.FAULT,
             kind=kind,
             step=step,
             tensor=those[0].place.name,
@@ -205,7 +214,7 @@ def equal_groups(steps: Steps) -> Iterator[RankFinding]:
                     if theirs != value:
                         words = "the learning rate" if option == "lr" else option
                         yield RankFinding(
-                            level=FAULT,
+                            level=Level.FAULT,
                             kind="groups",
                             step=step.step,
                             tensor=name,
@@ -247,7 +256,7 @@ def equal_used(steps: Steps, exchanged: set[Place]) -> Iterator[RankFinding]:
     yield from of_scales({r: float(np.median(each)) for r, each in ratios.items()}, _number(steps))
     if names:
         yield RankFinding(
-            level=REMARK,
+            level=Level.REMARK,
             kind="used",
             step=_number(steps),
             tensor=min(names),
@@ -261,7 +270,7 @@ def of_scales(scales: Mapping[int, float], step: int) -> Iterator[RankFinding]:
     if values and any(not near(each, values[0]) for each in values):
         words = ", ".join(f"{each:.3g} on rank {rank}" for rank, each in scales.items())
         yield RankFinding(
-            level=FAULT,
+            level=Level.FAULT,
             kind="used",
             step=step,
             factor=max(values) / min(values) if min(values) > 0 else None,
@@ -283,23 +292,26 @@ def own_rows(steps: Steps) -> Iterator[RankFinding]:
     counters = [Counter(c for each in s.rows for c in each.checksums) for s in steps.values()]
     if not all(counters):
         yield RankFinding(
-            level=WEAKER, kind="no-rows", step=step, reason="the rows of the step are not known"
+            level=Level.WEAKER,
+            kind="no-rows",
+            step=step,
+            reason="the rows of the step are not known",
         )
         return
     if len(set().union(*counters)) == 1 and sum(each.total() for each in counters) > len(counters):
         yield RankFinding(
-            level=WEAKER, kind="no-rows", step=step, reason="rows cannot be told apart"
+            level=Level.WEAKER, kind="no-rows", step=step, reason="rows cannot be told apart"
         )
         return
     if all(each == counters[0] for each in counters):
         yield RankFinding(
-            level=FAULT, kind="rows", step=step, reason="all ranks train on the same rows"
+            level=Level.FAULT, kind="rows", step=step, reason="all ranks train on the same rows"
         )
         return
     shared = sum((a & b).total() for n, a in enumerate(counters) for b in counters[n + 1 :])
     if shared:
         yield RankFinding(
-            level=WEAKER,
+            level=Level.WEAKER,
             kind="shared-rows",
             step=step,
             reason=f"{shared} rows of the step are on two ranks",

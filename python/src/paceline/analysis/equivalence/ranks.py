@@ -23,11 +23,7 @@ from paceline.analysis.equivalence.exchange import (
     of_all_passes,
 )
 from paceline.analysis.equivalence.own_checks import (
-    FAULT,
-    NOT_SHOWN,
-    REMARK,
-    SUSPICION,
-    WEAKER,
+    Level,
     RankFinding,
     equal_groups,
     equal_starts,
@@ -42,7 +38,7 @@ from paceline.analysis.equivalence.row_weights import row_weights
 from paceline.analysis.equivalence.sample_log import some
 from paceline.measure.records.own_steps import OwnStep, OwnSteps
 
-_LEVELS = (FAULT, SUSPICION, NOT_SHOWN, WEAKER, REMARK)
+_LEVELS = tuple(Level)
 
 
 class Statement(IntEnum):
@@ -66,7 +62,7 @@ class RanksFinding:
 
     @property
     def is_suspicious(self) -> bool:
-        return any(each.level == SUSPICION for each in self.findings)
+        return any(each.level == Level.SUSPICION for each in self.findings)
 
 
 def judge_ranks(
@@ -78,7 +74,7 @@ def judge_ranks(
     """
     if len(records) < 2 or not all(each.steps for each in records):
         reason = "no step of an optimiser was recorded on every rank"
-        found = RankFinding(level=NOT_SHOWN, kind="no-step", reason=reason)
+        found = RankFinding(level=Level.NOT_SHOWN, kind="no-step", reason=reason)
         return RanksFinding(statement=Statement.NOT_SHOWN, findings=(found,), steps=0)
     return _Judgement(records, steps, of_rows).result()
 
@@ -99,18 +95,19 @@ class _Judgement:
     def result(self) -> RanksFinding:
         found = list(self._findings())
         if self._layout:  # gradients that are no plain means of ranks are right there
-            found = [each for each in found if each.level == REMARK or each.is_of_replicas]
+            found = [each for each in found if each.level == Level.REMARK or each.is_of_replicas]
             found += [
-                RankFinding(level=NOT_SHOWN, kind=reason, reason=reason) for reason in self._layout
+                RankFinding(level=Level.NOT_SHOWN, kind=reason, reason=reason)
+                for reason in self._layout
             ]
         found.sort(key=lambda each: (_LEVELS.index(each.level), each.step or 0, each.place))
         levels = {each.level for each in found}
         statement = Statement.DATA_PARALLEL
-        if FAULT in levels:
+        if Level.FAULT in levels:
             statement = Statement.WRONG
-        elif NOT_SHOWN in levels:
+        elif Level.NOT_SHOWN in levels:
             statement = Statement.NOT_SHOWN
-        elif levels & {WEAKER, SUSPICION}:
+        elif levels & {Level.WEAKER, Level.SUSPICION}:
             statement = Statement.MEAN
         return RanksFinding(
             statement=statement,
@@ -130,12 +127,14 @@ class _Judgement:
             yield from self._of_rows
         if mixing := self._records[0].mixing:
             reason = f"{some(mixing)} normalises by the rows of each rank"
-            yield RankFinding(level=REMARK, kind="batch-norm", reason=reason)
+            yield RankFinding(level=Level.REMARK, kind="batch-norm", reason=reason)
         used = {each.place.name for r in self._records for s in r.steps for each in s.used}
         own = {each.place.name for r in self._records for s in r.steps for each in s.own}
         if frozen := sorted(own - used):
             reason = f"{some(frozen)} has a gradient, but no optimiser steps it"
-            yield RankFinding(level=REMARK, kind="no-optimiser", tensor=frozen[0], reason=reason)
+            yield RankFinding(
+                level=Level.REMARK, kind="no-optimiser", tensor=frozen[0], reason=reason
+            )
 
     def _of_steps(self) -> Iterator[RankFinding]:
         for key in self._keys:
@@ -193,8 +192,8 @@ class _Judgement:
         reason = f"ranks step by themselves, and average their weights {when}"
         if every and kind != "SGD":
             reason += f", which is no step of {kind} with the mean gradient"
-            return RankFinding(level=FAULT, kind="exchange", step=step, reason=reason)
-        return RankFinding(level=NOT_SHOWN, kind="averaged", step=step, reason=reason)
+            return RankFinding(level=Level.FAULT, kind="exchange", step=step, reason=reason)
+        return RankFinding(level=Level.NOT_SHOWN, kind="averaged", step=step, reason=reason)
 
     def _counts(self) -> Iterator[RankFinding]:
         """Compare how many steps ranks take, as far as they were recorded."""
@@ -202,7 +201,7 @@ class _Judgement:
         for rank, each in enumerate(counts):
             if each != counts[0]:
                 yield RankFinding(
-                    level=FAULT,
+                    level=Level.FAULT,
                     kind="counts",
                     step=min(each, counts[0]),
                     reason=f"rank {rank} takes {each} steps, rank 0 takes {counts[0]}",
@@ -221,13 +220,13 @@ class _Judgement:
             wrong = [each for each in wrong if each not in inside]
             what = some(sorted({each.place.name for each in inside}))
             reason = f"the optimiser exchanges the gradient of {what} itself, inside its step"
-            yield RankFinding(level=NOT_SHOWN, kind="inside", step=step, reason=reason)
+            yield RankFinding(level=Level.NOT_SHOWN, kind="inside", step=step, reason=reason)
         if not found:
             reason = "no gradient of a rank by itself was seen"
-            yield RankFinding(level=NOT_SHOWN, kind="exchange", step=step, reason=reason)
+            yield RankFinding(level=Level.NOT_SHOWN, kind="exchange", step=step, reason=reason)
         elif not right and not wrong:
             reason = "all gradients are zero, so nothing was compared"
-            yield RankFinding(level=NOT_SHOWN, kind="exchange", step=step, reason=reason)
+            yield RankFinding(level=Level.NOT_SHOWN, kind="exchange", step=step, reason=reason)
         elif (
             not right
             and all(map(_is_local, wrong))
@@ -264,7 +263,7 @@ def _remarks(right: Sequence[Exchanged], step: int, *, has_rows: bool) -> Iterat
     if rounded is not None and rounded.rounded:
         name = rounded.place.name
         yield RankFinding(
-            level=WEAKER,
+            level=Level.WEAKER,
             kind="rounded",
             step=step,
             tensor=name,
@@ -272,7 +271,7 @@ def _remarks(right: Sequence[Exchanged], step: int, *, has_rows: bool) -> Iterat
         )
     if right and has_rows and not any(each.is_distinct for each in right):
         yield RankFinding(
-            level=WEAKER,
+            level=Level.WEAKER,
             kind="equal-gradients",
             step=step,
             reason="all ranks have the same gradient before the exchange, which shows nothing",
@@ -288,13 +287,15 @@ def _skipped(steps: Mapping[int, OwnStep]) -> list[RankFinding]:
                 f"ranks step after different numbers of backward passes: {passes[0]} on rank 0, "
                 f"{number} on rank {rank}"
             )
-            return [RankFinding(level=FAULT, kind="counts", step=steps[0].step, reason=reason)]
+            return [
+                RankFinding(level=Level.FAULT, kind="counts", step=steps[0].step, reason=reason)
+            ]
     return []
 
 
 def _not_means(wrong: Sequence[Exchanged], step: int, ranks: int) -> list[RankFinding]:
     """Say what gradients are that are not the mean of the ranks' own ones."""
-    by_reason: dict[tuple[str, str, float | None], list[str]] = {}
+    by_reason: dict[tuple[Level, str, float | None], list[str]] = {}
     for each in wrong:
         by_reason.setdefault(_reason(each, ranks), []).append(each.place.name)
     findings = [
@@ -308,49 +309,49 @@ def _not_means(wrong: Sequence[Exchanged], step: int, ranks: int) -> list[RankFi
         )
         for (level, reason, factor), names in by_reason.items()
     ]
-    faults = [each for each in findings if each.level == FAULT]
+    faults = [each for each in findings if each.level == Level.FAULT]
     return faults or findings
 
 
-def _reason(each: Exchanged, ranks: int) -> tuple[str, str, float | None]:
+def _reason(each: Exchanged, ranks: int) -> tuple[Level, str, float | None]:
     """Return level, sentence and factor for one tensor, which `{}` stands for."""
     known = {rank: fit for rank, fit in each.weights.items() if fit is not None}
     if len(known) < len(each.weights) or not known:
         what = "is no weighted sum of the ranks' own ones: compressed, or changed afterwards"
         return (
-            NOT_SHOWN,
+            Level.NOT_SHOWN,
             f"the gradient of {{}} {what if each.is_finite else 'is not finite'}",
             None,
         )
     fits = list(known.values())
     if all(not any(fit.values()) for fit in fits):
-        return FAULT, "the gradient of {} is lost: it is zero after the exchange", 0.0
+        return Level.FAULT, "the gradient of {} is lost: it is zero after the exchange", 0.0
     if all(_is_own(fit, rank) for rank, fit in known.items()):
-        return FAULT, "the gradient of {} is not exchanged: each rank uses its own", None
+        return Level.FAULT, "the gradient of {} is not exchanged: each rank uses its own", None
     passes = of_all_passes(fits)
     if passes > 1 and (reason := _of_passes(known, passes)) is not None:
-        return FAULT, reason, None
+        return Level.FAULT, reason, None
     return _of_ranks(known, passes, ranks)
 
 
 def _of_ranks(
     known: Mapping[int, Weights], passes: int, ranks: int
-) -> tuple[str, str, float | None]:
+) -> tuple[Level, str, float | None]:
     """Say by how much the weights of ranks differ, or the ranks that use the gradient."""
     by_rank = [_sums(fit, 0) for fit in known.values()]
     totals = [sum(each.values()) / passes for each in by_rank]
     if all(near(w, next(iter(those.values()))) for those in by_rank for w in those.values()):
         if all(near(each, totals[0]) for each in totals):
-            return FAULT, f"the gradient of {{}} is {totals[0]:.3g} times the mean", totals[0]
+            return Level.FAULT, f"the gradient of {{}} is {totals[0]:.3g} times the mean", totals[0]
         words = ", ".join(f"{t:.3g} on rank {r}" for r, t in zip(known, totals, strict=True))
         what = f"ranks multiply the mean gradient of {{}} differently: {words}"
-        return FAULT, what, max(totals) / min(totals) if min(totals) > 0 else None
+        return Level.FAULT, what, max(totals) / min(totals) if min(totals) > 0 else None
     means = [rank for rank, those in zip(known, by_rank, strict=True) if _is_even(those)]
     if 0 < len(means) < len(by_rank):
-        return FAULT, f"only rank {some(means)} uses the mean of the gradients of {{}}", None
+        return Level.FAULT, f"only rank {some(means)} uses the mean of the gradients of {{}}", None
     words = ", ".join(f"{w * ranks / passes:.3g} (rank {r})" for r, w in by_rank[0].items())
     what = f"own gradients of {{}} have unequal weights in the mean: {words}"
-    return FAULT, f"{what}; scaled or clipped before the exchange", None
+    return Level.FAULT, f"{what}; scaled or clipped before the exchange", None
 
 
 def _is_even(weights: Mapping[int, float]) -> bool:
@@ -398,7 +399,7 @@ def _sums(fit: Weights, part: int) -> dict[int, float]:
 
 def _once(found: Sequence[RankFinding]) -> Iterator[RankFinding]:
     """Yield the first finding of each kind."""
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[Level, str]] = set()
     for each in found:
         if (each.level, each.kind) not in seen:
             seen.add((each.level, each.kind))

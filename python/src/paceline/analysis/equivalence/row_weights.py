@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from paceline.analysis.equivalence.exchange import near
-from paceline.analysis.equivalence.own_checks import FAULT, REMARK, SUSPICION, WEAKER, RankFinding
+from paceline.analysis.equivalence.own_checks import Level, RankFinding
 from paceline.analysis.equivalence.sample_log import some
 from paceline.measure.records.own_steps import LossTerm, OwnStep
 
@@ -42,17 +42,17 @@ class _RowWeights:
         terms = [each.terms for each in self._steps]
         kinds = [[each.kind for each in those] for those in terms]
         if not all(terms):
-            yield self._finding(WEAKER, "no-terms", "the terms of the loss are not known")
+            yield self._finding(Level.WEAKER, "no-terms", "the terms of the loss are not known")
             yield from self._of_factor_alone()
         elif len(kinds[0]) > _MANY_TERMS * max(1, len(self._first.passes)):
             yield from self._many(terms)
         elif any(each != kinds[0] for each in kinds):
-            yield self._finding(WEAKER, "terms", "the losses of ranks have different terms")
+            yield self._finding(Level.WEAKER, "terms", "the losses of ranks have different terms")
         else:
             yield from self._aligned(list(zip(*terms, strict=True)))
 
     def _finding(
-        self, level: str, kind: str, reason: str, factor: float | None = None
+        self, level: Level, kind: str, reason: str, factor: float | None = None
     ) -> RankFinding:
         return RankFinding(
             level=level, kind=kind, step=self._first.step, reason=reason, factor=factor
@@ -62,18 +62,18 @@ class _RowWeights:
         crossed = sorted({name for each in self._steps for name in each.crossed})
         if crossed:
             reason = f"{some(crossed)} takes rows of all ranks, so the loss is no sum over rows"
-            yield self._finding(WEAKER, "gathered", reason)
+            yield self._finding(Level.WEAKER, "gathered", reason)
         if not any(each.gathered for each in self._steps):
             return
         if all(self._is_whole(each) for each in self._steps):
             reason = "the loss uses rows of all ranks, so it is no sum over rows"
-            yield self._finding(WEAKER, "gathered", reason)
+            yield self._finding(Level.WEAKER, "gathered", reason)
         else:
             reason = (
                 "the loss uses rows of other ranks without their gradient, which "
                 "torch.distributed.all_gather loses"
             )
-            yield self._finding(SUSPICION, "gathered", reason)
+            yield self._finding(Level.SUSPICION, "gathered", reason)
 
     def _is_whole(self, step: OwnStep) -> bool:
         """Return whether a rank computes the loss of all rows, and makes up for the mean."""
@@ -89,7 +89,7 @@ class _RowWeights:
         weights = [float(np.median([each.gradient for each in those])) for those in terms]
         if any(not near(each, weights[0], _EQUAL) for each in weights):
             reason = "the terms of the ranks' losses have different weights"
-            yield self._finding(WEAKER, "terms", reason)
+            yield self._finding(Level.WEAKER, "terms", reason)
 
     def _aligned(self, aligned: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         kinds = Counter(each[0].kind for each in aligned)
@@ -102,7 +102,7 @@ class _RowWeights:
         unknown = sorted({_word(e.kind) for each in aligned for e in each if e.is_mean is None})
         if unknown:
             reason = f"the term {some(unknown)} of the loss is not known to be a mean over rows"
-            yield self._finding(WEAKER, "unknown-term", reason)
+            yield self._finding(Level.WEAKER, "unknown-term", reason)
         known = [each for each in aligned if all(e.is_mean is not None for e in each)]
         if known:
             yield from self._totals(known)
@@ -122,14 +122,14 @@ class _RowWeights:
         word = _word(each[0].kind)
         if not all(e.is_linear for e in each):
             reason = f"the loss is not linear in its term {word}, so it is no mean over all rows"
-            return self._finding(WEAKER, "not-linear", reason)
+            return self._finding(Level.WEAKER, "not-linear", reason)
         if not all(weights):
-            return self._finding(SUSPICION, "terms", f"the term {word} is zero on some ranks")
+            return self._finding(Level.SUSPICION, "terms", f"the term {word} is zero on some ranks")
         if each[0].is_mean and all(near(e.gradient, each[0].gradient, _EQUAL) for e in each):
             counts = " and ".join(f"{e.elements:g}" for e in each[:4])
             if like > max(1, len(self._first.passes)):  # each may be one sample of its own size
                 reason = f"terms of the loss ({word}) are means of {counts} elements on the ranks"
-                return self._finding(WEAKER, "terms", reason)
+                return self._finding(Level.WEAKER, "terms", reason)
             reason = (
                 f"each rank takes the mean of its own {counts} elements ({word}), and all ranks "
                 "count the same: samples have unequal weights"
@@ -138,7 +138,7 @@ class _RowWeights:
             shown = " and ".join(f"{w:.3g}" for w in weights[:4])
             reason = f"samples have unequal weights in the loss ({word}): {shown}"
         low = min(weights)
-        return self._finding(FAULT, "terms", reason, max(weights) / low if low > 0 else None)
+        return self._finding(Level.FAULT, "terms", reason, max(weights) / low if low > 0 else None)
 
     def _totals(self, known: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         """Compare the weight of all rows together with 1."""
@@ -160,40 +160,40 @@ class _RowWeights:
         ranks = self._ranks
         if near(self._mean, ranks) and any(near(each, ranks, _ONE) for each in values):
             reason = f"gradients are summed over {ranks} ranks instead of averaged"
-            yield self._finding(FAULT, "summed", reason, float(ranks))
+            yield self._finding(Level.FAULT, "summed", reason, float(ranks))
         elif near(self._mean, 1 / ranks) and any(near(e, 1 / ranks, _ONE) for e in values):
             reason = f"gradients are divided by {ranks} once too often"
-            yield self._finding(FAULT, "summed", reason, 1 / ranks)
+            yield self._finding(Level.FAULT, "summed", reason, 1 / ranks)
         elif all(not e.is_mean for each in known for e in each):
             reason = (
                 f"the weights of all rows add up to {values[0]:.3g}: the loss is not known to be a "
                 "mean"
             )
-            yield self._finding(WEAKER, "total", reason)
+            yield self._finding(Level.WEAKER, "total", reason)
         elif accumulates and near(together, 1 / ranks, _ONE):
             yield self._of_all_passes(len(numbers))
         elif any(near(each, w, _ONE) for each in values for w in (ranks, 1 / ranks)):
             reason = f"the weights of all rows add up to {values[0]:.3g}"
-            yield self._finding(WEAKER, "total", reason)
+            yield self._finding(Level.WEAKER, "total", reason)
         elif len(values) == 1:
-            yield self._finding(REMARK, "total", f"the loss is multiplied by {values[0]:.3g}")
+            yield self._finding(Level.REMARK, "total", f"the loss is multiplied by {values[0]:.3g}")
 
     def _of_passes(self, total: float, passes: int) -> Iterator[RankFinding]:
         if near(total, passes, _ONE) and near(self._mean, 1.0):
             reason = f"gradients of {passes} accumulated passes are not divided by their number"
-            yield self._finding(FAULT, "passes", reason, float(passes))
+            yield self._finding(Level.FAULT, "passes", reason, float(passes))
         elif near(total, 1 / self._ranks, _ONE) and near(self._mean, 1.0):
             yield self._of_all_passes(passes)
         elif not near(total, 1.0, _ONE):
             reason = f"the weights of all rows of {passes} passes add up to {total:.3g}"
-            yield self._finding(WEAKER, "passes", reason)
+            yield self._finding(Level.WEAKER, "passes", reason)
 
     def _of_all_passes(self, passes: int) -> RankFinding:
         reason = (
             f"the weights of all rows of {passes} passes add up to 1/{self._ranks}: each pass may "
             "be divided by the passes of all ranks"
         )
-        return self._finding(SUSPICION, "passes", reason, 1 / self._ranks)
+        return self._finding(Level.SUSPICION, "passes", reason, 1 / self._ranks)
 
     def _of_factor_alone(self) -> Iterator[RankFinding]:
         for factor, words in ((float(self._ranks), "sum"), (1 / self._ranks, "mean, divided")):
@@ -202,7 +202,7 @@ class _RowWeights:
                     f"gradients are the {words} of the ranks' own ones; right only if the loss "
                     "makes up for it"
                 )
-                yield self._finding(SUSPICION, "summed", reason, factor)
+                yield self._finding(Level.SUSPICION, "summed", reason, factor)
 
 
 def _rows_differ(step: OwnStep) -> bool:

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 
 from paceline.analysis.equivalence.observed import LayoutFinding
 from paceline.analysis.equivalence.own_checks import (
-    FAULT,
-    NOT_SHOWN,
-    REMARK,
-    SUSPICION,
-    WEAKER,
+    Level,
     RankFinding,
 )
 from paceline.analysis.equivalence.ranks import RanksFinding, Statement
@@ -40,34 +36,34 @@ class Shown:
 
     @property
     def is_suspicious(self) -> bool:
-        return any(each.level == SUSPICION for each in self.findings)
+        return any(each.level == Level.SUSPICION for each in self.findings)
 
     @property
     def step(self) -> int | None:
         """Return the step of the first fault."""
-        return next((each.step for each in self.findings if each.level == FAULT), None)
+        return next((each.step for each in self.findings if each.level == Level.FAULT), None)
 
 
 def shown(one_process: LayoutFinding, ranks: RanksFinding) -> Shown:
     """Return what both comparisons show together."""
     found = list(ranks.findings)
     statement = ranks.statement
-    is_zero = any(each.level == NOT_SHOWN and each.kind in _ALWAYS for each in found)
+    is_zero = any(each.level == Level.NOT_SHOWN and each.kind in _ALWAYS for each in found)
     by_design = any(each.kind in _BY_DESIGN for each in found)
     if one_process.passed is False and one_process.kind in _FAULTS and not by_design:
         if not _is_known(one_process, found):
-            found.insert(0, _as_finding(one_process, FAULT))
+            found.insert(0, _as_finding(one_process, Level.FAULT))
         statement = Statement.WRONG
     elif any(e.kind == "no-optimiser" and e.tensor == one_process.tensor for e in found):
-        found.insert(0, _as_finding(one_process, FAULT))  # one process steps it
+        found.insert(0, _as_finding(one_process, Level.FAULT))  # one process steps it
         statement = Statement.WRONG
     elif one_process.passed and statement != Statement.WRONG and not is_zero:
-        found = [each for each in found if each.level == REMARK]
+        found = [each for each in found if each.level == Level.REMARK]
         statement = Statement.EQUAL
     elif not one_process.passed:
-        level = WEAKER if one_process.kind == "module" else REMARK
+        level = Level.WEAKER if one_process.kind == "module" else Level.REMARK
         found.append(_as_finding(one_process, level))
-        if level == WEAKER and statement == Statement.DATA_PARALLEL:
+        if level == Level.WEAKER and statement == Statement.DATA_PARALLEL:
             statement = Statement.MEAN
     return Shown(
         statement=statement,
@@ -79,11 +75,13 @@ def shown(one_process: LayoutFinding, ranks: RanksFinding) -> Shown:
 
 def _is_known(finding: LayoutFinding, found: Sequence[RankFinding]) -> bool:
     """Return whether the ranks show a fault from which the difference follows."""
-    return any(each.level == FAULT and (each.step or 0) <= (finding.step or 0) for each in found)
+    return any(
+        each.level == Level.FAULT and (each.step or 0) <= (finding.step or 0) for each in found
+    )
 
 
-def _as_finding(finding: LayoutFinding, level: str) -> RankFinding:
-    beside = "" if level == FAULT else "not compared with one process: "
+def _as_finding(finding: LayoutFinding, level: Level) -> RankFinding:
+    beside = "" if level == Level.FAULT else "not compared with one process: "
     return RankFinding(
         level=level,
         kind=f"one-process {finding.kind}",

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
-from paceline.analysis.equivalence.own_checks import FAULT, SUSPICION, RankFinding
+from paceline.analysis.equivalence.own_checks import Level, RankFinding
 from paceline.measure.records.own_steps import TrainedRows
 
 _CHANCE = 1e-6  # of a right training that looks like a wrong one
@@ -54,7 +54,7 @@ def _first_other(together: Steps, one: Steps) -> int | None:
     return None
 
 
-def _finding(reason: str, step: int | None, level: str = FAULT) -> RankFinding:
+def _finding(reason: str, step: int | None, level: Level = Level.FAULT) -> RankFinding:
     return RankFinding(level=level, kind="rows", step=step, reason=reason)
 
 
@@ -131,7 +131,7 @@ def _of_counts(together: Steps, one: Steps, first: int | None) -> RankFinding | 
     is_less = ours.total() + room < theirs.total()
     what = f"ranks train on {ours.total()} rows, one process on {theirs.total()}"
     if unknown > room:  # of other data, or changed at random
-        return _finding(what, first, SUSPICION) if is_less else None
+        return _finding(what, first, Level.SUSPICION) if is_less else None
     if is_less:
         return _finding(f"{what}: {missing} rows are missing", first)
     if len(set(theirs.values())) == 1 and (more := (ours - theirs).total() - unknown) > room:
