@@ -35,8 +35,8 @@ def make_streams_usable() -> None:
 
 
 def _in_plain_words(error: UnicodeError) -> tuple[bytes, int]:
-    """Write what an encoding lacks in ASCII; a character without a known form by its number, and a
-    byte of a path that is no text as it is."""
+    """Write what an encoding lacks in ASCII: a character without a known form as its number, and
+    unchanged the bytes of a path that are not text."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return b"".join(map(_plain, error.object[error.start : error.end])), error.end

@@ -2,9 +2,9 @@
 
 The model needs torch, which takes one to two seconds and 200 MB to import. Commands that only plan,
 and the runner beside the trainings, must not carry that. So a short-lived process derives the
-facts, only where a rule needs them. Those of our own models are kept in the cache folder, for as
-long as the source of the package and the versions of Python and torch stay as they are. Nobody
-knows of which other files a user's model depends, so its facts are derived in each command.
+facts, only where a rule needs them. Those of our own models are kept in the cache folder, until the
+source of the package or the version of Python or torch changes. The files on which a user's model
+depends are not known, so its facts are derived in each command.
 """
 
 from __future__ import annotations

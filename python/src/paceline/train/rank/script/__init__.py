@@ -6,6 +6,7 @@
 - `former_files`: notice a snapshot of an earlier trial;
 - `spawned`: answer a script that starts its ranks itself;
 - `recorder`, `phases`: steps and their times, from torch's global optimiser hooks;
+- `observer`, `own_steps`, `reached_rows`, `resume_state`: what `paceline verify` records;
 - `tensors`: the first gradient, and the weights before the first step and at the end;
 - `step`: what a script may report with `paceline.step`.
 """

@@ -89,7 +89,7 @@ class FormerFiles:
         return function(*arguments, **named)
 
     def _note(self, file: object, mode: object) -> None:
-        """Note when a file was changed, as it is opened."""
+        """Note the time of the last change of a file that is opened."""
         if not isinstance(file, str | os.PathLike) or not str(mode).startswith("r"):
             return
         path = os.path.abspath(file)  # noqa: PTH100  (links keep their names)
@@ -101,7 +101,7 @@ class FormerFiles:
         return function(*arguments, **named)
 
     def _writer(self, path: str, changed_ns: int) -> str | None:
-        """Return the trial in whose time a file was changed; None if that has read it as it is.
+        """Return the trial during which a file was changed; None if it has read this version.
 
         A trial does not read its own snapshots, but what it downloads it reads.
         """

@@ -105,7 +105,7 @@ class ProcessGroups:
         **named: Any,
     ) -> Any:
         limit = self._limit if timeout is None else min(timeout, self._limit)
-        # A group of the default one's back end, but for a script that wants Gloo beside it: for
+        # It has the back end of the default group, unless the script asks for Gloo by name, for
         # monitored_barrier, or for objects on CPUs.
         found = _recorded(backend)
         own = found if found == BACKEND and self._context.world_size > 1 else None
