@@ -72,6 +72,23 @@ def test_the_stack_of_a_layout_that_fails_is_shown_once_below_the_table(paceline
     assert "run/trials/train.local.gloo.processes.n1r2t1.fp32.r0/ranks/" in finished.stderr
 
 
+def test_each_trial_starts_anew_although_the_script_saves_and_resumes(paceline, tmp_path):
+    text = DDP.read_text("utf-8")
+    optimizer, end = "    optimizer = ", "    dist.destroy_process_group()"
+    assert text.count(optimizer) == text.count(end) == 1
+    restored = "os.path.exists('new.pt') and model.load_state_dict(torch.load('new.pt'))"
+    saved = "rank == 0 and torch.save(model.state_dict(), 'new.pt')"
+    text = text.replace(optimizer, f"    {restored}\n{optimizer}")
+    text = text.replace(end, f"    {saved}\n{end}")
+    text = text.replace("import torch\n", "import os, torch\n", 1)
+    (tmp_path / "train.py").write_text(text, "utf-8")
+    code, [layout] = verified(paceline, "train.py")
+    assert (code, layout["finding"]["passed"]) == (0, True), layout
+    assert not (tmp_path / "new.pt").exists()
+    kept = sorted(path.parts[-3] for path in tmp_path.glob("run/trials/*/made/new.pt"))
+    assert kept == ["reference", "train.local.gloo.processes.n1r2t1.fp32.r0"]
+
+
 def test_layouts_are_varied_by_an_option_of_the_script(paceline):
     # torch 2.9's pipelines fail over Gloo, also without Paceline
     pipelines = () if torch.__version__.startswith("2.9.") else ("pipeline:4",)

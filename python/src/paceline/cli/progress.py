@@ -82,6 +82,8 @@ class ConsoleProgress:
         self._task: TaskID | None = None
         self._label = ""
         self._watcher: _StepWatcher | None = None
+        self._files: TrialFiles | None = None  # of the trial that runs
+        self._names_made = not quiet  # once, where the new files of a script are
 
     def __enter__(self) -> Self:
         if self._is_live:
@@ -122,12 +124,14 @@ class ConsoleProgress:
         self._start(shown, total=trial.training.max_steps, unit="steps")
         if self._verbose:
             self._console.print(f"{self._label}  log: {files.launcher_log}", soft_wrap=True)
+        self._files = files
         self._watcher = _StepWatcher(files.rank(0).steps, self._steps)
         self._watcher.start()
 
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
         del trial
         self._stop_watcher()
+        self._name_made()
         is_good = outcome.status == "ok"
         if is_good and (self._quiet or (self._ranking is not None and not self._verbose)):
             return
@@ -138,6 +142,17 @@ class ConsoleProgress:
         )
         if not is_good:
             self._console.print(f"  {outcome.reason}", soft_wrap=True)
+
+    def _name_made(self) -> None:
+        if self._files is None or not (self._names_made and self._files.made.exists()):
+            return
+        self._names_made = False
+        run = self._files.root.parents[1]
+        self._console.print(
+            f"the script's new files are moved into {run}/trials/*/made, so that each trial starts "
+            "anew",
+            soft_wrap=True,
+        )
 
     def between_trials(self, run: RunFiles) -> None:
         if self._ranking is not None:

@@ -56,7 +56,7 @@ class RankFiles:
     own_steps = _File("own_steps.json")  # the same
     trained_rows = _File("trained_rows.json")  # the same
     resumed = _File("resumed.json")  # of a script under `paceline verify --resume-with`
-    read_files = _File("read_files.json")  # of a script: written in this run, read before its steps
+    touched_files = _File("touched_files.json")  # of a script: what it has read and made
     status = _File("status.json")
     log = _File("log.txt")
 
@@ -87,6 +87,7 @@ class TrialFiles:
     reported = _File("reported_failure.json")
     failures = _File("failures.jsonl")  # after which the trial was started again
     stacks_request = _File("stacks.request")  # changed when hosts shall ask their ranks for stacks
+    made = _File("made")  # files that the script has made in its working folder
     last_step = _File("last_step")  # after which the ranks of a script that is verified end
     injected = _File("injected.jsonl")  # failures that the run itself has caused
     result = _File("result.json")

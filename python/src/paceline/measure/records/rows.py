@@ -344,6 +344,18 @@ class TrainingResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TouchedFilesRow:
+    """Paths that the rank of a script has used (`touched_files.json`).
+
+    read_changed_ns: files that were written in the run and read before the first step, and when
+    each was changed. made: new files and folders; a folder stands for all that is in it.
+    """
+
+    read_changed_ns: dict[str, int]
+    made: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """End of a trial (`outcome.json`). `run --resume` repeats a trial without one."""
 

@@ -9,6 +9,7 @@ import os
 import time
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from torch.optim import Optimizer
 
@@ -26,7 +27,6 @@ from paceline.train.rank.loop import (
 )
 from paceline.train.rank.operations import recording
 from paceline.train.rank.peers import Peers, join_peers
-from paceline.train.rank.script.former_files import FormerFiles
 from paceline.train.rank.script.modules import (
     CalledModules,
     OwnUpdates,
@@ -42,6 +42,7 @@ from paceline.train.rank.script.recorder import TrainingRecorder
 from paceline.train.rank.script.resume_state import ResumeRecorder
 from paceline.train.rank.script.spawned import SpawnedProcesses
 from paceline.train.rank.script.tensors import ParameterRecord
+from paceline.train.rank.script.touched_files import TouchedFiles
 from paceline.train.rank.spans import Spans
 from paceline.train.training.resources import set_threads
 
@@ -99,7 +100,9 @@ class _ScriptRank:
             self._first_step,
             ends=self._script.observe is None,
         )
-        self._former = FormerFiles(files, files.rank(context.rank))
+        self._touched = TouchedFiles(
+            files, files.rank(context.rank), Path(self._script.directory)
+        )
         self._processes = SpawnedProcesses(self._script, context)
         self._modules = CalledModules()
         self._updates = OwnUpdates(self._modules, self._refuse_updates)
@@ -137,7 +140,7 @@ class _ScriptRank:
                 stack.enter_context(self._training.recording())
                 stack.enter_context(self._processes.answering())
                 if self._script.resume is None:
-                    stack.enter_context(self._former.noticing())
+                    stack.enter_context(self._touched.noticing())
                 has_ended = run_script(self._script, self._trial.arguments)
                 if self._rows is not None:
                     self._rows.has_ended = has_ended
@@ -149,7 +152,7 @@ class _ScriptRank:
     def _first_step(self, optimizer: Optimizer) -> None:
         """Check and record what is known when the first gradient is complete."""
         self._check_group()
-        self._former.check(self._script.path)
+        self._touched.check(self._script.path)
         self._modules.stop()
         self._updates.stop()
         models = self._modules.models()
@@ -190,7 +193,7 @@ class _ScriptRank:
         """Write the result, after the script has ended well."""
         if self._parameters is None:
             self._processes.check()
-            self._former.check(self._script.path)
+            self._touched.check(self._script.path)
             raise UsageError(
                 f"script {self._script.path}: expected a training, but it ended without a step of "
                 "an optimiser of torch.optim; check its arguments (they follow `--`)"
