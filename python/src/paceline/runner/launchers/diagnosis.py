@@ -168,9 +168,12 @@ def _message(
     if failure.status is not None and log_tail(files.rank(failure.status.rank).log):
         log = files.rank(failure.status.rank).log
     lines = [f"trial {trial.id}: {_what_happened(trial, ended, cause, statuses)}"]
-    if _exit_code(ended, cause) is ExitCode.TIMED_OUT:
+    exit_code = _exit_code(ended, cause)
+    if exit_code is ExitCode.TIMED_OUT:
         lines += filter(None, [stacks_sentence(read_stacks(files))])
-    if tail := log_tail(log):
+    # What a rank says of a user's mistake is complete.
+    explains_itself = cause.recorded is not None and outcome_status(exit_code) == "refused"
+    if not explains_itself and (tail := log_tail(log)):
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in tail)]
     lines.append(f"logs: {files.root / 'ranks'}/*/log.txt, {files.launcher_log}")
     if ended.left_behind:
