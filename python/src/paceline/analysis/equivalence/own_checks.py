@@ -19,7 +19,7 @@ from paceline.measure.records.own_steps import OwnStep, OwnSteps, Place, State
 # Order of causes within a step: what comes first makes the others.
 _ORDER = (
     *("start", "buffers", "groups", "rows", "exchange", "used", "terms", "passes", "summed"),
-    *("drift", "counts"),
+    *("drift", "statistics", "counts"),
 )
 _ROUNDING = 1e-6  # relative difference of weights that were computed in another order
 _ROUNDING_OF_MANY_STEPS = 1e-3
@@ -120,13 +120,38 @@ def equal_states(
         new = [each for each in unequal if each.place not in first]
         yield from _of_states(new, "drift" if number else "start", key[1])
         if not is_divided:
-            unequal = list(_unequal([each.buffers for each in steps]))
-            yield from _of_states(unequal, "buffers", key[1])
+            buffers = [[b for b in each.buffers if b.is_used] for each in steps]
+            yield from _of_states(list(_unequal(buffers)), "buffers", key[1])
     unequal = [e for e in _unequal([each.after for each in records]) if e.place not in first]
     if keys:
         yield from _of_states(unequal, "drift", keys[-1][1] + 1)
+        if not is_divided:
+            is_wanted = any(each.keeps_statistics for each in records)
+            yield from _of_statistics(keys, by_key, Level.SUSPICION if is_wanted else Level.REMARK)
     if not unequal:
         yield from _of_later(records, first)
+
+
+def _of_statistics(
+    keys: Sequence[tuple[int, int]],
+    by_key: Sequence[Mapping[tuple[int, int], OwnStep]],
+    level: Level,
+) -> Iterator[RankFinding]:
+    """Name running statistics that differ. A normalisation in training mode does not use them."""
+    for key in keys:
+        steps = [found[key] for found in by_key]
+        unequal = _unequal([[b for b in each.buffers if not b.is_used] for each in steps])
+        names = [each.place.name for each in unequal if each.difference > _ROUNDING]
+        if names:
+            yield RankFinding(
+                level=level,
+                kind="statistics",
+                step=key[1],
+                tensor=names[0],
+                reason=f"the running statistics {some(names)} of ranks differ: evaluations and "
+                "checkpoints depend on the rank",
+            )
+            return
 
 
 def _of_later(records: Sequence[OwnSteps], first: set[Place]) -> Iterator[RankFinding]:

@@ -157,6 +157,10 @@ class _RowWeights:
             values = [together]
             if near(together, 1.0, _ONE):
                 return
+        elif len(values) > 1 and near(self._mean, 1.0) and near(sum(values), 1.0, _ONE):
+            reason = f"the loss is the weighted mean of {len(values)} terms"
+            yield self._finding(Level.REMARK, "total", reason)
+            return
         ranks = self._ranks
         if near(self._mean, ranks) and any(near(each, ranks, _ONE) for each in values):
             reason = f"gradients are summed over {ranks} ranks instead of averaged"

@@ -27,17 +27,33 @@ def is_scalar(node: Any, place: int) -> bool:
 def reduction(node: Any) -> tuple[float, bool | None]:
     """Return how many elements a node makes one number of, and whether it takes their mean.
 
-    None if it takes neither their mean nor their sum. Class weights count as elements.
+    None if it takes neither their mean nor their sum. Weights count as elements: those of classes,
+    and those by which a sum's elements are multiplied, such as a mask.
     """
     kind = node.name()
-    if kind.startswith(("MeanBackward", "SumBackward")):
-        return float(math.prod(node._saved_self_sym_sizes)), kind.startswith("Mean")
+    if kind.startswith("SumBackward"):
+        return _weights_of_sum(node), False
+    if kind.startswith("MeanBackward"):
+        return float(math.prod(node._saved_self_sym_sizes)), True
     number = getattr(node, "_saved_reduction", None)
     if number not in (_MEAN, _SUM):
         return 1.0, None
     if kind.startswith("NllLoss"):
         return float(node._saved_total_weight), number == _MEAN
     return float(node._saved_self.numel()), number == _MEAN
+
+
+def _weights_of_sum(node: Any) -> float:
+    """Return the number of a sum's elements, or the sum of the constants that multiply them."""
+    elements = float(math.prod(node._saved_self_sym_sizes))
+    product = node.next_functions[0][0]
+    if product is None or not product.name().startswith("MulBackward"):
+        return elements
+    weights = [each for each in operands(product) if each.numel() > 1 and not each.requires_grad]
+    if len(weights) != 1 or sum(each is not None for each, _ in product.next_functions) != 1:
+        return elements
+    [constant] = weights  # broadcast over the elements
+    return float(constant.detach().double().sum()) * elements / constant.numel()
 
 
 def operands(node: Any) -> list[Tensor]:

@@ -45,6 +45,7 @@ class State:
     place: Place
     shape: list[int]
     value: Sketch
+    is_used: bool = True  # no: running statistics that the module only updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ class LossTerm:
 
     number: int  # of the backward pass
     kind: str  # of the node of autograd's graph
-    elements: float  # that it takes the mean or sum of; class weights count as such
+    elements: float  # that it takes the mean or sum of; weights of elements count as such
     is_mean: bool | None  # None: neither mean nor sum
     is_linear: bool  # the loss is a constant times the term, plus others
     gradient: float  # that arrives at it
@@ -156,6 +157,7 @@ class OwnSteps:
     counts: list[int] = field(default_factory=list)  # steps of each optimiser
     optimizers: list[str] = field(default_factory=list)  # their classes
     layout: list[str] = field(default_factory=list)  # forms of parallelism, as above
+    keeps_statistics: bool = False  # a wrapper was told not to send running statistics
     mixing: list[str] = field(default_factory=list)  # modules that mix rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,12 @@ from paceline.train.rank.script.modules import (
 from paceline.train.rank.script.own_gradients import Leaf, place_of
 from paceline.train.rank.script.sketches import sketch
 from paceline.train.rank.script.tensors import gradient_of
+
+# In training mode they normalise by their rows, and only update their buffers.
+_STATISTICS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
 
 
 class States:
@@ -109,7 +116,10 @@ class States:
             if isinstance(buffer, DTensor) or buffer.is_meta or (id(module), name) in self._buffers:
                 continue
             self._buffers[id(module), name] = State(
-                place=Place(name=name), shape=list(buffer.shape), value=sketch(buffer)
+                place=Place(name=name),
+                shape=list(buffer.shape),
+                value=sketch(buffer),
+                is_used=not (isinstance(module, _STATISTICS) and module.training),
             )
 
     def take_buffers(self) -> list[State]:
@@ -119,7 +129,7 @@ class States:
             owner = self._of_module.get(number)
             if owner is not None:
                 full = ".".join(part for part in (owner, name) if part)
-                found.append(State(place=Place(name=full), shape=state.shape, value=state.value))
+                found.append(replace(state, place=Place(name=full)))
         self._buffers = {}
         return found
 

@@ -166,6 +166,8 @@ class OwnStepsRecorder:
     def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
         if not (torch.compiler.is_compiling() or self._passing):
             self._states.called(module, self._reached_rows.call)
+            if isinstance(module, DistributedDataParallel) and not module.broadcast_buffers:
+                self._found.keeps_statistics = True
 
     def _after_forward(self, module: nn.Module, _inputs: Any, _outputs: Any) -> None:
         if torch.compiler.is_compiling() or self._passing:

@@ -100,9 +100,7 @@ class _ScriptRank:
             self._first_step,
             ends=self._script.observe is None,
         )
-        self._touched = TouchedFiles(
-            files, files.rank(context.rank), Path(self._script.directory)
-        )
+        self._touched = TouchedFiles(files, files.rank(context.rank), Path(self._script.directory))
         self._processes = SpawnedProcesses(self._script, context)
         self._modules = CalledModules()
         self._updates = OwnUpdates(self._modules, self._refuse_updates)
