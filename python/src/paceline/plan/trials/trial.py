@@ -58,6 +58,13 @@ class Observation(_Value):
     rounded: bool = False  # train with outputs that differ by roundings
 
 
+class Alterations(_Value):
+    """What `paceline verify` alters so that a script can be compared with one process."""
+
+    seed: int | None = None  # of all generators, before the script
+    no_dropout: bool = False
+
+
 class ResumePart(_Value):
     """One training of `paceline verify --resume-with`: stopped, continued or uninterrupted."""
 
@@ -76,6 +83,7 @@ class Script(_Value):
     directory: str  # in which it runs
     samples_per_step: int | None  # of all ranks, as the user states; None: the script may report it
     observe: Observation | None = None
+    altered: Alterations | None = None
     resume: ResumePart | None = None
 
 

@@ -27,6 +27,7 @@ from paceline.train.rank.loop import (
 )
 from paceline.train.rank.operations import recording
 from paceline.train.rank.peers import Peers, join_peers
+from paceline.train.rank.script.alterations import altering
 from paceline.train.rank.script.modules import (
     CalledModules,
     OwnUpdates,
@@ -139,6 +140,8 @@ class _ScriptRank:
                 stack.enter_context(self._processes.answering())
                 if self._script.resume is None:
                     stack.enter_context(self._touched.noticing())
+                if self._script.altered is not None:
+                    stack.enter_context(altering(self._script.altered))
                 has_ended = run_script(self._script, self._trial.arguments)
                 if self._rows is not None:
                     self._rows.has_ended = has_ended
