@@ -24,10 +24,11 @@ from paceline.cli.experiment import (
     script_experiment,
     vary_option,
 )
-from paceline.cli.options import count, json_option, list_option, out_option
+from paceline.cli.options import count, json_option, list_option, out_option, seed
 from paceline.cli.progress import ConsoleProgress
 from paceline.measure.records.files import fields_of
 from paceline.plan.spec import Spec, load_spec
+from paceline.plan.trials.trial import Alterations
 from paceline.runner.trials.directory import default_run_dir
 from paceline.runner.trials.planning import plan
 from paceline.runner.trials.verify_resume import (
@@ -35,7 +36,12 @@ from paceline.runner.trials.verify_resume import (
     VerifiedResume,
     verify_resume,
 )
-from paceline.runner.trials.verify_script import VerifiedLayout, VerifiedScript, verify_script
+from paceline.runner.trials.verify_script import (
+    Equalising,
+    VerifiedLayout,
+    VerifiedScript,
+    verify_script,
+)
 from paceline.show.report.section import Cell, Column, Section, Table, terminal_view
 
 _STEPS = 4
@@ -46,6 +52,8 @@ _STATEMENTS = {
     Statement.NOT_SHOWN: ("?", "unknown", "not shown"),
     Statement.WRONG: ("✗", "no", "wrong"),
 }
+# What may make a script comparable with one process, by the difference that hinders it.
+_ADVICE = {"start": "--seed 1", "samples": "--share BATCH_OPTION=N", "random": "--no-dropout"}
 _MARKS = {True: ("✓", "yes"), False: ("✗", "no"), None: ("?", "unknown")}
 _CODES = {True: ExitCode.OK, False: ExitCode.NOT_EQUIVALENT, None: ExitCode.NOT_COMPARABLE}
 
@@ -58,6 +66,18 @@ def _words_of_script(
         return None if value is None else tuple(shlex.split(value))
     except ValueError as error:
         raise click.BadParameter(f"{value!r}: {error}; expected words as in a shell") from error
+
+
+def _share(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> tuple[str, int] | None:
+    """Return an option of the script, and its value for one process."""
+    if value is None:
+        return None
+    option, _, number = value.rpartition("=")
+    if not (option and number.isdecimal() and int(number)):
+        raise click.BadParameter(f"expected OPTION=N such as --batch-size=32, got {value!r}")
+    return option, int(number)
 
 
 @click.command("verify", cls=ExperimentCommand)
@@ -81,6 +101,22 @@ def _words_of_script(
     type=count,
     default=_STEPS,
     help="Compare so many steps of the optimiser.",
+)
+@click.option(
+    "--seed",
+    "altered_seed",
+    metavar="N",
+    type=seed,
+    help="Compare with one process after all generators were seeded with N, before the script.",
+)
+@click.option(
+    "--no-dropout", is_flag=True, help="Compare with one process without dropout in both."
+)
+@click.option(
+    "--share",
+    metavar="OPTION=N",
+    callback=_share,
+    help="An option of the script, as --batch-size=32: one process gets N, a rank its share of N.",
 )
 @click.option(
     "--resume-with",
@@ -124,6 +160,9 @@ def command(
     vary: tuple[tuple[str, ...], ...],
     module: bool | None,
     steps: int,
+    altered_seed: int | None,
+    no_dropout: bool,
+    share: tuple[str, int] | None,
     resume_with: tuple[str, ...] | None,
     resume_ranks: int | None,
     stop_with: tuple[str, ...] | None,
@@ -150,7 +189,11 @@ def command(
         vary=vary,
         module=module,
     )
+    altered = Alterations(seed=altered_seed, no_dropout=no_dropout)
+    equalising = Equalising(altered=altered if altered != Alterations() else None, share=share)
     if resume_with is not None:
+        if equalising.words:
+            raise click.UsageError(f"{equalising.words}: expected only without --resume-with")
         request = ResumeRequest(
             resume_with=resume_with, stop_with=stop_with, stop_after=stop_after, steps=steps
         )
@@ -164,10 +207,14 @@ def command(
         return _show_resumed(resumed, as_json=as_json)
     if resume_ranks or stop_with is not None:
         raise click.UsageError("--resume-ranks, --stop-with: expected only with --resume-with")
+    if share is not None and share[1] % ranks:
+        raise click.UsageError(
+            f"--share {share[0]}={share[1]}: expected a number that {ranks} ranks divide"
+        )
     loaded = _loaded(spec, script_arguments, options)
     run_dir = out or default_run_dir(f"verify-{loaded.experiment.name}")
     with ConsoleProgress(quiet=quiet) as progress:
-        verified = verify_script(loaded, plan(loaded), run_dir, progress=progress)
+        verified = verify_script(loaded, plan(loaded), run_dir, equalising, progress=progress)
     if as_json:
         print_json(fields_of(verified))
     else:
@@ -260,7 +307,21 @@ def _section(verified: VerifiedScript) -> Section:
         Statement.NOT_SHOWN: "It is not shown that every layout trains right.",
         Statement.WRONG: "A layout trains wrong.",
     }[verified.statement]
-    return Section(table=Table(columns=_COLUMNS, items=verified.layouts), sentences=[sentence])
+    sentences = [sentence]
+    if verified.options:
+        sentences.append(
+            f"One process was compared with {verified.options}, ranks with each other without."
+        )
+    advice = {
+        _ADVICE[each.finding.kind]
+        for each in verified.layouts
+        if each.shown.statement in (Statement.DATA_PARALLEL, Statement.MEAN)
+        and each.finding.kind in _ADVICE
+    }
+    options = [e for e in sorted(advice) if e.split()[0] not in verified.options.split()]
+    if options:
+        sentences.append(f"To compare with one process, try {' '.join(options)}.")
+    return Section(table=Table(columns=_COLUMNS, items=verified.layouts), sentences=sentences)
 
 
 _RESUME_COLUMNS: tuple[Column[VerifiedResume], ...] = (

@@ -17,7 +17,7 @@ from paceline.measure.records.observed import Observed
 from paceline.measure.records.own_steps import OwnSteps, TrainedRows
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Spec
-from paceline.plan.trials.trial import Observation, Trial
+from paceline.plan.trials.trial import Alterations, Observation, Trial
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_runner
 from paceline.runner.trials.experiment import preflight
 from paceline.runner.trials.planning import Planned, Progress, manifest_of
@@ -26,6 +26,40 @@ from paceline.runner.trials.run_trial import failure_of, run_followed
 T = TypeVar("T")
 
 REFERENCE, ROUNDED = "reference", "reference-rounded"  # trials
+_ALTERED = "altered"  # ends the name of a layout's trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equalising:
+    """Options that make a script equal to one process without an edit.
+
+    altered: in the one process and a training of each layout beside it. Ranks are checked against
+    each other in a training without it, because equal seeds hide a missing broadcast.
+    share: an option of the script, and its value for one process; a rank gets its share of it.
+    """
+
+    altered: Alterations | None = None
+    share: tuple[str, int] | None = None
+
+    def arguments(self, trial: Trial) -> tuple[str, ...]:
+        """Return the arguments of a trial, with its share. Its ranks must divide the value."""
+        if self.share is None:
+            return trial.arguments
+        option, value = self.share
+        return (*trial.arguments, f"{option}={value // trial.placement.ranks}")
+
+    @property
+    def words(self) -> str:
+        """Return the options as the user types them."""
+        altered, found = self.altered or Alterations(), []
+        if altered.seed is not None:
+            found.append(f"--seed {altered.seed}")
+        if altered.no_dropout:
+            found.append("--no-dropout")
+        if self.share is not None:
+            option, value = self.share
+            found.append(f"--share {option}={value}")
+        return " ".join(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +77,10 @@ class VerifiedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedScript:
-    """All layouts of a script."""
+    """All layouts of a script. options: with which they were compared with one process."""
 
     script: str
+    options: str
     layouts: tuple[VerifiedLayout, ...]
 
     @property
@@ -81,6 +116,7 @@ def verify_script(
     spec: Spec,
     planned: Planned,
     run_dir: Path,
+    equalising: Equalising,
     *,
     progress: Progress,
 ) -> VerifiedScript:
@@ -98,15 +134,22 @@ def verify_script(
         preflight(planned.trials)
     with only_runner(run_dir):
         write_json(files.manifest, manifest_of(planned))
-        trainings = Trainings(files, progress, 1 + len(layouts))
+        is_altered = equalising.altered is not None
+        trainings = Trainings(files, progress, 1 + len(layouts) * (1 + is_altered))
         observe = Observation(reference=None, steps=steps)
-        alone, alone_files = trainings.run(_observing(baseline, observe, REFERENCE))
+        one_process = _equal(baseline, REFERENCE, equalising)
+        alone, alone_files = trainings.run(_observing(one_process, observe))
         reference = _observed(alone_files)
         rounded: list[Observed] = []
         failed, verified = [], []
         for trial in layouts:
-            layout = _observing(trial, Observation(reference=REFERENCE, steps=steps))
-            outcome, layout_files = trainings.run(layout)
+            observe = Observation(reference=REFERENCE, steps=steps)
+            layout = trial.model_copy(update={"arguments": equalising.arguments(trial)})
+            outcome, plain_files = trainings.run(_observing(layout, observe))
+            layout_files = plain_files
+            if is_altered and outcome.status == "ok" and alone.status == "ok":
+                layout = _equal(trial, f"{trial.id}.{_ALTERED}", equalising)
+                outcome, layout_files = trainings.run(_observing(layout, observe))
             found = _observed(layout_files)
             if outcome.status != "ok":
                 failed.append(outcome)
@@ -118,10 +161,13 @@ def verify_script(
             if finding.passed is False and not rounded:
                 # Roundings only widen the limits, so a layout that agrees needs no such training.
                 again = Observation(reference=REFERENCE, steps=steps, rounded=True)
-                rounded = _observed(trainings.finished(_observing(baseline, again, ROUNDED)))
+                one_process = _equal(baseline, ROUNDED, equalising)
+                rounded = _observed(trainings.finished(_observing(one_process, again)))
                 finding = judge(reference, rounded, found)
-            of_rows = judge_rows(_rows(layout_files), next(iter(_rows(alone_files)), None))
-            ranks = judge_ranks(_own_steps(layout_files), steps, of_rows)
+            of_rows = judge_rows(_rows(plain_files), None) if is_altered else []
+            if not of_rows and (not is_altered or layout_files is not plain_files):
+                of_rows = judge_rows(_rows(layout_files), next(iter(_rows(alone_files)), None))
+            ranks = judge_ranks(_own_steps(plain_files), steps, of_rows)
             verified.append(
                 VerifiedLayout(
                     trial=trial,
@@ -136,15 +182,25 @@ def verify_script(
         if all(each.status == "refused" for each in failed):
             raise failure_of(failed[0])
     assert baseline.training.script is not None
-    return VerifiedScript(script=baseline.training.script.path, layouts=tuple(verified))
+    return VerifiedScript(
+        script=baseline.training.script.path,
+        options=equalising.words,
+        layouts=tuple(verified),
+    )
 
 
 def _not_compared(reason: str) -> LayoutFinding:
     return LayoutFinding(passed=None, reason=reason)
 
 
-def _observing(trial: Trial, observation: Observation, name: str | None = None) -> Trial:
-    return verified_trial(trial, name or trial.id, observe=observation)
+def _observing(trial: Trial, observation: Observation) -> Trial:
+    return verified_trial(trial, trial.id, observe=observation)
+
+
+def _equal(trial: Trial, name: str, equalising: Equalising) -> Trial:
+    """Return the trial under a name, so that it can be equal to one process."""
+    equal = verified_trial(trial, name, altered=equalising.altered)
+    return equal.model_copy(update={"arguments": equalising.arguments(trial)})
 
 
 def verified_trial(trial: Trial, name: str, **changes: Any) -> Trial:
