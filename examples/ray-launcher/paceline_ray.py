@@ -68,19 +68,19 @@ class Rank:
         self._rank = rank
         self._address: StoreAddress | None = None
 
-    def listen(self) -> tuple[str, int]:
+    def listen(self) -> StoreAddress:
         """Open the rendezvous socket; called on rank 0."""
         from paceline.runner.job import listen_on
 
         self._address = listen_on(self._job.trial.interface)
-        return self._address.host, self._address.port
+        return self._address.for_peers()
 
-    def train(self, host: str, port: int, launcher_pid: int) -> RankEnd:
+    def train(self, first: StoreAddress, launcher_pid: int) -> RankEnd:
         """Train as this rank."""
         from paceline.collectives.host import host_name
-        from paceline.runner.job import StoreAddress, rank_context, run_rank
+        from paceline.runner.job import rank_context, run_rank
 
-        address = self._address or StoreAddress(host=host, port=port)
+        address = self._address or first
         hosts = [host_name()] * self._job.trial.placement.ranks
         return run_rank(self._job, rank_context(self._rank, hosts, address), [launcher_pid])
 
@@ -119,8 +119,8 @@ def _train(job: Job) -> list[RankEnd | None]:
 
     actor = ray.remote(num_cpus=1, max_restarts=0)(Rank)
     ranks = [actor.remote(job, rank) for rank in range(job.trial.placement.ranks)]
-    host, port = ray.get(ranks[0].listen.remote(), timeout=job.trial.limits.rendezvous_s)
-    waiting = {r.train.remote(host, port, os.getpid()): i for i, r in enumerate(ranks)}
+    first = ray.get(ranks[0].listen.remote(), timeout=job.trial.limits.rendezvous_s)
+    waiting = {r.train.remote(first, os.getpid()): i for i, r in enumerate(ranks)}
     ends: list[RankEnd | None] = [None] * len(ranks)
     deadline = time.monotonic() + job.trial.limits.trial_s
     while waiting and time.monotonic() < deadline:

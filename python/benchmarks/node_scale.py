@@ -20,6 +20,7 @@ private_bytes has what belongs to one rank alone, without the pages that forks s
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -241,7 +242,7 @@ def start(trial: Trial, files: TrialFiles, address: StoreAddress, number: int) -
         context = RankContext(
             rank=number, world_size=ranks, local_rank=number, ranks_on_node=ranks, node_index=0,
             host=host_name(), process_started_unix_s=time.time(),
-            store=StoreAddress(host=address.host, port=address.port, listen_fd=descriptor),
+            store=dataclasses.replace(address, listen_fd=descriptor),
         )  # fmt: skip
         begin_attempt(files.rank(number))
         apply_resources(context, trial)

@@ -28,7 +28,7 @@ def meeting_place(file: Path, rank: int, interface: str) -> StoreAddress:
     if rank == 0:
         address = listen_on(interface)
         part = file.with_suffix(".part")
-        part.write_text(json.dumps([address.host, address.port]))
+        part.write_text(json.dumps([address.host, address.port, address.secret]))
         part.rename(file)
         return address
     limit = time.monotonic() + _MEET_S
@@ -36,8 +36,8 @@ def meeting_place(file: Path, rank: int, interface: str) -> StoreAddress:
         if time.monotonic() > limit:
             raise TimeoutError(f"rank 0 did not write {file}")
         time.sleep(0.05)
-    host, port = json.loads(file.read_text())
-    return StoreAddress(host=host, port=port)
+    host, port, secret = json.loads(file.read_text())
+    return StoreAddress(host=host, port=port, secret=secret)
 
 
 def main() -> int:

@@ -45,13 +45,13 @@ def _meeting_place(file: Path, rank: int) -> StoreAddress:
         part = file.with_suffix(".part")
         part.write_text(str(port))
         part.rename(file)
-        return StoreAddress(host="127.0.0.1", port=port, listen_fd=listener.detach())
+        return StoreAddress(host="127.0.0.1", port=port, listen_fd=listener.detach(), secret="")
     limit = time.monotonic() + _MEET_S
     while not file.exists():
         if time.monotonic() > limit:
             raise TimeoutError(f"rank 0 did not write {file}")
         time.sleep(0.02)
-    return StoreAddress(host="127.0.0.1", port=int(file.read_text()))
+    return StoreAddress(host="127.0.0.1", port=int(file.read_text()), secret="")
 
 
 def make_trial(

@@ -90,7 +90,7 @@ class Ranks:
         self._server = open_store(context_of(0, 3, store=address), LIMIT_S)
 
     def join(self, rank, port=None):
-        address = StoreAddress(host="127.0.0.1", port=port or self.port)
+        address = StoreAddress(host="127.0.0.1", port=port or self.port, secret="")
         context = self._context_of(rank, 3, store=address)
         store = open_again(context, LIMIT_S) if rank else self._server
         probe = LivenessProbe(

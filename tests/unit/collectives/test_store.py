@@ -26,14 +26,14 @@ def test_peer_reads_what_the_first_rank_wrote(context_of):
     address = listen_on("lo")
     first = open_store(context_of(0, 2, store=address), 5.0)
     first.set("key", "value")
-    peer = StoreAddress(host="127.0.0.1", port=address.port)
+    peer = StoreAddress(host="127.0.0.1", port=address.port, secret="")
     assert open_store(context_of(1, 2, store=peer), 5.0).get("key") == b"value"
 
 
 def test_store_that_nobody_serves_is_a_time_out(context_of):
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    address = StoreAddress(host="127.0.0.1", port=port)
+    address = StoreAddress(host="127.0.0.1", port=port, secret="")
     with pytest.raises(TimedOut, match=rf"rank 1: rank 0's store at 127\.0\.0\.1:{port}"):
         open_store(context_of(1, 2, store=address), 1.0)
 
@@ -80,7 +80,7 @@ def test_no_descriptor_is_left_open(store):
 
 
 def test_cut_connection_fails_at_once(store, context_of):
-    address = StoreAddress(host="127.0.0.1", port=store.port)
+    address = StoreAddress(host="127.0.0.1", port=store.port, secret="")
     again = open_again(context_of(0, 1, store=address), 5.0)
     cut(again)
     # The end of the limit would be a DistStoreError: this error comes from the closed connection.
@@ -103,7 +103,7 @@ def on_signal():
 
 def test_signal_handler_runs_during_a_wait_for_a_key(store, context_of, on_signal):
     """Otherwise the key would be missing until the end of the limit."""
-    address = StoreAddress(host="127.0.0.1", port=store.port)
+    address = StoreAddress(host="127.0.0.1", port=store.port, secret="")
     again = open_again(context_of(0, 1, store=address), 5.0)
     on_signal(lambda: again.set("key", ""))
     wait_for(store, ["key"], 10.0, "the key")
@@ -116,11 +116,11 @@ def test_signal_handler_runs_during_a_wait_for_the_store(context_of, on_signal):
 
     def serve():
         listener = socket.create_server(("127.0.0.1", port))
-        own = StoreAddress(host="127.0.0.1", port=port, listen_fd=listener.detach())
+        own = StoreAddress(host="127.0.0.1", port=port, listen_fd=listener.detach(), secret="")
         served.append(open_store(context_of(0, 2, store=own), 5.0))
 
     on_signal(serve)
-    address = StoreAddress(host="127.0.0.1", port=port)
+    address = StoreAddress(host="127.0.0.1", port=port, secret="")
     assert open_store(context_of(1, 2, store=address), 10.0).port == port
 
 

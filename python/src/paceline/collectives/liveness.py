@@ -18,9 +18,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from paceline.collectives.errors import PeerLost, RankFailed, TimedOut
+from paceline.collectives.errors import EnvironmentLacks, PeerLost, RankFailed, TimedOut
 from paceline.collectives.host import has_link, wait_until
-from paceline.collectives.store import cut, limit_answers
+from paceline.collectives.store import cut, limit_answers, put, take
 from paceline.collectives.torch_internals import TCPStore
 
 # Share of the limit for each of three waits: the store's answer, the ranks' answers, and rank 0
@@ -195,9 +195,15 @@ class LivenessProbe:
     def _look_at(self, found: ProbeResult, rank: int) -> None:
         """Read what a rank has published."""
         if self._store.check([_key(f"failed/{rank}")]):
-            found.failed[rank] = bytes(self._store.get(_key(f"failed/{rank}"))).decode()
+            found.failed[rank] = self._word(f"failed/{rank}")
         elif self._store.check([_key(f"waiting/{rank}")]):
             found.waiting.append(rank)
+
+    def _word(self, name: str) -> str:
+        try:
+            return take(self._store, _key(name))
+        except EnvironmentLacks as error:
+            return str(error)
 
     def _let_others_ask(self, ranks: list[int]) -> None:
         keys = [_key(f"told/{rank}") for rank in ranks]
@@ -206,7 +212,7 @@ class LivenessProbe:
 
     def _leave_word(self, name: str, text: str) -> None:
         try:
-            self._store.set(_key(name), text[:_LONGEST_TEXT])
+            put(self._store, _key(name), text[:_LONGEST_TEXT])
         except dist.DistError:
             return  # a probe will find out that the store has gone
 

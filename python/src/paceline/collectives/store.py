@@ -32,6 +32,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from paceline.collectives.errors import PeerLost, TimedOut
+from paceline.collectives.signatures import authentic, signed
 from paceline.collectives.torch_internals import Store, TCPStore
 
 # Texts with which c10d reports a connection that was lost.
@@ -92,6 +93,19 @@ def wait_for(store: Store, keys: Sequence[str], limit_s: float, what: str) -> No
     if keys:
         with limited(what, limit_s):
             _beside_signals(partial(store.wait, list(keys), timedelta(seconds=limit_s)))
+
+
+def put(store: Store, key: str, text: str) -> None:
+    """Store a text as one of this trial's ranks."""
+    store.set(key, signed(key, text))
+
+
+def take(store: Store, key: str) -> str:
+    """Return a text that a rank has put; it waits for the key up to the store's limit.
+
+    Raises EnvironmentLacks if the text is not of a rank of this trial.
+    """
+    return authentic(key, bytes(store.get(key)))
 
 
 def _beside_signals(call: Callable[[], _Result]) -> _Result:
@@ -181,13 +195,16 @@ class GroupStore:
     _barriers: Iterator[int] = field(default_factory=count)
 
     def publish(self, name: str, value: str) -> None:
-        self.store.set(f"{self.prefix}/{name}", value)
+        put(self.store, f"{self.prefix}/{name}", value)
 
     def lookup(self, name: str, timeout_s: float) -> str:
-        """Return the value published under `name`. Raises TimedOut after `timeout_s`."""
+        """Return the value published under `name`.
+
+        Raises TimedOut after `timeout_s`, EnvironmentLacks if no rank of this trial published it.
+        """
         key = f"{self.prefix}/{name}"
         wait_for(self.store, [key], timeout_s, f"rank {self.local_rank} of {self.prefix}: {name!r}")
-        return bytes(self.store.get(key)).decode()
+        return take(self.store, key)
 
     def barrier(self, timeout_s: float) -> None:
         """Wait for all ranks of the node. Raises TimedOut naming the absent ranks."""

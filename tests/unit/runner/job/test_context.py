@@ -9,7 +9,7 @@ from paceline.base.host.processes import process_started_unix_s
 from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.context import nodes_of, rank_context
 
-ADDRESS = StoreAddress(host="10.0.0.1", port=4444)
+ADDRESS = StoreAddress(host="10.0.0.1", port=4444, secret="")
 
 
 @pytest.mark.parametrize(

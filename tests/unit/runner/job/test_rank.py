@@ -14,7 +14,9 @@ import pytest
 
 from paceline.base.errors import DataError, ExitCode, PeerLost, RankFailed, TimedOut
 from paceline.collectives.host import Process
+from paceline.collectives.signatures import SECRET_VARIABLE
 from paceline.measure.records.documents import read_statuses
+from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job import rank as module
 from paceline.runner.job.rank import import_train, run_rank
 from paceline.runner.job.rank_status import RankEnd, RankStatusFile, is_secondary, terminated
@@ -60,6 +62,19 @@ def test_rank_that_trains_to_the_end_is_done(run):
     assert seen["pid"] == os.getpid()
     assert end == RankEnd(rank=1)
     assert (status["state"], status["error"], status["secondary"]) == ("done", None, False)
+
+
+def test_rank_signs_with_the_secret_that_came_with_the_address(make_job, job_context, monkeypatch):
+    monkeypatch.setenv(SECRET_VARIABLE, "of an earlier trial in this process")
+    monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)
+    seen = []
+    monkeypatch.setattr(module, "_train", lambda *_: seen.append(os.environ[SECRET_VARIABLE]))
+    job = make_job()
+    prepare(job)
+    store = StoreAddress(host="127.0.0.1", port=1, secret="of this trial")
+    for address in (store, None):
+        run_rank(job, dataclasses.replace(job_context(1), store=address))
+    assert seen == ["of this trial", ""]
 
 
 def test_error_of_ours_is_told_without_a_trace(run, capfd):

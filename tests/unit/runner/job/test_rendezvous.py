@@ -8,12 +8,14 @@ import pytest
 
 from paceline.base.errors import EnvironmentLacks, TimedOut
 from paceline.collectives.host import interface_address
+from paceline.runner.job.rank_status import RankEnd
 from paceline.runner.job.rendezvous import (
     check_reachable,
     close_listener,
     exchange_address,
     listen_on,
 )
+from paceline.runner.job.run_directory import finish
 
 
 def listening_addresses(port: int) -> list[str]:
@@ -65,6 +67,23 @@ def test_rank_1_finds_the_socket_of_rank_0(job):
     close_listener(own)
     assert first is own
     assert (second.host, second.port, second.listen_fd) == ("127.0.0.1", own.port, None)
+    assert second == own.for_peers()
+
+
+def test_file_of_the_address_is_for_this_user_and_goes_with_the_trial(job):
+    own = listen_on("lo")
+    close_listener(exchange_address(job, 0, own, "start 1"))
+    assert (job.files.root / "rendezvous.json").stat().st_mode & 0o777 == 0o600
+    finish(job, RankEnd(rank=0))
+    assert not (job.files.root / "rendezvous.json").exists()
+
+
+def test_every_start_has_a_secret_of_its_own():
+    addresses = [listen_on("lo") for _ in range(2)]
+    for address in addresses:
+        close_listener(address)
+    assert len({address.secret for address in addresses}) == 2
+    assert all(len(address.secret) >= 32 for address in addresses)
 
 
 def test_address_of_an_earlier_start_is_not_used(make_job):

@@ -8,6 +8,7 @@ docs/reference/back-ends.md describes the features of the backend.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 from types import TracebackType
@@ -19,6 +20,7 @@ from paceline.collectives.errors import EnvironmentLacks, TimedOut
 from paceline.collectives.host import LOOPBACK, address_towards, host_name, interface_address
 from paceline.collectives.mpi.backend import Options
 from paceline.collectives.mpi.point_to_point import World, poll_until
+from paceline.collectives.signatures import use_secret
 from paceline.collectives.torch_internals import TCPStore
 
 __all__ = ["Options"]
@@ -27,6 +29,7 @@ INTERFACE_VARIABLE = "PACELINE_INTERFACE"
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _IMPORT_LIMIT_S = 120.0  # from the first rank's import to the last one's
 _BACKLOG = 1024
+_SECRET_BYTES = 32
 
 _served: list[TCPStore] = []  # keeps rank 0's store alive until the process ends
 
@@ -52,7 +55,8 @@ def _prepare_environment() -> None:
     served = world.of_rank_0(_serve(hosts) if world.rank == 0 else None)
     if not isinstance(served, tuple):
         raise EnvironmentLacks(str(served))
-    host, port = served
+    host, port, secret = served
+    use_secret(secret)
     os.environ.update(
         RANK=str(world.rank),
         WORLD_SIZE=str(world.size),
@@ -75,8 +79,9 @@ def _end_all_ranks(
     set_abort_status(1)
 
 
-def _serve(hosts: list[str]) -> tuple[str, int] | str:
-    """Serve a store on rank 0 and return its address, or the reason why it cannot, for all ranks.
+def _serve(hosts: list[str]) -> tuple[str, int, str] | str:
+    """Serve a store on rank 0 and return its address and a secret to sign what is stored, or the
+    reason why it cannot, for all ranks.
 
     It listens on one address only (given only a host name, TCPStore listens on all addresses).
     """
@@ -91,7 +96,7 @@ def _serve(hosts: list[str]) -> tuple[str, int] | str:
         master_listen_fd=listener.detach(),
     )  # fmt: skip
     _served.append(store)
-    return host, port
+    return host, port, secrets.token_hex(_SECRET_BYTES)
 
 
 def _own_address(hosts: list[str]) -> str:

@@ -115,12 +115,13 @@ def json_text(value: object) -> str:
     return pydantic_core.to_json(value, inf_nan_mode="null", indent=1).decode()
 
 
-def write_json(path: Path, document: object) -> None:
+def write_json(path: Path, document: object, *, mode: int = 0o666) -> None:
     """Replace `path` atomically and durably (same-directory temporary, fsync, rename).
 
-    document: a mapping or a dataclass.
+    document: a mapping or a dataclass. mode: of the file, reduced by the umask.
     """
-    write_text(path, json.dumps(document, indent=1, default=fields_of) + "\n")
+    with replacing(path, mode) as file:
+        file.write(json.dumps(document, indent=1, default=fields_of) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -130,7 +131,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[TextIO]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     """Open a new file that replaces `path` atomically and durably if the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -139,7 +140,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())  # mkstemp gives 0600
+        Path(temporary).chmod(mode & ~_umask())  # mkstemp gives 0600
         Path(temporary).replace(path)
     except BaseException as error:
         if isinstance(error, OSError) and error.errno and error.filename is None:

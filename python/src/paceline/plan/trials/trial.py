@@ -395,7 +395,12 @@ class StoreAddress:
 
     host: str
     port: int
+    secret: str  # of this trial, with which its ranks sign what they store
     listen_fd: int | None = None
+
+    def for_peers(self) -> StoreAddress:
+        """Return what rank 0 sends to the other ranks, over a way that no other account reads."""
+        return StoreAddress(host=self.host, port=self.port, secret=self.secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

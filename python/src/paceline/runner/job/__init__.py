@@ -9,8 +9,9 @@ launchers:
 2. `prepare(job)` makes the trial's directory. Call it in one process, before any rank starts.
 3. Start `job.trial.placement.ranks` processes. `Job` can be pickled and sent to them.
 4. In the process of rank 0, `address = listen_on(job.trial.interface)` opens the rendezvous socket.
-   Send `address.host` and `address.port` to the other ranks; they need a
-   `StoreAddress(host=…, port=…)`. Rank 0 keeps its own `address`, which has the open socket.
+   Send `address.for_peers()` to the other ranks, over a way that no other account can read: it has
+   the secret with which ranks sign what they store. Rank 0 keeps its own `address`, which has the
+   open socket.
 5. In every rank, `rank_context(rank, hosts, address)` is its place among its peers, where `hosts`
    has the host name of every rank, by rank. `run_rank(job, context)` then trains and returns a
    `RankEnd`; it writes the rank's status and never raises.

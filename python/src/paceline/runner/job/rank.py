@@ -15,6 +15,7 @@ from paceline.base.host.memory import permanent_objects
 from paceline.base.host.messages import say
 from paceline.base.host.processes import die_with_parent
 from paceline.base.host.programs import missing_extra
+from paceline.collectives.signatures import use_secret
 from paceline.measure.records.documents import begin_attempt
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.metrics.declared import facts_of
@@ -114,6 +115,7 @@ def run_rank(
     to start one. parent_is_launcher: this rank ends with its parent process; False if that is a
     shell, which may end first.
     """
+    use_secret("" if context.store is None else context.store.secret)
     if parent_is_launcher:
         die_with_parent(os.getppid())
     end = _run(job, context, watched_pids)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from paceline.base.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.collectives.host import LOOPBACK, listening_socket
 from paceline.measure.records.files import read_json, write_json
+from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.job import Job
 
 _POLL_S = 0.02
+_SECRET_BYTES = 32
 
 
 def listen_on(interface: str) -> StoreAddress:
@@ -23,7 +27,8 @@ def listen_on(interface: str) -> StoreAddress:
     """
     with listening_socket(interface) as listener:
         host, port = listener.getsockname()
-        return StoreAddress(host=host, port=port, listen_fd=listener.detach())
+        secret = secrets.token_hex(_SECRET_BYTES)
+        return StoreAddress(host=host, port=port, secret=secret, listen_fd=listener.detach())
 
 
 def close_listener(address: StoreAddress) -> None:
@@ -34,15 +39,17 @@ def close_listener(address: StoreAddress) -> None:
 
 
 def exchange_address(job: Job, rank: int, own: StoreAddress | None, start: str) -> StoreAddress:
-    """Return rank 0's address. Rank 0 writes it to a file for the other ranks on its host.
+    """Return rank 0's address. Rank 0 writes it to a file for the other ranks on its host, which
+    `forget_address` removes.
 
     own: the socket of rank 0. start: distinguishes this start of the ranks from earlier ones.
     Raises TimedOut after `limits.rendezvous_s`.
     """
-    path = job.files.root / "rendezvous.json"
+    path = _address_file(job.files)
     if rank == 0:
         assert own is not None
-        write_json(path, {"start": start, "host": own.host, "port": own.port})
+        content = {"start": start, "host": own.host, "port": own.port, "secret": own.secret}
+        write_json(path, content, mode=0o600)
         return own
     limit_s = job.trial.limits.rendezvous_s
     deadline = time.monotonic() + limit_s
@@ -52,12 +59,22 @@ def exchange_address(job: Job, rank: int, own: StoreAddress | None, start: str) 
         except DataError:
             document = {}  # rank 0 has not written it yet
         if document.get("start") == start:
-            return StoreAddress(host=document["host"], port=document["port"])
+            host, port, secret = (document[name] for name in ("host", "port", "secret"))
+            return StoreAddress(host=host, port=port, secret=secret)
         time.sleep(_POLL_S)
     raise TimedOut(
         f"rank {rank} waited {limit_s:g} s for rank 0 to write its address to {path}; look at "
         "rank 0's log, or raise limits.rendezvous_s"
     )
+
+
+def forget_address(files: TrialFiles) -> None:
+    """Remove the file of `exchange_address`, which only this user can read, at the trial's end."""
+    _address_file(files).unlink(missing_ok=True)
+
+
+def _address_file(files: TrialFiles) -> Path:
+    return files.root / "rendezvous.json"
 
 
 def check_reachable(interface: str, hosts: Iterable[str]) -> None:

@@ -30,6 +30,7 @@ from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import Order, launched_unix_s
 from paceline.runner.job.job import Job
 from paceline.runner.job.rank_status import RankEnd, outcome_status
+from paceline.runner.job.rendezvous import forget_address
 from paceline.train.data.remote_folder import remote_folder
 
 
@@ -58,6 +59,7 @@ def finish(job: Job, end: RankEnd) -> None:
 
     `paceline run` writes the outcome itself. It gets the failure of a rank that wrote none.
     """
+    forget_address(job.files)
     if job.supervised:
         report(job, end)
         return

@@ -22,8 +22,10 @@ from paceline.collectives.store import (
     connect_store,
     limit_answers,
     limited,
+    put,
     server_lost,
     store_barrier,
+    take,
     wait_for,
 )
 from paceline.collectives.torch_internals import PrefixStore, Store, TCPStore
@@ -297,18 +299,18 @@ def _ask(
         wait_for(store, [f"clock/turn/{rank}"], limit_s, f"rank {rank}: its turn to read the clock")
     key = f"clock/answer/{rank}/{number}"
     asked = now()
-    store.set(f"clock/question/{rank}/{number}", "?")
+    put(store, f"clock/question/{rank}/{number}", "?")
     with limited(f"rank {rank}: rank 0's clock", limit_s):
         store.wait([key], timedelta(seconds=limit_s))  # `wait_for` wakes a thread, which takes time
     answered = now()
-    return asked, float(bytes(store.get(key)).decode()), answered
+    return asked, float(take(store, key)), answered
 
 
 def _answer(store: Store, rank: int, limit_s: float, now: Callable[[], float]) -> None:
     store.set(f"clock/turn/{rank}", "")
     for number in range(_ROUNDS):
         wait_for(store, [f"clock/question/{rank}/{number}"], limit_s, f"rank {rank}'s question")
-        store.set(f"clock/answer/{rank}/{number}", repr(now()))
+        put(store, f"clock/answer/{rank}/{number}", repr(now()))
 
 
 # Versions that ranks on several hosts must share: they decide what is computed and sent. Other

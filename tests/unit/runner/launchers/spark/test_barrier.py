@@ -176,8 +176,9 @@ def test_mpi_ranks_without_the_run_directory_are_refused(prepared):
 
 def test_secret_of_a_stage_is_not_in_its_files(job, monkeypatch):
     monkeypatch.setattr(barrier, "run_rank", lambda *_args: RankEnd(rank=0))
-    run_barrier_rank(job, 0, stage(pytest.fail, in_one_executor=True))
-    assert "secret" not in (job.files.root / "rendezvous.json").read_text()
+    of_stage = BarrierStage(all_gather=pytest.fail, in_one_executor=True, token="0f1e2d3c")
+    run_barrier_rank(job, 0, of_stage)
+    assert "0f1e2d3c" not in (job.files.root / "rendezvous.json").read_text()
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

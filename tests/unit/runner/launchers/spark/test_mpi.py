@@ -256,7 +256,7 @@ def test_nobody_at_the_address_is_told(listener):
 
 def places(addresses, hosts) -> list[TaskPlace]:
     return [
-        TaskPlace(host=host, address=a.host, port=a.port, executor=40 + n)
+        TaskPlace(host=host, address=a.host, port=a.port, secret="", executor=40 + n)
         for n, (a, host) in enumerate(zip(addresses, hosts, strict=True))
     ]
 

@@ -153,7 +153,7 @@ class _Trial:
 
 
 def test_a_rank_of_several_uses_the_store_of_rank_0():
-    address = StoreAddress(host="10.0.0.1", port=4711)
+    address = StoreAddress(host="10.0.0.1", port=4711, secret="")
     found = torchrun_variables(
         _Trial(), rank_context(3, 4, local_rank=1, ranks_on_node=2, node_index=1, store=address)
     )

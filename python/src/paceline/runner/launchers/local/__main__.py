@@ -35,7 +35,8 @@ from paceline.runner.job.rendezvous import close_listener, listen_on
 from paceline.runner.launchers.supervise import WaitLimits, wait_for_end
 
 RANK_VARIABLE = "PACELINE_RANK"
-STORE_VARIABLE = "PACELINE_STORE"  # host:port:descriptor; only rank 0 has a descriptor
+# host:port:secret:descriptor; only rank 0 has a descriptor. Other accounts cannot read it.
+STORE_VARIABLE = "PACELINE_STORE"
 # The peers of a failed rank often notice it first; they get this long to write their own status.
 _NOTICE_S = 1.0
 _TERMINATION_S = 3.0
@@ -57,9 +58,9 @@ def main() -> int:
 
 
 def _child(job: Job) -> int:
-    host, port, descriptor = os.environ[STORE_VARIABLE].split(":")
+    host, port, secret, descriptor = os.environ[STORE_VARIABLE].split(":")
     listen_fd = int(descriptor) if descriptor else None
-    store = StoreAddress(host=host, port=int(port), listen_fd=listen_fd)
+    store = StoreAddress(host=host, port=int(port), secret=secret, listen_fd=listen_fd)
     hosts = [host_name()] * job.trial.placement.ranks
     context = rank_context(int(os.environ[RANK_VARIABLE]), hosts, store)
     return run_rank(job, context, [os.getppid()]).exit_code
@@ -97,11 +98,12 @@ def run_ranks(job: Job) -> RankEnd:
 
 def _start(job: Job, rank: int, address: StoreAddress) -> subprocess.Popen[bytes]:
     descriptor = address.listen_fd if rank == 0 else None
+    store = (address.host, address.port, address.secret, "" if descriptor is None else descriptor)
     environment = {
         **os.environ,
         **rank_environment(job.trial),
         RANK_VARIABLE: str(rank),
-        STORE_VARIABLE: f"{address.host}:{address.port}:{'' if descriptor is None else descriptor}",
+        STORE_VARIABLE: ":".join(map(str, store)),
     }
     return subprocess.Popen(
         guarded([sys.executable, "-m", "paceline.runner.launchers.local", *sys.argv[1:]]),

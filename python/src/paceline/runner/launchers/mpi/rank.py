@@ -180,9 +180,9 @@ def _train(
 def _store_address(world: World, job: Job) -> StoreAddress:
     """Listen on rank 0 and send the address to the other ranks; collective."""
     address = listen_on(job.trial.interface) if world.rank == 0 else None
-    found = world.of_rank_0(None if address is None else (address.host, address.port))
+    found = world.of_rank_0(None if address is None else address.for_peers())
     assert found is not None
-    return address or StoreAddress(host=found[0], port=found[1])
+    return address or found
 
 
 if __name__ == "__main__":

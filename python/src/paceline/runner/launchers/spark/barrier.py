@@ -79,6 +79,7 @@ def run_barrier_rank(job: Job, rank: int, stage: BarrierStage) -> int:
             host=host,
             address=address.host,
             port=address.port,
+            secret=address.secret,
             executor=executor_pid(),
             folder=folder,
         )
@@ -122,7 +123,7 @@ def _on_this_host(
     """
     start = hashlib.sha256(token.encode()).hexdigest()
     first = exchange_address(job, rank, address, start)
-    place = dataclasses.replace(own, address=first.host, port=first.port)
+    place = dataclasses.replace(own, address=first.host, port=first.port, secret=first.secret)
     return [place] * job.trial.placement.ranks
 
 
@@ -155,7 +156,7 @@ def _context(
     hosts = [place.host for place in places]
     check_reachable(job.trial.interface, hosts)
     check_placement(job, hosts)
-    first = StoreAddress(host=places[0].address, port=places[0].port)
+    first = StoreAddress(host=places[0].address, port=places[0].port, secret=places[0].secret)
     return rank_context(rank, hosts, address if rank == 0 else first)
 
 

@@ -295,6 +295,7 @@ class TaskPlace:
     host: str
     address: str  # of a socket that it listens on
     port: int
+    secret: str  # of its store, if it is task 0
     executor: int | None  # process id of the JVM above it
     folder: str | None = None  # that it would make for its node; see job.unshared
 
