@@ -24,6 +24,7 @@ from paceline.analysis.predict.exchange import requested_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import PredictionRequest, Predictions, Scaling
 from paceline.base.errors import NotComparable, UsageError
+from paceline.base.host.own_runs import THE_SPEC, check_own_run
 from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
@@ -230,6 +231,7 @@ def run(
     out: StrPath | None = None,
     *,
     resume: bool = False,
+    trust_run: bool = False,
     keep_going: bool | None = None,
     progress: Progress | None = None,
 ) -> Run:
@@ -237,7 +239,8 @@ def run(
 
     spec: as for `Plan`. out: the run directory; default runs/NAME-DATE-TIME. resume: run the failed
     and missing trials of a run; a spec that differs from that of the run only in a higher number of
-    `repeats` also runs the further ones. keep_going: run the other trials after one has failed;
+    `repeats` also runs the further ones. trust_run: resume it even if you did not make it here.
+    keep_going: run the other trials after one has failed;
     `failed` of the result lists them. None: go on if there are several configurations.
     progress: receives stages and trials; None is a `LineProgress`.
     Raises UsageError, EnvironmentLacks or DataError before anything runs; RankFailed or TimedOut
@@ -248,6 +251,8 @@ def run(
             f"{out}: expected a folder; `paceline run --out URL` copies a run to HDFS or an object "
             "store at its end"
         )
+    if resume and out is not None and not trust_run:
+        check_own_run(Path(out), THE_SPEC)
     checked = load_spec(spec)
     run_dir = default_run_dir(checked.experiment.name) if out is None else Path(out)
     shown = LineProgress() if progress is None else progress

@@ -12,6 +12,7 @@ from tests.unit.analysis import fabricate
 
 from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.base.errors import ExitCode
+from paceline.base.host.own_runs import remember_run
 from paceline.cli import main
 from paceline.cli.predict import node_numbers
 from paceline.measure.records.layout import RunFiles
@@ -80,6 +81,7 @@ def test_measure_says_how_long_it_takes_and_then_answers(
 
     monkeypatch.setattr("paceline.cli.predict.run_share", run_share)
     monkeypatch.setattr("paceline.cli.predict.check_machine", lambda *_: None)
+    remember_run(run_dir)
     words = ["predict", str(run_dir), "--nodes", "2", "--link", "1gbit"]
     assert main(words) == 0
     assert "--measure runs short trials" in " ".join(capsys.readouterr().out.split())

@@ -15,6 +15,7 @@ from tests.support.specs import spec_text
 from tests.unit.analysis import fabricate
 
 from paceline.base.errors import ExitCode, PacelineWarning
+from paceline.base.host.own_runs import remember_run
 from paceline.cli import main
 from paceline.cli.progress import ConsoleProgress
 from paceline.measure.records.files import write_json
@@ -150,6 +151,7 @@ def interrupted_run(run_dir: Path) -> None:
     done = [trial_id for trial_id, _ in run.trials()]
     text = shipped_experiments()["quickstart"]
     write_json(run.manifest, {"spec_toml": text, "trials": [*done, "tiny.x.r0"]})
+    remember_run(run_dir)
 
 
 def test_run_goes_on_with_the_spec_of_its_directory(monkeypatch, tmp_path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.base.errors import ExitCode
+from paceline.base.host.own_runs import remember_run
 from paceline.cli import main, tune
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
@@ -25,6 +26,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         asked.append({"name": spec.experiment.name, "run_dir": run_dir, **options})
         write_json(RunFiles(run_dir).tuning, {"schema": 2, "found": []})
         write_json(RunFiles(run_dir).manifest, {"spec_toml": shipped_experiments()["quickstart"]})
+        remember_run(run_dir)
         return Findings(found=())
 
     monkeypatch.setattr(tune, "tune_local", search)

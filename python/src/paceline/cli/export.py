@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from paceline.api import load
-from paceline.cli.options import out_option, run_dir_argument
+from paceline.cli.options import out_option, run_dir_argument, trust_option
 from paceline.show.export.run_data import FORMATS
 
 
@@ -18,11 +18,7 @@ from paceline.show.export.run_data import FORMATS
 )
 @out_option("DIR", "Write the files here; default: RUN_DIR/export/FORMAT.")
 @click.option("--trial", metavar="ID", help="Export only this trial.")
-@click.option(
-    "--trust-run",
-    is_flag=True,
-    help="Run the tasks of a run that you did not make here, which onnx needs.",
-)
+@trust_option
 def command(run_dir: Path, to: str, out: Path | None, trial: str | None, trust_run: bool) -> None:
     """Write a run for other tools.
 

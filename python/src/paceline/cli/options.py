@@ -125,6 +125,12 @@ spec_argument: Decorator[Any] = click.argument("spec", metavar="SPEC")
 json_option: Decorator[Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for other programs."
 )
+# The commands that have it call `paceline.base.host.own_runs.check_own_run` without it.
+trust_option: Decorator[Any] = click.option(
+    "--trust-run",
+    is_flag=True,
+    help="Run what a run directory names, also if you did not make the run here.",
+)
 baseline_option: Decorator[Any] = click.option(
     "--baseline",
     metavar="NAME",

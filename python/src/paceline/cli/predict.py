@@ -20,6 +20,7 @@ from paceline.analysis.predict.prediction import (
 )
 from paceline.analysis.trial.reading import load_manifest
 from paceline.base.errors import NotComparable
+from paceline.base.host.own_runs import THE_SPEC, check_own_run
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
     all_of,
@@ -28,6 +29,7 @@ from paceline.cli.options import (
     list_option,
     positive,
     run_dirs_argument,
+    trust_option,
 )
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import continued_by, repeated_command
@@ -114,15 +116,22 @@ def _takes_prediction(function: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="Measure steps with the batch of a node's share first, in short trials on this machine.",
 )
+@trust_option
 @json_option
 def command(
-    run_dirs: tuple[Path, ...], request: PredictionRequest, measure: bool, as_json: bool
+    run_dirs: tuple[Path, ...],
+    request: PredictionRequest,
+    measure: bool,
+    trust_run: bool,
+    as_json: bool,
 ) -> None:
     """Predict configurations that were not run.
 
     RUN_DIR is the newest run in runs/ by default. The trials of all runs are used, also those that
     --measure made.
     """
+    if measure and not trust_run:
+        check_own_run(run_dirs[0], THE_SPEC)
     found = _predictions(run_dirs, request)
     if measure and found.unmeasured:
         _measure(run_dirs[0], found.unmeasured)

@@ -16,7 +16,7 @@ from paceline.cli.compare import print_table
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import ExperimentCommand, ExperimentRequest, takes_experiment
 from paceline.cli.findings import print_findings
-from paceline.cli.options import existing_run, json_option, out_option
+from paceline.cli.options import existing_run, json_option, out_option, trust_option
 from paceline.cli.plan import show_plan
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import continued_by
@@ -49,6 +49,7 @@ from paceline.show.report.verdict import comparison_document, next_commands
     help="Run the failed and missing trials of this run, with its own spec. With --repeats N, also "
     "run the further repeats of all its configurations, until each has N.",
 )
+@trust_option
 @click.option("--dry-run", is_flag=True, help="Show what would run, as `paceline plan`.")
 @click.option(
     "-x",
@@ -64,6 +65,7 @@ def command(
     request: ExperimentRequest,
     out: Path | str | None,
     resume: Path | None,
+    trust_run: bool,
     dry_run: bool,
     exit_first: bool,
     quiet: bool,
@@ -75,7 +77,7 @@ def command(
     SPEC is a TOML file, or the name of a shipped experiment. A SCRIPT.py runs unchanged, as
     torchrun would run it; all words after its name are its own. Lists are separated by commas.
     """
-    spec = request.load() if resume is None else _resumed(resume, request, out)
+    spec = request.load() if resume is None else _resumed(resume, request, out, trust_run)
     if dry_run:
         show_plan(spec, as_json=as_json, commands=False)
         return
@@ -90,13 +92,16 @@ def command(
                 spec,
                 run_dir,
                 resume=resume is not None,
+                trust_run=trust_run,
                 keep_going=False if exit_first else None,
                 progress=progress,
             )
         _show(finished, as_json=as_json)
 
 
-def _resumed(run_dir: Path, request: ExperimentRequest, out: Path | str | None) -> Spec:
+def _resumed(
+    run_dir: Path, request: ExperimentRequest, out: Path | str | None, trust_run: bool
+) -> Spec:
     """Return the spec of a run to resume, with the repeats that it gets."""
     if request.has_own_spec or out is not None:
         raise click.UsageError(
@@ -105,13 +110,13 @@ def _resumed(run_dir: Path, request: ExperimentRequest, out: Path | str | None) 
             "run without --resume"
         )
     if request.repeats is None:
-        return recorded_spec(run_dir)
+        return recorded_spec(run_dir, trust_run=trust_run)
     if not request.repeats.isdecimal():
         raise click.UsageError(
             f"--repeats {request.repeats}: expected a number with --resume, so many repeats of "
             "each configuration in all"
         )
-    return spec_of_further_repeats(run_dir, int(request.repeats))
+    return spec_of_further_repeats(run_dir, int(request.repeats), trust_run=trust_run)
 
 
 def _show(finished: Run, *, as_json: bool) -> None:

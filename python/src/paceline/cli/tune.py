@@ -19,6 +19,7 @@ from paceline.cli.options import (
     limit_option,
     out_option,
     spec_argument,
+    trust_option,
 )
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import continued_by
@@ -43,6 +44,7 @@ _takes_search = all_of(
         "--resume", metavar="DIR", type=existing_run,
         help="Continue the search in this directory, with its own spec.",
     ),
+    trust_option,
     limit_option("Start no short trial after this time."),
     json_option,
 )  # fmt: skip
@@ -76,11 +78,12 @@ def _search(
     spec: str | None,
     out: Path | None,
     resume: Path | None,
+    trust_run: bool,
     limit_s: float | None,
     as_json: bool,
 ) -> None:
     """Search, and show what was found."""
-    checked, files = _searched(spec, out, resume, suffix)
+    checked, files = _searched(spec, out, resume, suffix, trust_run=trust_run)
     how = f"Continue with: paceline tune {action} --resume {shlex.quote(str(files.root))}"
     with continued_by(lambda: how, files.manifest), ConsoleProgress() as progress:
         found = search(
@@ -120,7 +123,7 @@ def batch(spec: str, out: Path | None, memory_mib: int | None, as_json: bool) ->
 
 
 def _searched(
-    spec: str | None, out: Path | None, resume: Path | None, suffix: str
+    spec: str | None, out: Path | None, resume: Path | None, suffix: str, *, trust_run: bool
 ) -> tuple[Spec, RunFiles]:
     """Return the spec and the directory of a search."""
     if (spec is None) == (resume is None) or (resume is not None and out is not None):
@@ -129,7 +132,7 @@ def _searched(
             "its spec"
         )
     if resume is not None:
-        return recorded_spec(resume), RunFiles(resume)
+        return recorded_spec(resume, trust_run=trust_run), RunFiles(resume)
     checked = load_spec(spec or "")
     default = default_run_dir(f"{checked.experiment.name}-{suffix}")
     return checked, RunFiles(out or default)

@@ -1,27 +1,41 @@
-"""Reading a run directory of somebody else runs none of its Python."""
+"""No command runs the Python of somebody else's run directory unless the user trusts it."""
 
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import save_file
+from tests.support.specs import spec_text
 from tests.unit.analysis import fabricate
 
-from paceline.base.errors import PacelineError, UsageError
+import paceline
+from paceline.base.errors import ExitCode, PacelineError, UsageError
 from paceline.base.host.own_runs import is_own_run, remember_run
-from paceline.cli.app import main
+from paceline.cli.app import app, main
 from paceline.measure.records.files import read_json
 from paceline.show.export import onnx as exporter
 from paceline.show.export.run_data import FORMATS, RunData
 
-COMMANDS = [
-    ["compare"], ["compare", "--json"], ["compare", "--markdown"], ["explain"],
-    ["explain", "--json"], ["report"], ["profile"], ["predict"], ["stacks"],
-    *(["export", "--to", name] for name in FORMATS),
+# Commands with a run directory, which stands for RUN. Those of ASKING run its Python if trusted.
+READING = [
+    "compare RUN", "compare RUN --json", "compare RUN --markdown", "compare RUN RUN", "explain RUN",
+    "explain RUN --json", "explain RUN RUN", "report RUN", "profile RUN", "predict RUN",
+    "stacks RUN", "watch RUN --once", "monitor RUN",
+    *(f"export RUN --to {name}" for name in FORMATS if name != "onnx"),
 ]  # fmt: skip
+ASKING = [
+    "export RUN --to onnx", "run --resume RUN", "run --resume RUN --repeats 2",
+    "run --resume RUN --dry-run", "tune local --resume RUN", "tune comm --resume RUN",
+    "predict RUN --measure",
+]  # fmt: skip
+WITHOUT_A_RUN = {
+    "init", "list", "show", "plan", "verify", "data", "doctor", "sidecar", "render",
+}  # fmt: skip
+SECURITY = Path(__file__).parents[4] / "docs" / "explanation" / "security.md"
 
 
 @pytest.fixture(autouse=True)
@@ -55,16 +69,57 @@ def planted(run: RunData, mark: Path) -> Planted:
             training = {**trial["training"], "task": f"{name}:Evil"}
             training["task_sha256"] = hashlib.sha256(code.encode()).hexdigest()
             fabricate.edit_json(files.trial, training=training)
+        task = run.files.root / "task.py"
+        task.write_text(code)
+        workload = f'name = "evil"; task = "{task}:Evil"; max_steps = 4; warmup_steps = 1'
+        spec = spec_text(workload=workload)
+        fabricate.edit_json(run.files.manifest, spec_toml=spec)
         return RunData(run.files.root)
 
     return plant
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_no_command_runs_it(planted: Planted, mark: Path, command: list[str]) -> None:
-    root = planted("task.py").files.root
-    main([command[0], str(root), *command[1:]])
+def words(command: str, run: RunData) -> list[str]:
+    return [str(run.files.root) if word == "RUN" else word for word in command.split()]
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_reading_command_runs_nothing(
+    planted: Planted, mark: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")  # monitor finds no Prometheus
+    main(words(command, planted("task.py")))
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("command", ASKING)
+def test_a_command_that_would_run_it_asks(
+    planted: Planted, mark: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main(words(command, planted("task.py"))) == ExitCode.USAGE
+    assert "Read the code, then repeat the command with --trust-run" in capsys.readouterr().err
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("command", ["run --resume RUN --dry-run", "tune local --resume RUN"])
+def test_a_trusted_spec_is_started(planted: Planted, mark: Path, command: str) -> None:
+    main([*words(command, planted("task.py")), "--trust-run"])
+    assert mark.exists()
+
+
+def test_from_python_it_must_be_trusted_as_well(planted: Planted, mark: Path) -> None:
+    run = planted("task.py")
+    spec = read_json(run.files.manifest)["spec_toml"]
+    with pytest.raises(UsageError, match="--trust-run"):
+        paceline.run(tomllib.loads(spec), run.files.root, resume=True)
+    assert not mark.exists()
+
+
+def test_every_command_is_in_a_test_and_on_the_page() -> None:
+    tried = {command.split()[0] for command in [*READING, *ASKING]}
+    assert tried | WITHOUT_A_RUN == set(app.commands)
+    table = SECURITY.read_text(encoding="utf-8").partition("| command ")[2].partition("\n\n")[0]
+    assert not [name for name in app.commands if f"`{name}" not in table]
 
 
 @pytest.mark.parametrize("name", ["task.py", "paceline.train.workloads.tiny.py"])

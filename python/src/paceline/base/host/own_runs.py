@@ -41,6 +41,9 @@ def is_own_run(run_dir: Path) -> bool:
         return False
 
 
+THE_SPEC = "the programs that its spec names"
+
+
 def check_own_run(run_dir: Path, runs: str) -> None:
     """Raise UsageError unless this user made the run. runs: the Python code that would run."""
     if not is_own_run(run_dir):

@@ -20,6 +20,7 @@ from pathlib import Path
 from paceline.base.errors import EnvironmentLacks, ExitCode, TimedOut, UsageError
 from paceline.base.host.machine import machine_facts, package_versions
 from paceline.base.host.messages import say
+from paceline.base.host.own_runs import remember_run
 from paceline.base.host.programs import own_module
 from paceline.collectives.host import Process, wait_until
 from paceline.measure.records.documents import read_statuses, set_aside, write_trial
@@ -50,6 +51,7 @@ def prepare(job: Job) -> None:
     set_aside(job.run, job.trial)
     if not job.run.manifest.exists():
         write_json(job.run.manifest, _manifest(job))
+        remember_run(job.run.root)
     write_text(job.files.command, shlex.join(sys.orig_argv) + "\n")
     write_trial(job.trial, job.files)
 

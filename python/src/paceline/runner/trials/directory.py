@@ -12,6 +12,7 @@ from typing import Any
 from paceline.analysis.between_runs.differences import machine_identity
 from paceline.base.errors import NotComparable, UsageError
 from paceline.base.host.machine import machine_facts
+from paceline.base.host.own_runs import THE_SPEC, check_own_run
 from paceline.measure.records.documents import only_writer, read_stopping
 from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import RunFiles
@@ -36,11 +37,12 @@ def default_run_dir(experiment_name: str) -> Path:
     return Path("runs") / f"{experiment_name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def recorded_spec(run_dir: Path) -> Spec:
+def recorded_spec(run_dir: Path, *, trust_run: bool = False) -> Spec:
     """Return the spec of a run, with the changes that it was started with.
 
-    Before the first trial of a spec with [tune], that is the spec of the search.
-    Raises UsageError if the directory contains none.
+    Before the first trial of a spec with [tune], that is the spec of the search. Its checks import
+    the tasks that it names. Raises UsageError if the directory contains none, or unless this user
+    made the run or trusts it.
     """
     files = RunFiles(run_dir)
     manifest = files.manifest if files.manifest.exists() else files.tune.manifest
@@ -50,18 +52,20 @@ def recorded_spec(run_dir: Path) -> Spec:
             f"{run_dir}: expected a run to resume, found no spec in {files.manifest.name}; start "
             "the run again without --resume"
         )
+    if not trust_run:
+        check_own_run(run_dir, THE_SPEC)
     return Spec(parse_spec(text, str(manifest)), text)
 
 
-def spec_of_further_repeats(run_dir: Path, repeats: int) -> Spec:
+def spec_of_further_repeats(run_dir: Path, repeats: int, *, trust_run: bool = False) -> Spec:
     """Return the spec of a run with a higher number of repeats.
 
     The number may be that of the run, if it has failed or missing trials: then these run.
     Raises UsageError if the directory contains no run that has begun, or nothing would run;
-    NotComparable if the run was measured on another machine.
+    NotComparable if the run was measured on another machine. trust_run: as for `recorded_spec`.
     """
     files = RunFiles(run_dir)
-    recorded = recorded_spec(run_dir)
+    recorded = recorded_spec(run_dir, trust_run=trust_run)
     if not files.manifest.exists():
         raise UsageError(
             f"{run_dir}: expected a run that has begun, found only its search; complete it first "
@@ -88,7 +92,7 @@ def _no_further_repeats(files: RunFiles, has: int, asked: int) -> UsageError:
 
 def gets_further_repeats(files: RunFiles, experiment: Experiment) -> bool:
     """Tell whether a spec that may resume a run has more repeats than the run."""
-    return recorded_spec(files.root).experiment.repeats != experiment.repeats
+    return recorded_spec(files.root, trust_run=True).experiment.repeats != experiment.repeats
 
 
 def check_run_dir(files: RunFiles, spec: Spec, *, resume: bool) -> None:

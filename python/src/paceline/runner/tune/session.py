@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from paceline.base.errors import EnvironmentLacks, NotComparable, UsageError
 from paceline.base.host.machine import usable_cores
+from paceline.base.host.own_runs import remember_run
 from paceline.collectives.host import host_name
 from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import RunFiles
@@ -300,6 +301,7 @@ def run_search(
     with only_runner(run_dir):
         if not files.manifest.exists():
             write_json(files.manifest, manifest_of(_as_planned(plan)))
+            remember_run(files.root)
         limit_s = budget_s or plan.context.settings.timeout_s
         measurer = TrialMeasurer(files, plan.baselines, progress, limit_s=limit_s)
         findings = _search(rounds, plan, measurer)

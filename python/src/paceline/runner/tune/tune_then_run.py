@@ -7,13 +7,14 @@ from pathlib import Path
 
 from paceline.base.errors import UsageError
 from paceline.base.host.machine import usable_cores
+from paceline.base.host.own_runs import remember_run
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Experiment, Spec, TrialRequest, load_spec
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import Trial
 from paceline.runner.trials import experiment
-from paceline.runner.trials.directory import check_run_dir, recorded_spec
+from paceline.runner.trials.directory import check_run_dir, made_run_dir, recorded_spec
 from paceline.runner.trials.planning import Progress, make_datasets
 from paceline.runner.tune.local import tune_local
 from paceline.runner.tune.search import Findings
@@ -47,10 +48,15 @@ def tune_and_run(
     if not files.manifest.exists():
         datasets = make_datasets(spec.experiment, progress)
         experiment.preflight(_smallest_trials(spec.experiment, datasets))
-        findings = tune_local(spec, files.tune.root, resume=resume, progress=progress)
+        with made_run_dir(run_dir):
+            if not searched:
+                remember_run(run_dir)
+            findings = tune_local(spec, files.tune.root, resume=resume, progress=progress)
     has_begun = files.manifest.exists()
     failed = experiment.run(
-        recorded_spec(run_dir) if has_begun else load_spec(str(files.tune.tuned_spec)),
+        recorded_spec(run_dir, trust_run=True)
+        if has_begun
+        else load_spec(str(files.tune.tuned_spec)),
         run_dir,
         resume=has_begun,
         progress=progress,
