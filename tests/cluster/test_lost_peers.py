@@ -175,5 +175,9 @@ def test_rank_that_is_killed_under_mpirun_is_named_and_not_its_peer(
         outcome = running.outcome
         name = running.lab.hosts[1].name
         assert (outcome["status"], outcome["failed_rank"]) == ("failed", 1), outcome["message"]
-        words = "was killed or crashed" if lost == "rank" else "wrote no error; .* was lost"
+        words = (
+            r"was killed by SIGKILL \(signal 9\)"
+            if lost == "rank"
+            else "wrote no error; .* was lost"
+        )
         assert re.search(rf"rank 1 of 2 \(host {name}, pid {pid}\) {words}", outcome["message"])

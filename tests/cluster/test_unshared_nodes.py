@@ -220,8 +220,8 @@ def test_nothing_is_left_on_the_node_or_at_the_place(site: Site, good: Path) -> 
     ("transport", "fault", "message"),
     [
         ("gloo", "error", "failed: ValueError: planted on this host"),
-        ("gloo", "killed", "was killed or crashed: it wrote no error"),
-        ("mpi", "killed", "was killed or crashed: it wrote no error"),
+        ("gloo", "killed", r"was killed by SIGKILL \(signal 9\)"),
+        ("mpi", "killed", r"was killed by SIGKILL \(signal 9\)"),
     ],
 )
 def test_failure_of_a_rank_on_the_node_is_explained(

@@ -100,6 +100,43 @@ def test_rank_killed_without_a_word_is_named(outcome_of, write_status, files):
     assert str(files.rank(1).log) in outcome.message
 
 
+MPIRUN = (
+    "prterun noticed that process rank 1 with PID 4711 on node h exited on\n"
+    "signal {number} ({name})."
+)
+TORCHRUN = (
+    "E1129 torch/distributed/elastic] failed (exitcode: -15) local_rank: 0 (pid: 4710) of binary\n"
+    "E1129 torch/distributed/elastic] failed (exitcode: -{number}) local_rank: 1 (pid: 4711) of x\n"
+)
+
+
+@pytest.mark.parametrize("log", [MPIRUN, TORCHRUN], ids=["mpirun", "torchrun"])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (9, "was killed by SIGKILL (signal 9): by a person, a scheduler, or the kernel for lack"),
+        (11, "crashed with SIGSEGV (signal 11): compiled code used memory"),
+        (7, "crashed with SIGBUS (signal 7): "),
+        (12, "was ended by SIGUSR2 (signal 12)"),
+        (99, "was ended by signal 99 (signal 99)"),
+    ],
+)
+def test_signal_that_ended_a_rank_is_named(log, number, words, outcome_of, write_status, files):
+    write_status(0, "failed", PEER, secondary=True)
+    write_status(1, "running", pid=4711)
+    files.rank(1).log.write_text("step 17\n")
+    message = outcome_of(
+        ended(1, dead_ranks=(1,)), log=log.format(number=number, name="Name")
+    ).message
+    assert f"rank 1 of 2 (host elsewhere, pid 4711) {words}" in message
+    assert "  | step 17" in message
+
+
+def test_signal_of_a_rank_without_a_status_is_named(outcome_of):
+    message = outcome_of(ended(1), log=MPIRUN.format(number=9, name="Killed")).message
+    assert "rank 1 of 2 failed before it could write a status: was killed by SIGKILL" in message
+
+
 def test_killed_rank_is_named_although_mpi_ended_its_peer_first(outcome_of, write_status):
     write_status(0, "running", host="a")
     write_status(1, "running", host="b", pid=4711)

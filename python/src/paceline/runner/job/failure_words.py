@@ -6,7 +6,7 @@ The records (`Failure`, `RankStatus`) have the facts. `launchers.diagnosis` adds
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.measure.records.rows import Failure, RankStatus
 
@@ -85,7 +85,10 @@ def round_not_received(number: int, ranks: str, limit_s: float) -> str:
 
 
 def ended_without_error(exit_status: int) -> str:
-    return f"ended with status {exit_status} and wrote no error"
+    """exit_status: negative: of a process that was ended by that signal."""
+    if exit_status >= 0:
+        return f"ended with status {exit_status} and wrote no error"
+    return f"{_ended_by(-exit_status)}; it wrote no error"
 
 
 def mpi_host_lost(host: str, ranks: Sequence[int]) -> str:
@@ -97,9 +100,10 @@ def mpi_host_lost(host: str, ranks: Sequence[int]) -> str:
     )
 
 
-def killed_under_mpirun(status: RankStatus, exit_status: int) -> str:
+def killed_under_mpirun(status: RankStatus, exit_status: int, number: int | None) -> str:
+    """number: of the signal that ended the rank, if mpirun says it."""
     return (
-        f"(host {status.host}, pid {status.pid}) was killed or crashed: it wrote no error; mpirun "
+        f"(host {status.host}, pid {status.pid}) {_ended_by(number)}; it wrote no error; mpirun "
         f"ended with {exit_status}"
     )
 
@@ -146,13 +150,17 @@ def trial_failed(
     failure: Failure | None,
     said: str | None,
     exit_status: int,
+    number: int | None = None,
 ) -> str:
     """Return the sentence about the rank that failed first.
 
     failure: that it wrote. said: by its launcher, if that knows more. exit_status: of the launcher.
+    number: of the signal that ended the rank, if the launcher says it.
     """
     name, how = f"rank {rank} of {ranks}", _exit_words(exit_status)
     if status is None:
+        if said is None and number is not None:
+            said = _ended_by(number)
         why = f"; the launcher {how}" if said is None else f": {said}"
         return f"{name} failed before it could write a status{why}"
     where = f"{name} (host {status.host}, pid {status.pid})"
@@ -160,7 +168,7 @@ def trial_failed(
         return f"{where} {_what_it_wrote(failure)}; the launcher says: {said}"
     if failure is not None:
         return f"{where} failed: {failure}"
-    return f"{where} was killed or crashed: it wrote no error; the launcher {how}"
+    return f"{where} {_ended_by(number)}; it wrote no error; the launcher {how}"
 
 
 def trial_failed_somewhere(
@@ -182,10 +190,39 @@ def _what_it_wrote(failure: Failure | None) -> str:
 def _exit_words(exit_status: int) -> str:
     if exit_status >= 0:
         return f"ended with status {exit_status}"
+    return f"was ended by {_signal_name(-exit_status)}"
+
+
+# What these signals mean if Paceline has not sent them. Others are named only.
+_KILLS: Mapping[int, str] = {
+    signal.SIGKILL: "a person, a scheduler, or the kernel for lack of memory"
+}
+_CRASHES: Mapping[int, str] = {
+    signal.SIGSEGV: "compiled code used memory that it does not own",
+    signal.SIGBUS: "memory could not be read or written: a file was cut off, or no space was left "
+    "for shared memory",
+    signal.SIGABRT: "compiled code gave up",
+    signal.SIGILL: "compiled code is for another processor",
+    signal.SIGFPE: "compiled code divided by zero",
+}
+
+
+def _ended_by(number: int | None) -> str:
+    """Return the words about a process that was ended by this signal; None: it is not known."""
+    if number is None:
+        return "was killed or crashed"
+    if number in _KILLS:
+        return f"was killed by {_signal_name(number)} (signal {number}): by {_KILLS[number]}"
+    if number in _CRASHES:
+        return f"crashed with {_signal_name(number)} (signal {number}): {_CRASHES[number]}"
+    return f"was ended by {_signal_name(number)} (signal {number})"
+
+
+def _signal_name(number: int) -> str:
     try:
-        return f"was ended by {signal.Signals(-exit_status).name}"
+        return signal.Signals(number).name
     except ValueError:
-        return f"was ended by signal {-exit_status}"
+        return f"signal {number}"
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import time
 import traceback
@@ -139,6 +140,8 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
             os._exit(ExitCode.TIMED_OUT)  # the main thread may be in a call that does not return
 
     with log_of(job, context), terminated(status), trial_limit(job, expire):
+        # The stack of a crash goes to the log, where the launcher cannot say where it was.
+        faulthandler.enable(file=2, all_threads=False)
         try:
             check_shared(job, context.host)
             status.write("running")

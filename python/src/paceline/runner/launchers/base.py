@@ -101,6 +101,27 @@ def first_named(patterns: Iterable[re.Pattern[str]], log_text: str) -> int | Non
     return next((int(match.group(1)) for match in found if match), None)
 
 
+# The signal that ended a rank, as mpirun and torchrun's agent say it.
+_SIGNALS = (
+    re.compile(
+        r"process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+(?P<pid>\d+)\s+on\s+node\s+\S+\s+"
+        r"exited\s+on\s+signal\s+(?P<signal>\d+)"
+    ),
+    re.compile(
+        r"failed \(exitcode: -(?P<signal>\d+)\) local_rank: (?P<rank>\d+) \(pid: (?P<pid>\d+)\)"
+    ),
+)
+
+
+def signal_of(rank: int, status: RankStatus | None, log_text: str) -> int | None:
+    """Return the signal that ended a rank, if its launcher's log says it. status: of the rank."""
+    for pattern in _SIGNALS:
+        for found in pattern.finditer(log_text):
+            if int(found["rank"]) == rank if status is None else int(found["pid"]) == status.pid:
+                return int(found["signal"])
+    return None
+
+
 # --- messages of Open MPI about failed ranks, and about lost ranks and hosts ---------------------
 #
 # Its ranks may run under several launchers, so the messages may be in every launcher's log. Their

@@ -29,7 +29,7 @@ from paceline.runner.job.rank_status import (
     written_cause,
 )
 from paceline.runner.job.stacks import read_stacks, stacks_sentence
-from paceline.runner.launchers.base import Launcher, lost_host, ranks_without_peer
+from paceline.runner.launchers.base import Launcher, lost_host, ranks_without_peer, signal_of
 from paceline.runner.launchers.supervise import Ended
 
 LOG_TAIL_LINES = 20
@@ -55,6 +55,7 @@ class _Cause:
     failure: FirstFailure = _NO_RANK
     reported: Failure | None = None  # by the job side
     said: str | None = None  # by the launcher's log
+    signal: int | None = None  # that ended the rank, by the launcher's log
 
     @property
     def words(self) -> str | None:
@@ -126,7 +127,8 @@ def _cause_in_log(
             failure = _failure_of_rank(lost.ranks[0], statuses)
         if failure.is_unexplained and (failure.rank in lost.ranks or not lost.ranks):
             return _Cause(failure=failure, said=failure_words.mpi_host_lost(lost.name, lost.ranks))
-    return _Cause(failure=failure, said=_last_error(text, ended, failure))
+    number = None if failure.rank is None else signal_of(failure.rank, failure.status, text)
+    return _Cause(failure=failure, said=_last_error(text, ended, failure), signal=number)
 
 
 def _failure_of_rank(rank: int, statuses: list[RankStatus]) -> FirstFailure:
@@ -191,8 +193,9 @@ def _what_happened(trial: Trial, ended: Ended, cause: _Cause, statuses: list[Ran
     if failure.rank is None:
         return failure_words.trial_failed_somewhere(ended.exit_status, statuses, ranks, cause.words)
     return failure_words.trial_failed(
-        failure.rank, ranks, failure.status, failure.error, cause.words, ended.exit_status
-    )
+        failure.rank, ranks, failure.status, failure.error, cause.words, ended.exit_status,
+        cause.signal,
+    )  # fmt: skip
 
 
 def _outcome(

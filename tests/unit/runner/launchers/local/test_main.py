@@ -49,6 +49,6 @@ def test_ranks_by_hand_are_those_of_the_strategy(strategy, keys, expected, start
 
 
 def test_child_has_the_world_of_its_strategy(started, monkeypatch):
-    for name, value in (("RANK", "1"), ("STORE", "127.0.0.1:4444:")):
+    for name, value in (("RANK", "1"), ("STORE", "127.0.0.1:4444:of the trial:")):
         monkeypatch.setenv(getattr(module, f"{name}_VARIABLE"), value)
     assert started({"local_strategy": "pipeline", "stages": 3}) == [("here", 3)]

@@ -84,3 +84,9 @@ def test_ranks_that_take_too_long_are_ended(run):
     end = run([SLEEP, SLEEP], limit_s=0.3)
     assert end.exit_code == 6
     assert str(end.error).startswith("TimedOut: not done within its limit of 0.3 s")
+
+
+def test_signal_that_ended_a_rank_is_named(run):
+    end = run([SLEEP, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"], notice_s=0.2)
+    assert end.rank == 1
+    assert str(end.error).startswith("RankFailed: crashed with SIGSEGV (signal 11): compiled code")

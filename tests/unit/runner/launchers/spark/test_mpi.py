@@ -346,7 +346,7 @@ def test_killed_rank_is_named_from_mpiruns_words(job):
     said = ["prterun noticed that process rank 1 with PID 7 on node h exited on signal 9"]
     end = end_of_mpirun(job, 137, said, ENDED)
     assert (end.rank, end.exit_code) == (1, 5)
-    assert "(host h, pid 7) was killed or crashed" in str(end.error)
+    assert "(host h, pid 7) was killed by SIGKILL (signal 9)" in str(end.error)
 
 
 def test_error_of_a_rank_outweighs_mpiruns_words(job):

@@ -35,7 +35,7 @@ from paceline.runner.job import failure_words
 from paceline.runner.job.context import rank_environment
 from paceline.runner.job.job import Job
 from paceline.runner.job.rank_status import RankEnd, first_failure, trial_timed_out, written_cause
-from paceline.runner.launchers.base import failed_rank, lost_host, ranks_without_peer
+from paceline.runner.launchers.base import failed_rank, lost_host, ranks_without_peer, signal_of
 from paceline.runner.launchers.descriptors import SparkOptions
 from paceline.runner.launchers.diagnosis import SPECIFIC_ERRORS
 from paceline.runner.launchers.mpi.implementations import (
@@ -262,7 +262,8 @@ def _end_in_output(
         if end is not None:
             return end
     if failure.status is not None:
-        return failure.end(failure_words.killed_under_mpirun(failure.status, exit_status))
+        number = signal_of(failure.status.rank, failure.status, text)
+        return failure.end(failure_words.killed_under_mpirun(failure.status, exit_status, number))
     last = [line for line in output if line.strip()][-_QUOTED_LINES:]
     return failure.end(failure_words.mpirun_ended(exit_status, last))
 
