@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -235,11 +236,24 @@ def test_a_value_that_is_not_as_described_is_reported(tmp_path, mode, value, mes
         feed_all(folder, ("x", "y"), mode, 1)
 
 
-def test_lists_of_different_lengths_are_reported(tmp_path: Path) -> None:
-    lists = [[1.0, 2.0]] * (ROWS - 1) + [[1.0, 2.0, 3.0]]
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ([1.0, 2.0, 3.0], r"expected lists of 2 values, one of 3 in .*\.parquet"),
+        ([], "one of 0 in "),
+        (None, "missing in "),
+        ([1.0, None], r"values are missing \(null\) within lists in "),
+    ],
+)
+def test_lists_of_different_lengths_are_no_field(
+    tmp_path: Path, last: list[float | None] | None, reason: str
+) -> None:
+    lists = [*[[1.0, 2.0]] * (ROWS - 1), last]
     folder = write(tmp_path / "set", {"x": pa.array(lists), "y": COLUMNS["label"]})
-    register(folder)
-    with pytest.raises(DataError, match="expected to be the same length"):
+    manifest = register(folder)
+    assert [field.name for field in manifest.fields] == ["y"]
+    assert re.search(reason, manifest.ignored["x"])
+    with pytest.raises((DataError, UsageError), match=reason):
         feed_all(folder, ("x", "y"), "stream", 1)
 
 

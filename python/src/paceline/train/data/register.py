@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from paceline.base.errors import DataError, EnvironmentLacks, UsageError
@@ -30,6 +31,7 @@ from paceline.train.data.manifest import (
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _PACKAGES = ("petastorm", "pyarrow", "numpy")
+_BATCH_ROWS = 1024
 # An integer column without negative values is taken for class indices up to this number.
 _MAX_CLASSES = 100_000
 
@@ -66,6 +68,7 @@ def register(
         if footer.num_rows:
             files.append(_file(location, path, size, footer))
             _look_at_values(footer, fields, ignored, highest)
+            _look_at_lists(location, path, fields, ignored)
         if progress is not None:
             progress(done, len(sizes))
     usable = [_with_classes(f, highest) for f in fields if f.name not in ignored]
@@ -194,6 +197,31 @@ def _look_at_values(
                 known = found is not None and found.has_min_max and found.min >= 0
                 before = highest[field.name]
                 highest[field.name] = max(before, found.max) if known and before != -2 else -2
+
+
+def _look_at_lists(
+    location: Location, path: str, fields: list[Field], ignored: dict[str, str]
+) -> None:
+    """Ignore fields whose lists have different lengths, or missing values. Reads the columns."""
+    names = [f.name for f in fields if f.codec == "list" and f.name not in ignored]
+    if not names:
+        return
+    lengths = {f.name: f.shape[0] for f in fields if f.name in names}
+    with _readable(location, path), location.open(path) as stream:
+        for batch in pq.ParquetFile(stream).iter_batches(batch_size=_BATCH_ROWS, columns=names):
+            for name in [name for name in names if name not in ignored]:
+                column = batch.column(batch.schema.get_field_index(name))
+                different = [n for n in _lengths(column) if n != lengths[name]]
+                if different:
+                    found = "missing" if different[0] is None else f"one of {different[0]}"
+                    ignored[name] = f"expected lists of {lengths[name]} values, {found} in {path}"
+                elif column.flatten().null_count:
+                    ignored[name] = f"values are missing (null) within lists in {path}"
+
+
+def _lengths(column: pa.Array) -> list[int | None]:
+    lengths: list[int | None] = pc.list_value_length(column).unique().to_pylist()
+    return lengths
 
 
 def _may_be_classes(field: Field) -> bool:
