@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.functional.cli_runs import NO_SIDECAR, THREADS, Cli, slowed, small
 from tests.support.terminal import Program
@@ -61,7 +63,8 @@ def test_ctrl_c_leaves_a_clean_screen(start, paceline):
     program.type("\x03")
     assert program.end(LIMIT_S) == ExitCode.INTERRUPTED
     lines = program.screen.text.splitlines()
-    assert lines[-2].endswith("paceline: interrupted")
-    assert lines[-1] == "0 of 2 trials done. Continue with: paceline run --resume run"
+    assert lines[-3].endswith("paceline: interrupted")
+    assert lines[-2] == "0 of 2 trials done. Continue with: paceline run --resume run"
+    assert re.fullmatch(r"On disk: \d+\.\d MB\. To remove it: rm -r run", lines[-1])
     assert not any("Ctrl-C stops" in line or "repeat 1" in line for line in lines)
     assert program.screen.cursor_is_shown

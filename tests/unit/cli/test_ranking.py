@@ -6,8 +6,10 @@ import dataclasses
 import io
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -279,3 +281,16 @@ def test_without_a_terminal_there_is_one_line_for_each_trial(watched: Watched, c
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "8 trials"
     assert lines[1:] == [f"[{n}/8] {t.id}  ok  2.5 s" for n, t in enumerate(watched.trials, 1)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, None])
+def test_an_interrupted_run_leaves_its_ranking_on_the_screen(
+    error: type[BaseException] | None, capsys: Any
+) -> None:
+    ended: Any = nullcontext() if error is None else pytest.raises(error)
+    with ended, ConsoleProgress() as progress:
+        so_far: Any = SimpleNamespace(table="the ranking so far")
+        progress._ranking = so_far
+        if error is not None:
+            raise error
+    assert ("the ranking so far" in capsys.readouterr().err) == (error is not None)

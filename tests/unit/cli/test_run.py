@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -227,7 +228,8 @@ def test_interruption_says_how_to_go_on(monkeypatch, tmp_path, capsys) -> None:
     assert main(["run", "quickstart", "--out", out]) == ExitCode.INTERRUPTED
     said = capsys.readouterr().err
     continued = f"2 of 3 trials done. Continue with: paceline run --resume '{out}'\n"
-    assert said.endswith(f"paceline: interrupted\n{continued}")
+    assert f"paceline: interrupted\n{continued}" in said
+    assert re.search(rf"\nOn disk: \d\.\d MB\. To remove it: rm -r '{out}'\n$", said)
 
 
 def test_quiet_progress_shows_failed_trials_only(capsys) -> None:

@@ -90,9 +90,11 @@ class ConsoleProgress:
             self._live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop_watcher()
         self._live.stop()
+        if kind is not None and self._ranking is not None and self._ranking.table:
+            self._console.print(self._ranking.table)  # no other one follows
 
     def stage(self, text: str) -> None:
         self._label = text

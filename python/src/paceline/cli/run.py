@@ -87,7 +87,10 @@ def command(
     progress, files = ConsoleProgress(quiet=quiet, verbose=verbose), RunFiles(run_dir)
     how = partial(how_to_continue, files)
     with copied_at_end(files, url):
-        with continued_by(how, files.manifest, files.tune.manifest), progress:
+        with (
+            continued_by(how, files.manifest, files.tune.manifest, made=run_dir),
+            progress,
+        ):
             finished = api.run(
                 spec,
                 run_dir,

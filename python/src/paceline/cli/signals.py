@@ -23,6 +23,7 @@ from paceline.base.host.processes import SIGNAL_BASE
 
 # `timeout` and some shells signal a process and then its group: that is one request, not two.
 _ONE_REQUEST_S = 1.0
+_BLOCK_BYTES = 512  # man 2 stat
 _SHOW_CURSOR = "\x1b[?25h"  # the live display hides it
 # Slurm sends SIGUSR1 or SIGUSR2 before it ends a job, if the job asks for it (--signal).
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -61,14 +62,32 @@ def signals_raise() -> Iterator[None]:
 
 
 @contextmanager
-def continued_by(how: Callable[[], str], *manifests: Path) -> Iterator[None]:
-    """Say how to continue what a signal has ended, if one of its manifests is written."""
+def continued_by(
+    how: Callable[[], str], *manifests: Path, made: Path | None = None
+) -> Iterator[None]:
+    """Say how to continue what a signal has ended, if one of its manifests is written.
+
+    made: folder that the command has made, whose size and removal are named, too.
+    """
     try:
         yield
     except (KeyboardInterrupt, EndedBySignal) as error:
         if any(manifest.exists() for manifest in manifests):
             error.add_note(how())
+            if made is not None:
+                remove = f"rm -r {shlex.quote(str(made))}"
+                error.add_note(f"On disk: {_used_bytes(made) / 1e6:.1f} MB. To remove it: {remove}")
         raise
+
+
+def _used_bytes(folder: Path) -> int:
+    """Return what the files below a folder occupy; files that vanish meanwhile do not count."""
+    used = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                used += Path(place, name).lstat().st_blocks * _BLOCK_BYTES
+    return used
 
 
 def repeated_command() -> str:

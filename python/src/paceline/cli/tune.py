@@ -85,7 +85,10 @@ def _search(
     """Search, and show what was found."""
     checked, files = _searched(spec, out, resume, suffix, trust_run=trust_run)
     how = f"Continue with: paceline tune {action} --resume {shlex.quote(str(files.root))}"
-    with continued_by(lambda: how, files.manifest), ConsoleProgress() as progress:
+    with (
+        continued_by(lambda: how, files.manifest, made=files.root),
+        ConsoleProgress() as progress,
+    ):
         found = search(
             checked, files.root, resume=resume is not None, progress=progress, budget_s=limit_s
         )
