@@ -130,6 +130,43 @@ def test_a_running_rank_writes_its_stack_at_every_request(sleeping):
     assert text.count("in forward") == 2
 
 
+OTHER = """
+import signal, sys, time
+kept = [open(path) for path in sys.argv[2:]]
+if sys.argv[1] == "handles":
+    signal.signal(signal.SIGUSR2, lambda *_: print("signalled", flush=True))
+print("ready", flush=True)
+time.sleep(60)  # the test ends it
+"""
+
+
+@pytest.mark.parametrize("case", ["no handler", "no file", "link", "symbolic link", "directory"])
+def test_another_process_that_a_status_names_gets_no_signal(tmp_path, case):
+    """It may be any process of the reader, or a rank that has not installed its handler yet."""
+    own = TrialFiles(tmp_path).rank(0)
+    own.root.mkdir(parents=True)
+    log = tmp_path / "log of another program"
+    log.write_text("")
+    if case == "directory":
+        own.stacks.mkdir()
+    elif case == "symbolic link":
+        own.stacks.symlink_to(log)
+    elif case == "link":
+        own.stacks.hardlink_to(log)
+    else:
+        own.stacks.write_text("")
+    opened = {"no handler": [own.stacks], "no file": [], "directory": []}.get(case, [log])
+    handles = "ignores" if case == "no handler" else "handles"
+    with running(OTHER, handles, *opened) as process:
+        assert process.stdout.readline() == "ready\n"
+        write_json(own.status, running_rank(0, process.pid))
+        request_stacks(TrialFiles(tmp_path))
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.terminate()
+        assert process.stdout.read() == ""
+
+
 def test_ranks_that_are_done_are_not_asked(sleeping):
     own = sleeping.rank(0)
     status = own.status.read_text().replace('"running"', '"done"')

@@ -13,6 +13,7 @@ import ctypes
 import inspect
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -75,6 +76,32 @@ def send(pids: Iterable[int], signal_number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal_number)
+
+
+def answers(pid: int, number: signal.Signals, file: Path) -> bool:
+    """Return whether a process handles the signal and has the file open, to write its answer.
+
+    A rank that still imports does not: the signal would end it. Nor does another process that a
+    status names, as nobody can take a file of it for this one: the file has no other name, and
+    belongs to the user of the process.
+    """
+    try:
+        own, user = file.lstat(), Path(f"/proc/{pid}").stat().st_uid
+        if not stat.S_ISREG(own.st_mode) or own.st_nlink != 1 or own.st_uid != user:
+            return False
+        lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+        return bool(caught >> (number - 1) & 1) and _has_open(pid, own)
+    except OSError:
+        return False  # it has ended, or belongs to another user
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if os.path.samestat(entry.stat(), file):
+                return True
+    return False
 
 
 def kill_until_gone(find: Callable[[], set[int]], limit_s: float) -> bool:

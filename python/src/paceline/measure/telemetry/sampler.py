@@ -13,7 +13,7 @@ import psutil
 
 from paceline.base.errors import DataError
 from paceline.base.host.cgroups import read_limits
-from paceline.base.host.processes import STACKS_SIGNAL, send
+from paceline.base.host.processes import STACKS_SIGNAL, answers, send
 from paceline.base.version import __version__
 from paceline.collectives.host import Process, boot_id
 from paceline.measure.records.files import JsonlWriter, fields_of, read_json, typed
@@ -207,7 +207,9 @@ class Sampler:
         self._answered_ns = asked_ns
         # Without the file, the rank does not handle the signal yet.
         ready = [s for rank, s in statuses.items() if files.rank(rank).stacks.exists()]
-        send([s.pid for s in ready if s.state == "running" and s.is_alive()], STACKS_SIGNAL)
+        running = [s for s in ready if s.state == "running" and s.is_alive()]
+        asked = [s for s in running if answers(s.pid, STACKS_SIGNAL, files.rank(s.rank).stacks)]
+        send([s.pid for s in asked], STACKS_SIGNAL)
 
     def _header(self) -> dict[str, Any]:
         """Return the first line of the trace: facts that do not change."""

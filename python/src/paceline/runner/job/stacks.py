@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.base.errors import DataError
-from paceline.base.host.processes import STACKS_SIGNAL, send
+from paceline.base.host.processes import STACKS_SIGNAL, answers, send
 from paceline.base.host.programs import PACKAGE
 from paceline.collectives.host import host_name, wait_until
 from paceline.measure.records.documents import read_statuses
@@ -89,6 +89,7 @@ def request_stacks(files: TrialFiles, *, of_done: bool = False, elsewhere: bool 
         if status.state == wanted and files.rank(status.rank).stacks.exists()
     ]
     here = [s for s in asked if s.host == host_name() and s.pid != os.getpid() and s.is_alive()]
+    here = [s for s in here if answers(s.pid, STACKS_SIGNAL, files.rank(s.rank).stacks)]
     far = [s for s in asked if elsewhere and s.host != host_name()]
     far = [s for s in far if _has_sidecar(files.host(s.host))]
     paths = [files.rank(status.rank).stacks for status in [*here, *far]]
