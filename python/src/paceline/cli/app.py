@@ -14,7 +14,7 @@ import click
 from paceline import __version__
 from paceline.base.errors import ExitCode, PacelineError
 from paceline.base.host.memory import permanent_objects
-from paceline.base.host.messages import say, show_warning
+from paceline.base.host.messages import printable, say, show_warning
 from paceline.base.host.programs import missing_extra
 from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.cli.streams import make_streams_usable, reader_may_end
@@ -184,4 +184,4 @@ def _say_error(text: str, error: BaseException) -> None:
     """Print a message, and the notes of the error: how to continue."""
     say(text)
     for note in getattr(error, "__notes__", ()):
-        print(note, file=sys.stderr)
+        print(printable(note), file=sys.stderr)

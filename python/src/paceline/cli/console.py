@@ -6,15 +6,20 @@ programs contain both, so markup is off and styles are given as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 
+from paceline.base.host.messages import printable
 from paceline.measure.records.files import json_text
 from paceline.measure.records.rows import SCHEMA
+
+# Control characters that JSON allows in strings, and on which a terminal acts.
+_ESCAPED = {number: f"\\u{number:04x}" for number in range(127, 160)}
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -22,12 +27,30 @@ def print_json(document: Mapping[str, Any]) -> None:
 
     Dataclasses become objects, and numbers that JSON does not have become null.
     """
-    print(json_text({"schema": SCHEMA, **document}))
+    print(json_text({"schema": SCHEMA, **document}).translate(_ESCAPED))
+
+
+def print_text(text: str) -> None:
+    """Print a text for people, which may contain names of a file of somebody else."""
+    print(printable(text))
 
 
 def plain_console(*, stderr: bool = False) -> Console:
     """Return a console for standard output or standard error without markup."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return _PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+class _PlainConsole(Console):
+    """A console whose texts contain no control characters; only rich itself writes some."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control is None:
+                yield Segment(printable(segment.text), segment.style)
+            else:
+                yield segment
 
 
 def markdown(view: RenderableType) -> str:
@@ -63,4 +86,4 @@ def _cell(cell: RenderableType) -> str:
 
 
 def _plain(view: RenderableType) -> str:
-    return str(view)  # of a rich Text: without its styles
+    return printable(str(view))  # of a rich Text: without its styles

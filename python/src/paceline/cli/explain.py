@@ -11,7 +11,7 @@ from paceline.analysis.between_runs.explain_two_runs import explain_runs
 from paceline.analysis.compare.run import explain_pair, explain_workload
 from paceline.analysis.explain.explanation import EXPLAIN_SCHEMA, Explanation
 from paceline.base.errors import NotComparable
-from paceline.cli.console import plain_console, print_json
+from paceline.cli.console import plain_console, print_json, print_text
 from paceline.cli.options import (
     existing_run,
     json_option,
@@ -122,7 +122,7 @@ def _show(run: RunData, explanations: list[Explanation]) -> None:
             console.print(overview(own, reference.configuration, name))
             print()
     clear = next((e for e in explanations if e.causes), explanations[0])
-    print(f"in detail: paceline explain {run.files.root} --pair {clear.faster} {clear.slower}")
+    print_text(f"in detail: paceline explain {run.files.root} --pair {clear.faster} {clear.slower}")
 
 
 def _explain_runs(first_dir: Path, second_dir: Path, only: str | None, *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.console import plain_console
+from paceline.cli.console import plain_console, print_text
 from paceline.plan.trials.trial import Trial
 from paceline.runner.tune.session import SearchPlan
 from paceline.runner.tune.spaces import LeftOut
@@ -57,23 +57,25 @@ def print_search_plan(plan: SearchPlan) -> None:
     """Print every candidate, what is left out and why, and the trials after the search."""
     context = plan.context
     settings = context.settings
-    print(
+    print_text(
         f"search on this node, {context.cores} cores: each candidate is measured for "
         f"{settings.steps} steps after {settings.warmup_steps} of warm-up;\n"
         f"each round keeps the fastest 1 of {settings.reduction_factor} and measures them again, "
         f"up to {settings.repeats} times in all"
     )
     for space in plan.spaces:
-        print(f"\n{space.target.workload} {space.target.name}: {len(space.candidates)} candidates")
+        print_text(
+            f"\n{space.target.workload} {space.target.name}: {len(space.candidates)} candidates"
+        )
         for trial in space.candidates:
             note = "  (default)" if trial is space.default else ""
-            print(f"  {settings_text(trial)}{note}")
+            print_text(f"  {settings_text(trial)}{note}")
         for out in space.left_out:
-            print(f"  left out: {out.what}: {out.reason}")
+            print_text(f"  left out: {out.what}: {out.reason}")
     print("\nthen these trials, with winners that are not known yet:")
     for request in context.experiment.trials:
         nodes = f" on {request.nodes} nodes" if request.nodes > 1 else ""
-        print(f"  {request.launcher} {request.local_strategy}{nodes}")
+        print_text(f"  {request.launcher} {request.local_strategy}{nodes}")
 
 
 def search_plan_json(plan: SearchPlan) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from paceline.api import Plan
-from paceline.cli.console import plain_console, print_json
+from paceline.cli.console import plain_console, print_json, print_text
 from paceline.cli.experiment import ExperimentCommand, ExperimentRequest, takes_experiment
 from paceline.cli.findings import print_search_plan, search_plan_json
 from paceline.cli.options import json_option
@@ -45,7 +45,7 @@ def show_plan(spec: Spec, *, as_json: bool, commands: bool) -> None:
     else:
         if commands:
             for trial_id, line in planned.commands.items():
-                print(f"# {trial_id}\n{line}")
+                print_text(f"# {trial_id}\n{line}")
             print()
         _print_preview(planned.preview, automatic=spec.experiment.repeats == "auto")
     planned.preview.check()

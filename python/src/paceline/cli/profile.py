@@ -8,7 +8,7 @@ import click
 
 from paceline.analysis.trial.communication import trial_communication
 from paceline.base.errors import DataError
-from paceline.cli.console import plain_console, print_json
+from paceline.cli.console import plain_console, print_json, print_text
 from paceline.cli.options import json_option, run_dir_argument
 from paceline.show.export.run_data import RunData
 from paceline.show.report.profile import overview, profile_view
@@ -37,4 +37,4 @@ def command(run_dir: Path, trial: str | None, as_json: bool) -> None:
         plain_console().print(profile_view(found[0]))
     else:
         plain_console().print(overview(found))
-        print(f"\nin detail: paceline profile {run_dir} --trial {found[0].trial}")
+        print_text(f"\nin detail: paceline profile {run_dir} --trial {found[0].trial}")

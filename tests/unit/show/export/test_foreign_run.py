@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,3 +169,23 @@ def test_records_of_removed_runs_are_removed(tmp_path: Path, state: Path) -> Non
     (tmp_path / "third").mkdir()
     remember_run(tmp_path / "third")
     assert len(list(state.iterdir())) == 1
+
+
+ESCAPE = "\x1b]0;title\x07\x1b[2J\x9b31m"
+
+
+@pytest.mark.parametrize("command", [command for command in READING if "export" not in command])
+def test_names_of_a_run_reach_no_terminal_as_commands(
+    run: RunData, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for _, files in run.files.trials():
+        trial = read_json(files.trial)
+        training = {**trial["training"], "workload": f"tiny{ESCAPE}"}
+        fabricate.edit_json(files.trial, training=training, experiment=f"mine{ESCAPE}")
+        fabricate.edit_json(files.outcome, message=f"failed {ESCAPE}")
+    fabricate.edit_json(run.files.manifest, experiment=f"mine{ESCAPE}")
+    main(words(command, run))
+    shown = capsys.readouterr()
+    text = shown.out + shown.err
+    assert not [c for c in text if c not in "\t\n" and unicodedata.category(c) == "Cc"]

@@ -8,10 +8,18 @@ from typing import TextIO
 
 from paceline.base.errors import PacelineWarning
 
+# All control characters but tab and newline: a terminal acts on them (ECMA-48: C0, DEL, C1).
+_CONTROLS = {number: None for number in (*range(32), *range(127, 160)) if chr(number) not in "\t\n"}
+
+
+def printable(text: str) -> str:
+    """Return a text, which may come from a file of somebody else, without control characters."""
+    return text.translate(_CONTROLS)
+
 
 def say(text: str) -> None:
     """Print a message beside the output, at once."""
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
+    print(f"paceline: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def show_warning(
