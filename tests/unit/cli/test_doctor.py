@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from paceline.base.errors import UsageError
 from paceline.cli import doctor
+from paceline.runner.preflight.load import Load
 
 FACTS = {
     "usable_cores": 16, "usable_physical_cores": 8, "ram_bytes": 64 * 2**30,
@@ -29,6 +30,16 @@ FACTS = {
 def test_machine_is_described(finding, ok, found, why):
     assert (finding.ok, finding.found) == (ok, found)
     assert why in finding.why
+
+
+def test_busy_machine_lacks_nothing_but_is_said_to_be_busy():
+    busy = Load(others_percent=50.0, stolen_percent=4.0, named={"cc1": 49.0})
+    finding = doctor._load(busy)
+    assert (finding.ok, finding.found) == (True, "54 % of the cores")
+    assert "cc1 49 %" in finding.why
+    assert "too low" in finding.why
+    idle = doctor._load(Load(others_percent=1.0, stolen_percent=0.0, named={}))
+    assert "too low" not in idle.why
 
 
 def open_descriptors():

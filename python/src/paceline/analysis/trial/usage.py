@@ -25,7 +25,7 @@ from paceline.analysis.trial.phases import median_of
 from paceline.analysis.trial.reading import HostTrace, RankRecord, TrialRecord
 
 MemoryKind = Literal["pss", "rss"]
-_THRESHOLD = 10.0  # percent of all cores: far above launcher, kernel and sidecar
+DISTURBING_PERCENT = 10.0  # percent of all cores: far above launcher, kernel and sidecar
 _SWITCHES = (
     "run_voluntary_context_switches_per_s", "run_involuntary_context_switches_per_s",
 )  # fmt: skip
@@ -345,13 +345,13 @@ def disturbance_flags(found: Mapping[str, Disturbance | None]) -> Iterable[str]:
 
 
 def _flags(shares: Mapping[str, float], what: str) -> Iterator[str]:
-    loaded = [name for name, share in shares.items() if share > _THRESHOLD]
+    loaded = [name for name, share in shares.items() if share > DISTURBING_PERCENT]
     if loaded:
         worst = max(loaded, key=lambda name: shares[name])
         yield (
             f"{what.format(share=shares[worst])} while {worst} trained, and more than "
-            f"{_THRESHOLD:.0f} % in {len(loaded)} of {len(shares)} trials: repeat the run on an "
-            "idle machine"
+            f"{DISTURBING_PERCENT:.0f} % in {len(loaded)} of {len(shares)} trials: repeat the run "
+            "on an idle machine"
         )
 
 

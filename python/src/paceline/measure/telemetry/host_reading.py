@@ -11,8 +11,10 @@ of v1); proc_vmstat(5); proc_pid_stat(5); proc_pid_io(5); proc_pid_status(5).
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -381,3 +383,46 @@ def _unused(name: str, taken: dict[str, float]) -> str:
     """Return the name, with a number if it is taken."""
     names = chain([name], (f"{name} {number}" for number in count(2)))
     return next(each for each in names if each not in taken)
+
+
+# --- CPU times of all processes of this host, to tell ours from others ----------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessTime:
+    """CPU time of a process since its start."""
+
+    name: str
+    cpu_s: float
+    is_ours: bool
+
+
+Processes = Mapping[tuple[int, float], ProcessTime]  # by pid and start
+
+
+def read_processes() -> Processes:
+    """Return the processes that can be seen and are not niced; ours are this one and its tree."""
+    found, parents = {}, {}
+    fields = ["pid", "ppid", "name", "cpu_times", "create_time", "nice"]
+    for process in psutil.process_iter(fields):
+        facts = process.info
+        parents[facts["pid"]] = facts["ppid"]
+        if facts["cpu_times"] is not None and (facts["nice"] or 0) <= 0:
+            found[facts["pid"]] = facts
+    return {
+        (pid, facts["create_time"]): ProcessTime(
+            name=facts["name"],
+            cpu_s=facts["cpu_times"].user + facts["cpu_times"].system,
+            is_ours=_is_below(pid, os.getpid(), parents),
+        )
+        for pid, facts in found.items()
+    }
+
+
+def _is_below(pid: int | None, root: int, parents: Mapping[int, int | None]) -> bool:
+    """Return whether a process is `root` or descends from it."""
+    for _ in range(len(parents) + 1):  # a pid that was given again could close a circle
+        if pid is None or pid == root:
+            break
+        pid = parents.get(pid)
+    return pid == root

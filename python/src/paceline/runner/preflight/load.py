@@ -1,0 +1,91 @@
+"""Load of this machine by processes that are not ours, looked at before a training.
+
+The times of the cores are those that the sidecar samples during a trial, so that both looks agree:
+niced processes count in neither, because they give way to a training. They cover the whole machine,
+while a container may hide the processes that use it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.analysis.trial.usage import DISTURBING_PERCENT
+from paceline.measure.telemetry.host_reading import HostReader, Processes, read_processes
+
+LOOK_S = 1.5
+_NAMED = 3
+_NAMED_PERCENT = 1.0  # of the cores; a smaller share is not worth a name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """The CPU times of a machine and its processes at one moment."""
+
+    cpu_seconds: Mapping[str, float]  # by mode, as in the trace of the sidecar
+    processes: Processes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What was taken from us between two moments, in percent of all cores."""
+
+    others_percent: float
+    stolen_percent: float  # by the hypervisor, for other machines
+    named: Mapping[str, float]  # of `others_percent`, by name of the program
+
+    @property
+    def is_disturbing(self) -> bool:
+        return self.others_percent + self.stolen_percent > DISTURBING_PERCENT
+
+    @property
+    def words(self) -> str:
+        """Names the shares, those of the largest programs first."""
+        largest = sorted(self.named.items(), key=lambda item: -item[1])[:_NAMED]
+        parts = [f"{name} {share:.0f} %" for name, share in largest if share >= _NAMED_PERCENT]
+        unseen = self.others_percent - sum(self.named.values())
+        if unseen > DISTURBING_PERCENT:
+            parts.append(f"{unseen:.0f} % by processes that have ended or are hidden")
+        text = f"other processes use {self.others_percent:.0f} % of the cores, without niced ones"
+        if parts:
+            text += f" ({', '.join(parts)})"
+        if self.stolen_percent >= _NAMED_PERCENT:
+            text += f"; the hypervisor gives {self.stolen_percent:.0f} % to other machines"
+        return text
+
+
+def look(seconds: float = LOOK_S) -> Load:
+    """Return the load of this machine during the next seconds."""
+    reader = HostReader(gpus=dict)
+    before = _glance(reader)
+    time.sleep(seconds)
+    return load_between(before, _glance(reader))
+
+
+def load_between(before: Glance, after: Glance) -> Load:
+    """Return the load between two moments; none if no time has passed."""
+    grown = {mode: s - before.cpu_seconds[mode] for mode, s in after.cpu_seconds.items()}
+    total_s = sum(grown.values())
+    if total_s <= 0:
+        return Load(others_percent=0.0, stolen_percent=0.0, named={})
+    ours_s = 0.0
+    named_s: defaultdict[str, float] = defaultdict(float)
+    for key, process in after.processes.items():
+        # one that is new has used all of its time since then
+        used_s = process.cpu_s - (before.processes[key].cpu_s if key in before.processes else 0.0)
+        if process.is_ours:
+            ours_s += used_s
+        else:
+            named_s[process.name] += used_s
+    others_s = max(0.0, grown["user"] + grown["system"] - ours_s)
+    return Load(
+        others_percent=100 * others_s / total_s,
+        stolen_percent=100 * grown["steal"] / total_s,
+        named={name: 100 * used_s / total_s for name, used_s in named_s.items() if used_s > 0},
+    )
+
+
+def _glance(reader: HostReader) -> Glance:
+    return Glance(cpu_seconds=reader.read(slow=False)["cpu_seconds"], processes=read_processes())
