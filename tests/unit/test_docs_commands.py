@@ -33,10 +33,13 @@ _JOB_SCRIPT = re.compile(
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path, monkeypatch):
-    """Work in a folder where a run exists."""
+    """Work in a folder where a run with a finished trial exists."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs/newest").mkdir(parents=True)
-    (tmp_path / "runs/newest/manifest.json").touch()
+    trial = tmp_path / "runs/newest/trials/first"
+    trial.mkdir(parents=True)
+    (tmp_path / "runs/newest/manifest.json").write_text('{"spec_toml": ""}')
+    (trial / "trial.json").write_text("{}")
+    (trial / "outcome.json").write_text('{"status": "ok"}')
     (tmp_path / "reference.json").touch()
 
 

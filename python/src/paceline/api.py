@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
@@ -233,6 +233,7 @@ def run(
     resume: bool = False,
     trust_run: bool = False,
     keep_going: bool | None = None,
+    changed_script: bool = False,
     progress: Progress | None = None,
 ) -> Run:
     """Run every trial of a spec, after the search that [tune] asks for, and return the run.
@@ -242,6 +243,7 @@ def run(
     `repeats` also runs the further ones. trust_run: resume it even if you did not make it here.
     keep_going: run the other trials after one has failed;
     `failed` of the result lists them. None: go on if there are several configurations.
+    changed_script: resume although the script, its imports or the task's file have changed.
     progress: receives stages and trials; None is a `LineProgress`.
     Raises UsageError, EnvironmentLacks or DataError before anything runs; RankFailed or TimedOut
     when a trial fails and the others are not run. Finished trials stay.
@@ -256,15 +258,14 @@ def run(
     checked = load_spec(spec)
     run_dir = default_run_dir(checked.experiment.name) if out is None else Path(out)
     shown = LineProgress() if progress is None else progress
+    how: dict[str, Any] = {
+        "resume": resume, "progress": shown, "keep_going": keep_going,
+        "changed_script": changed_script,
+    }  # fmt: skip
     if checked.experiment.tune is None:
-        search = None
-        failed = experiment.run(
-            checked, run_dir, resume=resume, progress=shown, keep_going=keep_going
-        )
+        search, failed = None, experiment.run(checked, run_dir, **how)
     else:
-        search, failed = tune_and_run(
-            checked, run_dir, resume=resume, progress=shown, keep_going=keep_going
-        )
+        search, failed = tune_and_run(checked, run_dir, **how)
     finished = Run(run_dir)
     finished.search, finished.failed = search, failed
     with suppress(NotComparable):  # no trial has finished

@@ -62,6 +62,30 @@ def test_run_that_began_last_is_the_default(tmp_path, monkeypatch, capsys) -> No
         assert shown.err.startswith(f"paceline: newest run: {Path('runs', 'a')}\n"), verb
 
 
+def test_newest_run_to_compare_has_timed_trials(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    kinds = ("run", "watch", "verify", "failed", "begun")
+    for number, kind in enumerate(kinds):
+        run = fabricate.make_run(Path("runs", kind), [fabricate.SEQUENTIAL, fabricate.MPI])
+        write_json(run.manifest, {} if kind == "watch" else {"spec_toml": ""})
+        for _, files in run.trials():
+            if kind == "verify":
+                fabricate.edit_json(
+                    files.trial, training={"script": {"observe": {"reference": None}}}
+                )
+            elif kind == "failed":
+                fabricate.edit_json(files.outcome, status="failed")
+            elif kind == "begun":
+                files.outcome.unlink()
+        os.utime(run.manifest, (number, number))
+    assert options.newest_run() == Path("runs/begun")
+    assert options.newest_run(to_compare=True) == Path("runs/run")
+    for verb in ("compare", "explain"):
+        capsys.readouterr()
+        assert main([verb]) == ExitCode.OK
+        assert capsys.readouterr().err.startswith("paceline: newest run: runs/run\n")
+
+
 def test_search_before_a_run_counts(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["compare"]) == ExitCode.USAGE

@@ -25,11 +25,11 @@ from paceline.cli.console import markdown, plain_console, print_json
 from paceline.cli.options import (
     FILE,
     baseline_option,
+    compared_run_argument,
     existing_run,
     json_option,
     list_option,
     percentage,
-    run_dir_argument,
 )
 from paceline.measure.records.files import fields_of, write_text
 from paceline.measure.records.layout import RunFiles
@@ -65,7 +65,7 @@ _SORT_KEYS: dict[str, Callable[[Row], float | str]] = {
 
 
 @click.command("compare")
-@run_dir_argument
+@compared_run_argument
 @click.argument("second", metavar="[RUN_B]", type=existing_run, required=False)
 @baseline_option
 @list_option(
@@ -111,8 +111,8 @@ def command(
 ) -> int:  # fmt: skip
     """Print the table of a run, or compare two runs.
 
-    RUN_DIR is the newest run in runs/ by default. RUN_B is a later run: the output says what
-    differs, and which configurations became faster.
+    RUN_DIR is the newest run in runs/ with trials to compare by default. RUN_B is a later run: the
+    output says what differs, and which configurations became faster.
     """
     is_pair = second is not None or reference is not None
     if is_pair and (baseline is not None or only or sort or save_reference is not None):

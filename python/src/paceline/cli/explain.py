@@ -13,9 +13,9 @@ from paceline.analysis.explain.explanation import EXPLAIN_SCHEMA, Explanation
 from paceline.base.errors import NotComparable
 from paceline.cli.console import plain_console, print_json, print_text
 from paceline.cli.options import (
+    compared_run_argument,
     existing_run,
     json_option,
-    run_dir_argument,
 )
 from paceline.plan.trials.planning import matching, no_match
 from paceline.show.export.run_data import RunData
@@ -43,7 +43,7 @@ def _second_run(value: str | Path) -> Path:
 
 
 @click.command("explain")
-@run_dir_argument
+@compared_run_argument
 @click.argument("second", metavar="[RUN_B]", type=_second_run, required=False)
 @click.option(
     "--pair",
@@ -67,8 +67,8 @@ def command(
 ) -> None:  # fmt: skip
     """Split a difference in step time into parts, and name the causes.
 
-    RUN_DIR is the newest run in runs/ by default. RUN_B is a later run: each configuration in both
-    runs is compared with itself.
+    RUN_DIR is the newest run in runs/ with trials to compare by default. RUN_B is a later run: each
+    configuration in both runs is compared with itself.
     """
     if pair is not None and only is not None:
         raise click.UsageError("--pair, --only: expected one of them, got both")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from paceline.base.errors import DataError
 from paceline.base.host.messages import say
 from paceline.base.host.remote_files import how_to_fetch
-from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.files import read_json
+from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.plan.spec.values import REMOTE_SCHEMES, is_remote
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
@@ -68,16 +71,38 @@ positive = _FiniteFloat(min=0, min_open=True)
 poll_seconds = _FiniteFloat(min=0.2, max=60)
 
 
-def newest_run() -> Path:
-    """Return the run in `runs` that began last, and say so. Raises click.UsageError without one."""
+def newest_run(*, to_compare: bool = False) -> Path:
+    """Return the run in `runs` that began last, and say so. Raises click.UsageError without one.
+
+    to_compare: pass over runs without a timed trial, such as those of `verify` and `watch`.
+    """
     began = {path: time_s for path in RUNS.glob("*") for time_s in _began_unix_s(path)}
-    if not began:
+    newest_first = sorted(began, key=lambda path: began[path], reverse=True)
+    newest = next((path for path in newest_first if not to_compare or _has_timed(path)), None)
+    if newest is None:
+        kind = "run with a finished trial to compare" if to_compare else "run"
         raise click.UsageError(
-            f"expected RUN_DIR, because there is no run in {RUNS}/; `paceline run` makes one"
+            f"expected RUN_DIR, because there is no {kind} in {RUNS}/; `paceline run` makes one"
         )
-    newest = max(began, key=lambda path: began[path])
     say(f"newest run: {newest}")
     return newest
+
+
+def _has_timed(path: Path) -> bool:
+    """Return whether a run has a spec and a finished trial that measures speed."""
+    run = RunFiles(path)
+    with suppress(DataError):
+        if "spec_toml" not in read_json(run.manifest):
+            return False
+        return any(_is_timed(files) for _, files in run.trials())
+    return False  # it has only searched so far, or is damaged
+
+
+def _is_timed(files: TrialFiles) -> bool:
+    if not files.outcome.exists() or read_json(files.outcome).get("status") != "ok":
+        return False
+    script = read_json(files.trial).get("training", {}).get("script") or {}
+    return script.get("observe") is None and script.get("resume") is None
 
 
 def _began_unix_s(path: Path) -> Iterator[float]:
@@ -89,10 +114,16 @@ def _began_unix_s(path: Path) -> Iterator[float]:
 
 
 def or_newest(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
-    """Replace a missing run directory, or an empty tuple of them, by the newest run."""
+    """Replace a missing run directory by the newest run."""
+    return value if value or ctx.resilient_parsing else newest_run()
+
+
+def _or_newest_to_compare(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
+    """Replace a missing run directory, or an empty tuple of them, by the newest run to compare."""
     if value or ctx.resilient_parsing:
         return value
-    return (newest_run(),) if value == () else newest_run()
+    newest = newest_run(to_compare=True)
+    return (newest,) if value == () else newest
 
 
 class _Pair(click.ParamType[tuple[str, str]]):
@@ -118,8 +149,19 @@ pair = _Pair()
 run_dir_argument: Decorator[Any] = click.argument(
     "run_dir", type=existing_run, metavar="[RUN_DIR]", required=False, callback=or_newest
 )
-run_dirs_argument: Decorator[Any] = click.argument(
-    "run_dirs", type=existing_run, metavar="[RUN_DIR]...", nargs=-1, callback=or_newest
+compared_run_argument: Decorator[Any] = click.argument(
+    "run_dir",
+    type=existing_run,
+    metavar="[RUN_DIR]",
+    required=False,
+    callback=_or_newest_to_compare,
+)
+compared_runs_argument: Decorator[Any] = click.argument(
+    "run_dirs",
+    type=existing_run,
+    metavar="[RUN_DIR]...",
+    nargs=-1,
+    callback=_or_newest_to_compare,
 )
 spec_argument: Decorator[Any] = click.argument("spec", metavar="SPEC")
 json_option: Decorator[Any] = click.option(

@@ -24,11 +24,11 @@ from paceline.base.host.own_runs import THE_SPEC, check_own_run
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
     all_of,
+    compared_runs_argument,
     count,
     json_option,
     list_option,
     positive,
-    run_dirs_argument,
     trust_option,
 )
 from paceline.cli.progress import ConsoleProgress
@@ -109,7 +109,7 @@ def _takes_prediction(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("predict")
-@run_dirs_argument
+@compared_runs_argument
 @_takes_prediction
 @click.option(
     "--measure",
@@ -127,8 +127,8 @@ def command(
 ) -> None:
     """Predict configurations that were not run.
 
-    RUN_DIR is the newest run in runs/ by default. The trials of all runs are used, also those that
-    --measure made.
+    RUN_DIR is the newest run in runs/ with trials to compare by default. The trials of all runs are
+    used, also those that --measure made.
     """
     if measure and not trust_run:
         check_own_run(run_dirs[0], THE_SPEC)

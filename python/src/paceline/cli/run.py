@@ -50,6 +50,12 @@ from paceline.show.report.verdict import comparison_document, next_commands
     "run the further repeats of all its configurations, until each has N.",
 )
 @trust_option
+@click.option(
+    "--changed-script",
+    is_flag=True,
+    help="With --resume: continue although the script, its imports or the file of the task have "
+    "changed since trials ran. The table names the older trials.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would run, as `paceline plan`.")
 @click.option(
     "-x",
@@ -66,6 +72,7 @@ def command(
     out: Path | str | None,
     resume: Path | None,
     trust_run: bool,
+    changed_script: bool,
     dry_run: bool,
     exit_first: bool,
     quiet: bool,
@@ -77,6 +84,8 @@ def command(
     SPEC is a TOML file, or the name of a shipped experiment. A SCRIPT.py runs unchanged, as
     torchrun would run it; all words after its name are its own. Lists are separated by commas.
     """
+    if changed_script and resume is None:
+        raise click.UsageError("--changed-script: expected --resume beside it; leave it out")
     spec = request.load() if resume is None else _resumed(resume, request, out, trust_run)
     if dry_run:
         show_plan(spec, as_json=as_json, commands=False)
@@ -97,6 +106,7 @@ def command(
                 resume=resume is not None,
                 trust_run=trust_run,
                 keep_going=False if exit_first else None,
+                changed_script=changed_script,
                 progress=progress,
             )
         _show(finished, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,13 @@ from paceline.base.host.machine import machine_facts
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import load_spec
-from paceline.runner.trials.directory import check_machine, check_run_dir, made_run_dir, only_runner
+from paceline.runner.trials.directory import (
+    check_code,
+    check_machine,
+    check_run_dir,
+    made_run_dir,
+    only_runner,
+)
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +97,20 @@ def test_a_run_of_another_machine_is_refused(tmp_path: Path) -> None:
     check_machine({}, tmp_path)  # trials that were started by hand
     with pytest.raises(NotComparable, match="elsewhere"):
         check_machine({"host": {**here, "host": "elsewhere"}}, tmp_path)
+
+
+def test_code_that_has_changed_since_a_trial_finished_is_refused(tmp_path: Path) -> None:
+    run, script = RunFiles(tmp_path / "run"), tmp_path / "train.py"
+    script.write_text("first")
+    file = {"path": str(script), "sha256": hashlib.sha256(b"first").hexdigest()}
+    for name, status in (("a", "ok"), ("b", "failed")):
+        trial = run.trial(name)
+        write_json(trial.trial, {})
+        write_json(trial.outcome, {"status": status})
+        write_json(trial.rank(0).sources, {"files": {"train.py": file}})
+    check_code(run)
+    script.write_text("second")
+    with pytest.raises(NotComparable, match=r"changes in train\.py; .*--changed-script"):
+        check_code(run)
+    write_json(run.trial("a").outcome, {"status": "failed"})  # it is run again with the new one
+    check_code(run)

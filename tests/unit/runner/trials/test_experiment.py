@@ -122,6 +122,17 @@ def test_resume_runs_the_failed_and_the_missing_trials_only(made_up: MadeUp) -> 
     assert [path.name.split(".")[3] for path in (made_up.out / "attempts").iterdir()] == ["threads"]
 
 
+def test_finished_run_is_resumed_without_planning(
+    made_up: MadeUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up.run()
+    monkeypatch.delattr(experiment, "make_datasets")
+    (made_up.out / "replay").mkdir()  # of a run that was killed at its end
+    assert made_up.run(resume=True) == []
+    assert made_up.ran == []
+    assert not (made_up.out / "replay").exists()
+
+
 def test_changed_spec_is_resumed_with_the_same_changes_only(made_up: MadeUp) -> None:
     changes = ["repeats=1", 'only=["*.threads.*"]']
     made_up.run(changes=changes)

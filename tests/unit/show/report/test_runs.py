@@ -9,8 +9,10 @@ from tests.support.terminal import shown as text
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.between_runs.differences import Difference, run_differences
-from paceline.analysis.between_runs.speeds import read_speeds
+from paceline.analysis.between_runs.speeds import read_reference, read_speeds, write_reference
 from paceline.analysis.between_runs.two_runs import compare_runs
+from paceline.measure.records.files import write_json
+from paceline.measure.records.layout import RunFiles
 from paceline.show.report.runs import configuration_names, runs_view
 
 
@@ -50,3 +52,27 @@ def test_many_differences_of_a_kind_are_counted(tmp_path: Path) -> None:
     assert "Of 1 configuration in both runs" in shown
     equal = text(runs_view(compare_runs(speeds, speeds), [], names))
     assert equal.startswith("Machine, packages, git commit and spec are equal.")
+
+
+def test_files_that_differ_are_named_first(tmp_path: Path) -> None:
+    runs = [fabricate.make_run(tmp_path / name, [fabricate.SEQUENTIAL]) for name in "ab"]
+    for run, sha256 in zip(runs, ("11" * 32, "22" * 32), strict=True):
+        write_json(
+            own_sources(run), {"files": {"train.py": {"path": "/train.py", "sha256": sha256}}}
+        )
+    before, after = (read_speeds(run) for run in runs)
+    names = configuration_names(before.trials.values())
+    differences = run_differences(before.manifest, after.manifest)
+    lines = text(runs_view(compare_runs(before, after), differences, names)).splitlines()
+    assert lines[0] == "train.py differs."
+    assert ["file", "train.py", "1" * 12, "2" * 12] in [line.split() for line in lines]
+    write_reference(tmp_path / "reference.json", before)
+    kept = read_reference(tmp_path / "reference.json")
+    assert run_differences(kept.manifest, after.manifest) == differences
+    own_sources(runs[0]).unlink()  # as of an older version
+    assert run_differences(read_speeds(runs[0]).manifest, after.manifest) == []
+
+
+def own_sources(run: RunFiles) -> Path:
+    [(_, files)] = run.trials()
+    return files.rank(0).sources

@@ -1,4 +1,7 @@
-"""Differences between two runs in machine, packages, git commit and spec, from their manifests."""
+"""Differences between two runs in machine, packages, git commit, spec and files of the user's code.
+
+They are those of manifests with sources.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 class Difference:
     """One value that differs; None: a run does not have it."""
 
-    of: str  # machine, package, git or spec
+    of: str  # machine, package, git, spec or file
     name: str
     before: str | None
     after: str | None
@@ -24,7 +27,7 @@ def run_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
         Difference(of=of, name=name, before=ours.get(name), after=theirs.get(name))
         for of, ours, theirs in zip(_KINDS, _facts(before), _facts(after), strict=True)
         for name in dict.fromkeys([*ours, *theirs])
-        if ours.get(name) != theirs.get(name)
+        if ours.get(name) != theirs.get(name) and (of != _FILE or (ours and theirs))
     ]
 
 
@@ -34,7 +37,8 @@ def machine_identity(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(host.get(name)) for name in _IDENTITY)
 
 
-_KINDS = ("machine", "package", "git", "spec")
+_FILE = "file"  # older runs have no checksums of files
+_KINDS = ("machine", "package", "git", "spec", _FILE)
 _IDENTITY = ("host", "cpu_model", "usable_cores")
 
 
@@ -45,6 +49,7 @@ def _facts(manifest: Mapping[str, Any]) -> tuple[dict[str, str], ...]:
         _strings(packages),
         _strings(_table(manifest, "git")),
         _spec(manifest),
+        _strings(_table(manifest, "sources")),
     )
 
 

@@ -27,6 +27,7 @@ from paceline.analysis.equivalence.check import (
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.evaluation import read_evaluations, target_time
 from paceline.analysis.trial.reading import TrialRecord, by_workload, load_manifest, load_run
+from paceline.analysis.trial.sources import with_sources
 from paceline.analysis.trial.steps import global_steps, samples_rate
 from paceline.base.errors import DataError
 from paceline.measure.records.files import document, jsonable, write_json
@@ -38,6 +39,7 @@ _MOST_REFERENCE_BYTES = 2**24
 _LARGEST_LOG = 50.0  # of a speed, either way
 _KEPT_OF_MANIFEST = (
     "schema", "name", "created_unix_s", "host", "versions", "packages", "git", "spec_toml",
+    "sources",
 )  # fmt: skip
 
 
@@ -81,10 +83,11 @@ def target_speed(record: TrialRecord) -> RepeatRate | None:
 
 def read_speeds(run: RunFiles) -> RunSpeeds:
     """Read the speeds of a run. Raises DataError if a file is damaged."""
-    manifest, records = load_manifest(run), load_run(run)
-    found = RunSpeeds(manifest=manifest)
-    for workload, finished in by_workload(r for r in records if r.finished).items():
-        _add_workload(found, workload, finished)
+    records = load_run(run)
+    finished = [record for record in records if record.finished]
+    found = RunSpeeds(manifest=with_sources(load_manifest(run), finished))
+    for workload, own in by_workload(finished).items():
+        _add_workload(found, workload, own)
     every = dict.fromkeys(record.trial.configuration for record in records)
     return replace(found, unfinished=tuple(name for name in every if name not in found.rates))
 

@@ -45,6 +45,7 @@ from paceline.analysis.trial.reading import (
     load_run,
     node_setup,
 )
+from paceline.analysis.trial.sources import source_flags, with_sources
 from paceline.analysis.trial.usage import disturbance_flags
 from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
 from paceline.base.errors import NotComparable, UsageError
@@ -288,7 +289,7 @@ def compare_run(
         node_figures=tuple(found for part in parts for found in part.node_figures),
         compression=tuple(found for part in parts for found in part.compression),
         trials=trials,
-        manifest=manifest,
+        manifest=with_sources(manifest, finished),
     )
 
 
@@ -448,6 +449,7 @@ def _flags(
     flags += resources.allocated_cores_flags(finished)
     flags += resources.shared_machine_flags(finished)
     flags += resources.clock_flags(finished)
+    flags += source_flags(finished)
     flags += disturbance_flags(
         {t.record.trial.id: t.disturbance for found in trials.values() for t in found}
     )

@@ -57,6 +57,7 @@ class RankFiles:
     trained_rows = _File("trained_rows.json")  # the same
     resumed = _File("resumed.json")  # of a script under `paceline verify --resume-with`
     touched_files = _File("touched_files.json")  # of a script: what it has read and made
+    sources = _File("sources.json")  # files of the user's code; see records.sources
     status = _File("status.json")
     log = _File("log.txt")
 

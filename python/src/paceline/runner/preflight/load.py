@@ -30,7 +30,7 @@ class Glance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What was taken from us between two moments, in percent of all cores."""
+    """CPU time that was taken from us between two moments, in percent of all cores."""
 
     others_percent: float
     stolen_percent: float  # by the hypervisor, for other machines

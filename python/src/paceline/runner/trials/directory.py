@@ -16,6 +16,7 @@ from paceline.base.host.own_runs import THE_SPEC, check_own_run
 from paceline.measure.records.documents import only_writer, read_stopping
 from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.sources import changed_sources
 from paceline.plan.spec import Experiment
 from paceline.plan.spec.loading import Spec, parse_spec, with_repeats
 from paceline.runner.trials.run_trial import is_finished
@@ -127,6 +128,29 @@ def check_new(files: RunFiles) -> None:
         raise UsageError(
             f"{files.root}: expected a new or empty directory; choose another with --out"
         )
+
+
+def check_code(files: RunFiles) -> None:
+    """Raise NotComparable if the code of the finished trials of a run is different now."""
+    own = [trial for _, trial in files.trials() if is_finished(trial)]
+    changed = sorted({name for trial in own for name in changed_sources(trial)})
+    if changed:
+        raise NotComparable(
+            f"{files.root}: expected the code with which its finished trials ran, found changes in "
+            f"{', '.join(changed)}; undo them, start a new run without --resume, or continue with "
+            "--changed-script: then `paceline compare` says which trials ran the older version"
+        )
+
+
+def has_ended(files: RunFiles, spec: Spec) -> bool:
+    """Tell whether nothing is left to run of a run that may be resumed with this spec."""
+    if gets_further_repeats(files, spec.experiment):
+        return False
+    stopping = read_stopping(files)
+    if stopping is None:
+        return _is_complete(files)
+    begun = [trial for _, trial in files.trials()]
+    return stopping.stopped in ("decided", "max_repeats") and all(map(is_finished, begun))
 
 
 def _may_be_first(path: Path, files: RunFiles) -> bool:

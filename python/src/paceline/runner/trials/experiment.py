@@ -25,8 +25,10 @@ from paceline.runner.lab.session import own_lab
 from paceline.runner.launchers.base import launcher_for
 from paceline.runner.preflight.this_host import check_lab
 from paceline.runner.trials.directory import (
+    check_code,
     check_run_dir,
     gets_further_repeats,
+    has_ended,
     made_run_dir,
     only_runner,
 )
@@ -50,6 +52,7 @@ def run(
     resume: bool,
     progress: Progress,
     keep_going: bool | None = None,
+    changed_script: bool = False,
 ) -> list[Outcome]:
     """Run every trial of `spec` into `run_dir`; return the outcomes of the trials that failed.
 
@@ -57,10 +60,17 @@ def run(
     repeats, which the run gets, as if it had been started with them.
     keep_going: run the other trials after one has failed. False: raise RankFailed or TimedOut, with
     all earlier trials intact. None: go on if the plan has several configurations.
+    changed_script: resume also with other code than that of the finished trials.
     Raises UsageError, EnvironmentLacks, DataError or NotComparable before anything runs.
     """
     files = RunFiles(run_dir)
     check_run_dir(files, spec, resume=resume)
+    if resume and has_ended(files, spec):
+        with only_runner(run_dir):
+            progress.stage(f"{run_dir}: all trials are done, so nothing runs")
+        return []
+    if resume and not changed_script:
+        check_code(files)
     with made_run_dir(run_dir):
         planned = planned_trials(spec, make_datasets(spec.experiment, progress))
         preview = preview_run(planned, run_dir.parent)

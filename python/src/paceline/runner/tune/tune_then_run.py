@@ -27,6 +27,7 @@ def tune_and_run(
     resume: bool,
     progress: Progress,
     keep_going: bool | None = None,
+    changed_script: bool = False,
 ) -> tuple[Findings | None, list[Outcome]]:
     """Search into `run_dir`/tune, then run the tuned spec into `run_dir`.
 
@@ -61,6 +62,7 @@ def tune_and_run(
         resume=has_begun,
         progress=progress,
         keep_going=keep_going,
+        changed_script=changed_script,
     )
     return findings, failed
 

@@ -16,7 +16,7 @@ from paceline.analysis.explain.explanation import CAUSE_BOUNDS, SPREAD, Cause, E
 from paceline.analysis.statistics.intervals import Mean
 from paceline.measure.records.phases import LABELS
 from paceline.plan.trials.trial import Trial
-from paceline.show.report.runs import configuration_names, differences_section
+from paceline.show.report.runs import configuration_names, differences_view
 from paceline.show.report.section import Column, Section, Table, spaced, terminal_view
 from paceline.show.report.sections import name_in as short_name_in
 from paceline.show.report.sections import of_workloads
@@ -95,7 +95,7 @@ def explained_runs_view(
         for name, called in short.items()
         for label in labels
     }
-    blocks: list[RenderableType] = [terminal_view(differences_section(found.differences))]
+    blocks: list[RenderableType] = differences_view(found.differences)
     if len(found.explanations) == 1:
         blocks.append(explanation_view(found.explanations[0], lambda name: names.get(name, name)))
     else:

@@ -16,9 +16,10 @@ from paceline.analysis.compare.row import full_name
 from paceline.plan.trials.trial import Trial
 from paceline.show.report.columns import NEAR_MARK
 from paceline.show.report.section import Cell, Column, Section, Table, spaced, terminal_view
-from paceline.show.report.wording import bounds, number
+from paceline.show.report.wording import bounds, listed, number
 
 _MOST_OF_A_KIND = 12  # differences that are listed
+_MOST_NAMED = 3  # files in a sentence
 
 
 def runs_view(
@@ -32,7 +33,7 @@ def runs_view(
     names: short names of all configurations. gate: sentences of the judgement on the second run.
     """
     blocks: list[RenderableType] = [
-        terminal_view(differences_section(differences)),
+        *differences_view(differences),
         Text(_sentence(comparison), style="bold"),
     ]
     if comparison.rows:
@@ -57,8 +58,17 @@ def configuration_names(trials: Iterable[Trial]) -> dict[str, str]:
     return {row.configuration: full_name(row, rows) for row in rows}
 
 
-def differences_section(differences: Sequence[Difference]) -> Section:
-    """Show what differs between two runs."""
+def differences_view(differences: Sequence[Difference]) -> list[RenderableType]:
+    """Show what differs between two runs, first the files of the user's code."""
+    files = [each.name for each in differences if each.of == "file"]
+    table = terminal_view(_differences_section(differences))
+    if not files:
+        return [table]
+    verb = "differs" if len(files) == 1 else "differ"
+    return [Text(f"{listed(files, _MOST_NAMED)} {verb}.", style="bold"), table]
+
+
+def _differences_section(differences: Sequence[Difference]) -> Section:
     if not differences:
         return Section(sentences=("Machine, packages, git commit and spec are equal.",))
     columns: list[Column[tuple[str, str, str, str]]] = [

@@ -25,6 +25,7 @@ from paceline.measure.records.rows import (
     TrainingResult,
     WorkerEnvironment,
 )
+from paceline.measure.records.sources import write_sources
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.training.batch_norm import batch_norms
 from paceline.train.training.linear import linear_parameters
@@ -83,7 +84,9 @@ def write_environment(
     workers: Sequence[WorkerEnvironment] = (),
     first_batch_sha256: str | None = None,
 ) -> None:
-    """Write the actual environment of a rank. Raises EnvironmentLacks if it is not as requested.
+    """Write the actual environment of a rank, and the user's files that it has imported.
+
+    Raises EnvironmentLacks if the environment is not as requested.
 
     first_batch_sha256: of a script, where samples are counted from its batches.
     """
@@ -97,6 +100,7 @@ def write_environment(
     )
     check_environment(environment, trial)
     write_json(files.environment, replace(environment, first_batch_sha256=first_batch_sha256))
+    write_sources(trial.training, files)
 
 
 def _communication(trial: Trial, end: End) -> Communication:

@@ -22,6 +22,7 @@ from paceline.measure.records.documents import Checkpoint, continue_rows
 from paceline.measure.records.files import JsonlWriter, write_json
 from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.rows import Replayed, StepRow
+from paceline.measure.records.sources import write_sources
 from paceline.plan.spec.extensions import STRATEGIES
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.data.batches import Feed
@@ -319,6 +320,7 @@ class _TaskRank:
         unchanged = None if self.keeper is None else self.keeper.unchanged_after
         local = local_buffers(self.trial, task)
         sha256 = write_rank_weights(self.own, sums, local, unchanged)
+        write_sources(self.trial.training, self.own)  # what the steps have imported
         if not self.context.is_first:
             self._replay()
             return

@@ -18,6 +18,7 @@ from paceline.base.torch_internals.compiler import import_now
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.documents import continue_rows
 from paceline.measure.records.layout import TrialFiles
+from paceline.measure.records.sources import write_sources
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.rank.loop import (
     End,
@@ -200,7 +201,9 @@ class _ScriptRank:
                 "an optimiser of torch.optim; check its arguments (they follow `--`)"
             )
         sums, moved = self._parameters.final()
-        sha256 = write_rank_weights(self._files.rank(self._context.rank), [sums])
+        own = self._files.rank(self._context.rank)
+        sha256 = write_rank_weights(own, [sums])
+        write_sources(self._trial.training, own)  # what the steps have imported
         if not self._context.is_first:
             return
         end = End(
