@@ -125,3 +125,31 @@ def test_an_exception_names_rank_file_and_line_and_keeps_its_stack(run):
     assert "Traceback (most recent call last)" in (
         log / str(found["failed_rank"]) / "log.txt"
     ).read_text("utf-8")
+
+
+def test_run_is_not_continued_with_another_script_in_silence(paceline, tmp_path):
+    script, module = tmp_path / "mine.py", tmp_path / "own_steps.py"
+    module.write_text("STEPS = 4\n")
+    script.write_text(
+        "from own_steps import STEPS\n" + TRAINING.format(steps="STEPS", inside="pass")
+    )
+    words = ("--local-strategy", "sequential", "--warmup-steps", "1", "--repeats", "1")
+    ran = paceline.main("run", *words, "--out", "run", "mine.py")
+    assert ran.returncode == 0, ran.stderr
+    (record,) = Path(tmp_path, "run").glob("trials/*/ranks/0/sources.json")
+    found = json.loads(record.read_text())["files"]
+    assert {"mine.py", "own_steps.py"} <= set(found)
+    module.write_text("STEPS = 5\n")
+    again = ("run", "--resume", "run", "--repeats", "2")
+    refused = paceline.main(*again)
+    assert refused.returncode == 7
+    assert "found changes in own_steps.py" in refused.stderr
+    continued = paceline.main(*again, "--changed-script")
+    assert continued.returncode == 0, continued.stderr
+    shown = " ".join(continued.stdout.split())
+    assert "own_steps.py has changed during the run; measured with an older version: mine" in shown
+    assert "(1 of 2 repeats)" in shown
+    other = paceline.main("run", *words, "--out", "other", "mine.py")
+    assert other.returncode == 0, other.stderr
+    compared = paceline.main("compare", "run", "other")
+    assert compared.stdout.startswith("own_steps.py differs.\n")

@@ -88,15 +88,15 @@ def changed_sources(files: TrialFiles) -> set[str]:
 
 def _imported(training: Training) -> Iterator[tuple[str, SourceFile]]:
     if training.task_sha256 is not None:
-        path = training.task.rpartition(":")[0]
-        yield Path(path).name, SourceFile(path=path, sha256=training.task_sha256)
-    paths = (
-        {} if training.script is None else {Path(training.script.path).name: training.script.path}
-    )
+        task = training.task.rpartition(":")[0]
+        yield Path(task).name, SourceFile(path=task, sha256=training.task_sha256)
+    paths: dict[str, str] = {}
+    if training.script is not None:
+        paths[Path(training.script.path).name] = training.script.path
     for name, module in sorted(sys.modules.items()):
-        path = _own_file(name, module)
-        if path is not None:
-            paths.setdefault(_file_name(name, path), path)
+        found = _own_file(name, module)
+        if found is not None:
+            paths.setdefault(_file_name(name, found), found)
     for name, path in paths.items():
         sha256 = _sha256(path)
         if sha256 is not None:
@@ -134,7 +134,9 @@ def _file_name(module: str, path: str) -> str:
 @cache
 def _installed() -> tuple[str, ...]:
     """Return the folders of Python's own modules and of those that a launcher brings along."""
-    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places: list[str | None] = [
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ]
     places += [site.getusersitepackages(), os.environ.get("SPARK_HOME")]
     return tuple(f"{place}/" for place in places if place)
 
