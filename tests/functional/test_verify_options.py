@@ -1,4 +1,4 @@
-"""Options of `paceline verify` that make a script equal to one process without an edit."""
+"""Options of `paceline verify` that make a script equal to its reference without an edit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.functional.cli_runs import cli_in
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(200)]
 
 SCRIPT = Path(__file__).parent / "programs/equal.py"
-EQUAL = ("--seed", "1", "--no-dropout", "--share=--batch-size=16")
+SHARE = "--share=--batch-size=16"
+EQUAL = ("--seed", "1", "--no-dropout", SHARE)
+START = ("--same-start", "--no-dropout", SHARE)
 
 
 @pytest.fixture
@@ -20,33 +22,91 @@ def paceline(cache, forks, tmp_path):
 
 
 def verified(paceline, *words):
+    """Return the exit code, and what is shown of each layout by its last argument."""
     options = ("--json", "-q", "--out", "run", "--launcher", "local")
     finished = paceline.main("verify", *options, *words)
     assert finished.stdout, finished.stderr
-    found = json.loads(finished.stdout)
-    [layout] = found["layouts"]
-    return finished.returncode, found["options"], layout
+    layouts = json.loads(finished.stdout)["layouts"]
+    return finished.returncode, {"".join(e["trial"]["arguments"][-1:]): e for e in layouts}
+
+
+def statements(layouts):
+    return {argument: each["shown"]["statement"] for argument, each in layouts.items()}
 
 
 def test_random_numbers_and_a_batch_per_rank_are_made_equal_to_one_process(paceline):
-    code, options, layout = verified(paceline, *EQUAL, SCRIPT)
-    assert (code, layout["shown"]["statement"]) == (0, 1), layout
-    assert options == "--seed 1 --no-dropout --share --batch-size=16"
+    code, layouts = verified(paceline, *EQUAL, "--vary=--way=broadcast,sum", SCRIPT)
+    assert statements(layouts) == {"--way=broadcast": 1, "--way=sum": 5}, layouts
+    assert code == 9
+    shown = layouts["--way=broadcast"]["shown"]
+    assert shown["options"] == "--seed 1 --no-dropout --share --batch-size=16"
 
 
 def test_a_seed_does_not_hide_a_missing_broadcast(paceline):
-    code, _, layout = verified(paceline, *EQUAL, SCRIPT, "--way", "seedless")
+    code, layouts = verified(paceline, *EQUAL, SCRIPT, "--way", "seedless")
+    [layout] = layouts.values()
     assert layout["finding"]["passed"] is True, layout
     assert (code, layout["shown"]["statement"]) == (9, 5)
 
 
-def test_without_options_one_that_would_help_is_named(paceline):
-    finished = paceline.main("verify", "-q", "--out", "run", "--launcher", "local", SCRIPT)
-    assert finished.returncode == 0, finished.stdout
-    assert "To compare with one process, try --" in finished.stdout
+def test_every_layout_starts_with_the_weights_of_the_reference(paceline):
+    right, wrong = ("broadcast", "ddp", "fsdp", "fsdp1"), ("sum", "seedless")
+    vary = f"--vary=--way={','.join(right + wrong)}"
+    code, layouts = verified(paceline, *START, vary, SCRIPT)
+    expected = {f"--way={way}": 1 if way in right else 5 for way in right + wrong}
+    assert statements(layouts) == expected, layouts
+    assert code == 9
 
 
-def test_a_share_that_ranks_do_not_divide_is_refused(paceline):
-    finished = paceline.main("verify", "--share=--batch-size=9", SCRIPT)
+def test_layouts_are_compared_with_several_ranks_of_the_script(paceline):
+    """Each rank has its own dropout, which only as many ranks can have."""
+    options = ("--reference-ranks=2", "--same-start", "--vary=--way=fsdp,sum")
+    code, layouts = verified(paceline, *options, SCRIPT)
+    assert statements(layouts) == {"--way=fsdp": 2, "--way=sum": 5}, layouts
+    assert code == 9
+    found = layouts["--way=fsdp"]
+    assert (found["finding"]["passed"], found["finding"]["reference"]) == (True, "2 ranks")
+    assert any("equal to 2 ranks" in each["reason"] for each in found["shown"]["findings"])
+
+
+def test_a_reference_whose_ranks_are_wrong_is_no_reference(paceline):
+    options = ("--reference-ranks=4", SHARE, "--same-start", "--no-dropout")
+    code, layouts = verified(paceline, *options, SCRIPT, "--way", "sum")
+    [layout] = layouts.values()
+    assert (code, layout["finding"]["passed"]) == (9, None), layout
+    assert "4 ranks train wrong themselves" in layout["finding"]["reason"]
+
+
+def test_without_options_those_that_would_help_are_named(paceline):
+    def sentences(*words):
+        finished = paceline.main("verify", "-q", "--launcher", "local", *words)
+        assert finished.returncode == 0, finished.stdout
+        return finished.stdout
+
+    assert "To compare more, try --seed 1." in sentences("--out", "a", SCRIPT)
+    refusing = sentences("--out", "b", SCRIPT, "--way", "refusing")
+    assert "To compare more, try --reference-ranks N." in refusing
+
+
+def test_a_finding_is_accepted_by_the_name_that_the_verdict_suggests(paceline):
+    vary = "--vary=--way=sum-of-rows,sum"
+    script = SCRIPT.with_name("statements.py")
+    code, layouts = verified(paceline, "--accept=total-weight", vary, script)
+    assert statements(layouts) == {"--way=sum-of-rows": 2, "--way=sum": 5}, layouts
+    shown = layouts["--way=sum-of-rows"]["shown"]
+    assert (code, shown["options"]) == (9, "--accept total-weight")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--share=--batch-size=9"], "expected a number that 2 ranks divide"),
+        (["--share=--batch-size=8", "--reference-ranks=3"], "that 3 ranks divide"),
+        (["--accept=batch-norm,anything"], "anything: expected batch-norm, running-statistics"),
+        (["--resume-with=", "--same-start"], "expected no option that makes a script equal"),
+    ],
+)
+def test_wrong_options_are_refused(paceline, options, expected):
+    finished = paceline.main("verify", *options, SCRIPT)
     assert finished.returncode == 2
-    assert "expected a number that 2 ranks divide" in finished.stderr
+    assert expected in finished.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import click
 from paceline.analysis.equivalence.own_checks import RankFinding
 from paceline.analysis.equivalence.ranks import Statement
 from paceline.analysis.equivalence.sample_log import some
-from paceline.analysis.equivalence.shown import Shown
+from paceline.analysis.equivalence.shown import ACCEPTABLE, Shown
 from paceline.base.errors import ExitCode
 from paceline.base.host.messages import say
 from paceline.cli.console import plain_console, print_json
@@ -28,7 +28,7 @@ from paceline.cli.options import count, json_option, list_option, out_option, se
 from paceline.cli.progress import ConsoleProgress
 from paceline.measure.records.files import fields_of
 from paceline.plan.spec import Spec, load_spec
-from paceline.plan.trials.trial import Alterations
+from paceline.plan.trials.trial import Alterations, Trial
 from paceline.runner.trials.directory import default_run_dir
 from paceline.runner.trials.planning import plan
 from paceline.runner.trials.verify_resume import (
@@ -52,8 +52,14 @@ _STATEMENTS = {
     Statement.NOT_SHOWN: ("?", "unknown", "not shown"),
     Statement.WRONG: ("✗", "no", "wrong"),
 }
-# What may make a script comparable with one process, by the difference that hinders it.
-_ADVICE = {"start": "--seed 1", "samples": "--share BATCH_OPTION=N", "random": "--no-dropout"}
+# Options that may make a script comparable with its reference, by the difference that hinders it.
+_ADVICE: dict[str, tuple[str, ...]] = {
+    "start": ("--seed 1", "--same-start"),
+    "samples": ("--share BATCH_OPTION=N", "--seed 1", "--reference-ranks N"),
+    "random": ("--no-dropout",),
+    "module": ("--no-dropout",),
+    "not-run": ("--reference-ranks N",),
+}
 _MARKS = {True: ("✓", "yes"), False: ("✗", "no"), None: ("?", "unknown")}
 _CODES = {True: ExitCode.OK, False: ExitCode.NOT_EQUIVALENT, None: ExitCode.NOT_COMPARABLE}
 
@@ -78,6 +84,17 @@ def _share(
     if not (option and number.isdecimal() and int(number)):
         raise click.BadParameter(f"expected OPTION=N such as --batch-size=32, got {value!r}")
     return option, int(number)
+
+
+def _accepted(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> tuple[str, ...]:
+    """Return names of findings that are accepted."""
+    names = tuple(filter(None, (value or "").split(",")))
+    unknown = [name for name in names if name not in ACCEPTABLE]
+    if unknown:
+        raise click.BadParameter(f"{', '.join(unknown)}: expected {', '.join(ACCEPTABLE)}")
+    return names
 
 
 @click.command("verify", cls=ExperimentCommand)
@@ -117,6 +134,23 @@ def _share(
     metavar="OPTION=N",
     callback=_share,
     help="An option of the script, as --batch-size=32: one process gets N, a rank its share of N.",
+)
+@click.option(
+    "--same-start",
+    is_flag=True,
+    help="Compare with one process after each layout got the weights with which that starts.",
+)
+@click.option(
+    "--reference-ranks",
+    metavar="N",
+    type=count,
+    help="Compare with the script on N ranks instead of one process.",
+)
+@click.option(
+    "--accept",
+    metavar="NAME,…",
+    callback=_accepted,
+    help="Findings that are meant, as the verdict names them.",
 )
 @click.option(
     "--resume-with",
@@ -163,6 +197,9 @@ def command(
     altered_seed: int | None,
     no_dropout: bool,
     share: tuple[str, int] | None,
+    same_start: bool,
+    reference_ranks: int | None,
+    accept: tuple[str, ...],
     resume_with: tuple[str, ...] | None,
     resume_ranks: int | None,
     stop_with: tuple[str, ...] | None,
@@ -189,11 +226,14 @@ def command(
         vary=vary,
         module=module,
     )
-    altered = Alterations(seed=altered_seed, no_dropout=no_dropout)
+    altered = Alterations(seed=altered_seed, no_dropout=no_dropout, same_start=same_start)
     equalising = Equalising(altered=altered if altered != Alterations() else None, share=share)
     if resume_with is not None:
-        if equalising.words:
-            raise click.UsageError(f"{equalising.words}: expected only without --resume-with")
+        if equalising.words or reference_ranks or accept:
+            raise click.UsageError(
+                "--resume-with: expected no option that makes a script equal to its reference "
+                "(--seed, --no-dropout, --share, --same-start, --reference-ranks, --accept)"
+            )
         request = ResumeRequest(
             resume_with=resume_with, stop_with=stop_with, stop_after=stop_after, steps=steps
         )
@@ -207,14 +247,25 @@ def command(
         return _show_resumed(resumed, as_json=as_json)
     if resume_ranks or stop_with is not None:
         raise click.UsageError("--resume-ranks, --stop-with: expected only with --resume-with")
-    if share is not None and share[1] % ranks:
-        raise click.UsageError(
-            f"--share {share[0]}={share[1]}: expected a number that {ranks} ranks divide"
-        )
+    for number in (ranks, reference_ranks or 1):
+        if share is not None and share[1] % number:
+            raise click.UsageError(
+                f"--share {share[0]}={share[1]}: expected a number that {number} ranks divide"
+            )
     loaded = _loaded(spec, script_arguments, options)
+    if reference_ranks is not None and reference_ranks > 1:
+        reference = _reference(spec, script_arguments, replace(options, ranks=reference_ranks))
+        equalising = replace(equalising, reference=reference)
     run_dir = out or default_run_dir(f"verify-{loaded.experiment.name}")
     with ConsoleProgress(quiet=quiet) as progress:
-        verified = verify_script(loaded, plan(loaded), run_dir, equalising, progress=progress)
+        verified = verify_script(
+            loaded,
+            plan(loaded),
+            run_dir,
+            equalising,
+            accept,
+            progress=progress,
+        )
     if as_json:
         print_json(fields_of(verified))
     else:
@@ -241,6 +292,15 @@ def _loaded(spec: str, arguments: Sequence[str], options: ScriptOptions) -> Spec
         if "ranks_per_node" in trial:
             trial["oversubscribe"] = True  # nothing is timed
     return load_spec({**source, "repeats": 1, "telemetry": {"enabled": False}})
+
+
+def _reference(spec: str, arguments: Sequence[str], options: ScriptOptions) -> Trial:
+    """Return the trial of several ranks with which layouts are compared."""
+    first = replace(
+        options, launcher=options.launcher[:1], transport=options.transport[:1], vary=()
+    )
+    [found] = [t for t in plan(_loaded(spec, arguments, first)).trials if not t.is_baseline]
+    return found
 
 
 def _one_layout(options: ScriptOptions, ranks: int) -> ScriptOptions:
@@ -284,6 +344,8 @@ def _mark(shown: Shown) -> Cell:
 def _shown(shown: Shown) -> str:
     """Return the statement and the findings, a line for each of them."""
     _, _, words = _STATEMENTS[shown.statement]
+    if shown.options:
+        words += f", with {shown.options}"
     if shown.statement <= Statement.MEAN:
         words += f", in the first {shown.steps} steps"
     if shown.statement == Statement.DATA_PARALLEL and any(shown.rows):
@@ -307,21 +369,24 @@ def _section(verified: VerifiedScript) -> Section:
         Statement.NOT_SHOWN: "It is not shown that every layout trains right.",
         Statement.WRONG: "A layout trains wrong.",
     }[verified.statement]
-    sentences = [sentence]
-    if verified.options:
-        sentences.append(
-            f"One process was compared with {verified.options}, ranks with each other without."
-        )
-    advice = {
-        _ADVICE[each.finding.kind]
-        for each in verified.layouts
-        if each.shown.statement in (Statement.DATA_PARALLEL, Statement.MEAN)
-        and each.finding.kind in _ADVICE
-    }
-    options = [e for e in sorted(advice) if e.split()[0] not in verified.options.split()]
-    if options:
-        sentences.append(f"To compare with one process, try {' '.join(options)}.")
+    sentences = [sentence, *_advice(verified)]
     return Section(table=Table(columns=_COLUMNS, items=verified.layouts), sentences=sentences)
+
+
+def _advice(verified: VerifiedScript) -> Iterator[str]:
+    """Name options that were not given and may show more."""
+    given = verified.options.split()
+    shown = (Statement.DATA_PARALLEL, Statement.MEAN, Statement.NOT_SHOWN)
+    layouts = [each for each in verified.layouts if each.shown.statement in shown]
+    options = set()
+    for layout in layouts:
+        useful = [e for e in _ADVICE.get(layout.finding.kind, ()) if e.split()[0] not in given]
+        options.update(useful[:1])
+    if options:
+        yield f"To compare more, try {' '.join(sorted(options))}."
+    names = {name for each in layouts for name in each.shown.acceptable}
+    if names:
+        yield f"If the finding is meant, accept it: --accept {','.join(sorted(names))}."
 
 
 _RESUME_COLUMNS: tuple[Column[VerifiedResume], ...] = (

@@ -240,3 +240,23 @@ def test_a_parameter_that_no_rank_has_is_not_judged():
 def test_no_step_is_not_judged():
     assert judge([one_process()], [ROUNDED], [Observed(), Observed()]).passed is None
     assert judge([], [], []).passed is None
+
+
+def test_several_ranks_are_a_reference_with_the_samples_and_modules_of_all():
+    quarters = [[sample] for sample in SAMPLES]
+    four = [
+        Observed(
+            initial=tensors(),
+            updates=[update(step, each) for step in range(2)],
+            calls=calls(each, scale=4.0),
+        )
+        for each in quarters
+    ]
+    result = judge(four, [], ranks())
+    assert (result.passed, result.reference) == (True, "4 ranks")
+    summed = judge(four, four, ranks({"gradient": tensors(factor=2.0)}))
+    assert "summed over 2 ranks" in summed.reason
+    less = judge(four, [], ranks({"samples": ["a"], "gradient": tensors(factor=3.0)}))
+    assert less.kind == "samples"
+    other = judge(four[:3], [], ranks({"gradient": tensors(factor=3.0)}))
+    assert "2 ranks train on 4 samples in a step, 2 each, 3 ranks on 3" in other.reason

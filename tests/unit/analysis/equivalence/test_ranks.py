@@ -316,6 +316,47 @@ def test_one_process_decides_only_on_equal_samples(finding, statement):
     assert shown(finding, of_both()).statement == statement
 
 
+@pytest.mark.parametrize(
+    ("own", "reference", "statement"),
+    [
+        ([COMPRESSED], Statement.DATA_PARALLEL, Statement.DATA_PARALLEL),
+        ([COMPRESSED], Statement.MEAN, Statement.MEAN),
+        ([], Statement.MEAN, Statement.DATA_PARALLEL),
+    ],
+)
+def test_equality_with_several_ranks_shows_what_is_shown_of_them(own, reference, statement):
+    ranks = judged(*(a_step(rank, mean) for rank in range(RANKS)), layout=own)
+    equal = LayoutFinding(passed=True, reason="4 steps agree", reference="2 ranks")
+    found = shown(equal, ranks, reference, "--reference-ranks 2")
+    assert found.statement == statement
+    reason = "equal to 2 ranks on the same samples, with --reference-ranks 2"
+    assert [each.reason for each in found.findings] == [reason]
+    assert found.options == ("--reference-ranks 2" if own else "")
+
+
+def test_options_of_the_comparison_are_named_where_it_decides():
+    wrong = LayoutFinding(passed=False, kind="gradient", reason="differs")
+    assert shown(wrong, of_both(), options="--seed 1").options == "--seed 1"
+    other = LayoutFinding(passed=False, kind="start", reason="differs")
+    assert shown(other, of_both(), options="--seed 1").options == ""
+
+
+def test_an_accepted_finding_weakens_nothing_and_is_named():
+    ranks = of_both(terms=[term(is_mean=None)])
+    alone = LayoutFinding(passed=None, reason="other samples", kind="samples")
+    found = shown(alone, ranks)
+    assert (found.statement, found.acceptable) == (Statement.MEAN, ["loss-term"])
+    found = shown(alone, ranks, accept=["loss-term", "batch-norm"])
+    assert found.statement == Statement.DATA_PARALLEL
+    assert found.options == "--accept loss-term"
+    assert [each.kind for each in found.findings] == ["reference samples"]
+
+
+def test_a_fault_cannot_be_accepted():
+    found = shown(LayoutFinding(passed=None, reason=""), of_both(lambda n: mean(n) * 2))
+    assert (found.statement, found.acceptable) == (Statement.WRONG, [])
+
+
 def test_weights_that_drift_apart_in_later_steps_are_found():
     def found(value):
         records = [

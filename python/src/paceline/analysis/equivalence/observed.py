@@ -1,22 +1,23 @@
 """Judge what ranks observed of a script under `paceline verify`: first difference, and its cause.
 
-A layout is compared with one process, the reference, update by update: samples, outputs of modules,
-gradients, weights. A tensor may differ by the limits of `tolerances`, and by four times the change
-that roundings cause in the reference, where that was measured by training it once more.
+A layout is compared with the reference, one process or several ranks, update by update: samples,
+outputs of modules, gradients, weights. A tensor may differ by the limits of `tolerances`, and by
+four times the change that roundings cause in the reference, where that was measured by training it
+once more.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from paceline.analysis.equivalence.sample_log import some
 from paceline.analysis.equivalence.tolerances import LEAST_MISTAKE, ROOM, tolerance
+from paceline.analysis.equivalence.trained_rows import samples_fault, words_of
 from paceline.measure.records.observed import ComparedTensor, ModuleCall, Observed, Update
 
 _NOISE = 2.0**-13  # share of the norm of all tensors below which one tensor is noise
@@ -26,7 +27,9 @@ _ROUNDING_ONLY = 0.1  # relative change of a gradient by roundings, from which i
 _NORMALISES = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
 
 
-Kind = Literal["none", "start", "samples", "random", "module", "gradient", "update", "replicas"]
+Kind = Literal[
+    "none", "start", "samples", "random", "module", "gradient", "update", "replicas", "not-run"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,7 @@ class LayoutFinding:
     factor: float | None = None  # of the whole gradient over that of the reference
     largest: float = 0.0  # largest difference of a tensor, as a share of what is allowed
     steps: int = 0  # that were compared
+    reference: str = "one process"
 
 
 def judge(
@@ -49,21 +53,51 @@ def judge(
 ) -> LayoutFinding:
     """Judge a layout by what its ranks observed.
 
-    reference, rounded: of one process each. Without the second one the limits are smaller, so that
-    a layout which passes would pass with it, too.
+    reference, rounded: of one process each, or of all ranks of the reference. Without the second
+    one the limits are smaller, so that a layout which passes would pass with it, too.
     """
+    words = words_of(len(reference))
     if not (reference and ours and reference[0].updates):
-        return LayoutFinding(passed=None, reason="no step of an optimiser was observed")
-    return _Judgement(reference[0], rounded[0] if rounded else None, ours).finding()
+        reason = "no step of an optimiser was observed"
+        found = LayoutFinding(passed=None, reason=reason)
+    else:
+        found = _Judgement(reference, rounded, ours).finding()
+    return replace(found, reference=words)
+
+
+def _together(ranks: Sequence[Observed]) -> Observed:
+    """Return what a training observed: tensors of its first rank, samples and calls of all."""
+    first, *others = ranks
+    updates = [_by_key(each.updates) for each in others]
+    return replace(
+        first,
+        updates=[
+            replace(each, samples=_all_samples([each, *(u[_key(each)] for u in updates)]))
+            for each in first.updates
+            if all(_key(each) in found for found in updates)
+        ],
+        calls=[call for each in ranks for call in each.calls],
+    )
+
+
+def _all_samples(updates: Sequence[Update]) -> list[str] | None:
+    """Return the samples of all ranks, once where they have the same ones."""
+    known = dict.fromkeys(tuple(each.samples) for each in updates if each.samples is not None)
+    return [sample for each in known for sample in each] if known else None
 
 
 class _Judgement:
     def __init__(
-        self, reference: Observed, rounded: Observed | None, ours: Sequence[Observed]
+        self,
+        reference: Sequence[Observed],
+        rounded: Sequence[Observed],
+        ours: Sequence[Observed],
     ) -> None:
-        self._reference, self._ours = reference, ours
-        self._rounded_updates = _by_key(() if rounded is None else rounded.updates)
-        self._rounded_calls = () if rounded is None else rounded.calls
+        self._words, self._reference_ranks = words_of(len(reference)), len(reference)
+        self._reference, self._ours = _together(reference), ours
+        changed = _together(rounded) if rounded else Observed()
+        self._rounded_updates = _by_key(changed.updates)
+        self._rounded_calls = changed.calls
         self._largest = 0.0
 
     def finding(self) -> LayoutFinding:
@@ -97,9 +131,10 @@ class _Judgement:
         if missing:
             unknown = sorted({name for found in self._ours for name in found.unknown})
             beside = f", but {some(unknown)}" if unknown else ""
+            have = "has" if self._reference_ranks == 1 else "have"
             return LayoutFinding(
                 passed=None,
-                reason=f"no rank has {some(missing)} as one process has it{beside}",
+                reason=f"no rank has {some(missing)} as {self._words} {have} it{beside}",
                 tensor=missing[0],
             )
         for rank, found in enumerate(self._ours):
@@ -117,7 +152,9 @@ class _Judgement:
 
     def _of_update(self, theirs: Update, own: Sequence[Update]) -> LayoutFinding | None:
         step = theirs.step
-        samples = _samples_fault([theirs.samples or [], *(each.samples or [] for each in own)])
+        samples = samples_fault(
+            [theirs.samples or [], *(each.samples or [] for each in own)], self._words
+        )
         gradient = self._first_difference(theirs, own, "gradient")
         if gradient is None and samples is None:
             weights = self._first_difference(theirs, own, "change")
@@ -230,7 +267,8 @@ class _Judgement:
     ) -> str | None:
         """Return the mistake of the exchange between ranks that explains the difference."""
         ranks, passes, local = len(own), len(theirs.losses), self._local_factor(theirs.step)
-        is_local = factor is not None and local is not None and _near(local / ranks, factor)
+        expected = ranks / self._reference_ranks
+        is_local = factor is not None and local is not None and _near(local / expected, factor)
         tied = (names for found in self._ours for names in found.tied if worst.name in names)
         names = next(tied, [])
         counts = sorted({len(each.samples or ()) for each in own})
@@ -261,7 +299,8 @@ class _Judgement:
     def _local_factor(self, step: int) -> float | None:
         """Return the ratio of the gradients at the last module, before they are reduced.
 
-        It is the number of ranks where each takes the mean over its share of the samples.
+        It is the number of ranks over that of the reference where each takes the mean over its
+        share of the samples.
         """
         theirs = [c for c in self._reference.calls if c.step == step and c.backward is not None]
         own = _numbers(c for found in self._ours for c in found.calls if c.step == step)
@@ -378,38 +417,6 @@ def _of_call(call: ModuleCall) -> Iterator[tuple[tuple[str, str, str], list[floa
     for kind, rows in (("forward", call.forward), ("backward", call.backward)):
         for sample, values in zip(call.samples, rows or (), strict=False):
             yield (kind, call.name, sample), values
-
-
-def _samples_fault(samples: Sequence[Sequence[str]]) -> str | None:
-    """Return how the samples of the ranks differ from those of the reference, which come first."""
-    theirs, *ours = (Counter(each) for each in samples)
-    fed = [each for each in ours if each]
-    if not theirs or not fed or all(each == theirs for each in fed):
-        return None  # not known, or every rank has the whole batch
-    together = sum(fed, Counter())
-    if together == theirs:
-        return None
-    if len(fed) > 1 and all(each == fed[0] for each in fed[1:]):
-        return "every rank trains on the same samples: " + _repeated(ours)
-    if together.total() != theirs.total():
-        each = f", {fed[0].total()} each" if len({f.total() for f in fed}) == 1 else ""
-        return (
-            f"{len(fed)} ranks train on {together.total()} samples in a step{each}, one process on "
-            f"{theirs.total()}; give each rank its share of a fixed global batch"
-        )
-    repeated = sum(count - 1 for count in together.values() if count > 1)
-    if repeated:
-        return f"{repeated} samples of the step are trained on by two ranks"
-    return (
-        f"{(together - theirs).total()} of {theirs.total()} samples are others than those of one "
-        "process: the order or the random changes of samples depend on the number of ranks; use a "
-        "DistributedSampler with one process, too"
-    )
-
-
-def _repeated(ours: Sequence[Counter[str]]) -> str:
-    first, second = [rank for rank, each in enumerate(ours) if each][:2]
-    return f"rank {second} repeats the samples of rank {first}"
 
 
 def _common(factors: Sequence[float]) -> float | None:

@@ -7,7 +7,7 @@ finding comes from the ranks' records alone; `Statement` says what they show tog
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -79,6 +79,16 @@ def judge_ranks(
     return _Judgement(records, steps, of_rows).result()
 
 
+def statement_of(findings: Iterable[RankFinding]) -> Statement:
+    """Return the highest statement that the findings of ranks leave."""
+    levels = {each.level for each in findings}
+    if Level.FAULT in levels:
+        return Statement.WRONG
+    if Level.NOT_SHOWN in levels:
+        return Statement.NOT_SHOWN
+    return Statement.MEAN if levels & {Level.WEAKER, Level.SUSPICION} else Statement.DATA_PARALLEL
+
+
 class _Judgement:
     def __init__(
         self, records: Sequence[OwnSteps], steps: int, of_rows: Sequence[RankFinding]
@@ -101,16 +111,8 @@ class _Judgement:
                 for reason in self._layout
             ]
         found.sort(key=lambda each: (_LEVELS.index(each.level), each.step or 0, each.place))
-        levels = {each.level for each in found}
-        statement = Statement.DATA_PARALLEL
-        if Level.FAULT in levels:
-            statement = Statement.WRONG
-        elif Level.NOT_SHOWN in levels:
-            statement = Statement.NOT_SHOWN
-        elif levels & {Level.WEAKER, Level.SUSPICION}:
-            statement = Statement.MEAN
         return RanksFinding(
-            statement=statement,
+            statement=statement_of(found),
             findings=tuple(_once(found)),
             steps=len({step for _, step in self._keys}),
             rows=tuple(sum(len(r.checksums) for r in each.steps[0].rows) for each in self._records),

@@ -1,20 +1,18 @@
-"""Say what is shown of a layout: by its ranks against each other, and by one process.
+"""Say what is shown of a layout: by its ranks against each other, and by a reference.
 
-The comparison with one process counts where the samples are equal; a layout whose samples, start or
-random numbers differ from those of one process may be right, and only its ranks judge it.
+The reference is one process, or the script on some ranks. The comparison with it counts where the
+samples are equal; a layout whose samples, start or random numbers differ may be right, and only its
+ranks judge it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.equivalence.observed import LayoutFinding
-from paceline.analysis.equivalence.own_checks import (
-    Level,
-    RankFinding,
-)
-from paceline.analysis.equivalence.ranks import RanksFinding, Statement
+from paceline.analysis.equivalence.own_checks import Level, RankFinding
+from paceline.analysis.equivalence.ranks import RanksFinding, Statement, statement_of
 from paceline.measure.records.own_steps import COMPRESSED, UNEVEN
 
 # Differences that are faults although ranks agree with each other.
@@ -23,16 +21,47 @@ _FAULTS = {"gradient", "update", "replicas"}
 _BY_DESIGN = {"averaged", "rounded", COMPRESSED, UNEVEN}
 # What gradients that are equal to those of one process do not excuse.
 _ALWAYS = {"exchange"}
+_OTHER_MODULE = "reference module"  # kind of a finding
+
+# Findings that a user may know to be meant, by the names with which they are accepted.
+ACCEPTABLE = {
+    "batch-norm": (Level.REMARK, "batch-norm"),
+    "running-statistics": (Level.REMARK, "statistics"),
+    "no-optimiser": (Level.REMARK, "no-optimiser"),
+    "loss-factor": (Level.REMARK, "total"),
+    "total-weight": (Level.WEAKER, "total"),
+    "unknown-rows": (Level.WEAKER, "no-rows"),
+    "shared-rows": (Level.WEAKER, "shared-rows"),
+    "equal-gradients": (Level.WEAKER, "equal-gradients"),
+    "rounded-mean": (Level.WEAKER, "rounded"),
+    "no-loss-terms": (Level.WEAKER, "no-terms"),
+    "loss-terms": (Level.WEAKER, "terms"),
+    "loss-term": (Level.WEAKER, "unknown-term"),
+    "nonlinear-loss": (Level.WEAKER, "not-linear"),
+    "rows-of-all": (Level.WEAKER, "gathered"),
+    "passes": (Level.WEAKER, "passes"),
+    "module": (Level.WEAKER, _OTHER_MODULE),
+    "lost-gradient": (Level.SUSPICION, "gathered"),
+    "zero-term": (Level.SUSPICION, "terms"),
+    "divided-passes": (Level.SUSPICION, "passes"),
+    "sum-of-ranks": (Level.SUSPICION, "summed"),
+    "fewer-rows": (Level.SUSPICION, "rows"),
+}
+_NAMES = {finding: name for name, finding in ACCEPTABLE.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """The highest statement that is true of a layout, and all findings, the cause first."""
+    """The highest statement that is true of a layout, and all findings, the cause first.
+
+    options: without which less would be shown, as the user types them.
+    """
 
     statement: Statement
     findings: tuple[RankFinding, ...]
     steps: int
     rows: tuple[int, ...]  # of each rank in the first step
+    options: str = ""
 
     @property
     def is_suspicious(self) -> bool:
@@ -43,34 +72,70 @@ class Shown:
         """Return the step of the first fault."""
         return next((each.step for each in self.findings if each.level == Level.FAULT), None)
 
+    @property
+    def acceptable(self) -> list[str]:
+        """Return the names with which the findings that weaken the statement can be accepted.
 
-def shown(one_process: LayoutFinding, ranks: RanksFinding) -> Shown:
-    """Return what both comparisons show together."""
+        Empty if one of them cannot.
+        """
+        weaken = [each for each in self.findings if each.level != Level.REMARK]
+        names = [_name(each) for each in weaken]
+        return [] if None in names else [name for name in names if name is not None]
+
+
+def shown(
+    compared: LayoutFinding,
+    ranks: RanksFinding,
+    reference: Statement = Statement.EQUAL,
+    options: str = "",
+    accept: Collection[str] = (),
+) -> Shown:
+    """Return what both comparisons show together.
+
+    compared: with the reference, with `options`. reference: what is shown of it; one process is
+    right by itself. accept: names in ACCEPTABLE.
+    """
     found = list(ranks.findings)
-    statement = ranks.statement
+    statement, by_reference = ranks.statement, True
     is_zero = any(each.level == Level.NOT_SHOWN and each.kind in _ALWAYS for each in found)
     by_design = any(each.kind in _BY_DESIGN for each in found)
-    if one_process.passed is False and one_process.kind in _FAULTS and not by_design:
-        if not _is_known(one_process, found):
-            found.insert(0, _as_finding(one_process, Level.FAULT))
+    if compared.passed is False and compared.kind in _FAULTS and not by_design:
+        if not _is_known(compared, found):
+            found.insert(0, _as_finding(compared, Level.FAULT))
         statement = Statement.WRONG
-    elif any(e.kind == "no-optimiser" and e.tensor == one_process.tensor for e in found):
-        found.insert(0, _as_finding(one_process, Level.FAULT))  # one process steps it
+    elif any(e.kind == "no-optimiser" and e.tensor == compared.tensor for e in found):
+        found.insert(0, _as_finding(compared, Level.FAULT))  # the reference steps it
         statement = Statement.WRONG
-    elif one_process.passed and statement != Statement.WRONG and not is_zero:
+    elif compared.passed and reference < statement < Statement.WRONG and not is_zero:
         found = [each for each in found if each.level == Level.REMARK]
-        statement = Statement.EQUAL
-    elif not one_process.passed:
-        level = Level.WEAKER if one_process.kind == "module" else Level.REMARK
-        found.append(_as_finding(one_process, level))
-        if level == Level.WEAKER and statement == Statement.DATA_PARALLEL:
-            statement = Statement.MEAN
+        statement = reference
+    else:
+        by_reference = False
+        if not compared.passed:
+            level = Level.WEAKER if compared.kind == "module" else Level.REMARK
+            found.append(_as_finding(compared, level))
+    if compared.passed and reference > Statement.EQUAL:
+        reason = f"equal to {compared.reference} on the same samples, with {options}"
+        found.append(RankFinding(level=Level.REMARK, kind="reference", reason=reason))
+    accepted = [n for n in ACCEPTABLE if n in accept and any(_name(each) == n for each in found)]
+    found = [each for each in found if _name(each) not in accepted]
+    if not by_reference:
+        statement = statement_of(found)
+    named = [options] if by_reference and options else []
+    if accepted:
+        named.append(f"--accept {','.join(accepted)}")
     return Shown(
         statement=statement,
         findings=tuple(found),
-        steps=max(one_process.steps if one_process.passed else 0, ranks.steps),
+        steps=max(compared.steps if compared.passed else 0, ranks.steps),
         rows=ranks.rows,
+        options=" ".join(named),
     )
+
+
+def _name(finding: RankFinding) -> str | None:
+    """Return the name with which a finding can be accepted."""
+    return _NAMES.get((finding.level, finding.kind))
 
 
 def _is_known(finding: LayoutFinding, found: Sequence[RankFinding]) -> bool:
@@ -81,10 +146,10 @@ def _is_known(finding: LayoutFinding, found: Sequence[RankFinding]) -> bool:
 
 
 def _as_finding(finding: LayoutFinding, level: Level) -> RankFinding:
-    beside = "" if level == Level.FAULT else "not compared with one process: "
+    beside = "" if level == Level.FAULT else f"not compared with {finding.reference}: "
     return RankFinding(
         level=level,
-        kind=f"one-process {finding.kind}",
+        kind=f"reference {finding.kind}",
         reason=beside + finding.reason,
         step=finding.step,
         tensor=finding.tensor,

@@ -20,20 +20,34 @@ _MIXED_STEPS = 2
 Steps = Sequence[Sequence[int]]  # checksums of the rows of each step
 
 
-def judge_rows(ranks: Sequence[TrainedRows], alone: TrainedRows | None) -> list[RankFinding]:
-    """Compare the rows of ranks with each other, and with those of one process."""
-    own = [each.steps for each in ranks]
-    if len(own) < 2 or not all(steps and all(steps) for steps in own):
-        return []  # not known
+def judge_rows(
+    ranks: Sequence[TrainedRows], reference: Sequence[TrainedRows] = ()
+) -> list[RankFinding]:
+    """Compare the rows of ranks with each other, and with those of the reference.
+
+    reference: one process, or several ranks; empty: none.
+    """
+    own, theirs = ([each.steps for each in records] for records in (ranks, reference))
+    if len(own) < 2 or not _are_known(own):
+        return []
     together = [_of_step(step) for step in zip(*own, strict=False)]
-    one = alone.steps if alone is not None and all(alone.steps) else []
-    first = _first_other(together, one)
+    other = [_of_step(s) for s in zip(*theirs, strict=False)] if _are_known(theirs) else []
+    first, words = _first_other(together, other), words_of(len(theirs))
     found = _of_ranks(own, first)
-    if one and found is None:
-        found = _of_orders(together, one, first, len(own))
-    if one and found is None and all(each.is_whole for each in (*ranks, alone) if each is not None):
-        found = _of_counts(together, one, first)
+    if other and found is None:
+        found = _of_orders(together, other, first, len(own), words)
+    if other and found is None and all(each.is_whole for each in (*ranks, *reference)):
+        found = _of_counts(together, other, first, words)
     return [] if found is None else [found]
+
+
+def words_of(ranks: int) -> str:
+    """Return what a reference of so many ranks is called."""
+    return "one process" if ranks <= 1 else f"{ranks} ranks"
+
+
+def _are_known(ranks: Sequence[Steps]) -> bool:
+    return bool(ranks) and all(steps and all(steps) for steps in ranks)
 
 
 def _of_step(ranks: Sequence[Sequence[int]]) -> list[int]:
@@ -42,7 +56,7 @@ def _of_step(ranks: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _first_other(together: Steps, one: Steps) -> int | None:
-    """Return the first step that has other rows than that of one process, where both have as many.
+    """Return the first step that has other rows than the reference's, where both have as many.
 
     None if there is none, or if steps cannot be compared.
     """
@@ -90,8 +104,10 @@ def _of_ranks(own: Sequence[Steps], first: int | None) -> RankFinding | None:
     return None
 
 
-def _of_orders(together: Steps, one: Steps, first: int | None, ranks: int) -> RankFinding | None:
-    """Find rows that repeat where one process repeats none, after steps with equal rows."""
+def _of_orders(
+    together: Steps, one: Steps, first: int | None, ranks: int, words: str
+) -> RankFinding | None:
+    """Find rows that repeat where the reference repeats none, after steps with equal rows."""
     if first is None or first < _MIXED_STEPS:
         return None
     for begin, end in _without_repeats(one):
@@ -99,8 +115,8 @@ def _of_orders(together: Steps, one: Steps, first: int | None, ranks: int) -> Ra
         repeats = rows.total() - len(rows)
         if end > first and repeats >= ranks:
             return _finding(
-                f"rows are those of one process before this step; from here on {repeats} rows are "
-                "trained on twice, where one process repeats none",
+                f"rows are those of {words} before this step; from here on {repeats} rows are "
+                "trained on twice, where that training repeats none",
                 first,
             )
     return None
@@ -119,7 +135,7 @@ def _without_repeats(steps: Steps) -> list[tuple[int, int]]:
     return [*ranges, (begin, len(steps))]
 
 
-def _of_counts(together: Steps, one: Steps, first: int | None) -> RankFinding | None:
+def _of_counts(together: Steps, one: Steps, first: int | None, words: str) -> RankFinding | None:
     """Compare how often rows were trained on, where both trainings have ended by themselves."""
     ours, theirs = (Counter(chain.from_iterable(steps)) for steps in (together, one))
     # Each epoch may leave out the rows of a step that is not full.
@@ -129,14 +145,46 @@ def _of_counts(together: Steps, one: Steps, first: int | None) -> RankFinding | 
     if missing <= room:
         return None
     is_less = ours.total() + room < theirs.total()
-    what = f"ranks train on {ours.total()} rows, one process on {theirs.total()}"
+    what = f"ranks train on {ours.total()} rows, {words} on {theirs.total()}"
     if unknown > room:  # of other data, or changed at random
         return _finding(what, first, Level.SUSPICION) if is_less else None
     if is_less:
         return _finding(f"{what}: {missing} rows are missing", first)
     if len(set(theirs.values())) == 1 and (more := (ours - theirs).total() - unknown) > room:
         return _finding(
-            f"{missing} rows are trained on less often than in one process, {more} more often",
+            f"{missing} rows are trained on less often than in {words}, {more} more often",
             first,
         )
     return None
+
+
+def samples_fault(samples: Sequence[Sequence[str]], reference: str) -> str | None:
+    """Return how the samples of the ranks differ from those of the reference, which come first."""
+    theirs, *ours = (Counter(each) for each in samples)
+    fed = [each for each in ours if each]
+    if not theirs or not fed or all(each == theirs for each in fed):
+        return None  # not known, or every rank has the whole batch
+    together = sum(fed, Counter())
+    if together == theirs:
+        return None
+    if len(fed) > 1 and all(each == fed[0] for each in fed[1:]):
+        return "every rank trains on the same samples: " + _repeated(ours)
+    if together.total() != theirs.total():
+        each = f", {fed[0].total()} each" if len({f.total() for f in fed}) == 1 else ""
+        return (
+            f"{len(fed)} ranks train on {together.total()} samples in a step{each}, {reference} on "
+            f"{theirs.total()}; give each rank its share of a fixed global batch"
+        )
+    repeated = sum(count - 1 for count in together.values() if count > 1)
+    if repeated:
+        return f"{repeated} samples of the step are trained on by two ranks"
+    return (
+        f"{(together - theirs).total()} of {theirs.total()} samples are others than those of "
+        f"{reference}: the order or the random changes of samples depend on the number of ranks; "
+        "use a DistributedSampler with one process, too"
+    )
+
+
+def _repeated(ours: Sequence[Counter[str]]) -> str:
+    first, second = [rank for rank, each in enumerate(ours) if each][:2]
+    return f"rank {second} repeats the samples of rank {first}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,26 @@ class FlatParameter:
             dist.all_gather(parts, own.contiguous(), group=group)
             own = torch.cat(parts)[: flat._unpadded_unsharded_size.numel()]
         return dict(zip(self.names, handle._get_unflat_views(own), strict=True))
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set this rank's shard to its part of the original parameters, if all of them are given.
+
+        Their names are those of this flat parameter, and their values are whole.
+        """
+        flat = self._handle.flat_param
+        shapes = zip(self.names, flat._shapes, strict=True)
+        if any(name not in tensors or tensors[name].shape != shape for name, shape in shapes):
+            return
+        values = iter(self.names)
+        parts = [
+            torch.zeros(numel) if is_padding else tensors[next(values)].reshape(-1)
+            for numel, is_padding in zip(
+                flat._numels_with_padding, flat._is_padding_mask, strict=True
+            )
+        ]
+        begin = self.shard * self.shard_elements
+        part = torch.cat(parts)[begin : begin + self.shard_elements]
+        flat.data[: len(part)].copy_(part)
 
     def _of_views(self, of: Callable[[Tensor], Tensor]) -> Tensor:
         """Return this rank's shard, put together from the parts of the originals in it."""

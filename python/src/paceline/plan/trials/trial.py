@@ -59,10 +59,11 @@ class Observation(_Value):
 
 
 class Alterations(_Value):
-    """What `paceline verify` alters so that a script can be compared with one process."""
+    """What `paceline verify` alters so that a script can be compared with its reference."""
 
     seed: int | None = None  # of all generators, before the script
     no_dropout: bool = False
+    same_start: bool = False  # with the weights and buffers with which the reference starts
 
 
 class ResumePart(_Value):

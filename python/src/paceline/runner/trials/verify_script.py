@@ -1,16 +1,16 @@
-"""Verify a script: train it in one process and in other layouts, and compare what ranks observe."""
+"""Verify a script: train a reference and other layouts, and compare what ranks observe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.analysis.equivalence.observed import LayoutFinding, judge
-from paceline.analysis.equivalence.ranks import Statement, judge_ranks
+from paceline.analysis.equivalence.observed import Kind, LayoutFinding, judge
+from paceline.analysis.equivalence.ranks import RanksFinding, Statement, judge_ranks
 from paceline.analysis.equivalence.shown import Shown, shown
-from paceline.analysis.equivalence.trained_rows import judge_rows
+from paceline.analysis.equivalence.trained_rows import judge_rows, words_of
 from paceline.measure.records.files import document, write_json
 from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.measure.records.observed import Observed
@@ -31,15 +31,25 @@ _ALTERED = "altered"  # ends the name of a layout's trial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equalising:
-    """Options that make a script equal to one process without an edit.
+    """Options that make a script equal to its reference without an edit.
 
-    altered: in the one process and a training of each layout beside it. Ranks are checked against
+    altered: in the reference and a training of each layout beside it. Ranks are checked against
     each other in a training without it, because equal seeds hide a missing broadcast.
     share: an option of the script, and its value for one process; a rank gets its share of it.
+    reference: on several ranks; None: one process.
     """
 
     altered: Alterations | None = None
     share: tuple[str, int] | None = None
+    reference: Trial | None = None
+
+    @property
+    def is_altered(self) -> bool:
+        return self.altered is not None
+
+    @property
+    def unaltered(self) -> Equalising:
+        return replace(self, altered=None)
 
     def arguments(self, trial: Trial) -> tuple[str, ...]:
         """Return the arguments of a trial, with its share. Its ranks must divide the value."""
@@ -59,6 +69,10 @@ class Equalising:
         if self.share is not None:
             option, value = self.share
             found.append(f"--share {option}={value}")
+        if altered.same_start:
+            found.append("--same-start")
+        if self.reference is not None:
+            found.append(f"--reference-ranks {self.reference.placement.ranks}")
         return " ".join(found)
 
 
@@ -66,7 +80,7 @@ class Equalising:
 class VerifiedLayout:
     """One way to distribute a script, and what was found.
 
-    finding: compared with one process. shown: by this, and by the ranks against each other.
+    finding: compared with the reference. shown: by this, and by the ranks against each other.
     """
 
     trial: Trial
@@ -77,7 +91,7 @@ class VerifiedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedScript:
-    """All layouts of a script. options: with which they were compared with one process."""
+    """All layouts of a script. options: with which they were compared with the reference."""
 
     script: str
     options: str
@@ -117,70 +131,37 @@ def verify_script(
     planned: Planned,
     run_dir: Path,
     equalising: Equalising,
+    accept: Collection[str] = (),
     *,
     progress: Progress,
 ) -> VerifiedScript:
-    """Train the script of a spec in every layout; compare its ranks, and it with one process.
+    """Train the script of a spec in every layout; compare its ranks, and it with the reference.
 
-    The number of steps is `max_steps` of the script. Raises UsageError, EnvironmentLacks before
-    anything runs; RankFailed, TimedOut if the script fails in one process and in every layout.
+    The number of steps is `max_steps` of the script. accept: names of findings that are meant.
+    Raises UsageError, EnvironmentLacks before anything runs; RankFailed, TimedOut if the script
+    fails in one process and in every layout.
     """
     files = RunFiles(run_dir)
     check_run_dir(files, spec, resume=False)
     layouts = sorted((t for t in planned.trials if not t.is_baseline), key=lambda t: t.id)
-    steps = planned.trials[0].training.max_steps or 1
     [baseline] = [trial for trial in planned.trials if trial.is_baseline]
+    chosen = equalising.reference or baseline
     with made_run_dir(run_dir):
-        preflight(planned.trials)
+        preflight([*planned.trials, *([] if chosen is baseline else [chosen])])
     with only_runner(run_dir):
         write_json(files.manifest, manifest_of(planned))
-        is_altered = equalising.altered is not None
-        trainings = Trainings(files, progress, 1 + len(layouts) * (1 + is_altered))
-        observe = Observation(reference=None, steps=steps)
-        one_process = _equal(baseline, REFERENCE, equalising)
-        alone, alone_files = trainings.run(_observing(one_process, observe))
-        reference = _observed(alone_files)
-        rounded: list[Observed] = []
-        failed, verified = [], []
+        trainings = Trainings(files, progress, 1 + len(layouts) * (1 + equalising.is_altered))
+        reference = _Reference(trainings, chosen, equalising)
+        verified, outcomes = [], []
         for trial in layouts:
-            observe = Observation(reference=REFERENCE, steps=steps)
-            layout = trial.model_copy(update={"arguments": equalising.arguments(trial)})
-            outcome, plain_files = trainings.run(_observing(layout, observe))
-            layout_files = plain_files
-            if is_altered and outcome.status == "ok" and alone.status == "ok":
-                layout = _equal(trial, f"{trial.id}.{_ALTERED}", equalising)
-                outcome, layout_files = trainings.run(_observing(layout, observe))
-            found = _observed(layout_files)
-            if outcome.status != "ok":
-                failed.append(outcome)
-                finding = _not_compared(f"it did not run: {outcome.reason}")
-            elif alone.status != "ok":
-                finding = _not_compared(f"one process did not run: {alone.reason}")
-            else:
-                finding = judge(reference, rounded, found)
-            if finding.passed is False and not rounded:
-                # Roundings only widen the limits, so a layout that agrees needs no such training.
-                again = Observation(reference=REFERENCE, steps=steps, rounded=True)
-                one_process = _equal(baseline, ROUNDED, equalising)
-                rounded = _observed(trainings.finished(_observing(one_process, again)))
-                finding = judge(reference, rounded, found)
-            of_rows = judge_rows(_rows(plain_files), None) if is_altered else []
-            if not of_rows and (not is_altered or layout_files is not plain_files):
-                of_rows = judge_rows(_rows(layout_files), next(iter(_rows(alone_files)), None))
-            ranks = judge_ranks(_own_steps(plain_files), steps, of_rows)
-            verified.append(
-                VerifiedLayout(
-                    trial=trial,
-                    finding=finding,
-                    shown=shown(finding, ranks),
-                    failure=outcome.message,
-                )
-            )
-    if len(failed) == len(verified):
-        if alone.status != "ok":
-            raise failure_of(alone)
-        if all(each.status == "refused" for each in failed):
-            raise failure_of(failed[0])
+            layout, outcome = _verified(trainings, trial, reference, accept)
+            verified.append(layout)
+            outcomes.append(outcome)
+    if all(each.status != "ok" for each in outcomes):
+        if reference.outcome.status != "ok":
+            raise failure_of(reference.outcome)
+        if all(each.status == "refused" for each in outcomes):
+            raise failure_of(outcomes[0])
     assert baseline.training.script is not None
     return VerifiedScript(
         script=baseline.training.script.path,
@@ -189,17 +170,72 @@ def verify_script(
     )
 
 
-def _not_compared(reason: str) -> LayoutFinding:
-    return LayoutFinding(passed=None, reason=reason)
+class _Reference:
+    """The training with which layouts are compared: of one process, or of several ranks."""
+
+    def __init__(self, trainings: Trainings, trial: Trial, equalising: Equalising) -> None:
+        self.equalising, self.steps = equalising, trial.training.max_steps or 1
+        self._trainings, self._trial = trainings, trial
+        observe = Observation(reference=None, steps=self.steps)
+        self.outcome, self._files = trainings.run(_equal(trial, REFERENCE, equalising, observe))
+        self._observed = _observed(self._files)
+        self._rounded: list[Observed] = []
+        self.rows = _rows(self._files)
+        self.words = words_of(trial.placement.ranks)
+        self.statement = Statement.EQUAL
+        self._own: RanksFinding | None = None
+        if trial.placement.ranks > 1:
+            of_rows = judge_rows(self.rows)
+            self._own = judge_ranks(_own_steps(self._files), self.steps, of_rows)
+            self.statement = self._own.statement
+
+    def compared(self, found: Sequence[Observed]) -> LayoutFinding:
+        """Compare what the ranks of a layout observed."""
+        if self.outcome.status != "ok":
+            return self.not_compared(f"{self.words} did not run: {self.outcome.reason}")
+        if self._own is not None and self.statement == Statement.WRONG:
+            reason = self._own.findings[0].reason
+            return self.not_compared(f"{self.words} train wrong themselves: {reason}", "none")
+        finding = judge(self._observed, self._rounded, found)
+        if finding.passed is False and not self._rounded:
+            # Roundings only widen the limits, so a layout that agrees needs no such training.
+            again = Observation(reference=REFERENCE, steps=self.steps, rounded=True)
+            rounded = _equal(self._trial, ROUNDED, self.equalising, again)
+            self._rounded = _observed(self._trainings.finished(rounded))
+            finding = judge(self._observed, self._rounded, found)
+        return finding
+
+    def not_compared(self, reason: str, kind: Kind = "not-run") -> LayoutFinding:
+        return LayoutFinding(passed=None, reason=reason, kind=kind, reference=self.words)
 
 
-def _observing(trial: Trial, observation: Observation) -> Trial:
-    return verified_trial(trial, trial.id, observe=observation)
+def _verified(
+    trainings: Trainings, trial: Trial, reference: _Reference, accept: Collection[str]
+) -> tuple[VerifiedLayout, Outcome]:
+    """Train a layout, and return what is shown of it, and its end."""
+    equalising = reference.equalising
+    observe = Observation(reference=REFERENCE, steps=reference.steps)
+    outcome, own = trainings.run(_equal(trial, trial.id, equalising.unaltered, observe))
+    compared = own
+    if equalising.is_altered and outcome.status == reference.outcome.status == "ok":
+        equal = _equal(trial, f"{trial.id}.{_ALTERED}", equalising, observe)
+        outcome, compared = trainings.run(equal)
+    if outcome.status == "ok":
+        finding = reference.compared(_observed(compared))
+    else:
+        finding = reference.not_compared(f"it did not run: {outcome.reason}", "none")
+    of_rows = judge_rows(_rows(own), () if equalising.is_altered else reference.rows)
+    if not of_rows and compared is not own:
+        of_rows = judge_rows(_rows(compared), reference.rows)
+    ranks = judge_ranks(_own_steps(own), reference.steps, of_rows)
+    found = shown(finding, ranks, reference.statement, equalising.words, accept)
+    layout = VerifiedLayout(trial=trial, finding=finding, shown=found, failure=outcome.message)
+    return layout, outcome
 
 
-def _equal(trial: Trial, name: str, equalising: Equalising) -> Trial:
-    """Return the trial under a name, so that it can be equal to one process."""
-    equal = verified_trial(trial, name, altered=equalising.altered)
+def _equal(trial: Trial, name: str, equalising: Equalising, observation: Observation) -> Trial:
+    """Return the trial under a name, so that it can be equal to its reference."""
+    equal = verified_trial(trial, name, altered=equalising.altered, observe=observation)
     return equal.model_copy(update={"arguments": equalising.arguments(trial)})
 
 

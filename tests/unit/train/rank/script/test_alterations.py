@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from paceline.plan.trials.trial import Alterations
-from paceline.train.rank.script.alterations import altering
+from paceline.train.rank.script.alterations import Start, altering
 
 ONES = torch.ones(4, 6, 8)
 
@@ -68,3 +68,41 @@ def test_dropout_is_restored_at_the_end():
     with altering(Alterations(no_dropout=True)):
         pass
     assert not torch.equal(nn.Dropout(0.5)(ONES), ONES)
+
+
+def trained(start, tied=False):
+    """Call two models, the second one with a buffer, after a part of the first; return both."""
+    first = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    second = nn.BatchNorm1d(3)
+    nn.init.normal_(second.running_mean)
+    if tied:
+        first[1].weight = first[0].weight
+    with altering(Alterations(same_start=True), start):
+        first[0](torch.ones(2, 3))
+        first(torch.ones(2, 3))
+        with torch.no_grad():
+            first[0].weight.zero_()  # a step
+        second(torch.ones(2, 3))
+        first(torch.ones(2, 3))
+    return first, second
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_training_starts_with_the_weights_and_buffers_of_another(tmp_path, tied):
+    file = tmp_path / "start.safetensors"
+    first, second = trained(Start(file, is_reference=True, writes=True), tied)
+    again, other = trained(Start(file, is_reference=False, writes=False), tied)
+    assert torch.equal(first[1].bias, again[1].bias)
+    assert torch.equal(first[1].weight, again[1].weight)
+    assert torch.equal(second.running_mean, other.running_mean)
+    assert not again[0].weight.any(), "only the start is equal"
+
+
+def test_tensors_that_the_reference_does_not_have_keep_their_values(tmp_path):
+    file = tmp_path / "start.safetensors"
+    trained(Start(file, is_reference=True, writes=True))
+    wide = nn.Linear(4, 4)
+    before = wide.weight.clone()
+    with altering(Alterations(), Start(file, is_reference=False, writes=False)):
+        wide(torch.ones(1, 4))
+    assert torch.equal(wide.weight, before)

@@ -28,7 +28,7 @@ from paceline.train.rank.loop import (
 )
 from paceline.train.rank.operations import recording
 from paceline.train.rank.peers import Peers, join_peers
-from paceline.train.rank.script.alterations import altering
+from paceline.train.rank.script.alterations import Start, altering
 from paceline.train.rank.script.modules import (
     CalledModules,
     OwnUpdates,
@@ -142,7 +142,7 @@ class _ScriptRank:
                 if self._script.resume is None:
                     stack.enter_context(self._touched.noticing())
                 if self._script.altered is not None:
-                    stack.enter_context(altering(self._script.altered))
+                    stack.enter_context(altering(self._script.altered, self._start()))
                 has_ended = run_script(self._script, self._trial.arguments)
                 if self._rows is not None:
                     self._rows.has_ended = has_ended
@@ -150,6 +150,19 @@ class _ScriptRank:
             self._training.record_spans(self._spans, started_unix_s)
         with self._spans("bookkeeping"):
             self._finish()
+
+    def _start(self) -> Start | None:
+        """Return what makes this training start as its reference; None: it starts by itself."""
+        altered, observe = self._script.altered, self._script.observe
+        if altered is None or observe is None or not altered.same_start:
+            return None
+        root = self._files.root
+        reference = TrialFiles(root.parent / (observe.reference or root.name))
+        return Start(
+            reference.weights_at("start"),
+            is_reference=observe.reference is None,
+            writes=self._context.is_first,
+        )
 
     def _first_step(self, optimizer: Optimizer) -> None:
         """Check and record what is known when the first gradient is complete."""
