@@ -97,6 +97,19 @@ def test_a_finding_is_accepted_by_the_name_that_the_verdict_suggests(paceline):
     assert (code, shown["options"]) == (9, "--accept total-weight")
 
 
+def test_a_fault_of_the_last_step_is_found(paceline):
+    vary = "--vary=--way=mean,own-rows,sum-at-the-end"
+    script = SCRIPT.with_name("statements.py")
+    code, layouts = verified(paceline, "--steps", "first:2,last:2", vary, script)
+    expected = {"--way=mean": 1, "--way=own-rows": 2, "--way=sum-at-the-end": 5}
+    assert statements(layouts) == expected, layouts
+    found = [each["shown"] for each in layouts.values()]
+    assert {(each["steps"], each["last"]) for each in found} == {(2, 2)}
+    fault = layouts["--way=sum-at-the-end"]["shown"]["findings"][0]
+    assert (code, fault["step"]) == (9, 5)
+    assert "summed over 2 ranks" in fault["reason"]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -104,6 +117,7 @@ def test_a_finding_is_accepted_by_the_name_that_the_verdict_suggests(paceline):
         (["--share=--batch-size=8", "--reference-ranks=3"], "that 3 ranks divide"),
         (["--accept=batch-norm,anything"], "anything: expected batch-norm, running-statistics"),
         (["--resume-with=", "--same-start"], "expected no option that makes a script equal"),
+        (["--steps=last:2"], "expected N, or first:N,last:M"),
     ],
 )
 def test_wrong_options_are_refused(paceline, options, expected):

@@ -26,7 +26,8 @@ for step in range(6):
     if way != "local":
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
-            parameter.grad /= 1 if way == "sum" else ranks
+            is_sum = way == "sum" or (way == "sum-at-the-end" and step == 5)
+            parameter.grad /= 1 if is_sum else ranks
     optimizer.step()
     if way == "local" and step % 2:
         for parameter in model.parameters():

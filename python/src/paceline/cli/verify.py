@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -74,6 +75,16 @@ def _words_of_script(
         raise click.BadParameter(f"{value!r}: {error}; expected words as in a shell") from error
 
 
+def _compared_steps(
+    _context: click.Context, _parameter: click.Parameter, value: str
+) -> tuple[int, int]:
+    """Return how many first and last steps are compared."""
+    found = re.fullmatch(r"(?:first:)?([1-9]\d*)(?:,last:(\d+))?", value)
+    if found is None:
+        raise click.BadParameter(f"expected N, or first:N,last:M such as first:4,last:2: {value!r}")
+    return int(found[1]), int(found[2] or 0)
+
+
 def _share(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> tuple[str, int] | None:
@@ -114,10 +125,11 @@ def _accepted(
 @module_option
 @click.option(
     "--steps",
-    metavar="N",
-    type=count,
-    default=_STEPS,
-    help="Compare so many steps of the optimiser.",
+    metavar="N|first:N,last:M",
+    callback=_compared_steps,
+    default=str(_STEPS),
+    help="Compare so many first steps of the optimiser, and ranks with each other in so many last "
+    "ones, which costs as much in every step; the script then runs to its end.",
 )
 @click.option(
     "--seed",
@@ -193,7 +205,7 @@ def command(
     ranks: int,
     vary: tuple[tuple[str, ...], ...],
     module: bool | None,
-    steps: int,
+    steps: tuple[int, int],
     altered_seed: int | None,
     no_dropout: bool,
     share: tuple[str, int] | None,
@@ -216,12 +228,13 @@ def command(
     """
     if not is_script(spec, module):
         raise click.UsageError(f"{spec}: expected a script (FILE.py, or -m MODULE)")
+    first_steps, last_steps = steps
     options = ScriptOptions(
         launcher=launcher,
         transport=transport,
         ranks=ranks,
         local_strategy=("processes",),
-        max_steps=steps,
+        max_steps=first_steps,
         warmup_steps=0,
         vary=vary,
         module=module,
@@ -229,13 +242,14 @@ def command(
     altered = Alterations(seed=altered_seed, no_dropout=no_dropout, same_start=same_start)
     equalising = Equalising(altered=altered if altered != Alterations() else None, share=share)
     if resume_with is not None:
-        if equalising.words or reference_ranks or accept:
+        if equalising.words or reference_ranks or accept or last_steps:
             raise click.UsageError(
                 "--resume-with: expected no option that makes a script equal to its reference "
-                "(--seed, --no-dropout, --share, --same-start, --reference-ranks, --accept)"
+                "(--seed, --no-dropout, --share, --same-start, --reference-ranks, --accept), and "
+                "only first --steps"
             )
         request = ResumeRequest(
-            resume_with=resume_with, stop_with=stop_with, stop_after=stop_after, steps=steps
+            resume_with=resume_with, stop_with=stop_with, stop_after=stop_after, steps=first_steps
         )
         layouts = [
             _loaded(spec, script_arguments, _one_layout(options, number))
@@ -264,6 +278,7 @@ def command(
             run_dir,
             equalising,
             accept,
+            last_steps=last_steps,
             progress=progress,
         )
     if as_json:
@@ -348,6 +363,10 @@ def _shown(shown: Shown) -> str:
         words += f", with {shown.options}"
     if shown.statement <= Statement.MEAN:
         words += f", in the first {shown.steps} steps"
+    if shown.last and shown.statement == Statement.EQUAL:
+        words += f"; ranks agree in the last {shown.last}"
+    elif shown.last and shown.statement <= Statement.MEAN:
+        words += f" and the last {shown.last}"
     if shown.statement == Statement.DATA_PARALLEL and any(shown.rows):
         equal = len(set(shown.rows)) == 1
         rows = f"{len(shown.rows)} \u00d7 {shown.rows[0]}" if equal else some(shown.rows)

@@ -352,6 +352,22 @@ def test_an_accepted_finding_weakens_nothing_and_is_named():
     assert [each.kind for each in found.findings] == ["reference samples"]
 
 
+def test_findings_of_last_steps_stay_where_the_first_ones_are_equal_to_one_process():
+    odd = [term(is_mean=None)]
+    records = [
+        OwnSteps(
+            steps=[a_step(r, mean, step=s, terms=odd if s > 1 else [term()]) for s in (0, 1, 8)],
+            counts=[9],
+        )
+        for r in range(RANKS)
+    ]
+    ranks = judge_ranks(records, 2)
+    assert (ranks.statement, ranks.steps, ranks.last) == (Statement.MEAN, 2, 1)
+    found = shown(LayoutFinding(passed=True, reason="2 steps agree", steps=2), ranks)
+    assert (found.statement, found.steps, found.last) == (Statement.EQUAL, 2, 1)
+    assert [each.step for each in found.findings] == [8]
+
+
 def test_a_fault_cannot_be_accepted():
     found = shown(LayoutFinding(passed=None, reason=""), of_both(lambda n: mean(n) * 2))
     assert (found.statement, found.acceptable) == (Statement.WRONG, [])

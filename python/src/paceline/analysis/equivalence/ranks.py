@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 
@@ -57,7 +57,8 @@ class RanksFinding:
 
     statement: Statement
     findings: tuple[RankFinding, ...]  # the cause first
-    steps: int  # that were compared
+    steps: int  # that were compared, from the first one on
+    last: int = 0  # that were compared after some that were not
     rows: tuple[int, ...] = ()  # of each rank, in the first step
 
     @property
@@ -111,10 +112,13 @@ class _Judgement:
                 for reason in self._layout
             ]
         found.sort(key=lambda each: (_LEVELS.index(each.level), each.step or 0, each.place))
+        compared = {step for _, step in self._keys}
+        first = next(step for step in count() if step not in compared)
         return RanksFinding(
             statement=statement_of(found),
             findings=tuple(_once(found)),
-            steps=len({step for _, step in self._keys}),
+            steps=first,
+            last=len(compared) - first,
             rows=tuple(sum(len(r.checksums) for r in each.steps[0].rows) for each in self._records),
         )
 

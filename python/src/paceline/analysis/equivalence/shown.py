@@ -59,7 +59,8 @@ class Shown:
 
     statement: Statement
     findings: tuple[RankFinding, ...]
-    steps: int
+    steps: int  # that were compared, from the first one on
+    last: int  # that were compared at the end of the training
     rows: tuple[int, ...]  # of each rank in the first step
     options: str = ""
 
@@ -107,7 +108,11 @@ def shown(
         found.insert(0, _as_finding(compared, Level.FAULT))  # the reference steps it
         statement = Statement.WRONG
     elif compared.passed and reference < statement < Statement.WRONG and not is_zero:
-        found = [each for each in found if each.level == Level.REMARK]
+        found = [
+            each
+            for each in found
+            if each.level == Level.REMARK or (ranks.last and (each.step or 0) >= compared.steps)
+        ]
         statement = reference
     else:
         by_reference = False
@@ -128,6 +133,7 @@ def shown(
         statement=statement,
         findings=tuple(found),
         steps=max(compared.steps if compared.passed else 0, ranks.steps),
+        last=ranks.last,
         rows=ranks.rows,
         options=" ".join(named),
     )

@@ -55,6 +55,7 @@ class Observation(_Value):
 
     reference: str | None  # the trial to compare with; None: this is the reference
     steps: int = 4  # that are compared; runs of 0.3.0 do not say it
+    last: int = 0  # steps before the end in which ranks are compared with each other, too
     rounded: bool = False  # train with outputs that differ by roundings
 
 

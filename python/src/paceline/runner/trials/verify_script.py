@@ -133,11 +133,13 @@ def verify_script(
     equalising: Equalising,
     accept: Collection[str] = (),
     *,
+    last_steps: int = 0,
     progress: Progress,
 ) -> VerifiedScript:
     """Train the script of a spec in every layout; compare its ranks, and it with the reference.
 
-    The number of steps is `max_steps` of the script. accept: names of findings that are meant.
+    The number of first steps is `max_steps` of the script. last_steps: before its end, in which its
+    ranks are compared with each other. accept: names of findings that are meant.
     Raises UsageError, EnvironmentLacks before anything runs; RankFailed, TimedOut if the script
     fails in one process and in every layout.
     """
@@ -151,7 +153,7 @@ def verify_script(
     with only_runner(run_dir):
         write_json(files.manifest, manifest_of(planned))
         trainings = Trainings(files, progress, 1 + len(layouts) * (1 + equalising.is_altered))
-        reference = _Reference(trainings, chosen, equalising)
+        reference = _Reference(trainings, chosen, equalising, last_steps)
         verified, outcomes = [], []
         for trial in layouts:
             layout, outcome = _verified(trainings, trial, reference, accept)
@@ -173,10 +175,13 @@ def verify_script(
 class _Reference:
     """The training with which layouts are compared: of one process, or of several ranks."""
 
-    def __init__(self, trainings: Trainings, trial: Trial, equalising: Equalising) -> None:
-        self.equalising, self.steps = equalising, trial.training.max_steps or 1
+    def __init__(
+        self, trainings: Trainings, trial: Trial, equalising: Equalising, last_steps: int
+    ) -> None:
+        self.equalising = equalising
+        self.steps, self.last_steps = trial.training.max_steps or 1, last_steps
         self._trainings, self._trial = trainings, trial
-        observe = Observation(reference=None, steps=self.steps)
+        observe = Observation(reference=None, steps=self.steps, last=last_steps)
         self.outcome, self._files = trainings.run(_equal(trial, REFERENCE, equalising, observe))
         self._observed = _observed(self._files)
         self._rounded: list[Observed] = []
@@ -214,7 +219,7 @@ def _verified(
 ) -> tuple[VerifiedLayout, Outcome]:
     """Train a layout, and return what is shown of it, and its end."""
     equalising = reference.equalising
-    observe = Observation(reference=REFERENCE, steps=reference.steps)
+    observe = Observation(reference=REFERENCE, steps=reference.steps, last=reference.last_steps)
     outcome, own = trainings.run(_equal(trial, trial.id, equalising.unaltered, observe))
     compared = own
     if equalising.is_altered and outcome.status == reference.outcome.status == "ok":

@@ -2,7 +2,8 @@
 
 Nothing is exchanged between ranks for it. The record has the rank's own gradients, the gradients
 that optimisers use, weights, buffers, rows of the model's input, and the terms of losses. After the
-last of these steps only weights are kept, of few steps.
+last of these steps only weights are kept, of few steps; or, where the end of the training is to be
+compared, too, all of this of the last steps.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from paceline.measure.records.own_steps import (
     ReachedRows,
     Sketch,
 )
+from paceline.plan.trials.trial import Observation
 from paceline.train.rank.script.loss_terms import LossTerms, loses_gradient
 from paceline.train.rank.script.modules import CalledModules
 from paceline.train.rank.script.own_gradients import OwnGradients, place_of, take
@@ -59,10 +61,13 @@ _SYNC_BATCH_NORM = "torch.nn.modules._functions"  # normalises as one process wo
 
 
 class OwnStepsRecorder:
-    """Records the first `steps` steps of each optimiser while `observing` is active."""
+    """Records the first and the last steps of each optimiser while `observing` is active."""
 
-    def __init__(self, steps: int, own: RankFiles, ranks: int, rows: ReachedRowsRecorder) -> None:
-        self._most, self._file, self._ranks = steps, own.own_steps, ranks
+    def __init__(
+        self, observe: Observation, own: RankFiles, ranks: int, rows: ReachedRowsRecorder
+    ) -> None:
+        self._most, self._last = observe.steps, observe.last
+        self._file, self._ranks = own.own_steps, ranks
         self._reached_rows = rows
         self._found = OwnSteps()
         self._modules = CalledModules()
@@ -120,6 +125,8 @@ class OwnStepsRecorder:
             stack.callback(handle.remove)
 
     def _write(self) -> None:
+        if self._last and self._reached_rows.has_ended:
+            self._found.after = self._states.weights(self._optimizers)
         self._found.counts = self._counts
         self._found.optimizers = [type(each).__name__ for each in self._optimizers]
         write_json(self._file, self._found)
@@ -249,7 +256,7 @@ class OwnStepsRecorder:
             return
         number = self._number(optimizer)
         step = self._counts[number]
-        if self._is_over or step >= self._most:
+        if not self._last and (self._is_over or step >= self._most):
             if not self._found.after:
                 self._found.after = self._states.weights(self._optimizers)
             self._step = None
@@ -270,9 +277,10 @@ class OwnStepsRecorder:
         if self._found.after:
             self._hooks.close()
             self._is_over = True
-            if not number and _is_looked_at(self._counts[0]):
-                weights = self._states.weights(self._optimizers)
-                self._found.later.append(LaterWeights(steps=self._counts[0], weights=weights))
+        is_later = self._is_over or self._counts[0] > self._most
+        if is_later and not number and _is_looked_at(self._counts[0]):
+            weights = self._states.weights(self._optimizers)
+            self._found.later.append(LaterWeights(steps=self._counts[0], weights=weights))
 
     def _end(self, step: OwnStep, optimizer: Optimizer, arguments: Any, named: Any) -> None:
         closure = has_closure(arguments, named)
@@ -303,6 +311,9 @@ class OwnStepsRecorder:
             self._note_layout(DIVIDED)
         self._found.mixing = sorted({*self._found.mixing, *self._states.mixing()})
         self._found.steps.append(step)
+        same = [each for each in self._found.steps if each.optimizer == step.optimizer]
+        if len(same) > self._most + self._last:  # the first ones and the last ones stay
+            self._found.steps.remove(same[self._most])
 
 
 def _is_looked_at(steps: int) -> bool:

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.own_steps import ReachedRows, TrainedRows
+from paceline.plan.trials.trial import Observation
 from paceline.train.rank.script.batches import checksums, tensors_in
 from paceline.train.rank.script.phases import around_steps, hooked, replaced
 from paceline.train.rank.script.program import EnoughSteps
@@ -35,14 +36,16 @@ _NOTICE_STEPS = 2
 class ReachedRowsRecorder:
     """Notes the rows of this rank, and ends the script.
 
-    steps: that are compared; those after them are followed for their rows alone. on_reached: called
-    whenever a gradient arrives at an output of a call.
+    observe: after the first steps that are compared, others are followed for their rows alone; the
+    script ends by itself if its last steps are compared, too. on_reached: called whenever a
+    gradient arrives at an output of a call.
     """
 
-    def __init__(self, steps: int, files: TrialFiles, rank: int) -> None:
+    def __init__(self, observe: Observation, files: TrialFiles, rank: int) -> None:
         self.on_reached: Callable[[ReachedRows], None] = lambda _rows: None
         self.has_ended = False  # the script, by itself
-        self._steps, self._rank = steps, rank
+        self._steps, self._rank = observe.steps, rank
+        self._ends = not observe.last
         self._file, self._end = files.rank(rank).trained_rows, files.last_step
         self._optimizer: Optimizer | None = None
         self._taken = 0  # steps of the first optimiser
@@ -127,7 +130,7 @@ class ReachedRowsRecorder:
         self._stepping += 1
         if self._stepping > 1:
             return
-        if self._taken >= self._steps and self._is_over():
+        if self._ends and self._taken >= self._steps and self._is_over():
             raise EnoughSteps
 
     def _is_over(self) -> bool:
