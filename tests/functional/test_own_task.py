@@ -28,6 +28,37 @@ GPT = spec_text(
     repeats=1,
 )
 
+# A bias before a batch normalisation has a gradient of roundings only, of which Adam makes steps.
+CNN = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+import paceline
+
+class Images(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.randn(3, 12, 12, generator=torch.Generator().manual_seed(index)), index % 3
+
+class Cnn(paceline.Task):
+    def dataset(self):
+        return Images()
+    def model(self):
+        return nn.Sequential(
+            nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(),
+            nn.Conv2d(6, 6, 3), nn.BatchNorm2d(6), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3),
+        )
+    def optimizer(self, parameters):
+        return torch.optim.AdamW([each for _, each in parameters], lr=0.01)
+"""
+CNN_TRIALS = """
+launcher = "local"; local_strategy = "intraop"; threads_per_rank = 2; oversubscribe = true
+launcher = "local"; local_strategy = "threads"; replicas = 2; oversubscribe = true
+launcher = "local"; local_strategy = "processes"; ranks_per_node = 2; oversubscribe = true
+"""
+
 
 def test_language_model_is_split_evaluated_and_equivalent(cache, forks, tmp_path):
     """Two of its trials; all strategies: tests/unit/strategies."""
@@ -41,6 +72,27 @@ def test_language_model_is_split_evaluated_and_equivalent(cache, forks, tmp_path
     assert rows["pipeline"]["equivalent"] is True, rows["pipeline"]["equivalence_reason"]
     assert rows["pipeline"]["target_reached"] == rows["sequential"]["target_reached"] == 1
     assert rows["pipeline"]["metrics"] == pytest.approx(rows["sequential"]["metrics"], rel=1e-3)
+
+
+def test_biases_before_batch_normalisation_are_no_difference(cache, forks, tmp_path):
+    (tmp_path / "cnn.py").write_text(CNN, "utf-8")
+    spec = spec_text(
+        *CNN_TRIALS.strip().splitlines(),
+        workload='name = "cnn"; task = "cnn.py:Cnn"',
+        tables="[telemetry]; enabled = false; [training]; max_steps = 18; global_batch = 16; "
+        "warmup_steps = 1",
+        repeats=1,
+    )
+    (tmp_path / "cnn.toml").write_text(spec, "utf-8")
+    cli = cli_in(cache, tmp_path, forks)
+    ran = cli.main("run", "cnn.toml", "--out", "run")
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads(cli.main("compare", "run", "--json").stdout)["rows"]
+    assert [row["equivalence_reason"] for row in rows if row["equivalent"] is not True] == []
+    results = (tmp_path / "run").glob("trials/*sequential*/result.json")
+    assert [json.loads(each.read_text())["replayed"]["noise"][:2] for each in results] == [
+        ["0.bias", "3.bias"]
+    ]
 
 
 def test_processes_train_the_example_equivalently(cache, forks, tiny_dataset, tmp_path):

@@ -33,7 +33,7 @@ def stages(spec, monkeypatch, tmp_path):
         RunFiles(run_dir).tuned_spec.write_text(SPEC)
         return "findings"
 
-    def run(asked, run_dir, *, resume, progress, keep_going):
+    def run(asked, run_dir, *, resume, progress, keep_going, changed_script):
         calls.append(("run", asked.text, run_dir, resume))
         write_json(RunFiles(run_dir).manifest, {"spec_toml": SPEC})
         if "run" in interrupted:

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tests.support.fabricated_samples import ROWS, FakeFeed, opening
@@ -14,8 +15,13 @@ from paceline.base.errors import RankFailed
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.phases import EARLY, FINAL, GRADIENT
 from paceline.train.rank.peers import Peers
-from paceline.train.rank.repeated_steps import RoundingProbe, StepRepeater, largest_change
-from paceline.train.training.strategy import GradientResult, LocalStrategy
+from paceline.train.rank.repeated_steps import (
+    RoundingProbe,
+    StepRepeater,
+    _PerturbedStepper,
+    changes,
+)
+from paceline.train.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.train.training.tensors import save_tensors
 
 INPUTS_U = 2.0**-24  # unit roundoff of fp32
@@ -110,14 +116,45 @@ def test_change_is_relative_to_the_distance_from_before():
     plain = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
     ours = {"a": torch.tensor([3.0, 4.5]), "b": torch.tensor([1.0])}
     noise = 2.0**-13 * 26**0.5
-    assert largest_change(ours, plain, None, ["a", "b"]) == pytest.approx(0.5 / (5 + noise))
+    assert changes(ours, plain, None, ["a", "b"]).largest() == pytest.approx(0.5 / (5 + noise))
     before = {"a": torch.tensor([3.0, 3.0]), "b": torch.tensor([1.0])}
-    assert largest_change(ours, plain, before, ["a", "b"]) == pytest.approx(0.5, rel=1e-3)
+    assert changes(ours, plain, before, ["a", "b"]).largest() == pytest.approx(0.5, rel=1e-3)
 
 
 def test_without_any_distance_there_is_no_change():
     plain, ours = {"a": torch.zeros(2)}, {"a": torch.ones(2)}
-    assert largest_change(ours, plain, None, ["a", "of another rank"]) == 0.0
+    assert changes(ours, plain, None, ["a", "of another rank"]).largest() == 0.0
+
+
+def test_a_small_tensor_that_changes_as_a_whole_is_rounding():
+    plain = {
+        "large": torch.ones(4),
+        "bias": torch.full((4,), 1e-7),
+        "small": torch.full((4,), 1e-7),
+    }
+    ours = {**plain, "bias": -plain["bias"], "large": torch.full((4,), 0.5)}
+    found = changes(ours, plain, None, list(plain))
+    assert found.roundings() == {"bias"}
+    assert found.largest() == found.largest({"bias"}) == pytest.approx(0.5, rel=1e-3)
+    assert found.largest({"large", "bias"}) == 0.0
+
+
+def test_token_ids_are_summed_in_another_order(repeater_of):
+    inner = SimpleNamespace(gradient=lambda batch: batch)
+    batch = TrainBatch(
+        step=3,
+        epoch=0,
+        inputs=torch.arange(12).reshape(6, 2),
+        targets=torch.arange(6),
+        sample_ids=np.arange(6),
+        global_samples=6,
+    )
+    moved = _PerturbedStepper(inner, seed=0, change=0.1).gradient(batch)
+    order = moved.targets
+    assert sorted(order.tolist()) == list(range(6))
+    assert order.tolist() != list(range(6))
+    assert torch.equal(moved.inputs, batch.inputs[order])
+    assert moved.sample_ids.tolist() == order.tolist()
 
 
 def test_probe_changes_inputs_by_roundings_and_repeats_them_exactly(repeater_of):

@@ -185,12 +185,13 @@ def test_replay_trains_from_each_state_and_saves_gradient_and_weights(repeater_o
     repeater = repeater_of(strategy)
     keeper, replay = begin_replay(repeater)
     train(keeper, strategy)
-    replay._probe = SimpleNamespace(replayed=lambda first, *_: first / 1000)
+    replay._probe = SimpleNamespace(noise={"bias"}, replayed=lambda first, *_: first / 1000)
     repeater.__dict__["first_weights"] = {"w": torch.zeros(2)}
     found = replay.run()
     assert found.moved_l2["step16"]["w"] == pytest.approx(16 * 2**0.5)
     assert found.moved_l2["replay50"]["w"] == pytest.approx(2 * 2**0.5)
     assert found.rounding == {"replay50": 0.05, "replay98": 0.098}
+    assert found.noise == ["bias"]
     assert load_file(repeater.files.weights_at("replay50"))["w"].tolist() == [52, 52]
     assert load_file(repeater.files.gradient_at("replay98"))["w"].tolist() == [1, 1]
 

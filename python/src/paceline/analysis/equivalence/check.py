@@ -118,6 +118,7 @@ def check_equivalence(
         baseline.trial.training.arithmetic,
         len(steps.step),
         rounding=measured_rounding(baseline),
+        noise=() if baseline.result is None else baseline.result.replayed.noise,
         global_batch=baseline.trial.training.global_batch,
     )
     weights, largest = weights_check(trial, baseline, allowed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from paceline.measure.records.phases import (
     EARLY,
     EARLY_STEPS,
     FINAL,
-    REPLAYED_STEPS,
     ROUNDOFF,
     replay_point,
     replayed_after,
@@ -43,23 +42,27 @@ def gradient_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
     ours, theirs = trial.files.gradient, baseline.files.gradient
     if not (ours.exists() and theirs.exists()):
         return Check(name=name, passed=None, reason=_no_tensors("gradient", ours))
-    return _compared_gradients(
-        name, ours, theirs, allowed.gradient, ROUNDOFF["fp32"] / allowed.gradient
-    )
+    least = ROUNDOFF["fp32"] / allowed.gradient
+    return _compared_gradients(name, (ours, theirs), allowed.gradient, least, allowed.noise)
 
 
-def _compared_gradients(name: str, ours: Path, theirs: Path, limit: float, least: float) -> Check:
+def _compared_gradients(
+    name: str, files: tuple[Path, Path], limit: float, least: float, noise: Collection[str]
+) -> Check:
     """Compare two gradients.
 
-    The gradient of a tensor may be nearly zero, that is, noise. Then it is compared with a share
-    `least` of the whole gradient.
+    The gradient of a tensor may be nearly zero. Then it is compared with a share `least` of the
+    whole gradient, and one that is known to be noise with all of it.
     """
+    ours, theirs = files
     try:
         differences = tensor_differences(ours, theirs)
     except NotComparable as error:
         return Check(name=name, passed=False, reason=str(error))
-    floor = least * math.hypot(*(d.baseline_l2 for d in differences))
-    scales = {d.name: d.baseline_l2 + floor for d in differences}
+    whole = math.hypot(*(d.baseline_l2 for d in differences))
+    scales = {
+        d.name: whole if d.name in noise else d.baseline_l2 + least * whole for d in differences
+    }
     return _worst(name, differences, scales, limit, "times its gradient's norm")
 
 
@@ -73,9 +76,7 @@ def weights_check(
             name=FINAL_WEIGHTS, passed=True, reason=reason, value=0.0, tolerance=allowed.weights
         )
         return check, 0.0
-    check, largest = _point_check(
-        FINAL_WEIGHTS, FINAL, allowed.steps, trial, baseline, allowed.weights
-    )
+    check, largest = _point_check(FINAL_WEIGHTS, FINAL, trial, baseline, allowed)
     if not allowed.weights_judged and largest is not None and math.isfinite(largest):
         check = not_decisive(check, allowed)
     return check, largest
@@ -90,8 +91,7 @@ def early_weights_check(
     name = f"weights_{EARLY}"
     if _same_bits(trial, baseline):
         return _not_needed(name, None)
-    limit = allowed.early_weights
-    check, _ = _point_check(name, EARLY, EARLY_STEPS, trial, baseline, limit)
+    check, _ = _point_check(name, EARLY, trial, baseline, allowed)
     if check.passed is False and not allowed.judges(EARLY):
         return not_decisive(check, allowed)
     # records of older versions have none
@@ -110,13 +110,12 @@ def replay_checks(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance)
         elif replayed is not None and point in replayed.missing:
             check = Check(name=name, passed=None, reason=replayed.missing[point])
         else:
-            limit = allowed.of_replay(point)
-            check, _ = _point_check(
-                name, point, REPLAYED_STEPS, trial, baseline, limit, least=_LEAST_SHARE
-            )
+            check, _ = _point_check(name, point, trial, baseline, allowed, least=_LEAST_SHARE)
             files = trial.files.gradient_at(point), baseline.files.gradient_at(point)
             if check.passed and all(file.exists() for file in files):
-                gradient = _compared_gradients(name, *files, limit, _LEAST_SHARE)
+                gradient = _compared_gradients(
+                    name, files, allowed.at(point), _LEAST_SHARE, allowed.noise
+                )
                 check = max(check, gradient, key=lambda c: (not c.passed, c.value or 0.0))
         found.append(dataclasses.replace(check, decisive=check.passed is not None))
     return found
@@ -125,19 +124,19 @@ def replay_checks(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance)
 def _point_check(
     name: str,
     point: str,
-    steps: int,
     trial: TrialRecord,
     baseline: TrialRecord,
-    limit: float,
+    allowed: Tolerance,
     *,
     least: float = 0.0,
 ) -> tuple[Check, float | None]:
-    """Compare the weights at a point, `steps` steps after equal ones.
+    """Compare the weights at a point: all but noise.
 
-    limit: for each tensor, as a share of the distance that training moved it. least: share of the
+    The limit of each tensor is a share of the distance that training moved it. least: share of the
     distance of all trained parameters that is added to it, so that rounding of a tensor which
     hardly moves is none. Return the check and the largest absolute difference.
     """
+    limit, steps = allowed.at(point), allowed.steps_until(point)
     ours, theirs = trial.files.weights_at(point), baseline.files.weights_at(point)
     if baseline.result is None or not (ours.exists() and theirs.exists()):
         return Check(name=name, passed=None, reason=_no_tensors("weights", ours)), None
@@ -157,7 +156,8 @@ def _point_check(
     # The distance that training moved each tensor is at least its rounding in these steps.
     rounding = ROUNDOFF["fp32"] * steps / limit if steps else 0
     scales = {d.name: moved[d.name] + rounding * d.baseline_l2 + floor for d in differences}
-    check = _worst(name, differences, scales, limit, "times the distance that training moved it")
+    judged = [d for d in differences if d.name not in allowed.noise]
+    check = _worst(name, judged, scales, limit, "times the distance that training moved it")
     return check, largest
 
 

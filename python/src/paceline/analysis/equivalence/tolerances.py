@@ -44,6 +44,11 @@ AlexNet 0.03 after 16 steps, 0.15 after 40 and 0.47 after 64, against at most 6e
 So the baseline also repeats the training, up to 64 steps, with inputs that change by 2^-20 (fp32
 only). Where four times the change of its own weights is above the limit, its weights prove nothing.
 
+The gradient of a bias before a batch normalisation, or of the keys' bias in attention, is zero, and
+what is computed is nothing but roundings. The baseline finds such tensors: their first gradient
+changes by a tenth or more. It is compared with the whole gradient, and what an optimiser as Adam
+makes of it proves nothing.
+
 Two replayed steps have little room for growth, but their gradients may be nearly zero, late in a
 training, and so more sensitive than the first one. After them, a tensor may differ by 2^-4 of the
 distance, or by four times its measured change. A tensor that hardly moves is compared with 2^-7 of
@@ -52,14 +57,16 @@ the distance of all. A learning rate that is wrong by a tenth is still found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from paceline.measure.records.phases import (
+    EARLY,
     EARLY_STEPS,
     FINAL,
     GRADIENT,
     LONG_STEPS,
+    REPLAYED_STEPS,
     ROUNDOFF,
 )
 
@@ -72,7 +79,8 @@ LEAST_MISTAKE = 2.0**-7
 class Tolerance:
     """Relative tolerances; `loss` and `gradient` are of step 1, `weights` after all steps.
 
-    rounding: changes that the baseline has measured, by point.
+    rounding: changes that the baseline has measured, by point. noise: tensors of which it has found
+    nothing but roundings.
     """
 
     arithmetic: str  # of both, as in "fp32" or "bf16 against fp32"
@@ -80,6 +88,7 @@ class Tolerance:
     loss: float
     gradient: float
     rounding: Mapping[str, float] = field(default_factory=dict)
+    noise: frozenset[str] = frozenset()
 
     @property
     def weights_judged(self) -> bool:
@@ -97,6 +106,15 @@ class Tolerance:
     def of_weights(self, steps: int) -> float:
         """Return the limit for one tensor after some steps from the first weights."""
         return min(ROOM * self.gradient * steps**2, self._weights_limit)
+
+    def at(self, point: str) -> float:
+        """Return the limit for one tensor at a point of comparison."""
+        of_weights = {FINAL: self.weights, EARLY: self.early_weights}
+        return of_weights[point] if point in of_weights else self.of_replay(point)
+
+    def steps_until(self, point: str) -> int:
+        """Return the steps from equal weights to a point of comparison."""
+        return {FINAL: self.steps, EARLY: EARLY_STEPS}.get(point, REPLAYED_STEPS)
 
     def of_replay(self, point: str) -> float:
         """Return the limit for one tensor after replayed steps."""
@@ -119,12 +137,14 @@ def tolerance(
     steps: int,
     *,
     rounding: Mapping[str, float] | None = None,
+    noise: Collection[str] = (),
     global_batch: int = 1,
 ) -> Tolerance:
     """Return the tolerance for a trial after `steps` steps.
 
     ours, baseline: their arithmetic, see `Training.arithmetic`. rounding: changes that the baseline
-    has measured, by point. global_batch: samples of a step.
+    has measured, by point. noise: tensors of which it has found nothing but roundings.
+    global_batch: samples of a step.
     """
     arithmetic = ours if ours == baseline else f"{ours} against {baseline}"
     derived = gradient = _of_gradient(ours, baseline)
@@ -139,6 +159,7 @@ def tolerance(
         loss=min(derived, _of_gradient("bf16", "bf16")),
         gradient=gradient,
         rounding=measured,
+        noise=frozenset(noise),
     )
 
 

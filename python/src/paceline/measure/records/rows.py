@@ -318,6 +318,8 @@ class Replayed:
     moved_l2: dict[str, dict[str, float]] = field(default_factory=dict)  # of a baseline, by tensor
     # of a baseline: largest relative change of a tensor when the inputs change by 2^-20
     rounding: dict[str, float] = field(default_factory=dict)
+    # of a baseline: tensors whose gradient is nothing but roundings, and buffers that follow them
+    noise: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)  # why it was not replayed
     faults: dict[str, str] = field(default_factory=dict)  # why it could not begin as the baseline
 

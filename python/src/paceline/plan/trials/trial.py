@@ -60,7 +60,7 @@ class Observation(_Value):
 
 
 class Alterations(_Value):
-    """What `paceline verify` alters so that a script can be compared with its reference."""
+    """Changes by `paceline verify`, with which a script can be compared with its reference."""
 
     seed: int | None = None  # of all generators, before the script
     no_dropout: bool = False

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 # much, so that units switch in most batches in which another order of sums may switch one.
 _CHANGE_U = 16
 _NOISE = 2.0**-13  # share of the whole norm below which the gradient of a tensor is noise
+# A gradient is only rounding if it changes by so much, and is below this share of the whole one.
+_ROUNDING_ONLY, _SMALL = 0.1, 2.0**-10
+_MOVED = 2.0**-4  # change of a buffer that follows a weight which roundings alone move
 _DIVERGED = 1.0  # change of a training that diverges by roundings; its weights prove nothing
 _TIME_SHARE = 0.4  # of limits.trial_s, after which the baseline repeats only the first step
 
@@ -131,34 +134,66 @@ def compares_weights(trial: Trial) -> bool:
     return trial.training.arithmetic == "fp32"
 
 
-def largest_change(
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """L2 norms by tensor: differences of what was repeated, distances that training moved it.
+
+    whole: distance of all trained tensors.
+    """
+
+    differences: Mapping[str, float]
+    distances: Mapping[str, float]
+    whole: float
+
+    def relative(self, name: str) -> float:
+        """Return the change of a tensor; one that hardly moves is compared with all of them."""
+        return self.differences[name] / (self.distances[name] + _NOISE * self.whole)
+
+    def largest(self, without: Collection[str] = ()) -> float:
+        """Return the largest relative change."""
+        if self.whole == 0:
+            return 0.0  # nothing to compare changes with
+        return max((self.relative(n) for n in self.differences if n not in without), default=0.0)
+
+    def roundings(self) -> set[str]:
+        """Return the tensors of which little is left but roundings."""
+        return {
+            name
+            for name, difference in self.differences.items()
+            if difference > _ROUNDING_ONLY * self.distances[name]
+            and self.distances[name] < _SMALL * self.whole
+        }
+
+
+def changes(
     ours: Mapping[str, Tensor],
     plain: Mapping[str, Tensor],
     before: Mapping[str, Tensor] | None,
     trained: Collection[str],
-) -> float:
-    """Return the largest change of a tensor from `plain`, relative to the distance from `before`,
-    or from zero.
+) -> Changes:
+    """Compare tensors with `plain`, and that with `before`, or with zero.
 
-    trained: names of the tensors whose whole distance decides below which distance a change is
-    noise.
+    trained: names of the trained tensors, whose distances count together.
     """
     before = before or {name: torch.zeros_like(tensor) for name, tensor in plain.items()}
-    differences, distances = update_l2(ours, plain), update_l2(plain, before)
+    distances = update_l2(plain, before)
     whole = math.hypot(*(distances[name] for name in trained if name in plain))
-    if whole == 0:
-        return 0.0  # nothing to compare changes with
-    return max(differences[n] / (distances[n] + _NOISE * whole) for n in differences)
+    return Changes(update_l2(ours, plain), distances, whole)
 
 
 class RoundingProbe:
     """Repeats steps of a baseline, a single rank, with inputs that differ by roundings.
 
     Restore the state before the first of these steps, then call a method.
+
+    noise: tensors whose first gradient is nothing but roundings, such as biases before a batch
+    normalisation. An optimiser as Adam, which divides by the gradient's size, moves them by any
+    amount, and running statistics follow them; so they are not compared.
     """
 
     def __init__(self, repeater: StepRepeater) -> None:
         self._repeater = repeater
+        self.noise: set[str] = set()
 
     @cached_property
     def _trained(self) -> list[str]:
@@ -174,7 +209,10 @@ class RoundingProbe:
         points = {EARLY_STEPS: EARLY, repeater.samples.order.steps: FINAL}
 
         def first_gradient() -> None:
-            found[GRADIENT] = self._gradient_change(repeater.files.gradient)
+            plain = load_file(repeater.files.gradient)
+            gradient = changes(repeater.strategy.gradients(), plain, None, self._trained)
+            self.noise |= gradient.roundings()
+            found[GRADIENT] = gradient.largest(self.noise)
 
         def compare(done: int) -> None:
             plain = repeater.files.weights_at(points.get(done, ""))
@@ -235,14 +273,18 @@ class RoundingProbe:
         plain: Mapping[str, Tensor],
         before: Mapping[str, Tensor] | None = None,
     ) -> float:
-        return largest_change(ours, plain, before, self._trained)
+        found = changes(ours, plain, before, self._trained)
+        if self.noise:
+            buffers = found.differences.keys() - set(self._trained)
+            self.noise |= {each for each in buffers if found.relative(each) > _MOVED}
+        return found.largest(self.noise)
 
     def _gradient_change(self, plain: Path) -> float:
         return self._change(self._repeater.strategy.gradients(), load_file(plain))
 
 
 class _PerturbedStepper(Stepper):
-    """A strategy of a single rank, whose inputs differ by a relative change."""
+    """A strategy of a single rank, whose inputs differ by a relative change, or in their order."""
 
     def __init__(self, strategy: LocalStrategy, seed: int, change: float) -> None:
         self._strategy, self._seed, self._change = strategy, seed, change
@@ -252,6 +294,16 @@ class _PerturbedStepper(Stepper):
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         generator = torch.Generator().manual_seed(self._seed + batch.step)
+        if not batch.inputs.is_floating_point():  # token ids: sum the samples in another order
+            order = torch.randperm(len(batch.inputs), generator=generator)
+            return self._strategy.gradient(
+                replace(
+                    batch,
+                    inputs=batch.inputs[order],
+                    targets=batch.targets[order],
+                    sample_ids=batch.sample_ids[order.numpy()],
+                )
+            )
         noise = torch.randn(batch.inputs.shape, generator=generator)
         return self._strategy.gradient(
             replace(batch, inputs=batch.inputs * (1 + self._change * noise))

@@ -96,14 +96,13 @@ class StateKeeper:
 
         Return whether it measures roundings; then its first state is kept now.
         """
-        trial, task = self._repeater.trial, self._repeater.samples.task
+        trial = self._repeater.trial
         there = {checkpoint.steps for checkpoint in self._folder.complete()}
         self._planned = {*replayed_after(self._steps)} - there
-        floats = task.example_input().is_floating_point()
         # A baseline with other arithmetic may have kept the state; it measured its own roundings.
         # In low precision each repeat measures, one step: nobody knows which will end well.
         wanted = 0 not in there or not compares_weights(trial)
-        measures = trial.device == "cpu" and floats and wanted
+        measures = trial.device == "cpu" and wanted
         if measures and 0 not in there:
             self._keep(0)
         return measures
@@ -204,6 +203,7 @@ class StepReplay:
                 found.rounding.update(self._rounding_of_beginning(self._probe))
             for first in replayed_after(self._repeater.samples.order.steps):
                 self._replay(first, found)
+            found.noise += [] if self._probe is None else sorted(self._probe.noise)
         return found
 
     def _rounding_of_beginning(self, probe: RoundingProbe) -> dict[str, float]:
