@@ -105,3 +105,49 @@ def test_call_that_does_not_return_is_failed(monkeypatch) -> None:
     finally:
         ended.set()
         thread.close(5)
+
+
+def test_callback_may_wait_for_operations_queued_before_and_in_it():
+    progress = ProgressThread("library", 0, 20.0, "group")
+    go_on = threading.Event()
+    first = progress.submit("first", lambda: go_on.wait(10), [1])
+    second = progress.submit("second", lambda: None, [2])
+
+    def depend(future):
+        later = [progress.submit(f"later {n}", lambda: None, [n]).get_future() for n in (3, 4)]
+        return future.value() + [x for each in (second.get_future(), *later) for x in each.wait()]
+
+    result = first.get_future().then(depend)
+    go_on.set()
+    ended = threading.Event()
+    result.add_done_callback(lambda _: ended.set())
+    assert ended.wait(10)
+    assert result.value() == [1, 2, 3, 4]
+    progress.close(5.0)
+    assert not [each for each in threading.enumerate() if each.name.startswith("library")]
+
+
+def test_interrupt_in_the_callers_thread_fails_all_later_operations():
+    progress = ProgressThread("library", 0, 20.0, "group")
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        progress.carry_out("first", interrupted, [])
+    for start in (progress.carry_out, progress.submit):
+        with pytest.raises(RankFailed, match=r"rank 0: library first failed: KeyboardInterrupt"):
+            start("second", lambda: None, []).wait()
+    progress.close(1.0)
+
+
+def test_operations_behind_one_that_does_not_return_fail_with_it():
+    progress = ProgressThread("library", 0, 0.5, "group")
+    release = threading.Event()
+    stuck = progress.submit("stuck", lambda: release.wait(20), [])
+    behind = progress.submit("behind", lambda: None, [])
+    for each in (stuck, behind, progress.submit("after", lambda: None, [])):
+        with pytest.raises(Exception, match=r"library stuck did not end within 0\.5 s"):
+            each.get_future().wait()
+    release.set()
+    progress.close(1.0)

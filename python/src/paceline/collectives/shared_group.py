@@ -336,7 +336,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
                 for group in list(_groups):
                     group.note_loss(error.loss)
                 raise
-            except Exception:
+            except BaseException:  # of a signal's handler, too: the call is half done
                 self._levels.fail()
                 raise
             finally:

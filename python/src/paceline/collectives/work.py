@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -122,11 +123,17 @@ class CoalescedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
         return self._future
 
 
+_Item = tuple[PendingWork, Callable[[], None], "Operation | None"]
+
+
 class ProgressThread:
     """Carries out operations in the order of submission, each within `limit_s`.
 
     After the first failure no operation is called any more: every later one fails with the same
     error. The threads are daemons, so a call that never returns does not keep the process alive.
+
+    A callback of a future may wait for later operations. So the thread that completes a future
+    leaves the queue to another one if operations are queued, now or while it completes.
     """
 
     def __init__(self, library: str, rank: int, limit_s: float, name: str) -> None:
@@ -135,17 +142,16 @@ class ProgressThread:
         self._library = library
         self._rank = rank
         self._limit_s = limit_s
-        self._queue: queue.SimpleQueue[
-            tuple[PendingWork, Callable[[], None], Operation | None] | None
-        ] = queue.SimpleQueue()
-        self._count = threading.Lock()
-        self._queued = 0  # operations that have been submitted and have not ended
+        self._name = name
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._count = threading.Lock()  # of the following
+        self._queued = 0  # operations that have been submitted and not been carried out
+        self._unattended = True  # no thread takes the next operation from the queue
+        self._spares = 0  # threads that wait for a turn at the queue
+        self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: end
+        self._threads: list[threading.Thread] = []
         self._current: tuple[PendingWork, float] | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"{library}-{name}", daemon=True)
-        self._limiter = threading.Thread(
-            target=self._enforce_limit, name=f"{library}-limit-{name}", daemon=True
-        )
 
     def submit(
         self,
@@ -157,11 +163,12 @@ class ProgressThread:
         """Queue `call`. `operation` is its entry in the communication records."""
         work = self._work(name, tensors)
         with self._count:
-            self._queued += 1
-            if self._thread.ident is None:  # a group whose calls are all awaited needs no thread
-                self._thread.start()
-                self._limiter.start()
-        self._queue.put((work, call, operation))
+            if self.failure is None:
+                self._queued += 1
+                self._queue.put((work, call, operation))
+                self._attend()
+                return work
+        work.finish(self.failure)
         return work
 
     def carry_out(
@@ -178,66 +185,139 @@ class ProgressThread:
         if self._queued:
             return self.submit(name, call, tensors, operation)
         work = self._work(name, tensors)
-        self._attempt(work, call, operation)
+        work.finish(self._attempt(work, call, operation))
         return work
 
     def close(self, limit_s: float) -> None:
         """End the threads after the queued operations; a blocked thread is abandoned."""
-        self._queue.put(None)
-        if self._thread.ident is not None:
-            self._thread.join(limit_s)
-            self._closing.set()
-            self._limiter.join(limit_s)
+        deadline = time.monotonic() + limit_s
+        with self._count:
+            self._queue.put(None)
+            threads = list(self._threads)
+        for thread in threads[1:]:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._closing.set()
+        for thread in threads[:1]:  # it limits the others
+            thread.join(max(0.1, deadline - time.monotonic()))
+
+    def _attend(self) -> None:
+        """Let a thread take the next operation, if none does; with `_count`."""
+        if not self._unattended:
+            return
+        self._unattended = False
+        if self._spares:
+            self._spares -= 1
+            self._turns.put(True)
+            return
+        if not self._threads:
+            self._start(self._enforce_limit, f"{self._library}-limit-{self._name}")
+        self._start(self._run, f"{self._library}-{self._name}")
+
+    def _start(self, target: Callable[[], None], name: str) -> None:
+        self._threads = [each for each in self._threads if each.is_alive()]
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             work, call, operation = item
             self._current = (work, time.monotonic())
-            self._attempt(work, call, operation)
+            try:
+                error = self._attempt(work, call, operation)
+            except BaseException:  # noqa: BLE001  (the thread is needed for what comes after it)
+                error = self.failure
+            self._current = None
             with self._count:
                 self._queued -= 1
+                self._unattended = True
+                if self._queued:
+                    self._attend()
+            work.finish(error)
             # Release the operation's objects: the next get() can block for a long time.
-            del item, work, call, operation
+            del item, work, call, operation, error
+            if not self._has_turn():
+                return
+        with self._count:
+            self._queue.put(None)  # for a thread that still completes a future
+            self._unattended = True
+            for _ in range(self._spares):
+                self._turns.put(False)
+            self._spares = 0
+
+    def _has_turn(self) -> bool:
+        """Return True when this thread is to take the next operation, False to end."""
+        with self._count:
+            if self._unattended:
+                self._unattended = False
+                return True
+            if self._spares:
+                return False
+            self._spares += 1
+        return self._turns.get()
 
     def _work(self, name: str, tensors: list[Any]) -> PendingWork:
         return PendingWork(f"{self._library} {name}", self._rank, self._limit_s, tensors)
 
     def _attempt(
         self, work: PendingWork, call: Callable[[], None], operation: Operation | None
-    ) -> None:
-        """Carry out a call, unless one before it has failed."""
+    ) -> PacelineError | None:
+        """Carry out a call, unless one before it has failed; return the error, if any.
+
+        An exception that is no error, such as KeyboardInterrupt, fails the call for all ranks,
+        because nobody knows how far it came; it is raised again.
+        """
         if self.failure is not None:
-            self._fail(work, self.failure)
-            return
+            return self.failure
         try:
             if operation is not None:
                 operation.start()
             call()
         except Exception as error:  # noqa: BLE001  (raised in the thread that waits)
-            self._fail(work, error)
-        else:
-            self._current = None
-            if operation is not None:
-                operation.end()
-            work.finish()
+            return self._failed(work, error)
+        except BaseException as error:
+            work.finish(self._failed(work, error))
+            raise
+        if operation is not None:
+            operation.end()
+        return None
 
     def _enforce_limit(self) -> None:
-        """Fail an operation whose library call does not return; the call cannot be cancelled."""
+        """Fail an operation whose library call does not return, and those behind it; the call
+        cannot be cancelled."""
         share_s = self._limit_s * WATCH_SHARE
         while not self._closing.wait(share_s):
             current = self._current
             if current is None or time.monotonic() - current[1] < self._limit_s + share_s:
                 continue
-            self._fail(current[0], timed_out(current[0].name, self._rank, self._limit_s))
+            work = current[0]
+            failure = self._failed(work, timed_out(work.name, self._rank, self._limit_s))
+            self._current = None
+            for each in [work, *self._withdrawn()]:
+                each.finish(failure)
 
-    def _fail(self, work: PendingWork, error: Exception) -> None:
-        if self.failure is None:
-            if isinstance(error, PacelineError):
-                self.failure = error
-            else:
-                self.failure = RankFailed(
-                    f"rank {self._rank}: {work.name} failed: {error}", self._rank
-                )
-                self.failure.__cause__ = error
-        self._current = None
-        work.finish(self.failure)
+    def _withdrawn(self) -> list[PendingWork]:
+        """Take all operations from the queue."""
+        works = []
+        with self._count, suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if item is None:
+                    self._queue.put(None)
+                    break
+                works.append(item[0])
+                self._queued -= 1
+        return works
+
+    def _failed(self, work: PendingWork, error: BaseException) -> PacelineError:
+        """Return the failure of the group: this error, unless there was one before."""
+        with self._count:
+            if self.failure is None:
+                if isinstance(error, PacelineError):
+                    self.failure = error
+                else:
+                    text = f"rank {self._rank}: {work.name} failed: {str(error) or repr(error)}"
+                    self.failure = RankFailed(text, self._rank)
+                    self.failure.__cause__ = error
+            return self.failure
