@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.base.errors import PeerLost, RankFailed
+from paceline.base.errors import CallsDiffer, PeerLost, RankFailed
 from paceline.collectives.shared_group import SharedMemoryGroup
 from paceline.collectives.shared_memory import LIBRARY, Levels
 
@@ -68,9 +69,10 @@ def test_small_types_are_reduced_in_larger_ones(on_all_ranks, dtype, reduction, 
 
 def fail_on_rank_1(group, rank):
     """Return the message of each rank."""
-    own = torch.ones(7 if rank == 1 else 6)
+    if rank == 1:
+        group._levels.host.segments.allreduce = None  # cannot be called
     with pytest.raises((RankFailed, PeerLost)) as caught:
-        group.reduce_scatter_single(torch.empty(2), own).wait()
+        group.allreduce([torch.empty(2)]).wait()
     with pytest.raises(type(caught.value)):  # from then on all do
         group.barrier().wait()
     return str(caught.value)
@@ -78,9 +80,115 @@ def fail_on_rank_1(group, rank):
 
 def test_rank_whose_operation_fails_is_named_to_the_ranks_that_wait(on_all_ranks):
     first, failed, last = on_all_ranks(fail_on_rank_1)
-    assert failed.startswith("rank 1: shared memory reduce_scatter failed:")
+    assert failed.startswith("rank 1: shared memory allreduce failed:")
     for told in (first, last):
         assert "rank 1 has failed" in told
+
+
+SIX, SEVEN = (lambda: [torch.ones(6)]), (lambda: [torch.ones(7)])
+
+
+def rooted(kind, root):
+    return options_of(kind, rootRank=root)
+
+
+def lists(count, length=2):
+    return [[torch.ones(length) for _ in range(count)]]
+
+
+CALLS = {
+    "all_reduce": lambda g: g.allreduce(SIX()),
+    "all_reduce of another size": lambda g: g.allreduce(SEVEN()),
+    "all_reduce of nothing": lambda g: g.allreduce([torch.ones(0)]),
+    "all_reduce of another type": lambda g: g.allreduce([torch.ones(3, dtype=torch.float64)]),
+    "all_reduce by another operation": lambda g: g.allreduce(
+        SIX(), options_of(dist.AllreduceOptions, reduceOp=dist.ReduceOp.MAX)
+    ),
+    "all_reduce of two": lambda g: g.allreduce_coalesced([torch.ones(3), torch.ones(3)]),
+    "broadcast": lambda g: g.broadcast(SIX(), rooted(dist.BroadcastOptions, 0)),
+    "broadcast from 1": lambda g: g.broadcast(SIX(), rooted(dist.BroadcastOptions, 1)),
+    "broadcast of nothing": lambda g: g.broadcast([torch.ones(0)]),
+    "reduce": lambda g: g.reduce(SIX(), rooted(dist.ReduceOptions, 0)),
+    "reduce to 1": lambda g: g.reduce(SIX(), rooted(dist.ReduceOptions, 1)),
+    "all_gather": lambda g: g.allgather(lists(RANKS), [torch.ones(2)]),
+    "all_gather of others": lambda g: g.allgather(lists(RANKS, 3), [torch.ones(3)]),
+    "all_gather_single": lambda g: g.all_gather_single(torch.ones(6), torch.ones(2)),
+    "reduce_scatter": lambda g: g.reduce_scatter(
+        [torch.ones(2)], lists(RANKS), dist.ReduceScatterOptions()
+    ),
+    "reduce_scatter_single": lambda g: g.reduce_scatter_single(torch.ones(2), torch.ones(6)),
+    "barrier": lambda g: g.barrier(),
+}
+
+
+@pytest.mark.parametrize(("most", "other"), [*itertools.pairwise([*CALLS, "all_reduce"])])
+def test_ranks_that_call_different_things_all_get_an_error_with_both(on_all_ranks, most, other):
+    def task(group, rank):
+        for _ in range(3):
+            group.allreduce([torch.ones(2)]).wait()
+        with pytest.raises(CallsDiffer, match=r"same time: rank 0, rank 2: .+; rank 1: ") as caught:
+            CALLS[other if rank == 1 else most](group).wait()
+        with pytest.raises(CallsDiffer):  # no other number from then on
+            group.allreduce([torch.ones(2)]).wait()
+        return str(caught.value)
+
+    assert len(set(on_all_ranks(task))) == 1
+
+
+def test_all_to_all_whose_parts_do_not_fit_is_an_error_on_all_ranks(on_all_ranks):
+    def task(group, rank):
+        expected = [torch.ones(9 if (rank, sender) == (2, 1) else 4) for sender in range(RANKS)]
+        with pytest.raises(CallsDiffer, match=r"rank 1 of the group sends 4 .* 2, which expects 9"):
+            group.alltoall(expected, [torch.ones(4) for _ in range(RANKS)]).wait()
+
+    on_all_ranks(task)
+
+
+WRONG = {
+    "all_gather": lambda g: g.allgather(lists(RANKS), [torch.ones(3)]),
+    "all_gather of too few": lambda g: g.allgather(lists(RANKS - 1), [torch.ones(2)]),
+    "all_gather_single": lambda g: g.all_gather_single(torch.ones(3), torch.ones(5)),
+    "all_gather_single of a type": lambda g: g.all_gather_single(
+        torch.ones(6), torch.ones(2, dtype=torch.int32)
+    ),
+    "reduce_scatter": lambda g: g.reduce_scatter(
+        [torch.ones(3)], lists(RANKS), dist.ReduceScatterOptions()
+    ),
+    "reduce_scatter_single": lambda g: g.reduce_scatter_single(torch.ones(2), torch.ones(7)),
+    "reduce_scatter_single of a type": lambda g: g.reduce_scatter_single(
+        torch.ones(2, dtype=torch.float64), torch.ones(6)
+    ),
+    "root": lambda g: g.broadcast(SIX(), rooted(dist.BroadcastOptions, RANKS)),
+    "expanded": lambda g: g.allreduce([torch.ones(1).expand(4)]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_refused_and_the_group_works_on(on_all_ranks, name):
+    def task(group, rank):
+        del rank
+        with pytest.raises(ValueError, match="expected"):
+            WRONG[name](group)
+        tensor = torch.ones(2)
+        group.allreduce([tensor]).wait()
+        return tensor.tolist()
+
+    assert on_all_ranks(task) == [[RANKS, RANKS]] * RANKS
+
+
+def test_refusal_of_gloo_leaves_the_group_usable(on_all_ranks):
+    def task(group, rank):
+        del rank
+
+        def refuse(*_):
+            raise RuntimeError("Invalid scalar type")
+
+        group._inner.allreduce = refuse
+        with pytest.raises(RuntimeError, match="Invalid scalar type"):
+            group.allreduce([torch.ones(2, dtype=torch.complex32)]).wait()
+        group.barrier().wait()
+
+    on_all_ranks(task)
 
 
 def test_rank_that_leaves_says_in_all_its_groups_whom_it_has_lost_in_one(on_all_ranks):

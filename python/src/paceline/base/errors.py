@@ -19,6 +19,7 @@ message without a stack trace and exits with `exit_code`.
 """
 
 from paceline.collectives.errors import (
+    CallsDiffer,
     EnvironmentLacks,
     ExitCode,
     PacelineError,
@@ -29,6 +30,7 @@ from paceline.collectives.errors import (
 )
 
 __all__ = [
+    "CallsDiffer",
     "DataError",
     "EnvironmentLacks",
     "ExitCode",

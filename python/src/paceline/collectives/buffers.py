@@ -162,6 +162,8 @@ _ORDERED = (np.minimum, np.maximum)
 _HALVES = (torch.bfloat16, torch.float16)
 # Open MPI's sums of these types saturate (ompi/mca/op/avx); torch's sums wrap around.
 _NARROW = (torch.int8, torch.uint8, torch.int16)
+_SCALED = (_ReduceOp.AVG, _ReduceOp.PREMUL_SUM)
+_WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _OVERFLOWING = (np.add, np.multiply)
 
 
@@ -172,6 +174,13 @@ class Reduction:
     ufunc: np.ufunc
     factor: Any = None  # number or tensor by which every rank's values are multiplied first
     average: bool = False
+
+    @property
+    def name(self) -> str:
+        """The arithmetic in a word, for messages."""
+        if self.average:
+            return "average"
+        return self.ufunc.__name__ if self.factor is None else "scaled sum"
 
     def dtype(self, given: torch.dtype) -> torch.dtype:
         """Return the type in which values of type `given` are reduced."""
@@ -211,23 +220,25 @@ def reduction_of(reduce_op: Any, dtype: torch.dtype) -> Reduction:
     for theirs, ours, of_booleans in _OPERATIONS:
         ufunc = of_booleans if dtype == torch.bool else ours
         if reduce_op == theirs and ufunc is not None and _defined(ufunc, dtype):
+            if theirs in _SCALED and dtype in _WIDE_UNSIGNED:
+                break  # torch cannot divide or multiply them
             return Reduction(
                 ufunc,
                 factor=factor_of(reduce_op) if theirs == _ReduceOp.PREMUL_SUM else None,
                 average=theirs == _ReduceOp.AVG,
             )
-    raise ValueError(f"no reduction {_name(reduce_op)} for {dtype}")
+    raise ValueError(f"no reduction {reduction_name(reduce_op)} for {dtype}")
 
 
 def _defined(ufunc: np.ufunc, dtype: torch.dtype) -> bool:
-    if dtype.is_floating_point and dtype.itemsize == 1:  # neither MPI nor numpy has float8
-        return False
+    if dtype == torch.complex32 or (dtype.is_floating_point and dtype.itemsize == 1):
+        return False  # neither MPI nor numpy has them
     if ufunc in _BITWISE:
         return not (dtype.is_floating_point or dtype.is_complex)
     return not (ufunc in _ORDERED and dtype.is_complex)
 
 
-def _name(reduce_op: Any) -> str:
+def reduction_name(reduce_op: Any) -> str:
     """Return the name of a reduction, given as torch's ReduceOp or as its member."""
     return str(getattr(reduce_op, "op", reduce_op)).rpartition(".")[2]
 

@@ -86,6 +86,17 @@ class PeerLost(RankFailed):
         self.loss = loss
 
 
+class CallsDiffer(RankFailed):
+    """Ranks of a group called different collectives at the same time: all of them get this."""
+
+
+class Refused(Exception):  # noqa: N818  (reads as the outcome of a call)
+    """A call whose arguments cannot work has begun nothing, so the group goes on.
+
+    Its cause is the error for the user.
+    """
+
+
 class TimedOut(PacelineError):  # noqa: N818
     """A wait reached its limit."""
 

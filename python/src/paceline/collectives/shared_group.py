@@ -21,6 +21,17 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.collectives.arguments import (
+    check_elements,
+    check_parts,
+    check_sizes,
+    check_whole,
+    described,
+    elements_sent,
+    name_of,
+    root_of,
+    tensors_in,
+)
 from paceline.collectives.buffers import (
     Reduction,
     array_of,
@@ -30,12 +41,21 @@ from paceline.collectives.buffers import (
     is_dense,
     is_on_host,
     reduce_tensors,
+    reduction_name,
     reduction_of,
     wire_buffer,
 )
-from paceline.collectives.errors import EnvironmentLacks, PacelineError, PeerLost
+from paceline.collectives.errors import (
+    CallsDiffer,
+    EnvironmentLacks,
+    PacelineError,
+    PeerLost,
+    Refused,
+)
 from paceline.collectives.gloo_group import (
     DEVICES,
+    OPERATIONS,
+    REDUCE_SCATTERS,
     RecordedProcessGroup,
     create_gloo,
     register_gloo,
@@ -95,7 +115,8 @@ class SharedMemoryGroup(RecordedProcessGroup):
             return self._by_gloo("allreduce", opts, tensors)
         reduce = self._levels.allreduce
         call = partial(reduce_tensors, tensors, reductions, reduce, self._ranks)
-        return self._submit("allreduce", call, tensors, tensors, opts)
+        said = described("allreduce", tensors, name_of(reductions))
+        return self._submit("allreduce", said, call, tensors, tensors, opts)
 
     allreduce_coalesced = allreduce
 
@@ -105,16 +126,18 @@ class SharedMemoryGroup(RecordedProcessGroup):
         if reductions is None or not self._shares_all(tensors):
             return self._by_gloo("reduce", opts, tensors)
 
+        root = root_of(opts, self._ranks)
+
         def call() -> None:
             for tensor, reduction in zip(tensors, reductions, strict=True):
                 flat = reduction.begin(tensor)
-                parts = {opts.rootRank: array_of(flat)}
-                self._levels.host.segments.reduce_scatter(parts, reduction.ufunc)
-                if opts.rootRank == self._own_rank:
+                self._levels.host.segments.reduce_scatter({root: array_of(flat)}, reduction.ufunc)
+                if root == self._own_rank:
                     reduction.end(flat, self._ranks)
                     copy_back(flat, tensor)
 
-        return self._submit("reduce", call, tensors, tensors, opts)
+        said = described("reduce", tensors, name_of(reductions), "to", root)
+        return self._submit("reduce", said, call, tensors, tensors, opts)
 
     def gather(
         self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any
@@ -122,10 +145,10 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Copy every rank's tensor to `opts.rootRank`, all of one size."""
         if not self._shares_all([*input_tensors, *chain(*output_tensors)]):
             return self._by_gloo("gather", opts, output_tensors, input_tensors)
-        (own,), root = input_tensors, opts.rootRank
+        (own,), root = input_tensors, root_of(opts, self._ranks)
         outputs = output_tensors[0] if root == self._own_rank else []
         if root == self._own_rank:
-            _check_sizes("gather", own, outputs)
+            check_sizes("gather", own, outputs)
 
         def call() -> None:
             buffers = self._parts_at_root(own, outputs)
@@ -135,7 +158,8 @@ class SharedMemoryGroup(RecordedProcessGroup):
             for buffer, output in zip(buffers, outputs, strict=False):  # none but on the root
                 copy_back(buffer, output)
 
-        return self._submit("gather", call, output_tensors, input_tensors, opts)
+        said = described("gather", input_tensors, "to", root)
+        return self._submit("gather", said, call, output_tensors, input_tensors, opts)
 
     def scatter(
         self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any
@@ -143,23 +167,24 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Copy one of the tensors of `opts.rootRank`, all of one size, to each rank."""
         if not self._shares_all([*output_tensors, *chain(*input_tensors)]):
             return self._by_gloo("scatter", opts, output_tensors, input_tensors)
-        (own,), root = output_tensors, opts.rootRank
+        (own,), root = output_tensors, root_of(opts, self._ranks)
         inputs = input_tensors[0] if root == self._own_rank else []
         if root == self._own_rank:
-            _check_sizes("scatter", own, inputs)
+            check_sizes("scatter", own, inputs)
 
         def call() -> None:
             buffers = self._parts_at_root(own, inputs)
             self._levels.host.segments.scatter(_without(root, buffers), root)
             copy_back(buffers[self._own_rank], own)
 
-        return self._submit("scatter", call, output_tensors, [own, *inputs], opts)
+        said = described("scatter", output_tensors, "from", root)
+        return self._submit("scatter", said, call, output_tensors, [own, *inputs], opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Copy the tensors of `opts.rootRank` to every rank."""
         if not self._shares_all(tensors):
             return self._by_gloo("broadcast", opts, tensors)
-        root: int = opts.rootRank if opts is not None else 0
+        root = 0 if opts is None else root_of(opts, self._ranks)
 
         def call() -> None:
             for tensor in tensors:
@@ -168,7 +193,8 @@ class SharedMemoryGroup(RecordedProcessGroup):
                 if root != self._own_rank:
                     copy_back(flat, tensor)
 
-        return self._submit("broadcast", call, tensors, tensors, opts)
+        said = described("broadcast", tensors, "from", root)
+        return self._submit("broadcast", said, call, tensors, tensors, opts)
 
     def allgather(
         self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None
@@ -177,12 +203,15 @@ class SharedMemoryGroup(RecordedProcessGroup):
         ranks."""
         if not self._shares_all([*input_tensors, *chain(*output_tensors)]):
             return self._by_gloo("allgather", opts, output_tensors, input_tensors)
+        for outputs, own in zip(output_tensors, input_tensors, strict=True):
+            check_parts("all_gather", outputs, own, self._own_rank, self._ranks)
 
         def call() -> None:
             for outputs, own in zip(output_tensors, input_tensors, strict=True):
                 self._gather_parts(outputs, own)
 
-        return self._submit("allgather", call, output_tensors, input_tensors, opts)
+        said = described("allgather", [*chain(*output_tensors)])
+        return self._submit("allgather", said, call, output_tensors, input_tensors, opts)
 
     def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> Work:
         """Copy every rank's tensor consecutively into `output`."""
@@ -194,6 +223,8 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """Call all_gather_single for each pair."""
         if not self._shares_all([*outputs, *inputs]):
             return self._by_gloo("allgather_into_tensor_coalesced", opts, outputs, inputs)
+        for output, own in zip(outputs, inputs, strict=True):
+            check_whole("all_gather", output, own, self._ranks)
 
         def call() -> None:
             for output, own in zip(outputs, inputs, strict=True):
@@ -201,7 +232,8 @@ class SharedMemoryGroup(RecordedProcessGroup):
                 self._gather_parts(flat.view(self._ranks, own.numel()).unbind(), own)
                 copy_back(flat, output)
 
-        return self._submit("allgather", call, outputs, inputs, opts)
+        said = described("allgather", inputs, "into one of")
+        return self._submit("allgather", said, call, outputs, inputs, opts)
 
     def reduce_scatter(
         self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any
@@ -210,6 +242,8 @@ class SharedMemoryGroup(RecordedProcessGroup):
         reductions = self._reductions_of(output_tensors, opts)
         if reductions is None or not self._shares_all([*chain(*input_tensors)]):
             return self._by_gloo("reduce_scatter", opts, output_tensors, input_tensors)
+        for output, inputs in zip(output_tensors, input_tensors, strict=True):
+            check_parts("reduce_scatter", inputs, output, self._own_rank, self._ranks)
 
         def call() -> None:
             for output, inputs, reduction in zip(
@@ -217,7 +251,8 @@ class SharedMemoryGroup(RecordedProcessGroup):
             ):
                 self._scatter_sum(output, [reduction.begin(part) for part in inputs], reduction)
 
-        return self._submit("reduce_scatter", call, output_tensors, input_tensors, opts)
+        said = described("reduce_scatter", [*chain(*input_tensors)], name_of(reductions))
+        return self._submit("reduce_scatter", said, call, output_tensors, input_tensors, opts)
 
     def reduce_scatter_single(self, output: Tensor, own: Tensor, opts: Any = None) -> Work:
         """Do the same as reduce_scatter with tensors that hold the parts of all ranks
@@ -231,23 +266,23 @@ class SharedMemoryGroup(RecordedProcessGroup):
         reductions = self._reductions_of(inputs, opts)
         if reductions is None or not self._shares_all([*outputs, *inputs]):
             return self._by_gloo("reduce_scatter_tensor_coalesced", opts, outputs, inputs)
+        for output, own in zip(outputs, inputs, strict=True):
+            check_whole("reduce_scatter", own, output, self._ranks)
 
         def call() -> None:
             for output, own, reduction in zip(outputs, inputs, reductions, strict=True):
                 parts = reduction.begin(own).view(self._ranks, output.numel()).unbind()
                 self._scatter_sum(output, parts, reduction)
 
-        return self._submit("reduce_scatter", call, outputs, inputs, opts)
+        said = described("reduce_scatter", inputs, name_of(reductions), "of one of")
+        return self._submit("reduce_scatter", said, call, outputs, inputs, opts)
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait until every rank has called this."""
         if self._levels.hosts > 1:
             return self._by_gloo("barrier", opts)
 
-        def call() -> None:  # the host is asked when it is its turn: an abort may come before
-            self._levels.host.synchronise("barrier")
-
-        return self._submit("barrier", call, [], [], opts)
+        return self._submit("barrier", "barrier", lambda: None, [], [], opts)  # which agrees
 
     # Names of these operations before torch 2.13, which some callers still use.
     _allgather_base = all_gather_single
@@ -283,10 +318,51 @@ class SharedMemoryGroup(RecordedProcessGroup):
         pairs = zip(reductions, tensors, strict=True)
         return reductions if all(reduces(r.dtype(t.dtype), r.ufunc) for r, t in pairs) else None
 
-    def _by_gloo(self, method: str, opts: Any, *arguments: Any) -> Work:
+    def _by_gloo(self, method: str, opts: Any, *arguments: Any, **named: Any) -> Work:
+        """Let Gloo carry out a collective, once all ranks of this host have called it."""
+        name, payload = OPERATIONS.get(method, ("reduce_scatter", 1))
         given = () if opts is None else (opts,)
-        work: Work = getattr(super(), method)(*arguments, *given)
-        return work
+        inputs = [] if payload is None else tensors_in(arguments[payload])
+
+        def call() -> None:
+            if name == "alltoall":
+                self._agree_on_parts(*elements_sent(method, arguments, self._ranks))
+            self._levels.agree(name)
+            try:
+                work = getattr(self._inner, method)(*arguments, *given, **named)
+            except Exception as error:
+                raise Refused from error
+            work.wait()
+
+        details = [
+            f"{word} {value}"
+            for word, value in (
+                ("by", reduction_name(getattr(opts, "reduceOp", ""))),
+                ("root", getattr(opts, "rootRank", "")),
+            )
+            if value != ""
+        ]
+        alike = [] if name == "alltoall" else inputs
+        where = {f"{each.device.type} {each.layout} {each.dtype}" for each in inputs}
+        said = described(name, alike, *details, "(Gloo,", *sorted(where), ")")
+        results = [] if payload is None else [*arguments[:1]]
+        results = results[0] if results and isinstance(results[0], list) else results
+        return self._submit(name, said, call, results, inputs, opts)
+
+    def _agree_on_parts(self, sent: list[int], expected: list[int]) -> None:
+        """Raise CallsDiffer on all ranks if one sends another count than its receiver expects."""
+        if self._levels.hosts > 1 or (len(sent), len(expected)) != (self._ranks, self._ranks):
+            return
+        counts = np.zeros((self._ranks, 2, self._ranks), np.int64)
+        counts[self._own_rank] = sent, expected
+        self._levels.host.segments.all_gather(dict(enumerate(counts.reshape(self._ranks, -1))))
+        differing = np.argwhere(counts[:, 0] != counts[:, 1].T)
+        if len(differing):
+            sender, receiver = map(int, differing[0])
+            raise CallsDiffer(
+                f"all_to_all: rank {sender} of the group sends {counts[sender, 0, receiver]} "
+                f"elements to rank {receiver}, which expects {counts[receiver, 1, sender]}"
+            )
 
     def _parts_at_root(self, own: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the root's tensors for all ranks, flat. On other ranks, which have none, the own
@@ -313,13 +389,19 @@ class SharedMemoryGroup(RecordedProcessGroup):
     def _submit(
         self,
         name: str,
+        said: str,
         call: Callable[[], object],
         results: list[Any],
         inputs: Sequence[Any],
         opts: Any,
     ) -> Work:
         """Carry out `call` in this thread if it waits for the result, else in the progress
-        thread."""
+        thread.
+
+        said: the call in words that are the same on all ranks.
+        """
+        for each in results:
+            check_elements(each)
         operation = None
         if is_recording():
             carried = payload_bytes(inputs)
@@ -330,7 +412,11 @@ class SharedMemoryGroup(RecordedProcessGroup):
         def carry_out() -> None:
             try:
                 with self._using:
+                    self._levels.begin(said)
                     call()
+                    self._levels.agree(name)
+            except (CallsDiffer, Refused):  # on all ranks alike
+                raise
             except PeerLost as error:
                 # The others of this group find out themselves; those of other groups cannot.
                 for group in list(_groups):
@@ -354,6 +440,23 @@ class SharedMemoryGroup(RecordedProcessGroup):
             self._levels.close(self._loss)
 
 
+def _agreed(method: str) -> Callable[..., Work]:
+    """Return the method of a collective that is always Gloo's."""
+
+    def call(self: SharedMemoryGroup, *arguments: Any, **named: Any) -> Work:
+        given = [*arguments]
+        opts = named.pop("opts", None)
+        if opts is None and given and hasattr(given[-1], "asyncOp"):
+            opts = given.pop()
+        return self._by_gloo(method, opts, *given, **named)
+
+    return call
+
+
+for _method in (*OPERATIONS, *REDUCE_SCATTERS):
+    if _method not in vars(SharedMemoryGroup):
+        setattr(SharedMemoryGroup, _method, _agreed(_method))
+
 _groups: WeakSet[SharedMemoryGroup] = WeakSet()  # of this process
 
 
@@ -372,17 +475,6 @@ class _UnsharedGroup(RecordedProcessGroup):
 def _without(root: int, buffers: Sequence[Tensor]) -> dict[int, NDArray[np.uint8]]:
     """Return the parts of a message by rank, but that of the root, which it copies itself."""
     return {rank: byte_view(each) for rank, each in enumerate(buffers) if rank != root}
-
-
-def _check_sizes(name: str, own: Tensor, others: Sequence[Tensor]) -> None:
-    """Raise ValueError if the root's tensors have other sizes than its own: the others would wait
-    for bytes that never come."""
-    found = {(each.dtype, each.numel()) for each in others}
-    if found != {(own.dtype, own.numel())}:
-        raise ValueError(
-            f"{name}: expected {own.numel()} elements of {own.dtype} for each rank, got "
-            f"{[(each.numel(), each.dtype) for each in others]}"
-        )
 
 
 def _on_host(tensors: Sequence[Tensor]) -> bool:

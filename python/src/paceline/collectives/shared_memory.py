@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from paceline.collectives.agreement import Agreement, agreement_bytes
 from paceline.collectives.buffers import reduce_in_order
 from paceline.collectives.errors import TIMED_OUT, EnvironmentLacks, PeerLost, TimedOut
 from paceline.collectives.host import host_identity
@@ -260,8 +261,12 @@ class HostGroup:
         names = [f"rank {world_ranks[member]}" for member in members]
         self._node = SharedNode(share, limit_s, names)
         place = f"{names[local_rank]}: {library}"
-        self.synchronise = partial(_synchronise, self._node.barrier(range(size)), place)
-        memory = self._node.memory("all-reduce", segment_bytes(size))
+        barrier = partial(_synchronise, self._node.barrier(range(size)), place)
+        memory, records = self._node.memories(
+            "all-reduce", [segment_bytes(size), agreement_bytes(size)]
+        )
+        self.agreement = Agreement(records, local_rank, names, barrier)
+        self.synchronise = self.agreement.synchronise
         self.segments = SharedSegments(memory, local_rank, size, self.synchronise)
 
     def fail(self) -> None:
@@ -408,6 +413,19 @@ class Levels:
     def reduces(self, dtype: torch.dtype, ufunc: np.ufunc) -> bool:
         """Return whether values of this type can be reduced. dtype: after `Reduction.begin`."""
         return self.hosts == 1 or (dtype in _BETWEEN_HOSTS and ufunc in _GLOO_OPERATIONS)
+
+    def begin(self, call: str) -> None:
+        """Announce to the ranks of this host what this rank calls, in words."""
+        if self._host is not None:  # None: the only rank of its host
+            self._host.agreement.begin(call)
+
+    def agree(self, name: str) -> None:
+        """Compare what the ranks of this host call, unless the call has done so.
+
+        name: of the operation. Raises CallsDiffer on all of them if they call different things.
+        """
+        if self._host is not None:
+            self._host.agreement.end(name)
 
     def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> None:
         """Reduce a flat array over all ranks in place; all ranks get bit-identical results.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.collectives.errors import PacelineError, RankFailed, timed_out
+from paceline.collectives.errors import PacelineError, RankFailed, Refused, timed_out
 from paceline.collectives.torch_internals import Work
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class ProgressThread:
 
     def _attempt(
         self, work: PendingWork, call: Callable[[], None], operation: Operation | None
-    ) -> PacelineError | None:
+    ) -> Exception | None:
         """Carry out a call, unless one before it has failed; return the error, if any.
 
         An exception that is no error, such as KeyboardInterrupt, fails the call for all ranks,
@@ -274,6 +274,9 @@ class ProgressThread:
             if operation is not None:
                 operation.start()
             call()
+        except Refused as refused:
+            cause = refused.__cause__
+            return cause if isinstance(cause, Exception) else refused
         except Exception as error:  # noqa: BLE001  (raised in the thread that waits)
             return self._failed(work, error)
         except BaseException as error:
