@@ -176,6 +176,27 @@ def test_wrong_arguments_are_refused_and_the_group_works_on(on_all_ranks, name):
     assert on_all_ranks(task) == [[RANKS, RANKS]] * RANKS
 
 
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+@pytest.mark.parametrize("name", [name for name in CALLS if "nothing" not in name])
+def test_tensors_of_inference_mode_are_written(on_all_ranks, name, is_asynchronous):
+    def make():
+        return [torch.ones(8, 2, dtype=torch.bfloat16).t(), torch.ones(4), torch.empty(6)]
+
+    def task(group, rank):
+        del rank
+        with torch.inference_mode():
+            half, whole, parts = make()
+            CALLS[name](group).wait()
+        options = options_of(dist.AllreduceOptions, asyncOp=is_asynchronous)
+        group.allreduce([half], options).wait()
+        group.broadcast([half], options_of(dist.BroadcastOptions, asyncOp=is_asynchronous)).wait()
+        group.all_gather_single(parts, torch.ones(2)).wait()
+        with torch.inference_mode():
+            return half.sum().item(), whole.sum().item(), parts.sum().item()
+
+    assert on_all_ranks(task) == [(16 * RANKS, 4, 2 * RANKS)] * RANKS
+
+
 def test_refusal_of_gloo_leaves_the_group_usable(on_all_ranks):
     def task(group, rank):
         del rank

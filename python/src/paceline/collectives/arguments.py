@@ -31,9 +31,16 @@ def described(name: str, tensors: Sequence[Tensor], *details: object) -> str:
 
     tensors: those whose sizes and types all ranks give alike.
     """
+    if len(tensors) == 1:  # the most frequent case, in less time
+        (only,) = tensors
+        return f"{_phrase(name, *details)} {only.numel()} of {_type_name(only.dtype)}"
     sizes = ", ".join([f"{each.numel()} of {_type_name(each.dtype)}" for each in tensors])
-    words = " ".join([_WORDS.get(word, word) for word in (name, *map(str, details))])
-    return f"{words} {sizes}"
+    return f"{_phrase(name, *details)} {sizes}"
+
+
+@cache
+def _phrase(*words: object) -> str:
+    return " ".join([_WORDS.get(word, word) for word in map(str, words)])
 
 
 @cache

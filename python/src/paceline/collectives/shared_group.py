@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakSet
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
@@ -411,7 +412,8 @@ class SharedMemoryGroup(RecordedProcessGroup):
 
         def carry_out() -> None:
             try:
-                with self._using:
+                # Results may be tensors of inference mode, which only that mode may write.
+                with self._using, torch.inference_mode():
                     self._levels.begin(said)
                     call()
                     self._levels.agree(name)
