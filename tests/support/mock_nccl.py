@@ -65,7 +65,7 @@ for _method, _count in _TENSOR_ARGUMENTS.items():
 
 
 def _create_group(given: Any, _options: Any) -> MockNccl:
-    backend, inner = create_gloo(given)
+    backend, inner = create_gloo(given, given.store)
     group = MockNccl(inner, given.group_id)
     register_gloo(group, backend)
     return group

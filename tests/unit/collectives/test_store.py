@@ -15,7 +15,14 @@ import torch.distributed as dist
 
 from paceline.base.errors import EnvironmentLacks, TimedOut
 from paceline.collectives.node.memory import gather
-from paceline.collectives.store import GroupStore, cut, limit_answers, store_barrier, wait_for
+from paceline.collectives.store import (
+    GroupStore,
+    cut,
+    fresh_name,
+    limit_answers,
+    store_barrier,
+    wait_for,
+)
 from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.rendezvous import listen_on
 from paceline.train.rank.peers import open_again, open_store
@@ -155,3 +162,22 @@ def test_values_of_all_ranks_are_gathered_in_their_order():
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda rank: gather(rank, f"host{rank.local_rank}", 10.0), ranks))
     assert found == [["host0", "host1", "host2"]] * 3
+
+
+def test_name_is_new_in_each_start_although_ranks_of_an_earlier_one_have_left_their_words():
+    store = dist.HashStore()
+    store.set("word/1", "of a rank that has gone")
+
+    def start(rank):
+        return fresh_name(store, rank, 3, 20.0)
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(start, 0)
+        late = [pool.submit(start, rank) for rank in (2, 1)]
+        names = {first.result(), *(each.result() for each in late)}
+        assert len(names) == 1
+        with pytest.raises(TimedOut, match=r"rank 0 of 3 waited 0\.2 s"):
+            fresh_name(store, 0, 3, 0.2)  # alone, after a failed attempt all go on
+        again = set(pool.map(start, range(3)))
+    assert len(again) == 1
+    assert again != names

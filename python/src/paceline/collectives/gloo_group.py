@@ -23,6 +23,7 @@ import torch.distributed as dist
 from paceline.collectives.recorder import Operation, begin_operation, is_recording, payload_bytes
 from paceline.collectives.torch_internals import (
     ProcessGroupGloo,
+    Store,
     Work,
     register_backend,
     set_default_backend,
@@ -208,18 +209,16 @@ for _method in _OTHERS:
     setattr(RecordedProcessGroup, _method, _handed_on(_method))
 
 
-def create_gloo(given: Any) -> tuple[ProcessGroupGloo, Any]:
+def create_gloo(given: Any, store: Store) -> tuple[ProcessGroupGloo, Any]:
     """Return a backend of Gloo and a group around it, as torch creates one of Gloo.
 
     given: what torch tells an extended backend about the group. See
-    torch.distributed.distributed_c10d._new_process_group_helper.
+    torch.distributed.distributed_c10d._new_process_group_helper. store: used by this group only.
     """
-    backend = ProcessGroupGloo(
-        given.store, given.group_rank, given.group_size, timeout=given.timeout
-    )
+    backend = ProcessGroupGloo(store, given.group_rank, given.group_size, timeout=given.timeout)
     backend.options.global_ranks_in_group = given.global_ranks_in_group
     backend.options.group_name = given.group_id
-    inner: Any = dist.ProcessGroup(given.store, given.group_rank, given.group_size)
+    inner: Any = dist.ProcessGroup(store, given.group_rank, given.group_size)
     register_gloo(inner, backend)
     set_group_name(inner, given.group_id)
     # Never freed: its destructor waits for Gloo's threads and holds the GIL, for which one of them
@@ -237,7 +236,7 @@ def register_gloo(group: Any, backend: ProcessGroupGloo) -> None:
 
 def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     """Create a group; torch calls this for each group with this rank."""
-    backend, inner = create_gloo(given)
+    backend, inner = create_gloo(given, given.store)
     group = RecordedProcessGroup(inner, given.group_id)
     register_gloo(group, backend)
     return group

@@ -69,6 +69,7 @@ from paceline.collectives.recorder import (
     payload_bytes,
 )
 from paceline.collectives.shared_memory import LIBRARY, Levels
+from paceline.collectives.store import fresh_name
 from paceline.collectives.torch_internals import PrefixStore, Work
 from paceline.collectives.work import ProgressThread
 
@@ -485,13 +486,15 @@ def _on_host(tensors: Sequence[Tensor]) -> bool:
 
 def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     """Create a group; torch calls this for each group with this rank."""
-    backend, inner = create_gloo(given)
     limit_s = given.timeout.total_seconds()
     rank = given.group_rank
+    own_name = fresh_name(PrefixStore(BACKEND, given.store), rank, given.group_size, limit_s)
+    store = PrefixStore(own_name, given.store)
+    backend, inner = create_gloo(given, store)
     world_ranks = list(given.global_ranks_in_group) or list(range(given.group_size))
     group: RecordedProcessGroup
     try:
-        levels = Levels(rank, world_ranks, PrefixStore(BACKEND, given.store), limit_s)
+        levels = Levels(rank, world_ranks, PrefixStore(BACKEND, store), limit_s)
     except EnvironmentLacks as error:
         group = _UnsharedGroup(inner, given.group_id, str(error))
     else:

@@ -16,9 +16,11 @@ not notice SIGTERM, and torchrun kills it only after 30 s. So the main thread le
 from __future__ import annotations
 
 import re
+import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -37,6 +39,8 @@ from paceline.collectives.torch_internals import Store, TCPStore
 
 # Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)
+_WORD_BYTES = 8
+_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.5e-3, 20e-3
 _Result = TypeVar("_Result")
 ANSWER_SHARE = 1 / 4  # share of a limit by which a wait may exceed it if the store does not answer
 
@@ -139,6 +143,47 @@ def store_barrier(store: Store, name: str, rank: int, ranks: Sequence[int], limi
             f"rank {rank} waited {limit_s:g} s for ranks {absent} at {name!r}; look at the logs of "
             "those ranks, or raise limits"
         ) from error
+
+
+def fresh_name(store: Store, rank: int, ranks: int, limit_s: float) -> str:
+    """Return a new name on which all ranks of a group have agreed; collective.
+
+    A store can outlive its ranks: torchrun keeps it over a restart, and a script may initialise
+    again. Each rank publishes a word of its own, rank 0 offers the words that it reads, and what it
+    has read of an earlier time is never accepted. Raises TimedOut if a rank does not take part.
+    """
+    own, deadline = secrets.token_hex(_WORD_BYTES), time.monotonic() + limit_s
+    keys = [f"word/{other}" for other in range(ranks)]
+    store.set(keys[rank], own)
+    wait_for(store, keys if rank == 0 else keys[:1], limit_s, f"rank {rank}: start of a group")
+    offer, pause_s = "", _SHORTEST_POLL_S
+    while True:
+        if rank == 0:
+            words = " ".join(_text(store, key) for key in keys)
+            if words != offer:
+                offer = words
+                store.set("offer", offer)
+            if all(_text(store, f"accepted/{other}") == offer for other in range(1, ranks)):
+                store.set("begun", offer)
+                return own
+        else:
+            words = _text(store, "offer")
+            if words != offer and words.split(" ")[rank:][:1] == [own]:
+                offer = words
+                store.set(f"accepted/{rank}", offer)
+            if offer and _text(store, "begun") == offer:
+                return offer.split(" ")[0]
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"rank {rank} of {ranks} waited {limit_s:g} s for the others to start a group; "
+                "look at their logs"
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+
+
+def _text(store: Store, key: str) -> str:
+    return bytes(store.get(key)).decode() if store.check([key]) else ""
 
 
 def limit_answers(store: TCPStore, limit_s: float) -> None:
