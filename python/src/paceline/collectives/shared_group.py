@@ -9,6 +9,7 @@ without two ranks on a host.
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -68,12 +69,13 @@ from paceline.collectives.recorder import (
     is_recording,
     payload_bytes,
 )
-from paceline.collectives.shared_memory import LIBRARY, Levels
+from paceline.collectives.shared_memory import LIBRARY, Levels, NothingToShare
 from paceline.collectives.store import fresh_name
 from paceline.collectives.torch_internals import PrefixStore, Work
 from paceline.collectives.work import ProgressThread
 
 BACKEND = "paceline"
+_log = logging.getLogger(__name__)
 _CLOSE_LIMIT_S = 10.0
 _ABORT_LIMIT_S = 0.5
 
@@ -496,6 +498,8 @@ def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     try:
         levels = Levels(rank, world_ranks, PrefixStore(BACKEND, store), limit_s)
     except EnvironmentLacks as error:
+        if rank == 0 and not isinstance(error, NothingToShare):
+            _log.warning('back end "paceline" uses Gloo for group %s: %s', given.group_id, error)
         group = _UnsharedGroup(inner, given.group_id, str(error))
     else:
         name = given.group_id

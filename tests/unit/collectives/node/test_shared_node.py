@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import json
+import mmap
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from tests.support.waiting import wait_for
 from tests.unit.collectives.node.rank_program import FileShare, shared_inodes
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.collectives.node.memory import SoloNode
+from paceline.collectives.node.memory import SoloNode, open_shared_file
 from paceline.collectives.node.shared_node import SharedNode
+from paceline.collectives.store import GroupStore
 
 
 def test_one_rank_alone_meets_at_once():
@@ -118,3 +122,30 @@ def in_use():
 
 def is_ours(file):
     return "paceline" in file.name
+
+
+def deny(*_, **__):
+    raise PermissionError(1, "Operation not permitted")
+
+
+@pytest.mark.parametrize("function", ["memfd_create", "ftruncate", "open", "pread", "pwrite"])
+def test_file_that_one_rank_cannot_make_or_open_is_none_on_all(monkeypatch, function):
+    store = dist.HashStore()
+    monkeypatch.setattr(f"paceline.collectives.node.memory.os.{function}", deny)
+    with ThreadPoolExecutor(2) as pool:
+        shares = [GroupStore(store, rank, 2, "deny") for rank in range(2)]
+        files = list(pool.map(lambda share: open_shared_file(share, 10.0, 4096), shares))
+    assert files == [None, None]
+
+
+def test_file_that_one_rank_cannot_map_is_none_on_all(monkeypatch):
+    store = dist.HashStore()
+    kept, can = mmap.mmap, [True, False]
+    monkeypatch.setattr(
+        "paceline.collectives.node.memory.mmap.mmap",
+        lambda *a: kept(*a) if can.pop() else deny(),
+    )
+    with ThreadPoolExecutor(2) as pool:
+        shares = [GroupStore(store, rank, 2, "deny") for rank in range(2)]
+        files = list(pool.map(lambda share: open_shared_file(share, 10.0, 4096), shares))
+    assert files == [None, None]

@@ -102,36 +102,57 @@ class SharedFile:
     All ranks map the same sizes in the same order, and so get the same parts.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, reserved: mmap.mmap | None = None) -> None:
+        """reserved: the first bytes of the file, mapped."""
         self._descriptor = descriptor
+        self._reserved = reserved
         self._used = mmap.ALLOCATIONGRANULARITY  # the first page has the nonce
 
-    def map(self, size: int) -> mmap.mmap:
-        """Return the next `size` bytes, zero at first; they stay valid while they are mapped."""
-        mapped = mmap.mmap(self._descriptor, size, offset=self._used)
+    def map(self, size: int) -> memoryview:
+        """Return the next `size` bytes, zero at first; they stay valid while they are referenced.
+
+        What was reserved costs no further mapping, each of which has a descriptor of its own.
+        """
+        start = self._used
         self._used += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        return mapped
+        if self._reserved is not None and start + size <= len(self._reserved):
+            return memoryview(self._reserved)[start : start + size]
+        return memoryview(mmap.mmap(self._descriptor, size, offset=start))
 
     def close(self) -> None:
         os.close(self._descriptor)
 
 
-def open_shared_file(share: NodeShare, timeout_s: float) -> SharedFile | None:
+def open_shared_file(
+    share: NodeShare, timeout_s: float, reserved_bytes: int = 0
+) -> SharedFile | None:
     """Open one file on all ranks of a node, which are several; None if any rank cannot. Collective.
 
-    Raises TimedOut if the ranks do not answer.
+    reserved_bytes: mapped at once, so that `map` cannot fail for them. Raises TimedOut if the ranks
+    do not answer.
     """
     if share.local_rank == 0:
         descriptor = _create(share)
     else:
         descriptor = _attach(share.lookup("memory", timeout_s))
-    answers = gather(share, "no" if descriptor is None else "yes", timeout_s, "attached")
+    reserved = _reserve(descriptor, reserved_bytes)
+    can = descriptor is not None and (reserved is not None or not reserved_bytes)
+    answers = gather(share, "yes" if can else "no", timeout_s, "attached")
     if descriptor is None:
         return None
     if "no" in answers:
         os.close(descriptor)
         return None
-    return SharedFile(descriptor)
+    return SharedFile(descriptor, reserved)
+
+
+def _reserve(descriptor: int | None, size: int) -> mmap.mmap | None:
+    if descriptor is None or not size:
+        return None
+    try:
+        return mmap.mmap(descriptor, size)
+    except OSError:  # a limit of the process
+        return None
 
 
 def _create(share: NodeShare) -> int | None:
@@ -140,14 +161,26 @@ def _create(share: NodeShare) -> int | None:
     A nonce at its start identifies the file: in another PID namespace the same path may lead to a
     different file.
     """
-    if not hasattr(os, "memfd_create"):
-        share.publish("memory", "none")
-        return None
-    descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    os.ftruncate(descriptor, _FILE_BYTES)
-    os.pwrite(descriptor, nonce, 0)
-    share.publish("memory", f"/proc/{os.getpid()}/fd/{descriptor} {nonce.hex()}")
+    descriptor = _create_file(nonce)
+    path = "none" if descriptor is None else f"/proc/{os.getpid()}/fd/{descriptor}"
+    share.publish("memory", f"{path} {nonce.hex()}")
+    return descriptor
+
+
+def _create_file(nonce: bytes) -> int | None:
+    if not hasattr(os, "memfd_create"):
+        return None
+    try:
+        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+    except OSError:  # forbidden, or too many descriptors
+        return None
+    try:
+        os.ftruncate(descriptor, _FILE_BYTES)
+        os.pwrite(descriptor, nonce, 0)
+    except OSError:  # a limit of the process on the sizes of files
+        os.close(descriptor)
+        return None
     return descriptor
 
 

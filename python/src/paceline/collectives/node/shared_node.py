@@ -39,16 +39,19 @@ class SharedNode:
     memory when no process uses it.
     """
 
-    def __init__(self, node: NodeShare, limit_s: float, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, node: NodeShare, limit_s: float, names: Sequence[str] = (), reserved_bytes: int = 0
+    ) -> None:
         """limit_s: limit of each wait, here and in all objects created from this. node: used for
-        nothing else. names: of the ranks in messages, by local rank.
+        nothing else. names: of the ranks in messages, by local rank. reserved_bytes: of memory that
+        will be used for certain, mapped at once.
 
         Raises EnvironmentLacks if the ranks cannot share memory, TimedOut if a rank does not take
         part.
         """
         self.local_rank = node.local_rank
         self.ranks_on_node = ranks = node.ranks_on_node
-        self._file = None if ranks == 1 else _open_file(node, limit_s)
+        self._file = None if ranks == 1 else _open_file(node, limit_s, reserved_bytes)
         states = self._map(ranks + 1)
         self._refused = states[ranks:]  # whether rank 0 has found too little memory
         needed = Barrier.semaphores_needed(ranks)
@@ -154,14 +157,14 @@ class SharedNode:
             raise ValueError(f"{list(members)} are not different local ranks of {known}")
 
 
-def _open_file(node: NodeShare, limit_s: float) -> SharedFile:
-    file = open_shared_file(node, limit_s)
+def _open_file(node: NodeShare, limit_s: float, reserved_bytes: int) -> SharedFile:
+    file = open_shared_file(node, limit_s, reserved_bytes)
     if file is None:
         raise EnvironmentLacks(
             f"the {node.ranks_on_node} ranks of this node must share memory, but cannot open one "
-            "another's through /proc (different containers or users, or /proc hidden); start them "
-            "in one container as one user. Without shared memory there is local strategy "
-            '"processes" with transport "gloo"'
+            "another's through /proc (different containers or users, /proc hidden, or a limit of "
+            "the process on files or memory, see ulimit -a); start them in one container as one "
+            'user. Without shared memory there is local strategy "processes" with transport "gloo"'
         )
     return file
 

@@ -340,7 +340,7 @@ class MemoryFeed(Feed):
 class _SampleMemory:
     """Memory of `size` bytes, zero at first."""
 
-    buffer: mmap.mmap
+    buffer: mmap.mmap | memoryview
     shared: bool  # all ranks of the node see the same bytes; otherwise each rank has its own
 
 
